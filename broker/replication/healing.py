@@ -1,6 +1,6 @@
 """Damaged replicas: their files are deleted, and they are copied from their leaders again. And replicas that could not
-be made, as there were too few file descriptors: the controller, which is told that of no replica twice, is asked to
-order them again.
+be made, or deleted, as there were too few file descriptors: the controller, which is told that of no replica twice, is
+asked to order it again.
 
 How damage is found, and when a leader gives up its leadership over it: see "A damaged replica" in ARCHITECTURE.md.
 
@@ -66,7 +66,7 @@ class Healer:
         self._begun_in: dict[TopicPartition, tuple[str, int]] = {}
         """Of replicas that were deleted here to be made anew: the id of their topic, and the leader epoch."""
         self._short: set[TopicPartition] = set()
-        """Replicas that could not be made since the controller was asked for such last."""
+        """Replicas that could not be made or deleted since the controller was asked for such last."""
         self._asked_s = -LONGEST_PAUSE_S
         self._pause_s = CHECK_S
         self.healed = 0
@@ -77,7 +77,8 @@ class Healer:
         self._last_epochs[topic_partition] = leader_epoch
 
     def replica_refused(self, topic_partition: TopicPartition) -> None:
-        """It could not be made for a Shortage. The longer that lasts, the longer are the pauses between attempts."""
+        """It could not be made, or deleted, for a Shortage. The longer that lasts, the longer are the pauses between
+        attempts."""
         if not self._short:
             is_first = asyncio.get_running_loop().time() - self._asked_s > LONGEST_PAUSE_S
             self._pause_s = CHECK_S if is_first else min(2 * self._pause_s, LONGEST_PAUSE_S)
@@ -106,7 +107,9 @@ class Healer:
         now_s = asyncio.get_running_loop().time()
         if not self._short or now_s - self._asked_s < self._pause_s:
             return False
-        logger.info("%d replicas could not be made here: the controller is asked for them again", len(self._short))
+        logger.info(
+            "%d replicas could not be made or deleted here: the controller is asked for them again", len(self._short)
+        )
         self._asked_s = now_s
         self._short.clear()  # those that still cannot be made will be refused again
         return True

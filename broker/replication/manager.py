@@ -983,6 +983,8 @@ class ReplicaManager:
                     try:
                         await self._delete(topic_partition, topic.topic_id, state.leader_epoch)
                     except BrokerError as error:
+                        if isinstance(error, Shortage):
+                            self.healer.replica_refused(topic_partition)
                         errors.append(PartitionError(topic.topic_name, state.partition_index, error.code))
                 else:
                     self._check_waits(topic_partition)

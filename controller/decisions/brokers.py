@@ -191,9 +191,9 @@ def added(state: ClusterState, brokers: Iterable[Broker]) -> Plan:
     return builder.build()
 
 
-def log_dirs_failed(notifications: Iterable[str]) -> Plan:
+def log_dirs_failed(state: ClusterState, notifications: Iterable[str], failed: Iterable[int]) -> Plan:
     """Brokers have lost log directories, say these notifications, which are paths (Kafka's
-    processLogDirEventNotification).
+    processLogDirEventNotification). Or they ask again for what they could not carry out, deletions included.
 
     `settle` over `affected_by` those brokers comes next, and tells them: from their answers it is learnt which replicas
     are lost. Whoever succeeds this controller in between tells every broker anyhow.
@@ -201,6 +201,11 @@ def log_dirs_failed(notifications: Iterable[str]) -> Plan:
     builder = PlanBuilder()
     for path in notifications:
         builder.write(RemoveNode(path))
+    resumed = dict.fromkeys(p.topic for p in affected_by(state, failed) if p.topic in state.ineligible_topics)
+    for topic in resumed:
+        builder.change(DeletionResumed(topic))
+    if resumed:
+        builder.follow_up(ResumeDeletions(state.controller_epoch))
     return builder.build()
 
 

@@ -243,7 +243,8 @@ def replicas_answered(state: ClusterState, broker_id: int, errors: Mapping[Topic
         else:
             builder.move_replica(replica, ReplicaState.DELETION_INELIGIBLE)
             reason = (
-                f"broker {broker_id} could not delete {partition} ({error.name}): that is tried again when it restarts"
+                f"broker {broker_id} could not delete {partition} ({error.name}): that is tried again when it "
+                "restarts, or asks for it"
             )
             builder.change(DeletionIneligible(partition.topic, reason))
     builder.follow_up(ResumeDeletions(state.controller_epoch))

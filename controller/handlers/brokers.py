@@ -95,7 +95,7 @@ class BrokerEvents:
         if not notifications:
             return
         failed = await self._gather.brokers_of_failures(notifications)
-        await self._steps.execute(brokers.log_dirs_failed(notifications))
+        await self._steps.execute(brokers.log_dirs_failed(self._state, notifications, failed))
         await self._steps.settle(brokers.affected_by(self._state, failed), tell=failed)
 
     async def _unclean_elections_enabled(self, event: events.UncleanLeaderElectionEnable) -> None:

@@ -156,6 +156,20 @@ def test_a_topic_is_deleted_though_a_broker_was_short_of_descriptors_then(
     with_cluster(program)
 
 
+def test_a_topic_is_deleted_though_a_broker_was_short_of_descriptors_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("small", assignments=[[0, 1]])
+            shortages = Shortages(monkeypatch, LogManager, "_rename_away")
+            shortages.ends_s = asyncio.get_running_loop().time() + 30
+            with suppress(MinibrokerError):
+                await admin.delete_topic("small")
+        await cluster.until(lambda: not cluster.simulation.zookeeper.names(znodes.DELETE_TOPICS), within_s=70)
+        assert shortages.met
+
+    with_cluster(program)
+
+
 @pytest.mark.parametrize("lasts_s", [0, 30])
 def test_a_partition_comes_back_to_a_broker_that_was_too_short_of_descriptors_to_delete_it(
     monkeypatch: pytest.MonkeyPatch, lasts_s: float

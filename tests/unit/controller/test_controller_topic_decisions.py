@@ -357,7 +357,7 @@ def test_a_replica_that_a_broker_could_not_delete_makes_the_topic_wait() -> None
     errors = {partition("old-0"): ErrorCode.KAFKA_STORAGE_ERROR}
     assert lines(deletion.replicas_answered(state, 1, errors)) == text("""
         the deletion of topic old waits: broker 1 could not delete old-0 (KAFKA_STORAGE_ERROR): that is tried again \
-when it restarts
+when it restarts, or asks for it
         replica old-0 on 1 -> ReplicaDeletionIneligible
         then ResumeDeletions
     """)
