@@ -193,7 +193,8 @@ def added(state: ClusterState, brokers: Iterable[Broker]) -> Plan:
 
 def log_dirs_failed(state: ClusterState, notifications: Iterable[str], failed: Iterable[int]) -> Plan:
     """Brokers have lost log directories, say these notifications, which are paths (Kafka's
-    processLogDirEventNotification). Or they ask again for what they could not carry out, deletions included.
+    processLogDirEventNotification). Or they ask again for what they could not carry out: for deletions as well, also of
+    replicas that they could not make before.
 
     `settle` over `affected_by` those brokers comes next, and tells them: from their answers it is learnt which replicas
     are lost. Whoever succeeds this controller in between tells every broker anyhow.
@@ -201,7 +202,12 @@ def log_dirs_failed(state: ClusterState, notifications: Iterable[str], failed: I
     builder = PlanBuilder()
     for path in notifications:
         builder.write(RemoveNode(path))
-    resumed = dict.fromkeys(p.topic for p in affected_by(state, failed) if p.topic in state.ineligible_topics)
+    resumed: dict[str, None] = {}
+    for broker_id in failed:
+        for partition in state.partitions_on(broker_id):
+            if partition.topic in state.ineligible_topics and state.is_queued_for_deletion(partition.topic):
+                resumed[partition.topic] = None
+                builder.change(ReplicaRecovered(PartitionReplica(partition, broker_id)))
     for topic in resumed:
         builder.change(DeletionResumed(topic))
     if resumed:

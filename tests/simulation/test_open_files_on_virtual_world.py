@@ -170,6 +170,19 @@ def test_a_topic_is_deleted_though_a_broker_was_short_of_descriptors_for_long(mo
     with_cluster(program)
 
 
+def test_a_topic_is_deleted_though_a_broker_could_not_make_its_replica() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            limit_files(cluster, 1, 0)
+            await admin.create_topic("small", assignments=[[0, 1]])
+            with suppress(MinibrokerError):
+                await asyncio.wait_for(admin.delete_topic("small"), 3)
+            limit_files(cluster, 1, 1_000)
+        await cluster.until(lambda: not cluster.simulation.zookeeper.names(znodes.DELETE_TOPICS), within_s=140)
+
+    with_cluster(program)
+
+
 @pytest.mark.parametrize("lasts_s", [0, 30])
 def test_a_partition_comes_back_to_a_broker_that_was_too_short_of_descriptors_to_delete_it(
     monkeypatch: pytest.MonkeyPatch, lasts_s: float
