@@ -207,7 +207,9 @@ def log_dirs_failed(state: ClusterState, notifications: Iterable[str], failed: I
         for partition in state.partitions_on(broker_id):
             if partition.topic in state.ineligible_topics and state.is_queued_for_deletion(partition.topic):
                 resumed[partition.topic] = None
-                builder.change(ReplicaRecovered(PartitionReplica(partition, broker_id)))
+                replica = PartitionReplica(partition, broker_id)
+                if replica in state.failed_replicas:  # it is ordered to delete what it may have
+                    builder.change(ReplicaRecovered(replica))
     for topic in resumed:
         builder.change(DeletionResumed(topic))
     if resumed:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from minibroker.controller import executor
-from minibroker.controller.decisions import deletion, partitions
+from minibroker.controller.decisions import brokers, deletion, partitions
 from minibroker.protocol.topic_ids import NO_TOPIC
 from tests.simulation.mutants.planting import Patches, mutant
 
@@ -33,3 +33,10 @@ def stopped_is_deleted(patches: Patches) -> None:
     @patches.instead_of(executor, "_answerable")
     def answerable(original: Any, part: Any, *, delete: bool) -> Any:
         return part
+
+
+@mutant("KAFKA-1120", "a broker that asks again for what it could not carry out is not told of deletions")
+def deletions_not_asked_for_again(patches: Patches) -> None:
+    @patches.instead_of(brokers, "log_dirs_failed")
+    def log_dirs_failed(original: Any, state: Any, notifications: Any, failed: Any) -> Any:
+        return original(state, notifications, ())
