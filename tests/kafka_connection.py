@@ -6,8 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from minibroker.protocol.framing import FrameReader, response_limit
-from minibroker.protocol.kafka import apis as kafka
-from minibroker.protocol.kafka.primitives import Reader
+from minibroker.protocol.kafka.primitives import FrameWriter, Reader
 from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.world import Network
 
@@ -16,13 +15,13 @@ CLIENT_ID = "test"
 
 def request_frame(api: KafkaApi, version: int, correlation_id: int, wire: Any) -> bytearray:
     """A request with its length; `wire` is the struct of the API's request layout."""
-    frame = bytearray(4)
+    frame = FrameWriter()
     frame += api.key.to_bytes(2, "big") + version.to_bytes(2, "big") + correlation_id.to_bytes(4, "big")
     frame += len(CLIENT_ID).to_bytes(2, "big") + CLIENT_ID.encode()
     if api.is_flexible(version):
         frame.append(0)
     api.request.compiled(version, api.is_flexible(version)).encode(frame, wire)
-    return kafka.end_response(frame)
+    return bytearray(b"".join(frame.pieces()))
 
 
 def read_response(api: KafkaApi, version: int, frame: bytes) -> tuple[int, Any]:

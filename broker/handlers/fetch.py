@@ -13,9 +13,11 @@ from minibroker.protocol.fetch_slots import NO_SLOT
 from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopicResponse
 
 MOST_AT_ONCE_BYTES = 4 * 1024 * 1024
-"""Of records in one answer, whatever the request and `fetch.max.bytes` allow: they are read and copied in one go, which
-takes a millisecond or more for each MiB, and others wait meanwhile. A client that wants more asks again at once: the
-round trip is little beside that. (A first batch that is larger is sent all the same.)"""
+"""Of records in one answer, whatever the request and `fetch.max.bytes` allow: they are read and sent in one go, which
+takes half a millisecond or more for each MiB, and others wait meanwhile. Who wants more asks again at once: the round
+trip is little beside that. (A first batch that is larger is sent all the same.)"""
+MOST_TO_CONSUMERS_BYTES = 1024 * 1024
+"""Theirs often run on the same machine: one that is busy with records waits for its core meanwhile."""
 
 
 async def handle_fetch(services: Services, request: Request) -> None:
@@ -38,7 +40,7 @@ async def handle_fetch(services: Services, request: Request) -> None:
                     f"partition_max_bytes of {topic.topic}-{fetch.partition} is {fetch.partition_max_bytes}; it must "
                     f"be 0 or more",
                 )
-    body.max_bytes = min(body.max_bytes, MOST_AT_ONCE_BYTES)
+    body.max_bytes = min(body.max_bytes, MOST_AT_ONCE_BYTES if is_follower else MOST_TO_CONSUMERS_BYTES)
 
     def respond(answer: FetchAnswer) -> None:
         topics: dict[str, list[FetchPartitionResponse]] = {}

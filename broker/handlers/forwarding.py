@@ -11,7 +11,7 @@ from minibroker.broker.handlers.reassignments import (
 )
 from minibroker.broker.handlers.services import Services, answer_later
 from minibroker.broker.handlers.topics import LEAST_TIMEOUT_MS, handle_create_topics, handle_delete_topics
-from minibroker.broker.network.dialect import Dialect
+from minibroker.broker.network.dialect import Answer, Dialect
 from minibroker.broker.network.request_channel import Request, Session
 from minibroker.protocol import apis
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage
@@ -119,11 +119,11 @@ class _Enveloped:
     def introduced(self, name: str, version: str) -> None:
         """Brokers do not say it for others."""
 
-    def answered(self, request: Request, frame: bytearray | None) -> None:
-        if frame is None:  # the broker that brought it is gone
+    def answered(self, request: Request, answer: Answer | None) -> None:
+        if answer is None:  # the broker that brought it is gone
             self._outer.respond_nothing()
         else:
-            self._outer.respond(EnvelopeResponse(memoryview(frame)[4:]))
+            self._outer.respond(EnvelopeResponse(memoryview(b"".join(answer))[4:]))
 
     def handled(self, *, wake: bool) -> None:
         """The envelope is what was dispatched."""

@@ -17,17 +17,20 @@ from typing import Any, Protocol
 from minibroker.protocol.apis import Api
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.framing import FrameTooLarge
-from minibroker.protocol.messages import ApiVersion, Message
+from minibroker.protocol.messages import ApiVersion, Buffer, Message
 
 Frame = bytes | memoryview
 """What arrived of one request. A large one is a buffer of its own, which its records are written to the log from."""
+
+Answer = Sequence[Buffer]
+"""A frame to send, in pieces: large ones are memory that is read from a file, and do not change until they are sent."""
 
 
 class BadInput(Exception):
     """What a peer sent cannot be understood, nor can what comes after it. `answer` tells the peer, where it can be
     told; `frames` were complete before."""
 
-    def __init__(self, reason: str, answer: bytearray | None, frames: Sequence[Frame] = ()) -> None:
+    def __init__(self, reason: str, answer: Answer | None, frames: Sequence[Frame] = ()) -> None:
         super().__init__(reason)
         self.answer = answer
         self.frames = frames
@@ -116,11 +119,11 @@ class Dialect(Protocol):
         """The API, header, and typed body. Raises BadInput, also for what this listener does not serve."""
         ...
 
-    def encode_response(self, asked: Asked, body: Message) -> bytearray:
+    def encode_response(self, asked: Asked, body: Message) -> Answer:
         """The bytes of the answer. Never raises for a value: where it is called, answers of others may be due, too."""
         ...
 
-    def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> bytearray | None:
+    def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> Answer | None:
         """The bytes of an answer that says that the request as a whole has failed. None: the peer awaits no answer, and
         would take it for that to its next request; that its connection is closed is what tells it."""
         ...

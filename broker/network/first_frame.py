@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from minibroker.broker.network.dialect import Asked, BadInput, Dialect, Frame
+from minibroker.broker.network.dialect import Answer, Asked, BadInput, Dialect, Frame
 from minibroker.protocol.apis import Api
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import ApiVersion, Message
@@ -81,8 +81,8 @@ class FirstFrame:
     def decode(self, frame: Frame) -> tuple[Api[Any, Any], NoReturn, Message]:
         raise AssertionError("no frame has been read")
 
-    def encode_response(self, asked: Asked, body: Message) -> bytearray:
+    def encode_response(self, asked: Asked, body: Message) -> Answer:
         raise AssertionError("nothing has been asked")
 
-    def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> bytearray | None:
+    def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> Answer | None:
         raise AssertionError("nothing has been asked")

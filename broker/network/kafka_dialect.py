@@ -19,7 +19,7 @@ import logging
 from struct import error as StructError  # noqa: N812 - it is an exception, not a format
 from typing import Any
 
-from minibroker.broker.network.dialect import Asked, BadInput, Frame, why_too_large
+from minibroker.broker.network.dialect import Answer, Asked, BadInput, Frame, why_too_large
 from minibroker.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE, Api
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES, FrameReader, FrameTooLarge
@@ -92,7 +92,7 @@ class KafkaDialect(FrameReader):
             raise self._refused(api, header, body)
         return api.api, header, body
 
-    def encode_response(self, asked: Asked, body: Message) -> bytearray:
+    def encode_response(self, asked: Asked, body: Message) -> Answer:
         api, version = kafka.KAFKA_APIS[asked.api.key], asked.api_version
         if isinstance(body, ApiVersionsResponse):
             if version > api.max_version:
@@ -107,9 +107,9 @@ class KafkaDialect(FrameReader):
             frame = kafka.begin_response(api, version, asked.correlation_id)
             failed = api.failed(asked.body, ErrorCode.UNKNOWN_SERVER_ERROR, "this version cannot say the answer")
             api.write_response(frame, failed, version)
-        return kafka.end_response(frame)
+        return frame.pieces()
 
-    def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> bytearray | None:
+    def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> Answer | None:
         if isinstance(asked.body, ProduceRequest) and asked.body.acks == 0:
             return None
         failed = kafka.KAFKA_APIS[asked.api.key].failed(asked.body, code, message[:1_000])
@@ -120,9 +120,8 @@ class KafkaDialect(FrameReader):
             f"version {header.api_version} of {api.name} in Kafka's protocol, whose records nobody writes any more; "
             f"this broker serves {api.min_version} to {api.max_version}: upgrade the client"
         )
-        answer = None
-        if not (isinstance(body, ProduceRequest) and body.acks == 0):
-            answer = kafka.begin_response(api, header.api_version, header.correlation_id)
-            api.write_response(answer, api.failed(body, ErrorCode.UNSUPPORTED_VERSION, reason), header.api_version)
-            kafka.end_response(answer)
-        return BadInput(reason, answer)
+        if isinstance(body, ProduceRequest) and body.acks == 0:
+            return BadInput(reason, None)
+        frame = kafka.begin_response(api, header.api_version, header.correlation_id)
+        api.write_response(frame, api.failed(body, ErrorCode.UNSUPPORTED_VERSION, reason), header.api_version)
+        return BadInput(reason, frame.pieces())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minibroker.broker.network.dialect import Asked, BadInput, Frame, why_too_large
+from minibroker.broker.network.dialect import Answer, Asked, BadInput, Frame, why_too_large
 from minibroker.protocol import apis
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.framing import FrameReader, FrameTooLarge, correlation_id_of, request_limit
@@ -70,17 +70,17 @@ class NativeDialect(FrameReader):
         except InvalidMessage as error:
             raise _bad_input(str(error), ErrorCode.INVALID_REQUEST, bytes(frame[:_PREFIX])) from error
         code, reason = self._listener.why_not_served(envelope)
-        raise BadInput(reason, apis.encode_error(envelope.correlation_id, code, reason))
+        raise BadInput(reason, [apis.encode_error(envelope.correlation_id, code, reason)])
 
-    def encode_response(self, asked: Asked, body: Message) -> bytearray:
-        return apis.encode_response(asked.correlation_id, body)
+    def encode_response(self, asked: Asked, body: Message) -> Answer:
+        return [apis.encode_response(asked.correlation_id, body)]
 
-    def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> bytearray:
-        return apis.encode_error(asked.correlation_id, code, message)
+    def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> Answer:
+        return [apis.encode_error(asked.correlation_id, code, message)]
 
 
 def _bad_input(reason: str, code: ErrorCode, prefix: bytes, frames: list[Frame] | None = None) -> BadInput:
     """With an answer, if the frame's first bytes say which request to answer."""
     correlation_id = correlation_id_of(prefix)
-    answer = None if correlation_id is None else apis.encode_error(correlation_id, code, reason)
+    answer = None if correlation_id is None else [apis.encode_error(correlation_id, code, reason)]
     return BadInput(reason, answer, frames or [])

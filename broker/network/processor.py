@@ -33,7 +33,8 @@ sweep per processor. A timer per connection that is moved with every frame would
 Responses that are given in the same turn of the loop leave together: neither asyncio nor uvloop joins several writes
 into one system call, and a system call costs as much as the rest of a small request. But a response waits for others
 only where others are to be expected: there are more frames in the backlog, or it is given by something other than
-the connection's handler, as when a purgatory completes several. Large responses are never copied to be joined.
+the connection's handler, as when a purgatory completes several. Large responses are never copied to be joined:
+their pieces leave as they are, in one call.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from minibroker.broker.network.dialect import BadInput, Dialect, Frame
+from minibroker.broker.network.dialect import Answer, BadInput, Dialect, Frame
 from minibroker.broker.network.first_frame import FirstFrame
 from minibroker.broker.network.kafka_dialect import KafkaDialect, KafkaListener
 from minibroker.broker.network.metrics import ApiMetrics, NetworkMetrics
@@ -53,6 +54,7 @@ from minibroker.broker.network.request_channel import Request, RequestChannel, S
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.broker.network.turns import Turns
 from minibroker.protocol.apis import Plane
+from minibroker.protocol.messages import Buffer
 from minibroker.protocol.world import Incoming
 
 logger = logging.getLogger("minibroker.network")
@@ -166,6 +168,7 @@ class Connection(asyncio.BufferedProtocol):
         "_closed_here",
         "_closing_since",
         "_frame_since",
+        "_has_large_outgoing",
         "_in_line",
         "_last_active",
         "_muted",
@@ -194,7 +197,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = peer
         self.listener = processor.listener
         self.session = Session()
-        self._turns: Turns[tuple[ApiMetrics, bytearray | None, float]] | None = None
+        self._turns: Turns[tuple[ApiMetrics, Answer | None, float]] | None = None
         self.chose_dialect(processor.new_dialect(self))
         self.closed = False
         """Nothing can be sent any more, because either side has closed."""
@@ -203,7 +206,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._backlog: deque[tuple[Frame, float]] = deque()
         self._backlog_bytes = 0
-        self._outgoing: list[bytearray] = []
+        self._outgoing: list[Buffer] = []
+        self._has_large_outgoing = False
         self._unwritten: list[tuple[ApiMetrics, float]] = []  # of those answers: when they were given
         self._muted = False
         self._muted_until_answered = False
@@ -268,8 +272,7 @@ class Connection(asyncio.BufferedProtocol):
             logger.info("%s on listener %s: closed by the peer in the middle of a frame", self.peer, self.listener)
         self._end()
         self._transport = None
-        self._outgoing.clear()
-        self._unwritten.clear()
+        self._forget_outgoing()
         self._write_paused_since = None
         self._processor.metrics.client_software.remove(self._software)
         self._processor.left(self)
@@ -283,7 +286,7 @@ class Connection(asyncio.BufferedProtocol):
         counts.remove(self._software)
         self._software = counts.add(name, version)
 
-    def answered(self, request: Request, frame: bytearray | None) -> None:
+    def answered(self, request: Request, answer: Answer | None) -> None:
         self._unanswered -= 1
         self._unanswered_bytes -= request.size
         of_api = self._processor.metrics.per_api[request.api.key]
@@ -292,11 +295,11 @@ class Connection(asyncio.BufferedProtocol):
         if request.handled_at:
             of_api.remote_s += request.sent_at - request.handled_at
         if self._turns is not None:
-            answer = (of_api, frame, request.sent_at)
-            for each in self._turns.answered(request.place, answer, 0 if frame is None else len(frame)):
+            size = 0 if answer is None else sum(map(len, answer))
+            for each in self._turns.answered(request.place, (of_api, answer, request.sent_at), size):
                 self._give(*each)
-        elif frame is not None:
-            self._give(of_api, frame, request.sent_at)
+        elif answer is not None:
+            self._give(of_api, answer, request.sent_at)
         if self._muted_until_answered and not self._unanswered:
             self._muted = self._muted_until_answered = False
         if not self._muted:
@@ -326,16 +329,16 @@ class Connection(asyncio.BufferedProtocol):
         outgoing = self._outgoing
         if not outgoing or self._transport is None or self._transport.is_closing():
             return
-        if len(outgoing) > 1 and len(outgoing[-1]) < LARGE_RESPONSE_BYTES:
-            self._transport.write(b"".join(outgoing))
+        if len(outgoing) == 1:
+            self._transport.write(outgoing[0])
+        elif self._has_large_outgoing:
+            self._transport.writelines(outgoing)
         else:
-            for frame in outgoing:
-                self._transport.write(frame)
-        outgoing.clear()
+            self._transport.write(b"".join(outgoing))
         now = self._processor.clock()
         for of_api, answered_at in self._unwritten:
             of_api.send_s += now - answered_at
-        self._unwritten.clear()
+        self._forget_outgoing()
         if self._write_paused_since is not None:
             unsent = self._transport.get_write_buffer_size()
             if unsent > self._processor.settings.max_unsent_response_bytes:
@@ -387,17 +390,23 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- inside --
 
-    def _give(self, of_api: ApiMetrics, frame: bytearray | None, answered_at: float) -> None:
+    def _give(self, of_api: ApiMetrics, answer: Answer | None, answered_at: float) -> None:
         """Send an answer, if there is one and somebody to take it, now or with others."""
-        if frame is None or self.closed:
+        if answer is None or self.closed:
             return
         self._last_active = answered_at
-        self._outgoing.append(frame)
+        self._outgoing += answer
         self._unwritten.append((of_api, answered_at))
-        if (self._muted and not self._backlog) or len(frame) >= LARGE_RESPONSE_BYTES:
+        self._has_large_outgoing = len(answer) > 1 or len(answer[0]) >= LARGE_RESPONSE_BYTES
+        if (self._muted and not self._backlog) or self._has_large_outgoing:
             self.flush()
-        elif len(self._outgoing) == 1:
+        elif len(self._unwritten) == 1:
             self._processor.flush_soon(self)
+
+    def _forget_outgoing(self) -> None:
+        self._outgoing = []  # the transport may still hold the list
+        self._has_large_outgoing = False
+        self._unwritten.clear()
 
     def _advance(self, *, wake: bool) -> None:
         """Dispatch the next frame if nothing forbids it; read on, or stop reading."""
@@ -483,7 +492,7 @@ class Connection(asyncio.BufferedProtocol):
         self._processor.metrics.bad_input += 1
         self._refusal = None
         if bad_input.answer is not None:
-            self._outgoing.append(bad_input.answer)
+            self._outgoing += bad_input.answer
         self.close()
 
     def _drop(self, reason: str) -> None:

@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from minibroker.broker.network.dialect import Dialect, Header
+from minibroker.broker.network.dialect import Answer, Dialect, Header
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api
 from minibroker.protocol.broker_proof import Handshake
@@ -70,8 +70,8 @@ class RequestSource(Protocol):
         """The peer has said which software it is (KIP-511)."""
         ...
 
-    def answered(self, request: Request, frame: bytearray | None) -> None:
-        """The request is answered: send the frame, if there is one."""
+    def answered(self, request: Request, answer: Answer | None) -> None:
+        """The request is answered: send that, if it is something."""
         ...
 
     def handled(self, *, wake: bool) -> None:
@@ -188,12 +188,12 @@ class Request:
     def respond_error(self, code: ErrorCode, message: str) -> None:
         """Like `respond`, with an error in place of a body. Who awaits no answer finds its connection closed."""
         if self._may_answer():
-            frame = None
+            answer = None
             if not self._source.closed:
-                frame = self._source.dialect.encode_error(self, code, message)
-                if frame is None:
+                answer = self._source.dialect.encode_error(self, code, message)
+                if answer is None:
                     self.close_connection(f"{code.name}, and no answer is awaited: {message}")
-            self._finish(frame)
+            self._finish(answer)
 
     def respond_nothing(self) -> None:
         """Like `respond`, for a request that needs no answer (Produce with acks 0)."""
@@ -221,10 +221,10 @@ class Request:
             raise RuntimeError(f"{self!r} is answered a second time")
         return not self._answered
 
-    def _finish(self, frame: bytearray | None) -> None:
+    def _finish(self, answer: Answer | None) -> None:
         self._answered = True
         self.sent_at = self._clock()
-        self._source.answered(self, frame)
+        self._source.answered(self, answer)
 
 
 class RequestChannel:

@@ -11,7 +11,7 @@ import msgspec
 
 from minibroker.protocol.errors import InvalidMessage
 from minibroker.protocol.kafka import admin, data, groups, metadata
-from minibroker.protocol.kafka.primitives import LENGTH16, Reader
+from minibroker.protocol.kafka.primitives import LENGTH16, FrameWriter, Reader
 from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.messages import ApiVersion
 
@@ -53,18 +53,13 @@ def read_header(reader: Reader) -> RequestHeader:
     return RequestHeader(key, version, correlation_id, client_id)
 
 
-def begin_response(api: KafkaApi, version: int, correlation_id: int) -> bytearray:
+def begin_response(api: KafkaApi, version: int, correlation_id: int) -> FrameWriter:
     """Room for the frame's length, and the header. That of ApiVersions never has tagged fields: who does not know yet
     which versions there are must be able to read it (KIP-511)."""
-    frame = bytearray(4)
+    frame = FrameWriter()
     frame += _LENGTH.pack(correlation_id)
     if api.is_flexible(version) and api is not metadata.API_VERSIONS:
         frame.append(_NO_TAGS)
-    return frame
-
-
-def end_response(frame: bytearray) -> bytearray:
-    _LENGTH.pack_into(frame, 0, len(frame) - 4)
     return frame
 
 

@@ -35,6 +35,32 @@ LENGTH32 = Struct(">i")
 _ZERO_UUID = bytes(UUID_BYTES)
 
 
+class FrameWriter(bytearray):
+    """A frame, which begins with room for its length.
+
+    Records are by far the most of an answer to Fetch, and lie in memory of their own. They take their place when the
+    frame is sent, rather than be copied into it: a copy of each MiB took a tenth of the time of such an answer."""
+
+    def __init__(self) -> None:
+        super().__init__(LENGTH32.size)
+        self._referred: list[tuple[int, Buffer]] = []
+
+    def refer(self, data: Buffer) -> None:
+        """`data` comes next. It must not change until the frame has been sent."""
+        self._referred.append((len(self), data))
+
+    def pieces(self) -> list[Buffer]:
+        """The whole frame, to be sent in this order. Nothing can be added afterwards."""
+        LENGTH32.pack_into(self, 0, len(self) + sum(len(data) for _, data in self._referred) - LENGTH32.size)
+        if not self._referred:
+            return [self]
+        written, pieces, start = memoryview(self), list[Buffer](), 0
+        for position, data in self._referred:
+            pieces += (written[start:position], data)
+            start = position
+        return [*pieces, written[start:]] if start < len(self) else pieces
+
+
 class Reader:
     """A cursor over one frame. Every method raises InvalidMessage, naming the position, for what is not there."""
 

@@ -57,6 +57,7 @@ from minibroker.protocol.kafka.primitives import (
     MAX_ELEMENTS,
     MAX_STRING_BYTES,
     UUID_BYTES,
+    FrameWriter,
     Reader,
     topic_id_of,
     uuid_of,
@@ -155,6 +156,10 @@ class _String:
         return Codec(decode, encode_compact if flexible else encode_plain, 1 if flexible else 2)
 
 
+_REFERRED_BYTES = 16 * 1024
+"""A piece of a frame that is smaller is copied faster than it is sent by itself."""
+
+
 class _Bytes:
     """`copied`: it outlives the frame that it came in."""
 
@@ -181,7 +186,10 @@ class _Bytes:
                 write_length(out, -1)
             else:
                 write_length(out, len(value))
-                out += value
+                if not copied and len(value) >= _REFERRED_BYTES and isinstance(out, FrameWriter):
+                    out.refer(value)
+                else:
+                    out += value
 
         return Codec(decode, encode, 1 if flexible else 4)
 

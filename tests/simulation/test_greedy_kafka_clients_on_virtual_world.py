@@ -133,7 +133,8 @@ def test_an_answer_that_a_version_cannot_say_is_an_error_and_nobody_else_s_troub
     asked: Any = Asked()
     asked.api, asked.body = api, body
     long_name = "\N{EURO SIGN}" * 32_767
-    answer = dialect.encode_response(asked, g.ListGroupsResponse(0, ErrorCode.NONE, [g.ListedGroup(long_name, "", "")]))
+    body = g.ListGroupsResponse(0, ErrorCode.NONE, [g.ListedGroup(long_name, "", "")])
+    answer = b"".join(dialect.encode_response(asked, body))
     _, read = kafka_connection.read_response(groups.LIST_GROUPS, 0, bytes(answer[4:]))
     assert (read.error_code, read.groups) == (ErrorCode.UNKNOWN_SERVER_ERROR, [])
 

@@ -252,6 +252,41 @@ def test_answers_come_in_the_order_of_the_requests_and_acks_0_has_none() -> None
     with_cluster(program)
 
 
+def test_large_records_are_where_they_belong_among_small_ones() -> None:
+    """They are not copied into the answer, but sent in its midst."""
+    sizes = [100, 30_000, 5, 200_000, 70_000]
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("sized", partitions=len(sizes), replication_factor=1)
+        connection = await connect(world.network, host_name(0), PORT)
+        values = [bytes([index]) * size for index, size in enumerate(sizes)]
+        for index, value in enumerate(values):
+            request = m.ProduceRequest(
+                None, 1, 5_000, [m.ProduceTopic("sized", [m.ProducePartition(index, batch(value))])]
+            )
+            async with asyncio.timeout(5):  # it leads soon
+                while True:
+                    answer = await connection.request(data.PRODUCE, 9, request)
+                    if answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE:
+                        break
+                    await asyncio.sleep(0.1)
+        asked = [m.FetchPartition(index, -1, 0, -1, -1, 1_000_000) for index in range(len(sizes))]
+        for version in (4, 12):
+            wanted = m.FetchRequest(-1, 0, 1, 1_000_000, 0, [m.FetchTopic("sized", "", asked)])
+            connection.send(data.FETCH, version, wanted)
+            connection.send(metadata.API_VERSIONS, 0, m.ApiVersionsRequest())
+            _, answer = await connection.answer(data.FETCH, version)
+            read = {part.partition_index: part.records for part in answer.responses[0].partitions}
+            assert {index: decode_batch(records).values for index, records in read.items()} == {
+                index: [value] for index, value in enumerate(values)
+            }
+            _, answer = await connection.answer(metadata.API_VERSIONS, 0)
+            assert answer.error_code == ErrorCode.NONE
+
+    with_cluster(program, brokers=1)
+
+
 def test_batches_that_are_under_way_together_are_replicated_together_and_answered_in_order() -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         connection = await to_leader(cluster, world)

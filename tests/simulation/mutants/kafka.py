@@ -13,6 +13,7 @@ from minibroker.broker.network.turns import Turns
 from minibroker.broker.replication.fetcher import Fetcher
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.protocol.errors import BrokerError
+from minibroker.protocol.kafka.primitives import FrameWriter
 from minibroker.protocol.messages import ProduceRequest
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, NO_PRODUCER_ID, NO_SEQUENCE
@@ -25,6 +26,14 @@ def answers_leave_as_they_come(patches: Patches) -> None:
     def answered(original: Any, self: Any, place: int, answer: Any, size: int) -> list[Any]:
         self._next_answer += 1
         return [answer]
+
+
+@mutant("records elsewhere", "an answer's large records leave after all that is small")
+def large_records_leave_last(patches: Patches) -> None:
+    @patches.instead_of(FrameWriter, "pieces")
+    def pieces(original: Any, self: Any) -> list[Any]:
+        found = original(self)
+        return [*found[::2], *found[1::2]]
 
 
 @mutant("acknowledged too early", "acks=all of Kafka's clients waits for the leader alone")

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from minibroker.broker import slices
-from minibroker.broker.handlers.fetch import MOST_AT_ONCE_BYTES
+from minibroker.broker.handlers.fetch import MOST_AT_ONCE_BYTES, MOST_TO_CONSUMERS_BYTES
+from minibroker.broker.replication.partition import CONSUMER
 from minibroker.protocol import apis
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
@@ -29,7 +30,7 @@ from minibroker.protocol.messages import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import Principal, TopicPartition
 from tests.replication_support import TOPIC, TOPIC_ID, OneBroker, fetch_of, state, with_one_broker
 from tests.storage_support import NOW, batch
 from tests.unit.broker.test_handlers_produce_and_control import Peer
@@ -47,24 +48,28 @@ def response(peer: Peer, api: apis.Api[Any, Any]) -> Any:
 
 async def lead_all(broker: OneBroker, batches: int, size: int) -> None:
     """Every partition holds some batches of one record."""
-    await broker.told(*(state(isr=(1,), replicas=(1,), index=index) for index in range(PARTITIONS)))
+    await broker.told(*(state(isr=(1,), replicas=(1, 2), index=index) for index in range(PARTITIONS)))
     records = batch(1, size=size)
     for index in range(PARTITIONS):
         for _ in range(batches):
             broker.partition(TopicPartition(TOPIC, index)).append(records, required_acks=1, now_ms=0)
 
 
-def test_one_answer_holds_no_more_than_is_read_in_one_go(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("reader", "most"), [(CONSUMER, MOST_TO_CONSUMERS_BYTES), (2, MOST_AT_ONCE_BYTES)])
+def test_one_answer_holds_no_more_than_is_read_in_one_go(tmp_path: Path, reader: int, most: int) -> None:
     async def scenario(broker: OneBroker) -> None:
         peer = Peer(broker)
-        await lead_all(broker, batches=2, size=MEBIBYTE // 2 - 1_000)
+        if reader != CONSUMER:
+            peer.session.principal = Principal(reader)
+        await lead_all(broker, batches=8, size=MEBIBYTE // 8 - 1_000)
         asked = [fetch_of(0, index=index, max_bytes=MEBIBYTE) for index in range(PARTITIONS)]
-        await peer.send(apis.FETCH, FetchRequest(-1, 500, 1, 64 * MEBIBYTE, 0, [FetchTopic(TOPIC, TOPIC_ID, asked)]))
+        wanted = [FetchTopic(TOPIC, TOPIC_ID, asked)]
+        await peer.send(apis.FETCH, FetchRequest(reader, 500, 1, 64 * MEBIBYTE, 0, wanted))
         answer: FetchResponse = response(peer, apis.FETCH)
         partitions = answer.responses[0].partitions
         sizes = [len(partition.records) for partition in partitions]
         assert len(sizes) == PARTITIONS
-        assert MOST_AT_ONCE_BYTES - MEBIBYTE < sum(sizes) <= MOST_AT_ONCE_BYTES < PARTITIONS * sizes[0]
+        assert most * 0.8 < sum(sizes) <= most < PARTITIONS * sizes[0]
         assert not any(partition.error_code for partition in partitions)
 
     with_one_broker(tmp_path, scenario)

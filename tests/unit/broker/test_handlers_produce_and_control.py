@@ -12,6 +12,7 @@ from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.dispatch import dispatcher
 from minibroker.broker.handlers.services import ControlEpoch, Services
 from minibroker.broker.handlers.transcoding import Transcoder
+from minibroker.broker.network.dialect import Answer
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
 from minibroker.broker.network.request_channel import Request, Session
 from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
@@ -83,8 +84,8 @@ class Peer:
     def introduced(self, name: str, version: str) -> None:
         raise AssertionError("nobody says anything here")
 
-    def answered(self, request: Request, frame: bytearray | None) -> None:
-        self.answers.append(None if frame is None else bytes(frame))
+    def answered(self, request: Request, answer: Answer | None) -> None:
+        self.answers.append(None if answer is None else b"".join(answer))
 
     def handled(self, *, wake: bool) -> None:
         pass

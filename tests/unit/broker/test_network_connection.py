@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minibroker.broker.network.dialect import Answer, Asked
 from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.metrics import NetworkMetrics
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
@@ -137,6 +138,14 @@ class InOrderAndOverlapping(InOrder):
     overlaps = frozenset({apis.METADATA.key})
 
 
+class InPieces(InOrderAndOverlapping):
+    """And has some answers that leave in pieces."""
+
+    def encode_response(self, asked: Asked, body: m.Message) -> Answer:
+        [frame] = super().encode_response(asked, body)
+        return [frame] if asked.correlation_id % 3 else [frame[:1], frame[1:6], frame[6:]]
+
+
 class Cluster:
     """Some connections on one channel, and handlers that return and answer when they are told to."""
 
@@ -237,7 +246,7 @@ actions = st.one_of(
     script=st.lists(actions, min_size=10, max_size=150),
     lost_at=st.none() | st.integers(0, 150),
     answers_in_handler=st.lists(st.booleans(), min_size=REQUESTS, max_size=REQUESTS),
-    dialect=st.sampled_from([NativeDialect, InOrder, InOrderAndOverlapping]),
+    dialect=st.sampled_from([NativeDialect, InOrder, InOrderAndOverlapping, InPieces]),
 )
 def test_every_request_is_handled_once_in_order_and_answered_whatever_happens_when(
     script: list[Action], lost_at: int | None, answers_in_handler: list[bool], dialect: type[NativeDialect]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
+from minibroker.broker.network.dialect import Answer
 from minibroker.broker.network.handler_pool import RequestHandlerPool, Rest
 from minibroker.broker.network.metrics import NetworkMetrics
 from minibroker.broker.network.request_channel import Request, RequestChannel
@@ -18,8 +19,8 @@ class Ended(Source):
         self.answers: list[int] = []
         self.is_handled = False
 
-    def answered(self, request: Request, frame: bytearray | None) -> None:
-        assert frame is not None
+    def answered(self, request: Request, answer: Answer | None) -> None:
+        assert answer is not None
         self.answers.append(request.correlation_id)
 
     def handled(self, *, wake: bool) -> None:

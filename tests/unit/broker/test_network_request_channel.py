@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from minibroker.broker.network.dialect import Answer
 from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.metrics import NetworkMetrics
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
@@ -35,7 +36,7 @@ class Source:
     def introduced(self, name: str, version: str) -> None:
         raise AssertionError("nobody says anything here")
 
-    def answered(self, request: Request, frame: bytearray | None) -> None:
+    def answered(self, request: Request, answer: Answer | None) -> None:
         raise AssertionError("nothing is answered here")
 
     def handled(self, *, wake: bool) -> None:

@@ -14,6 +14,7 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.errors import InvalidMessage
 from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.kafka import apis as kafka
+from minibroker.protocol.kafka.data import FETCH
 from minibroker.protocol.kafka.primitives import MAX_ELEMENTS, Reader, write_unsigned_varint
 from minibroker.protocol.kafka.schema import INT32, INT64, RECORDS, STRING, Array, Field, KafkaApi, Layout
 from tests.kafka_messages import (
@@ -68,6 +69,23 @@ def test_a_message_comes_back_as_it_went(api: KafkaApi, kind: str, version: int)
         reader = Reader(data)
         assert codec.decode(reader) == value
         reader.check_end()
+
+
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 16_383, 16_384, 40_000]), max_size=6), version=st.sampled_from([4, 11, 12])
+)
+def test_a_frame_in_pieces_is_the_frame_and_large_records_in_it_are_not_copied(sizes: list[int], version: int) -> None:
+    records = [bytes([index]) * size for index, size in enumerate(sizes)]
+    partitions = [m.FetchPartitionResponse(index, 0, records=memoryview(each)) for index, each in enumerate(records)]
+    answer = m.FetchResponse(0, 0, [m.FetchTopicResponse("orders", partitions)])
+    frame, whole = kafka.begin_response(FETCH, version, 7), bytearray(kafka.begin_response(FETCH, version, 7))
+    for out in (frame, whole):
+        FETCH.write_response(out, answer, version)
+    whole[:4] = (len(whole) - 4).to_bytes(4, "big")
+    pieces = frame.pieces()
+    assert b"".join(pieces) == whole
+    large = [each for each in records if len(each) >= 16_384]
+    assert [piece.obj for piece in pieces if isinstance(piece, memoryview) and isinstance(piece.obj, bytes)] == large
 
 
 @pytest.mark.parametrize(("api", "kind", "version"), ROWS)
