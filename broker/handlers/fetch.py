@@ -20,6 +20,13 @@ MOST_TO_CONSUMERS_BYTES = 1024 * 1024
 """Theirs often run on the same machine: one that is busy with records waits for its core meanwhile."""
 
 
+def most_bytes(min_bytes: int, is_follower: bool) -> int:
+    """What an answer may hold. Who waits for much gets it in one: cut, the rest would be too little to be answered, and
+    wait for more although it was there with the others."""
+    waits_for_much = min_bytes > MOST_TO_CONSUMERS_BYTES // 2
+    return MOST_AT_ONCE_BYTES if is_follower or waits_for_much else MOST_TO_CONSUMERS_BYTES
+
+
 async def handle_fetch(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, FetchRequest)
@@ -40,7 +47,7 @@ async def handle_fetch(services: Services, request: Request) -> None:
                     f"partition_max_bytes of {topic.topic}-{fetch.partition} is {fetch.partition_max_bytes}; it must "
                     f"be 0 or more",
                 )
-    body.max_bytes = min(body.max_bytes, MOST_AT_ONCE_BYTES if is_follower else MOST_TO_CONSUMERS_BYTES)
+    body.max_bytes = min(body.max_bytes, most_bytes(body.min_bytes, is_follower))
 
     def respond(answer: FetchAnswer) -> None:
         topics: dict[str, list[FetchPartitionResponse]] = {}

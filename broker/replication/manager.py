@@ -501,9 +501,10 @@ class ReplicaManager:
             for part in admitted:
                 self._note_progress(part, request.replica_id, request.replica_epoch)
         answer = self._read(admissions, request)
+        min_bytes = min(request.min_bytes, self._max_bytes(request))  # as in Kafka: more can never be answered
         size = sum(len(response.records) for _, response in answer)
         settled = any(r.error_code != 0 or r.diverging_epoch is not None for _, r in answer)
-        if settled or size >= request.min_bytes or request.max_wait_ms <= 0 or not admissions:
+        if settled or size >= min_bytes or request.max_wait_ms <= 0 or not admissions:
             self._deliver(answer, request, respond)
             return
 
@@ -513,7 +514,7 @@ class ReplicaManager:
 
         operation = DelayedFetch(
             request.max_wait_ms,
-            request.min_bytes,
+            min_bytes,
             request.replica_id,
             admitted,
             self._partitions.get,
@@ -521,7 +522,7 @@ class ReplicaManager:
             self._fetch_expired,
         )
         keys = [part.topic_partition for part in admitted]
-        if request.min_bytes <= 1 and not any(part.partition.leader_quota for part in admitted):
+        if min_bytes <= 1 and not any(part.partition.leader_quota for part in admitted):
             self._fetches.watch(operation, keys)  # they have just been read, and there was nothing
         else:
             self._fetches.try_complete_else_watch(operation, keys)
@@ -579,9 +580,12 @@ class ReplicaManager:
         for purgatory in self.purgatories():
             purgatory.check_soon(topic_partition)
 
+    def _max_bytes(self, request: FetchRequest) -> int:
+        return min(request.max_bytes, self._config.fetch_max_bytes)
+
     def _read(self, admissions: Sequence[AdmittedFetch | RefusedFetch], request: FetchRequest) -> FetchAnswer:
         """Whole batches, `max_bytes` in all; the first that has any is served even where it is larger."""
-        left = min(request.max_bytes, self._config.fetch_max_bytes)
+        left = self._max_bytes(request)
         answer: FetchAnswer = []
         nothing_yet = True
         told = 0

@@ -252,6 +252,41 @@ def test_answers_come_in_the_order_of_the_requests_and_acks_0_has_none() -> None
     with_cluster(program)
 
 
+@pytest.mark.parametrize(
+    ("count", "size", "min_bytes", "max_bytes"),
+    [
+        (16, 250_000, 4_000_000, 50_000_000),
+        (16, 250_000, 2_000_000, 50_000_000),
+        (6, 250_000, 1_500_000, 4_000_000),
+        (3, 700_000, 1_500_000, 4_000_000),
+        (5, 262_000, 1 << 20, 4_000_000),
+        (5, 250_000, 500_000, 4_000_000),
+        (4, 250_000, 2_000_000, 1_000_000),
+    ],
+)
+def test_who_waits_for_much_that_is_there_waits_no_more(count: int, size: int, min_bytes: int, max_bytes: int) -> None:
+    """All but what is less than that at the end."""
+    wait_ms = 5_000
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        for _ in range(count):
+            answer = await connection.request(data.PRODUCE, 9, produce(batch(bytes(size))))
+            assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
+        began_s, offset = world.clock.monotonic(), 0
+        while (left := count - offset) == count or left * size >= min(min_bytes, max_bytes):
+            asked = m.FetchPartition(0, -1, offset, -1, -1, 50_000_000)
+            topic = m.FetchTopic(ORDERS, "", [asked])
+            answer = await connection.request(
+                data.FETCH, 12, m.FetchRequest(-1, wait_ms, min_bytes, max_bytes, 0, [topic])
+            )
+            offset += sum(1 for _ in iterate_batches(answer.responses[0].partitions[0].records))
+        assert world.clock.monotonic() - began_s < 1
+        assert min_bytes > max_bytes or (count - offset) * size < min(min_bytes, 4 * size)
+
+    with_cluster(program)
+
+
 def test_large_records_are_where_they_belong_among_small_ones() -> None:
     """They are not copied into the answer, but sent in its midst."""
     sizes = [100, 30_000, 5, 200_000, 70_000]

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from minibroker.broker.handlers import transcoding
+from minibroker.broker.handlers import fetch, transcoding
 from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.kafka_dialect import KafkaDialect
 from minibroker.broker.network.turns import Turns
@@ -34,6 +34,13 @@ def large_records_leave_last(patches: Patches) -> None:
     def pieces(original: Any, self: Any) -> list[Any]:
         found = original(self)
         return [*found[::2], *found[1::2]]
+
+
+@mutant("a needless wait", "an answer never holds what its consumer waits for")
+def much_is_answered_in_parts(patches: Patches) -> None:
+    @patches.instead_of(fetch, "most_bytes")
+    def most_bytes(original: Any, min_bytes: int, is_follower: bool) -> Any:
+        return original(0, is_follower)
 
 
 @mutant("acknowledged too early", "acks=all of Kafka's clients waits for the leader alone")

@@ -18,7 +18,7 @@ def test_an_interruption_while_modules_are_imported_is_silent() -> None:
             rest = process.stderr.read()
         finally:
             process.kill()
-    # To a shell both are 130. Python ends by the signal where that came within the `exec` of a string, as of a dataclass.
+    # To a shell both are 130. Python ends by the signal where that came within the `exec` of a string (a dataclass's).
     assert process.returncode in (130, -signal.SIGINT)
     assert b"Traceback" not in rest
     assert b"KeyboardInterrupt" not in rest
