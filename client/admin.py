@@ -231,7 +231,8 @@ class Admin(Client):
 
     async def create_topics(self, topics: Iterable[NewTopic]) -> None:
         """Create several topics. Raises TopicErrors naming those that failed; the others are created."""
-        if isinstance(topics, NewTopic):
+        given: object = topics
+        if isinstance(given, NewTopic | str):
             raise InvalidSetting("topics", topics, "give a list of NewTopic, or call create_topic")
         creation = _Creation([_creatable(topic) for topic in topics], self._runtime.world.random)
         errors = await self._change_topics(creation)
@@ -1022,6 +1023,8 @@ async def _single(name: str, change: Coroutine[object, object, None]) -> None:
 def _creatable(topic: NewTopic) -> m.CreatableTopic:
     if not isinstance(topic, NewTopic):
         raise InvalidSetting("topics", topic, "give a list of NewTopic, or call create_topic")
+    if not isinstance(topic.configs, Mapping):
+        raise InvalidSetting("configs", topic.configs, "give a dict of settings' names and values")
     if not isinstance(topic.name, str):
         raise InvalidSetting("name", topic.name, "a name is a str")
     problem = topic_name_problem(topic.name)

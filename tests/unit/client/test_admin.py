@@ -204,9 +204,11 @@ def test_a_name_where_a_list_is_expected_is_refused_and_nothing_is_deleted() -> 
                 await call("ab")
             with pytest.raises(InvalidSetting, match="a name is a str"):
                 await call([b"ab"])  # type: ignore[list-item]
-        for topics in ("ab", ["ab"], NewTopic("ab")):
-            with pytest.raises(InvalidSetting, match="give a list of NewTopic, or call create_topic"):
+        for topics, named in (("ab", "'ab'"), (["ab"], "'ab'"), (NewTopic("ab"), "NewTopic")):
+            with pytest.raises(InvalidSetting, match=f"topics={named}.*give a list of NewTopic, or call create_topic"):
                 await admin.create_topics(topics)  # type: ignore[arg-type]
+        with pytest.raises(InvalidSetting, match=r"configs=\['x'\]: give a dict"):
+            await admin.create_topic("c", configs=["x"])  # type: ignore[arg-type]
         assert await admin.list_topics() == ["a", "ab", "b"]
 
     run(scenario)
