@@ -17,7 +17,8 @@ MOST_AT_ONCE_BYTES = 4 * 1024 * 1024
 takes half a millisecond or more for each MiB, and others wait meanwhile. Who wants more asks again at once: the round
 trip is little beside that. (A first batch that is larger is sent all the same.)"""
 MOST_TO_CONSUMERS_BYTES = 1024 * 1024
-"""Theirs often run on the same machine: one that is busy with records waits for its core meanwhile."""
+"""Of records in one answer to a consumer that does not wait for much (`most_bytes`): it often runs on the same machine,
+and, busy with what it has, waits for its core while the broker sends."""
 
 
 def most_bytes(min_bytes: int, is_follower: bool) -> int:

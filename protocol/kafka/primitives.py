@@ -39,7 +39,7 @@ class FrameWriter(bytearray):
     """A frame, which begins with room for its length.
 
     Records are by far the most of an answer to Fetch, and lie in memory of their own. They take their place when the
-    frame is sent, rather than be copied into it: a copy of each MiB took a tenth of the time of such an answer."""
+    frame is sent, rather than be copied into it: that took 8 % of the time of a broker that a client reads from."""
 
     def __init__(self) -> None:
         super().__init__(LENGTH32.size)
