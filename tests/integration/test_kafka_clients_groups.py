@@ -184,14 +184,24 @@ def sockets_that_clients_leave_open() -> Iterator[None]:
             each.close()
 
 
-def write(bootstrap: str, topic: str, first: int, count: int, pause_s: float = 0.0) -> None:
+def write(bootstrap: str, topic: str, first: int, count: int) -> None:
     with Producer(bootstrap) as producer:
         for number in range(first, first + count):
             producer.send(topic, b"%d" % number, partition=number % PARTITIONS)
-            if pause_s and number % 20 == 0:
-                producer.flush()
-                time.sleep(pause_s)
         producer.flush()
+
+
+def write_until(enough: threading.Event, bootstrap: str, topic: str, least: int) -> int:
+    """At least that many records, a few at a time, and as many in each partition. Returns how many."""
+    written = 0
+    with Producer(bootstrap) as producer:
+        while written < least or not enough.is_set():
+            for number in range(written, written + 3 * PARTITIONS):
+                producer.send(topic, b"%d" % number, partition=number % PARTITIONS)
+            written += 3 * PARTITIONS
+            producer.flush()
+            time.sleep(0.02)
+    return written
 
 
 class OurMember:
@@ -239,40 +249,45 @@ def test_a_group_reads_all_while_members_come_and_its_coordinator_dies_and_goes_
     member, group, topic, bootstrap = MEMBERS[kind], f"group-{kind}", f"topic-{kind}", cluster.bootstrap()
     with Admin(bootstrap) as admin:
         admin.create_topic(topic, partitions=PARTITIONS, replication_factor=3)
-    written = {(partition, offset) for partition in range(PARTITIONS) for offset in range(RECORDS // PARTITIONS)}
-    writer = threading.Thread(target=write, args=(bootstrap, topic, 0, RECORDS, 0.02))
+    both_read = threading.Event()
+    pool = ThreadPoolExecutor(1)
+    # However long the second takes to join, there are records left for it.
+    writing = pool.submit(write_until, both_read, bootstrap, topic, least=RECORDS)
     members = [Running(member, bootstrap, group, topic)]
     try:
-        writer.start()
         until_true(lambda: members[0].is_well() and len(members[0].read) > 0, within_s=LONG_S)
         members.append(Running(member, bootstrap, group, topic))
         until_true(lambda: members[1].is_well() and len(members[1].read) > 0, within_s=LONG_S)
+        both_read.set()
         cluster.kill(LeaderOf(TopicPartition(OFFSETS_TOPIC, partition_of(group, OFFSETS_PARTITIONS))))
 
-        def has_read_all() -> bool:
-            return all(one.is_well() for one in members) and {p for one in members for p in one.read} == written
+        written = writing.result()
+        everything = {(p, o) for p in range(PARTITIONS) for o in range(written // PARTITIONS)}
 
-        until_true(has_read_all, within_s=LONG_S)
+        def have_read_all() -> bool:
+            return all(one.is_well() for one in members) and {p for one in members for p in one.read} == everything
+
+        until_true(have_read_all, within_s=LONG_S)
 
         def has_committed_all() -> bool:
             with Admin(bootstrap) as admin:
                 found = admin.list_group_offsets(group)
             return {p.partition: c.offset for p, c in found.items() if c} == dict.fromkeys(
-                range(PARTITIONS), RECORDS // PARTITIONS
+                range(PARTITIONS), written // PARTITIONS
             )
 
         until_true(lambda: all(one.is_well() for one in members) and has_committed_all(), within_s=LONG_S)
     finally:
-        writer.join()
+        both_read.set()
+        pool.shutdown()
         cluster.start(AllBrokers())
         for one in members:
             one.end()
 
-    write(bootstrap, topic, RECORDS, 60)
+    write(bootstrap, topic, written, 60)
     resumed = Running(member, bootstrap, group, topic)
     try:
         until_true(lambda: resumed.is_well() and len(resumed.read) >= 60, within_s=LONG_S)
     finally:
         resumed.end()
-    per_partition = RECORDS // PARTITIONS
-    assert sorted(resumed.read) == [(p, per_partition + n) for p in range(PARTITIONS) for n in range(10)]
+    assert sorted(resumed.read) == [(p, written // PARTITIONS + n) for p in range(PARTITIONS) for n in range(10)]
