@@ -7,6 +7,10 @@ confluent-kafka and aiokafka, with the settings that they come with but for acks
 killed with SIGKILL; topics have six partitions and three replicas. What was read is compared with what was sent. Last,
 what our own producer writes (columns) is read by confluent-kafka, next to what confluent-kafka itself writes.
 
+What is read was written for it, the same number of records to each partition, alike in both clusters: librdkafka's own
+partitioner gives one partition up to two and a half times what it gives another, by chance, and reading takes as long
+as the largest takes.
+
 Each run is a process of its own (`kafka_client_runs`), and the two clusters take turns run by run: of each the median
 counts. Both clusters live all the time, so that neither is measured while it is new; the other one is idle meanwhile,
 and what that takes is printed.
@@ -55,8 +59,8 @@ BROKERS = 3
 PARTITIONS = 6
 LATENCY_RATE = 5_000
 GAP_RATE = 1_000
-READS = 3
-"""Of each topic that was produced to: reading is short."""
+TURN = 500
+"""So many records go to a partition of what is read, before the next one has its turn."""
 NO_REST = {"fetch.queue.backoff.ms": 10}
 """For a confluent-kafka that reads."""
 NO_LINGER = {"linger.ms": 0}
@@ -70,6 +74,8 @@ OURS, KAFKA = "minibroker", "Kafka"
 
 class Effort(NamedTuple):
     repeats: int
+    reads: int
+    """Of each topic, in each of those repeats: reading is short, and differs by a tenth from one time to the next."""
     records: dict[tuple[str, int], int]
     """By client and size of values."""
     latency_s: float
@@ -77,6 +83,7 @@ class Effort(NamedTuple):
 
 FULL = Effort(
     repeats=3,
+    reads=8,
     records={
         ("confluent-kafka", 100): 1_500_000,
         ("confluent-kafka", 1_024): 400_000,
@@ -85,7 +92,7 @@ FULL = Effort(
     },
     latency_s=8,
 )
-QUICK = Effort(repeats=1, records=dict.fromkeys(FULL.records, 20_000), latency_s=1)
+QUICK = Effort(repeats=1, reads=1, records=dict.fromkeys(FULL.records, 20_000), latency_s=1)
 
 
 # --- the two clusters ---
@@ -289,40 +296,54 @@ class Bench:
         )
 
     def produce_and_consume(self) -> None:
-        for (client, size), count in self.effort.records.items():
-            produced = Case("produce, records/s", client, size, 1.0, True)
-            for _ in range(self.effort.repeats):
-                with contextlib.ExitStack() as until_read:
-                    topics = []
-                    for peer in self.peers:
-                        topics.append(until_read.enter_context(peer.topic()))
-                        with self.turn(peer):
-                            made = run(self.job(peer, topics[-1], "produce", client, size))
-                        self.results.add(produced, peer.name, made["records_per_second"])
-                    for note, target, settings in (
-                        [("", None, {}), (f" ({setting_text(NO_REST)})", 1.0, NO_REST)]
-                        if client == "confluent-kafka"
-                        else [("", 1.0, {})]
-                    ):
-                        consumed = Case("consume, records/s", client + note, size, target, True)
-                        for _ in range(READS):
-                            for peer, topic in zip(self.peers, topics, strict=True):
-                                with self.turn(peer):
-                                    read = run(self.job(peer, topic, "consume", client, size, settings=settings))
-                                self.results.add(consumed, peer.name, read["records_per_second"])
-                if client == "confluent-kafka":
-                    self._read_columns(client, size, count)
+        for client, size in self.effort.records:
+            self._produce(client, size)
+            self._consume(client, size)
+            if client == "confluent-kafka":
+                self._consume_columns(client, size)
 
-    def _read_columns(self, client: str, size: int, count: int) -> None:
+    def _produce(self, client: str, size: int) -> None:
+        case = Case("produce, records/s", client, size, 1.0, True)
+        for _ in range(self.effort.repeats):
+            for peer in self.peers:
+                with peer.topic() as topic, self.turn(peer):
+                    made = run(self.job(peer, topic, "produce", client, size))
+                self.results.add(case, peer.name, made["records_per_second"])
+
+    def _consume(self, client: str, size: int) -> None:
+        def case(note: str, target: float | None) -> Case:
+            return Case("consume, records/s", client + note, size, target, True)
+
+        rests = [(case(f" ({setting_text(NO_REST)})", 1.0), NO_REST, self.effort.reads), (case("", None), {}, 1)]
+        ways = rests if client == "confluent-kafka" else [(case("", 1.0), {}, self.effort.reads)]
+        for _ in range(self.effort.repeats):
+            with contextlib.ExitStack() as until_read:
+                topics = {peer: until_read.enter_context(self._filled(peer, client, size)) for peer in self.peers}
+                for of_case, settings, reads in ways:
+                    for _ in range(reads):
+                        for peer, topic in topics.items():
+                            with self.turn(peer):
+                                read = run(self.job(peer, topic, "consume", client, size, settings=settings))
+                            self.results.add(of_case, peer.name, read["records_per_second"])
+
+    def _consume_columns(self, client: str, size: int) -> None:
         name = f"{client} ({setting_text(NO_REST)})"
         case = Case("consume columns, records/s", name, size, 0.5, True, "minibroker, magic 2")
         ours = self.peers[0]
-        for writer, who in (("minibroker", "columns"), (client, "magic 2")):
-            with ours.topic() as topic:
-                run(self.job(ours, topic, "produce", writer, size, count=count))
-                for _ in range(READS):
-                    found = run(self.job(ours, topic, "consume", client, size, settings=NO_REST))
-                    self.results.add(case, who, found["records_per_second"])
+        for _ in range(self.effort.repeats):
+            for writer, who in (("minibroker", "columns"), (client, "magic 2")):
+                with self._filled(ours, client, size, writer) as topic:
+                    for _ in range(self.effort.repeats):
+                        found = run(self.job(ours, topic, "consume", client, size, settings=NO_REST))
+                        self.results.add(case, who, found["records_per_second"])
+
+    @contextlib.contextmanager
+    def _filled(self, peer: Peer, reader: str, size: int, writer: str = "confluent-kafka") -> Iterator[str]:
+        """A topic with what that client is to read, as much in every partition."""
+        with peer.topic() as topic:
+            count = self.effort.records[reader, size]
+            run(self.job(peer, topic, "produce", writer, size, count=count, turn=TURN))
+            yield topic
 
     def latency(self) -> None:
         for client, note, settings in (

@@ -50,6 +50,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Records a second, for `latency` and `gap`."""
     partition: int | None = None
     """The only one that is written to."""
+    turn: int = 0
+    """So many records go to each partition in turn. 0: the client's partitioner has its way."""
     settings: dict[str, Any] = {}
     """Of the producer or consumer, in its own names."""
 
@@ -62,6 +64,13 @@ def values_of(job: Job) -> Iterator[bytes]:
     """Without end: distinct, do not compress, and known again by who reads them."""
     values, run = Values(), SystemRandom().getrandbits(32)
     return (values.make(run, number, job.size) for number in itertools.count())
+
+
+def partitions_of(job: Job, any: Any) -> Iterator[Any]:
+    """Of each record; `any` is the partition by which a client says that its partitioner is to choose."""
+    if not job.turn:
+        return itertools.repeat(any)
+    return (number // job.turn % job.partitions for number in itertools.count())
 
 
 # --- what is sent when, and when it is acknowledged ---
@@ -170,10 +179,12 @@ def confluent_produce(job: Job) -> Measured:
     producer = confluent_producer(job, **{"delivery.report.only.error": True})
     confluent_warm_up(job, producer, iter(values))
     began_s = time.perf_counter()
-    for value in values[job.partitions :]:
+    for value, partition in zip(values[job.partitions :], partitions_of(job, any=-1), strict=False):
         while True:
             try:
-                producer.produce(job.topic, value, on_delivery=lambda error, _: problems.append(error))
+                producer.produce(
+                    job.topic, value, partition=partition, on_delivery=lambda error, _: problems.append(error)
+                )
             except BufferError:
                 producer.poll(0.01)
             else:
@@ -296,8 +307,8 @@ async def native_produce(job: Job) -> Measured:
     values = list(itertools.islice(values_of(job), job.count))
     async with Producer(job.bootstrap, acks="all") as producer:
         began_s = time.perf_counter()
-        for value in values:
-            producer.send(job.topic, value)
+        for value, partition in zip(values, partitions_of(job, any=None), strict=False):
+            producer.send(job.topic, value, partition=partition)
             await producer.drain()
         await producer.flush()
     return {"records_per_second": job.count / (time.perf_counter() - began_s)}
