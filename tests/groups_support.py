@@ -43,12 +43,18 @@ class CoordinatedGroups:
     # -- what the controller does --
 
     def announce(
-        self, topics: Mapping[str, str], *, deleted: Mapping[str, str] | None = None, epoch: int = 1, last: bool = True
+        self,
+        topics: Mapping[str, str],
+        *,
+        deleted: Mapping[str, str] | None = None,
+        epoch: int = 1,
+        last: bool = True,
+        partitions: int = 1,
     ) -> None:
-        """Topics of one partition each, by name: their ids; as the handler of UpdateMetadata does it."""
+        """Topics, by name: their ids; as the handler of UpdateMetadata does it."""
+        parts = [UpdateMetadataPartition(index, epoch, ME, 0, [ME], 0, [ME], []) for index in range(partitions)]
         states = [
-            UpdateMetadataTopic(name, topic_id, [UpdateMetadataPartition(0, epoch, ME, 0, [ME], 0, [ME], [])], False, 1)
-            for name, topic_id in topics.items()
+            UpdateMetadataTopic(name, topic_id, parts, False, partitions) for name, topic_id in topics.items()
         ] + [UpdateMetadataTopic(name, topic_id, [], True, 0) for name, topic_id in (deleted or {}).items()]
         metadata = self.broker.metadata
         before = {one.topic_name: metadata.topic_id(one.topic_name) for one in states}

@@ -75,6 +75,8 @@ class GroupCoordinator(TermListener):
         for group in term.groups.values():
             for member in list(group.members.values()):
                 self._session_begins(term, group, member)
+            if group.leader_id in group.static_members.values():
+                group.seen_counts = {}  # it may have come back to the coordinator before
             if len(group.members) > self._config.group_max_size:
                 self._prepare_rebalance(term, group, "it has more members than group.max.size")
 
@@ -255,6 +257,8 @@ class GroupCoordinator(TermListener):
             elif group.awaits_what_was_owned(before.protocols):
                 self._prepare_rebalance(term, group, f"static member {name} comes back, and was to give up partitions")
             else:
+                if group.leader_id == member.member_id:
+                    group.seen_counts = self._partition_counts(group)
                 self._store_return(term, group, member, before)
 
     def _store_return(self, term: Term, group: Group, member: Member, before: Member) -> None:
@@ -275,6 +279,21 @@ class GroupCoordinator(TermListener):
 
         assignments = {other.member_id: other.assignment for other in group.members.values()}
         self._store_group(term, group, assignments, stored)
+
+    def _look_at_topics(self, term: Term, group: Group) -> None:
+        """A static leader that came back may have seen partitions of which this broker had not heard when it said that
+        all are assigned: nobody else would ever look."""
+        if group.seen_counts is None or not group.is_in(_S.STABLE):
+            return
+        counts = self._partition_counts(group)
+        if counts == group.seen_counts:
+            return
+        group.seen_counts = counts
+        if not group.assigns_all(self._metadata.partition_count):
+            self._prepare_rebalance(term, group, "its leader came back, and topics have other partitions")
+
+    def _partition_counts(self, group: Group) -> dict[str, int]:
+        return {topic: self._metadata.partition_count(topic) for topic in group.subscribed_topics() or ()}
 
     # -- rebalances --
 
@@ -380,8 +399,7 @@ class GroupCoordinator(TermListener):
             self._prepare_rebalance(term, group, f"member {member_id} is gone: {reason}")
         if group.is_in(_S.PREPARING_REBALANCE):
             self._joins.check_and_complete(group)
-        if group.is_unused and term.groups.get(group.group_id) is group:
-            del term.groups[group.group_id]
+        term.forget_unused(group, self._clock.wall_ms())
 
     def _drop(self, group: Group, member_id: str) -> bool:
         """Whether it was a member. What it waits for ends with an error upon which it joins again."""
@@ -456,6 +474,7 @@ class GroupCoordinator(TermListener):
                 self._prepare_rebalance(term, group, f"the assignments could not be stored: {outcome.code.name}")
                 return
             group.transition_to(_S.STABLE, self._clock.wall_ms())
+            group.seen_counts = None
             for other in group.members.values():
                 other.assignment = assignments.get(other.member_id, b"")
                 if other.sync_waiter is not None:
@@ -477,11 +496,13 @@ class GroupCoordinator(TermListener):
         if isinstance(found, ErrorCode):
             # While the groups are loaded no session runs, so nobody need do anything.
             return _E.NONE if found is _E.COORDINATOR_LOAD_IN_PROGRESS else found
-        _, group = found
+        term, group = found
         error = why_not_in_generation(group, body.member_id, body.group_instance_id, body.generation_id)
         if group is None or error is not _E.NONE:
             return error
         self._heard_of(group.members[body.member_id])
+        if group.leader_id == body.member_id:
+            self._look_at_topics(term, group)
         return _E.REBALANCE_IN_PROGRESS if group.is_in(_S.PREPARING_REBALANCE) else _E.NONE
 
     def leave(self, body: g.LeaveGroupRequest) -> g.LeaveGroupResponse:

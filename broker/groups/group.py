@@ -22,9 +22,10 @@ SyncWaiter = Callable[[SyncGroupResponse], None]
 
 NO_GENERATION = -1
 
-UNSTORED_GENERATIONS = 100
-"""As many as may have been begun by a coordinator whose assignments never came into the log. The next coordinator does
-not know their numbers, and must not give them to others: somebody may still commit in their name."""
+UNSTORED_GENERATIONS = 10_000
+"""As many as may have been begun by a coordinator whose assignments never came into the log: in three hours, as each
+takes a second. The next coordinator does not know their numbers, and must not give them to others: somebody may still
+commit in their name."""
 
 
 def never() -> bool:
@@ -103,6 +104,9 @@ class Group:
         """The last one in which the leader has brought an assignment."""
         self.new_member_added = False
         """Since the initial delay was last looked at."""
+        self.seen_counts: Mapping[str, int] | None = None
+        """Of the topics of a group whose static leader has come back, as this broker last saw them. That leader takes
+        what itself sees of them for what is assigned. None: it has brought the assignment, and watches them."""
         self.is_being_deleted = False
         """Its end is on its way into the log: until it is known there, nothing may be said of it."""
         self.offsets = GroupOffsets()

@@ -74,6 +74,7 @@ class GroupRemoval(TermListener):
         if outcome.code is not _E.NONE:
             if not outcome.is_in_doubt:
                 group.is_being_deleted = False
+                term.forget_unused(group, self._clock.wall_ms())
             elif not term.is_over:
                 self._start_task(self._delete_for_certain(term, group), f"deletion of group {group_id!r}")
         return outcome.code
@@ -88,7 +89,7 @@ class GroupRemoval(TermListener):
         key = encode_group_key(group.group_id)
         outcome = await _outcome(lambda done: self._terms.write(term, [(key, None)], done))
         if outcome.code is _E.NONE and not term.is_over:
-            self._forget(term, group)
+            term.forget(group, self._clock.wall_ms())
             logger.info("group %r is deleted", group.group_id)
         outcome.is_in_doubt |= bool(offsets)
         return outcome
@@ -98,11 +99,6 @@ class GroupRemoval(TermListener):
         while not term.is_over and not group.is_in(_S.DEAD):
             await asyncio.sleep(RETRY_S)
             await self._delete(term, group)
-
-    def _forget(self, term: Term, group: Group) -> None:
-        if term.groups.get(group.group_id) is group:
-            group.transition_to(_S.DEAD, self._clock.wall_ms())
-            del term.groups[group.group_id]
 
     # -- what nobody uses --
 
@@ -127,6 +123,7 @@ class GroupRemoval(TermListener):
     async def _sweep(self, term: Term, gone: frozenset[str] | None = None) -> None:
         """`gone`: look for offsets of topics that are, these among them, and for nothing else."""
         slices = Slices()
+        self._look_at_clocks()  # they may have been set since the last partition's turn
         now_ms = self._clock.wall_ms() - self._jumped_ms
         for group in list(term.groups.values()):
             await slices.breathe()

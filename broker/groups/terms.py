@@ -43,6 +43,7 @@ from minibroker.broker.groups.records import (
     decode_offset_value,
     encode_group_key,
 )
+from minibroker.broker.groups.states import GroupState
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.replication.delayed import ProduceStatus
 from minibroker.broker.replication.manager import ReplicaManager
@@ -119,6 +120,17 @@ class Term:
         self.unconfirmed: list[Callable[[ErrorCode], None]] = []
         self._in_doubt: list[tuple[int, Callable[[], None]]] = []
         """Writes that failed and are in the log: where each ends, and what it means. A heap."""
+
+    def forget(self, group: Group, now_ms: int) -> None:
+        """Whoever asks for it from now on begins anew, and who has it in hand sees that it is dead."""
+        if self.groups.get(group.group_id) is group:
+            group.transition_to(GroupState.DEAD, now_ms)
+            del self.groups[group.group_id]
+
+    def forget_unused(self, group: Group, now_ms: int) -> None:
+        """Not one that is being deleted: nobody may begin it anew until it is known how that ends."""
+        if group.is_unused and not group.is_being_deleted:
+            self.forget(group, now_ms)
 
     def await_replicas(self, end_offset: int, replicated: Callable[[], None]) -> None:
         """A write that ends there is in doubt. `replicated` is called when it no longer is, before anybody is told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Any
@@ -421,3 +422,111 @@ def test_a_static_member_whose_name_is_no_name_is_refused_with_the_rule() -> Non
             await member.join_once()
 
     with_topic(program)
+
+
+ONE_OFFSETS_PARTITION = {"offsets.topic.num.partitions": "1"}
+
+
+def offsets_end(cluster: VirtualCluster, broker_id: int, index: int = 0) -> int:
+    """Of the log of a partition of `__consumer_offsets`."""
+    replicas = cluster.broker(broker_id)._replicas
+    assert replicas is not None
+    partition = replicas.partition(TopicPartition(OFFSETS_TOPIC, index))
+    assert partition is not None
+    return partition.log.log_end_offset
+
+
+def test_what_is_committed_in_place_of_a_group_that_was_dropped_outlives_the_look_for_unused_ones() -> None:
+    """The look has the group in hand when the only id that was given out for it is given back."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        assert await GroupClient(cluster, world, "old").commit({ORDERS: 7}) == [ErrorCode.NONE]
+        await asyncio.sleep(50)
+        member = GroupMember(cluster, world, "new", session_timeout_ms=60_000)
+        client = GroupClient(cluster, world, "new")
+        coordinator = await member.find_coordinator()
+        assert (await member.join_once()).error_code == ErrorCode.MEMBER_ID_REQUIRED
+        before = offsets_end(cluster, coordinator)
+        while offsets_end(cluster, coordinator) == before:
+            await asyncio.sleep(0.0002)
+        # The look has just deleted what the old group had committed, and waits until that is replicated.
+        followers = [id for id in cluster.broker_ids if id != coordinator]
+        for follower in followers:
+            cluster.pause_broker(follower)
+        leaving = g.LeaveGroupRequest("new", [g.LeavingMember(member.member_id, None)])
+        assert (await member.ask(coordinator, apis.LEAVE_GROUP, leaving)).members[0].error_code == ErrorCode.NONE
+        committing = asyncio.ensure_future(client.commit({ORDERS: 42}, broker_id=coordinator))
+        await asyncio.sleep(0.3)
+        for follower in followers:
+            cluster.resume_broker(follower)
+        assert await committing == [ErrorCode.NONE]
+        for _ in range(5):
+            assert await client.committed(ORDERS) == 42
+            await asyncio.sleep(1)
+
+    retention = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "20000"}
+    with_topic(program, ONE_OFFSETS_PARTITION | retention)
+
+
+def test_a_group_whose_deletion_is_in_doubt_is_not_begun_anew_when_an_id_that_it_gave_out_expires() -> None:
+    """It would be deleted again, every second, under its new members."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        gone = GroupMember(cluster, world, "billing", session_timeout_ms=8_000)
+        assert (await gone.join_once()).error_code == ErrorCode.MEMBER_ID_REQUIRED
+        coordinator = await gone.find_coordinator()
+        followers = [id for id in cluster.broker_ids if id != coordinator]
+        await asyncio.sleep(5)
+        for follower in followers:
+            cluster.pause_broker(follower)
+        deleting = gone.ask(coordinator, apis.DELETE_GROUPS, g.DeleteGroupsRequest(["billing"]))
+        in_doubt = asyncio.ensure_future(deleting)
+        await asyncio.sleep(5.2)
+        for follower in followers:
+            cluster.resume_broker(follower)
+        assert [one.error_code for one in (await in_doubt).results] == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+        members = [GroupMember(cluster, world, "billing", group_instance_id=f"till-{n}") for n in range(2)]
+        await asyncio.gather(*(member.join_and_sync() for member in members))
+        before = offsets_end(cluster, coordinator)
+        for _ in range(10):
+            await asyncio.sleep(1)
+            assert [await member.heartbeat() for member in members] == [ErrorCode.NONE] * 2
+        assert offsets_end(cluster, coordinator) == before
+        cluster.kill_broker(coordinator)
+        await asyncio.sleep(3)
+        assert [await member.heartbeat() for member in members] == [ErrorCode.NONE] * 2
+
+    with_topic(program, ONE_OFFSETS_PARTITION)
+
+
+def test_a_clock_that_is_set_ahead_while_unused_offsets_are_looked_for_deletes_none() -> None:
+    """One broker coordinates two partitions, and the clock is set between their turns."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        await GroupClient(cluster, world, "any").find_coordinator()
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            both = {TopicPartition(OFFSETS_TOPIC, index): [0, 1, 2] for index in range(2)}
+            await admin.alter_partition_reassignments(both)
+            await asyncio.sleep(1)
+            with suppress(BrokerError):
+                await admin.elect_leaders("preferred")  # those of the rest lead where they should
+        await asyncio.sleep(2)
+        groups = cluster.broker(0)._groups
+        assert groups is not None
+        first, second = (term.topic_partition.partition for term in groups.terms.loaded())
+        of_first = [name for name in (f"old-{n}" for n in range(200)) if partition_of(name, 2) == first]
+        for name in of_first:
+            assert await GroupClient(cluster, world, name).commit({ORDERS: 1}, broker_id=0) == [ErrorCode.NONE]
+        young = next(name for name in (f"young-{n}" for n in range(50)) if partition_of(name, 2) == second)
+        await asyncio.sleep(590 - asyncio.get_running_loop().time() % 600)
+        client = GroupClient(cluster, world, young)
+        assert await client.commit({ORDERS: 42}, broker_id=0) == [ErrorCode.NONE]
+        before = offsets_end(cluster, 0, first)
+        while offsets_end(cluster, 0, first) == before:
+            await asyncio.sleep(0.0005)
+        cluster.simulation.host(host_name(0)).clock_offset_ms = 8 * 24 * 3_600_000
+        await asyncio.sleep(60)
+        assert await client.committed(ORDERS) == 42
+
+    few = {"offsets.topic.num.partitions": "2", "offsets.retention.minutes": "5"}
+    with_topic(program, few | {"offsets.retention.check.interval.ms": "600000"})

@@ -184,6 +184,40 @@ def deletions_in_doubt_are_forgotten(patches: Patches) -> None:
         return outcome
 
 
+@mutant("partitions that nobody has", "a static leader that comes back is believed to watch what it has not assigned")
+def static_leaders_are_believed(patches: Patches) -> None:
+    @patches.instead_of(GroupCoordinator, "_look_at_topics")
+    def look_at_topics(original: Any, self: GroupCoordinator, *rest: Any) -> None:
+        pass
+
+
+@mutant("two groups of one name", "one that is dropped as nobody uses it passes for empty with whoever has it in hand")
+def dropped_groups_are_not_dead(patches: Patches) -> None:
+    @patches.instead_of(Term, "forget_unused")
+    def forget_unused(original: Any, self: Term, group: Group, now_ms: int) -> None:
+        if group.is_unused and not group.is_being_deleted:
+            self.groups.pop(group.group_id, None)
+
+
+@mutant("two groups of one name", "one whose deletion is in doubt is dropped as nobody uses it, and begun anew")
+def groups_are_dropped_in_their_deletion(patches: Patches) -> None:
+    @patches.instead_of(Term, "forget_unused")
+    def forget_unused(original: Any, self: Term, group: Group, now_ms: int) -> None:
+        if group.is_unused:
+            self.groups.pop(group.group_id, None)
+
+
+@mutant("clocks", "one that is set ahead within a look for unused offsets counts until the next look")
+def clocks_are_looked_at_between_looks(patches: Patches) -> None:
+    @patches.instead_of(GroupRemoval, "_sweep")
+    async def sweep(original: Any, self: GroupRemoval, term: Term, *rest: Any) -> None:
+        known, self._looked_at = self._looked_at, None
+        try:
+            await original(self, term, *rest)
+        finally:
+            self._looked_at = known
+
+
 @mutant("commits of a deleted topic", "they are repeated for a while, and those of the next topic wait behind them")
 def commits_of_a_deleted_topic_wait(patches: Patches) -> None:
     @patches.instead_of(Commits, "_is_older")

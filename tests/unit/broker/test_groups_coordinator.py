@@ -18,7 +18,7 @@ from minibroker.protocol.consumer_protocol import (
 )
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import TopicPartition
-from tests.groups_support import GROUP, OFFSETS, CoordinatedGroups, with_groups
+from tests.groups_support import GROUP, OFFSETS, ORDERS_ID, CoordinatedGroups, with_groups
 from tests.replication_support import ME, ORDERS
 from tests.waiting import until
 
@@ -106,8 +106,10 @@ def test_a_group_that_nobody_joins_after_all_is_forgotten(tmp_path: Path) -> Non
     async def scenario(groups: CoordinatedGroups) -> None:
         groups.join(session_timeout_ms=6_000)
         assert GROUP in groups.groups.terms.loaded()[0].groups
+        forgotten = groups.group()
         await asyncio.sleep(6.1)
         assert groups.groups.terms.loaded()[0].groups == {}
+        assert forgotten.is_in(GroupState.DEAD)  # for whoever was about to do something with it
 
     with_groups(tmp_path, scenario)
 
@@ -538,6 +540,34 @@ def test_a_static_leader_that_comes_back_assigns_anew_where_its_topics_have_othe
         await groups.sync(joined.member_id, 1, {joined.member_id: given})
         back = await groups.join(instance="one", protocols=consumer_of("orders", "unknown"))
         assert (back.generation_id, back.skip_assignment) == ((2, False) if rebalances else (1, True))
+
+    with_groups(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_static_leader_that_came_back_is_asked_again_when_its_coordinator_hears_of_more_partitions(
+    tmp_path: Path, is_loaded: bool
+) -> None:
+    """It may have seen them when it came back, and have taken them for assigned, as it was to assign nothing."""
+
+    async def scenario(groups: CoordinatedGroups) -> None:
+        given = encode_assignment(ConsumerProtocolAssignment([ORDERS]))
+        joined = await groups.join(instance="one", protocols=consumer_of("orders"))
+        await groups.sync(joined.member_id, 1, {joined.member_id: given})
+        back = await groups.join(instance="one", protocols=consumer_of("orders"))
+        assert back.skip_assignment
+        if is_loaded:
+            await groups.follow(1)
+            await groups.lead(2)
+        assert groups.heartbeat(back.member_id, 1) is E.NONE
+        groups.announce({"orders": ORDERS_ID}, partitions=2)
+        assert groups.heartbeat(back.member_id, 1) is E.REBALANCE_IN_PROGRESS
+        again = await groups.join(back.member_id, instance="one", protocols=consumer_of("orders"))
+        assert again.generation_id > 1
+        assert not again.skip_assignment
+        await groups.sync(back.member_id, again.generation_id, {back.member_id: given})  # it has not seen the second
+        groups.announce({"orders": ORDERS_ID}, partitions=3)
+        assert groups.heartbeat(back.member_id, again.generation_id) is E.NONE  # it has its own eyes now
 
     with_groups(tmp_path, scenario)
 
