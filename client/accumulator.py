@@ -66,7 +66,7 @@ from minibroker.client.batch import (
     judge_batch,
 )
 from minibroker.client.columns import Columns, grouped
-from minibroker.client.errors import BufferFull, FailedRecord, PartitionerFailed
+from minibroker.client.errors import BufferFull, FailedRecord, PartitionerFailed, no_such_partition
 from minibroker.client.partitioners import (
     Partitioner,
     Partitions,
@@ -77,8 +77,9 @@ from minibroker.client.partitioners import (
     choose_sticky,
     partitions_of,
 )
+from minibroker.client.settings import check_topic_name
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from minibroker.protocol.model import topic_name_problem
+from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import Header
 
 GRANT = 16 * 1024
@@ -296,9 +297,7 @@ class Accumulator:
     def _state(self, topic: str) -> TopicState:
         state = self._topics.get(topic)
         if state is None:
-            problem = topic_name_problem(topic) if isinstance(topic, str) else f"{topic!r}: a name is a str"
-            if problem is not None:
-                raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+            check_topic_name(topic)
             state = self._topics[topic] = TopicState(topic, self._batch_size)
         return state
 
@@ -350,10 +349,7 @@ class Accumulator:
     @staticmethod
     def _check_partition(state: TopicState, count: int, partition: int) -> None:
         if not 0 <= partition < count:
-            raise BrokerError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"partition {partition} of {state.name}, which has partitions 0 to {count - 1}",
-            )
+            raise no_such_partition(TopicPartition(state.name, partition), count)
 
     @staticmethod
     def _chosen(

@@ -35,6 +35,7 @@ from minibroker.client.errors import (
     InvalidSetting,
     PartitionErrors,
     TopicErrors,
+    no_such_partition,
 )
 from minibroker.client.groups import (
     GroupDescription,
@@ -56,6 +57,7 @@ from minibroker.client.settings import (
     check_ms,
     check_names,
     check_partitions,
+    check_topic_name,
 )
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.client.timeline import TimelineRead, TimelineReader
@@ -80,7 +82,7 @@ from minibroker.protocol.errors import (
     as_sentence,
     error_of,
 )
-from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, ElectionType, TopicPartition, topic_name_problem
+from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, ElectionType, TopicPartition
 from minibroker.protocol.rpc import Connection, RequestTimedOut
 from minibroker.protocol.topic_ids import NO_TOPIC, NONCE_BYTES, is_older
 from minibroker.protocol.world import World
@@ -904,8 +906,7 @@ def _missing(partition: TopicPartition, topic: m.MetadataTopic | None) -> Minibr
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else error_of(topic.error_code)
         return BrokerError(code, partition.topic)
     if all(one.partition_index != partition.partition for one in topic.partitions):
-        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return BrokerError(code, f"{partition}; there are {len(topic.partitions)} partitions")
+        return no_such_partition(partition, len(topic.partitions))
     return None
 
 
@@ -1027,9 +1028,7 @@ def _creatable(topic: NewTopic) -> m.CreatableTopic:
         raise InvalidSetting("configs", topic.configs, "give a dict of settings' names and values")
     if not isinstance(topic.name, str):
         raise InvalidSetting("name", topic.name, "a name is a str")
-    problem = topic_name_problem(topic.name)
-    if problem is not None:
-        raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+    check_topic_name(topic.name)
     assignments = []
     if topic.assignments is not None:
         if topic.partitions is not None or topic.replication_factor is not None:

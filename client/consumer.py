@@ -28,6 +28,7 @@ from minibroker.client.errors import (
     DeserializationFailed,
     InvalidSetting,
     WithinListener,
+    no_such_partition,
 )
 from minibroker.client.fetch_state import FetchedBatch, PartitionState
 from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, Fetcher
@@ -396,7 +397,7 @@ class Consumer(Client):
         while (problem := self._missing()) is not None:
             if not ERRORS[problem.code].retriable or clock.monotonic() >= deadline:
                 raise problem
-            waiting = {"start": str(problem)}
+            waiting = {"the start": str(problem)}
             stalls.look(clock.monotonic(), waiting, waiting.__getitem__)
             try:
                 async with asyncio.timeout(max(0.0, min(deadline - clock.monotonic(), STALL_S))):
@@ -412,10 +413,12 @@ class Consumer(Client):
                 return BrokerError(cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), topic)
         for partition in self._assigned or ():
             info = cluster.topics.get(partition.topic)
-            if info is None or partition.partition not in info.partitions:
+            if info is None:
                 return BrokerError(
                     cluster.errors.get(partition.topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), str(partition)
                 )
+            if partition.partition not in info.partitions:
+                return no_such_partition(partition, len(info.partitions))
         return None
 
     def __repr__(self) -> str:

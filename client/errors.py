@@ -13,13 +13,24 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
 if TYPE_CHECKING:
     from minibroker.client.configs import ConfigEntry, ConfigResource
     from minibroker.client.delivery import BatchMetadata
     from minibroker.client.groups import GroupDescription
+
+
+def no_such_partition(partition: TopicPartition, count: int, doing: str = "") -> BrokerError:
+    """UNKNOWN_TOPIC_OR_PARTITION for a topic that is there, and has `count` partitions. `doing` comes before it."""
+    topic, index = partition
+    return BrokerError(
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        f"{doing}{topic} has no partition {index}: its partitions are 0 to {count - 1}. Name one of them, or add "
+        f"partitions with `minibroker topics alter {topic} --partitions {index + 1}`",
+        is_complete=True,
+    )
 
 
 class ApiTimedOut(MinibrokerError, TimeoutError):

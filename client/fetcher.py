@@ -22,7 +22,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from minibroker.client.connections import OVERDUE_S, Purpose
-from minibroker.client.errors import CorruptBatch, LogTruncated
+from minibroker.client.errors import CorruptBatch, LogTruncated, no_such_partition
 from minibroker.client.fetch_state import FetchedBatch, PartitionState, due_fetches
 from minibroker.client.leader_requests import LeaderRequest, LeaderRequests
 from minibroker.client.metadata import Leader
@@ -390,26 +390,29 @@ class Fetcher:
             if since is None:
                 since = state.absent_since = now if state.absent_since is None else state.absent_since
             if now >= since + UNKNOWN_TOPIC_PATIENCE_S:
-                code, what = problem
-                self._stop(state, BrokerError(code, f"for {now - since:.0f} s: {what}"))
+                self._stop(state, problem(f"for {now - since:.0f} s: "))
                 state.absent_since = None  # after that the patience begins anew
 
-    def _problem(self, state: PartitionState) -> tuple[ErrorCode, str] | None:
-        """What is wrong with a partition's metadata that time alone will not cure."""
+    def _problem(self, state: PartitionState) -> Callable[[str], BrokerError] | None:
+        """What is wrong with a partition's metadata that time alone will not cure: an error whose text begins with
+        what it is given."""
         topic, index = state.partition
         code = self._metadata.cluster.errors.get(topic)
         if code is not None:
-            return code, topic
+            return lambda when: BrokerError(code, f"{when}{topic}")
         info = self._metadata.cluster.topics.get(topic)
         if info is None:
             return None
         if index not in info.partitions:
-            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{state.partition}; the topic has {len(info.partitions)}"
+            count = len(info.partitions)
+            return lambda when: no_such_partition(state.partition, count, when)
         epoch = info.partitions[index].leader.epoch
         if epoch < state.last_epoch:
-            return ErrorCode.UNKNOWN_LEADER_EPOCH, (
-                f"{state.partition}: the position has leader epoch {state.last_epoch}, but brokers know only {epoch}. "
-                "They are cut off from the others, or the topic was created again: then seek() without an epoch"
+            return lambda when: BrokerError(
+                ErrorCode.UNKNOWN_LEADER_EPOCH,
+                f"{when}{state.partition}: the position has leader epoch {state.last_epoch}, but brokers know "
+                f"only {epoch}. They are cut off from the others, or the topic was created again: then seek() without "
+                "an epoch",
             )
         return None
 

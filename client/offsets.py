@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple, TypeVar
 
 from minibroker.client.connections import OVERDUE_S, Purpose
+from minibroker.client.errors import no_such_partition
 from minibroker.client.metadata import UNKNOWN_FOR_S, Cluster, Leader
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.stalls import Stalls
@@ -147,9 +148,11 @@ async def ask_leaders(
                 elif partition not in asked:
                     code = code or ErrorCode.LEADER_NOT_AVAILABLE
                     topic = runtime.metadata.cluster.topics.get(partition.topic)
-                    is_there = topic is None or partition.partition in topic.partitions
-                    known_ones = "" if topic is None or is_there else f"; there are {len(topic.partitions)} partitions"
-                    error = errors[partition] = BrokerError(code, f"{doing} of {partition}{known_ones}")
+                    if topic is None or partition.partition in topic.partitions:
+                        error = BrokerError(code, f"{doing} of {partition}")
+                    else:
+                        error = no_such_partition(partition, len(topic.partitions), f"{doing}: ")
+                    errors[partition] = error
                     leaderless.add(partition)
                     is_outdated = is_outdated or code is ErrorCode.UNKNOWN_TOPIC_ID or leader is not None
             for leader, part in by_leader.items():

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from minibroker.client.errors import InvalidSetting
+from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition, topic_name_problem
 
 T = TypeVar("T")
@@ -63,6 +64,13 @@ def check_names(name: str, values: Iterable[str]) -> list[str]:
         if problem is not None:
             raise InvalidSetting(name, value, problem)
     return checked
+
+
+def check_topic_name(topic: object) -> None:
+    """Raises BrokerError: INVALID_TOPIC_EXCEPTION, with the rule."""
+    problem = topic_name_problem(topic) if isinstance(topic, str) else f"{topic!r}: a name is a str"
+    if problem is not None:
+        raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem, is_complete=True)
 
 
 def check_partitions(name: str, values: Iterable[TopicPartition] | TopicPartition) -> list[TopicPartition]:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from minibroker.client.errors import no_such_partition
 from minibroker.client.metadata import is_confirmed, is_denied
 from minibroker.client.offsets import Found, Known, find_offsets
 from minibroker.client.runtime import ClientRuntime
@@ -230,9 +231,10 @@ def _problems(subscription: Subscription, response: m.MetadataResponse) -> dict[
         topic = there.get(partition.topic)
         indexes = [] if topic is None else sorted(entry.partition_index for entry in topic.partitions)
         if partition.partition not in indexes:
-            has = f"the topic has {len(indexes)} partitions" if indexes else "there is no such topic"
-            problems[str(partition)] = BrokerError(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {partition}; {has}"
+            problems[str(partition)] = (
+                no_such_partition(partition, len(indexes))
+                if indexes
+                else BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {partition}; there is no such topic")
             )
     return problems
 

@@ -27,7 +27,7 @@ from minibroker.client.cli.record_format import Formatter, formatter
 from minibroker.client.cli.start_position import AtOffset, AtTime, Edge, Last, StartPosition, parse_start_position
 from minibroker.client.cli.topics import checked_topic, open_admin
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import ApiTimedOut, CorruptBatch
+from minibroker.client.errors import ApiTimedOut, CorruptBatch, no_such_partition
 from minibroker.client.records import ConsumerBatch
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
@@ -195,10 +195,7 @@ async def _partitions(bootstrap: str, topics: Sequence[str], numbers: list[int] 
             known = [partition.partition for partition in (await admin.describe_topic(topic)).partitions]
             for number in numbers or known:
                 if number not in known:
-                    raise BrokerError(
-                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                        f"{topic} has no partition {number}; its partitions are 0 to {known[-1]}",
-                    )
+                    raise no_such_partition(TopicPartition(topic, number), len(known))
                 partitions.append(TopicPartition(topic, number))
     return partitions
 

@@ -35,7 +35,7 @@ from minibroker.client.cli.output import (
 )
 from minibroker.client.cli.start_position import StartPosition, parse_start_position
 from minibroker.client.cli.topics import checked_topic, open_admin
-from minibroker.client.errors import BrokersFailed, GroupErrors
+from minibroker.client.errors import BrokersFailed, GroupErrors, no_such_partition
 from minibroker.client.groups import GROUP_STATES, GroupListing, MemberDescription, named
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
@@ -244,10 +244,7 @@ async def _partitions(admin: Admin, topics: list[str], numbers: list[int] | None
         known = [each.partition for each in topic.partitions]
         for number in sorted(set(numbers or known)):
             if number not in known:
-                raise BrokerError(
-                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"{name} has no partition {number}; its partitions are 0 to {known[-1]}",
-                )
+                raise no_such_partition(TopicPartition(name, number), len(known))
             partitions.append(TopicPartition(name, number))
     return partitions
 

@@ -49,12 +49,11 @@ from minibroker.client.producer import (
 )
 from minibroker.client.producer import Producer as AsyncProducer
 from minibroker.client.serializers import SerializerChoice, choose_serializer, serialize
-from minibroker.client.settings import check_ms
+from minibroker.client.settings import check_ms, check_topic_name
 from minibroker.client.sync.background import Background
 from minibroker.client.sync.facade import Ending, Facade, T, within
 from minibroker.client.tasks import Pulse
-from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from minibroker.protocol.model import topic_name_problem
+from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header
 
 logger = logging.getLogger("minibroker.client")
@@ -697,9 +696,7 @@ class Producer(Facade[AsyncProducer]):
             raise self._not_running()
 
     def _check_topic(self, topic: str) -> None:
-        problem = topic_name_problem(topic)
-        if problem is not None:
-            raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+        check_topic_name(topic)
         self._topics.add(topic)
 
     def drain(self) -> None:

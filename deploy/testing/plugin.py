@@ -6,6 +6,7 @@ the cluster's modules only when a fixture is asked for. See docs/testing.md.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -76,9 +77,12 @@ def minibroker_cluster(
     pytest-xdist has its own."""
     from minibroker.deploy.testing.cluster import SyncLocalCluster
 
-    with SyncLocalCluster(
-        minibroker_brokers, settings=minibroker_settings, broker_settings=minibroker_broker_settings
-    ) as cluster:
+    with contextlib.ExitStack() as until_end:
+        with _without_traceback():
+            cluster = SyncLocalCluster(
+                minibroker_brokers, settings=minibroker_settings, broker_settings=minibroker_broker_settings
+            )
+            until_end.enter_context(cluster)
         yield cluster
 
 
@@ -96,12 +100,24 @@ def minibroker_topic(request: pytest.FixtureRequest, minibroker_cluster: SyncLoc
     cluster is put right."""
     topic = _topic_of(request.node)
     minibroker_cluster.restore()
-    minibroker_cluster.create_topics([topic])
+    with _without_traceback():
+        minibroker_cluster.create_topics([topic])
     try:
         yield topic.name
     finally:
         minibroker_cluster.restore()
         minibroker_cluster.delete_topics([topic.name])
+
+
+@contextlib.contextmanager
+def _without_traceback() -> Iterator[None]:
+    """What a setting, or a marker, is refused with says all: the lines of this tool are none of its reader's."""
+    from minibroker.protocol.errors import MinibrokerError
+
+    try:
+        yield
+    except MinibrokerError as error:
+        pytest.fail("\n".join([str(error), *getattr(error, "__notes__", ())]), pytrace=False)
 
 
 def _topic_of(test: pytest.Item) -> NewTopic:

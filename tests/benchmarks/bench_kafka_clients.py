@@ -15,9 +15,10 @@ Each run is a process of its own (`kafka_client_runs`), and the two clusters tak
 counts. Both clusters live all the time, so that neither is measured while it is new; the other one is idle meanwhile,
 and what that takes is printed.
 
-librdkafka as it comes rests for a second (`fetch.queue.backoff.ms`) whenever it has 100,000 records of a partition that
-were not asked for yet. Reading takes most of its time in these rests then, 6 or 7 of them by chance, whatever the
-broker does: that row has no target, and the one with rests of 10 ms has it.
+librdkafka as it comes rests for a second (`fetch.queue.backoff.ms`) whenever it has 100,000 records, or 64 MiB, that
+were not asked for yet, of all partitions together. Reading takes most of its time in these rests then; how many there
+are depends on how far the answers under way go beyond that, and so on how large the batches happen to be. That row has
+no target, and the one with rests of 10 ms has it.
 
 Kafka is yours to start and to end, as brokers on this machine that this user may kill: whoever listens on the leader's
 port is. COMMAND starts one again, with {id} for the broker's id; without it there is one kill alone. Ours is started in
@@ -49,6 +50,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from minibroker.client.cli.output import print_table
+from minibroker.deploy.processes import let_signals_interrupt
 from minibroker.deploy.who import BrokerId
 from minibroker.protocol.errors import MinibrokerError
 from tests.benchmarks.bench_start import cpu_s
@@ -440,8 +442,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few records, one run of each: five minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table to this file too")
     arguments = parser.parse_args()
-    # As Ctrl-C: the cluster is taken down on the way out.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
+    let_signals_interrupt()
     effort = QUICK if arguments.quick else FULL
     if arguments.repeats is not None:
         effort = effort._replace(repeats=arguments.repeats)

@@ -19,7 +19,6 @@ import json
 import os
 import platform
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -35,7 +34,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.cli.output import print_table
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import free_ports
-from minibroker.deploy.processes import is_alive
+from minibroker.deploy.processes import is_alive, let_signals_interrupt
 from minibroker.protocol.errors import MinibrokerError
 from tests.benchmarks import bench_control_plane, bench_timing_wheel, raw_loopback
 
@@ -444,8 +443,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables to this file too")
     parser.add_argument("--data", type=Path, metavar="DIR", default=Path(".minibroker/bench"), help="for the clusters")
     arguments = parser.parse_args()
-    # As Ctrl-C: the cluster is taken down on the way out.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
+    let_signals_interrupt()
     began = time.monotonic()
     try:
         tables = measure(arguments.data, QUICK if arguments.quick else FULL, arguments.group or list(GROUPS))

@@ -117,7 +117,9 @@ def test_the_oldest_records_are_deleted_and_consumers_begin_behind_them(minibrok
     partly = minibroker(*command, "--before", "3", "-p", "1", "-p", "2", "--yes")
     assert (partly.code, partly.out.splitlines()[1].split()) == (1, ["1", "3", "-"])
     assert "whose committed records end at 3" in minibroker.refused(1, *command, "--before", "4", "--yes")
-    assert "trimmed-2; there are 2 partitions" in minibroker.refused(1, *command, "--before", "1", "-p", "2", "--yes")
+    assert "trimmed has no partition 2: its partitions are 0 to 1." in minibroker.refused(
+        1, *command, "--before", "1", "-p", "2", "--yes"
+    )
     minibroker.ok("topics", "create", "table", "--partitions", "2", "--config", "cleanup.policy=compact")
     refusal = minibroker.refused(1, "topics", "delete-records", "table", "--before", "end", "--yes")
     assert "table-0, table-1: POLICY_VIOLATION: topic table has cleanup.policy=compact" in refusal
@@ -433,7 +435,7 @@ def test_commands_that_talk_to_brokers_need_no_standard_streams(
         (["topics", "describe", "nosuch"], "minibroker topics create"),
         (["topics", "delete", "nosuch", "--yes"], "minibroker topics list"),
         (["topics", "delete-records", "nosuch", "--before", "end", "--yes"], "minibroker topics list"),
-        (["consume", "numbers", "--partition", "1"], "numbers has no partition 1; its partitions are 0 to 0"),
+        (["consume", "numbers", "--partition", "1"], "numbers has no partition 1: its partitions are 0 to 0"),
         (["consume", "numbers", "--from", "11"], "the log of numbers-0 begins at 0 and ends at 10"),
         (["topics", "create", "wide", "--replication-factor", "4"], "the number of live brokers (1, 2, 3)"),
         (["kill", "4"], "there is no broker 4 in this cluster: its ids are 1, 2, 3"),

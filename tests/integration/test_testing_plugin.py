@@ -7,6 +7,7 @@ not; test_installed_wheel.py has one that is found.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -139,6 +140,10 @@ class TestOfAClass(unittest.TestCase):
 def test_with_a_mistyped_marker(minibroker_topic):
     raise AssertionError("must not run")
 
+@pytest.mark.minibroker_topic(replication_factor=9)
+def test_with_an_impossible_marker(minibroker_topic):
+    raise AssertionError("must not run")
+
 def test_that_fails(minibroker_topic):
     assert minibroker_topic == ""
 
@@ -161,7 +166,10 @@ def test_the_fixtures_serve_functions_coroutines_and_classes_and_obey_ini_fixtur
         "takes the keywords partitions, replication_factor and configs, and nothing else: it was given partition\n"
         in printed
     ), printed
-    assert "1 failed, 7 passed, 1 error" in printed, printed
+    [told] = re.findall(r"ERROR at setup of test_with_an_impossible_marker _+\n(.*?)\n___", printed, re.DOTALL)
+    assert "2 brokers" in told, printed
+    assert ".py:" not in told, printed
+    assert "1 failed, 7 passed, 2 errors" in printed, printed
 
 
 WORKERS = """
@@ -214,12 +222,22 @@ def test_a_run_that_is_interrupted_or_killed_leaves_nothing(run: Run, number: si
         until_true(lambda: not left_behind(run.temporary), PATIENCE_S)
 
 
-def test_a_broken_ini_setting_is_told_in_a_sentence(run: Run) -> None:
-    run.write("pytest.ini", "[pytest]\nminibroker_settings = many\n")
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("minibroker_settings = many", "minibroker_settings: 'many' is neither NAME=VALUE nor ID:NAME=VALUE"),
+        ("minibroker_brokers = 0", "brokers=0: give a whole number from 1 to"),
+        ("minibroker_settings = nonsense=1", "nonsense"),
+    ],
+)
+def test_a_broken_ini_setting_is_told_in_a_sentence(run: Run, line: str, told: str) -> None:
+    run.write("pytest.ini", f"[pytest]\n{line}\n")
     run.write("test_it.py", "def test_it(minibroker_topic): ...")
     code, printed = run.pytest()
     assert code != 0
-    assert "minibroker_settings: 'many' is neither NAME=VALUE nor ID:NAME=VALUE" in printed, printed
+    assert told in printed, printed
+    assert "1 error" in printed, printed
+    assert not re.search(r"\.py:\d+", printed), printed
 
 
 UNUSED = """

@@ -251,7 +251,7 @@ def test_each_key_is_in_the_partition_that_the_new_topic_has_for_it(before: int,
             await sending
             for delivery in deliveries:
                 await delivery
-            with pytest.raises(BrokerError, match=f"partitions 0 to {after - 1}"):
+            with pytest.raises(BrokerError, match=f"partitions are 0 to {after - 1}"):
                 producer.send(TOPIC, b"", partition=after)
 
         await _produce(s, produce)
@@ -283,7 +283,7 @@ def test_a_partition_that_the_producer_has_not_heard_of_is_refused_and_then_know
             await producer.send(TOPIC, b"old")
             await s.recreate(3)
             await asyncio.sleep(2)
-            with pytest.raises(BrokerError, match="partitions 0 to 0"):
+            with pytest.raises(BrokerError, match="partitions are 0 to 0"):
                 producer.send(TOPIC, b"new", partition=2)
             await asyncio.sleep(1)
             assert (await producer.send(TOPIC, b"new", partition=2)).partition == 2

@@ -303,7 +303,7 @@ def test_placing_held_records_never_fails_for_want_of_memory() -> None:
 
 def test_a_partition_that_does_not_exist_is_refused_at_once() -> None:
     accumulator = make(partitions=2)
-    with pytest.raises(BrokerError, match="partitions 0 to 1"):
+    with pytest.raises(BrokerError, match="partitions are 0 to 1"):
         add(accumulator, b"v", partition=2)
 
 
@@ -615,7 +615,7 @@ def test_records_for_partitions_that_are_no_more_fail_and_say_why() -> None:
     for number in range(20):
         batch, _ = add(accumulator, b"v", key=b"%d" % number if number % 2 else None)
         assert batch.partition == 0
-    with pytest.raises(BrokerError, match="partitions 0 to 0"):
+    with pytest.raises(BrokerError, match="partitions are 0 to 0"):
         add(accumulator, b"v", partition=1)
 
 

@@ -279,7 +279,7 @@ def test_of_several_partitions_those_that_failed_are_named_and_the_others_are_de
             absent: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             nowhere: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         }
-        assert "orders-7; there are 2 partitions" in str(caught.value)
+        assert "orders has no partition 7: its partitions are 0 to 1." in str(caught.value)
         assert caught.value.results == {good: 4}
         assert pickle.loads(pickle.dumps(caught.value)).results == {good: 4}
         assert [cluster.log("orders", index).start for index in range(2)] == [4, 0]

@@ -341,7 +341,7 @@ def test_a_group_with_members_is_left_alone() -> None:
         (["--to", "latest", "--all", "-p", "1"], 2, "--partition 1: of which topic?"),
         (["--to", "latest", "-t", "orders", "-t", "stock", "-p", "1"], 2, "--partition 1: of which topic?"),
         (["--to", "latest", "-t", "or ders"], 2, "only a-z A-Z 0-9 . _ - are legal"),
-        (["--to", "latest", "-t", "orders", "-p", "7"], 1, "orders has no partition 7; its partitions are 0 to 2"),
+        (["--to", "latest", "-t", "orders", "-p", "7"], 1, "orders has no partition 7: its partitions are 0 to 2"),
         (["--to", "latest", "-t", "stock"], 1, "UNKNOWN_TOPIC_OR_PARTITION: topic 'stock'"),
         (["--shift-by", "1", "-t", "orders"], 1, "has committed nothing in orders-2: there is nothing to shift"),
     ],

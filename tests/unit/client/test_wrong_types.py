@@ -94,7 +94,9 @@ OF_PRODUCER: list[tuple[Call, type[Exception], str]] = [
     (lambda p: p.send("orders", b"x", partition="0"), InvalidSetting, "partition='0': give a whole number"),
     (lambda p: p.send("orders", b"x", partition=True), InvalidSetting, "partition=True: give a whole number"),
     (lambda p: p.send_batch("orders", [b"x"], partition="0"), InvalidSetting, "partition='0': give a whole number"),
-    (lambda p: p.send(5, b"x"), BrokerError, "INVALID_TOPIC_EXCEPTION: 5: a name is a str"),
+    (lambda p: p.send(5, b"x"), BrokerError, "INVALID_TOPIC_EXCEPTION: 5: a name is a str$"),
+    (lambda p: p.send(None, b"x"), BrokerError, "INVALID_TOPIC_EXCEPTION: None: a name is a str$"),
+    (lambda p: p.send("a b", b"x"), BrokerError, "'a b' contains ' ': only a-z A-Z 0-9 . _ - are legal$"),
     (lambda p: p.send("orders", b"x", headers=5), TypeError, "headers must be a list .*, not 5"),
     (lambda p: p.send_batch("orders", pa.table({"a": [b"x"]})), TypeError, 'pass one column of the Table, .*"column"'),
     (
