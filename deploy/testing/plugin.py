@@ -117,7 +117,8 @@ def _without_traceback() -> Iterator[None]:
     try:
         yield
     except MinibrokerError as error:
-        pytest.fail("\n".join([str(error), *getattr(error, "__notes__", ())]), pytrace=False)
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        raise pytest.fail.Exception(text, pytrace=False) from None
 
 
 def _topic_of(test: pytest.Item) -> NewTopic:
