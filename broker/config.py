@@ -220,8 +220,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     replica_high_watermark_checkpoint_interval_ms: Milliseconds = 5_000
     """How often high watermarks are written down."""
     fetch_max_bytes: Bytes = 55 * 1024 * 1024
-    """The most bytes in an answer to any fetch, whatever it asks for; none has more than 4 MiB, or 1 MiB where a
-    consumer waits for no more than 512 KiB, unless it is one batch."""
+    """The most bytes in an answer to any fetch, whatever it asks for; none has more than 4 MiB, or 2 MiB (our own
+    consumers: 1 MiB) where a consumer waits for no more than half of that, unless it is one batch."""
 
     offsets_topic_num_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 50
     """How many partitions `__consumer_offsets` gets: a group belongs to one of them by its name, for ever, and the

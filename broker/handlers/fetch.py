@@ -17,15 +17,17 @@ MOST_AT_ONCE_BYTES = 4 * 1024 * 1024
 takes half a millisecond or more for each MiB, and others wait meanwhile. Who wants more asks again at once: the round
 trip is little beside that. (A first batch that is larger is sent all the same.)"""
 MOST_TO_CONSUMERS_BYTES = 1024 * 1024
-"""Of records in one answer to a consumer that does not wait for much (`most_bytes`): it often runs on the same machine,
-and, busy with what it has, waits for its core while the broker sends."""
+"""Of records in one answer to a consumer of ours that does not wait for much (`most_bytes`): it often runs on the same
+machine, and, busy with what it has, waits for its core while the broker sends."""
+MOST_TO_KAFKA_CONSUMERS_BYTES = 2 * 1024 * 1024
+"""The same, to one of Kafka's clients. librdkafka rests for a second whenever it has 100,000 records: the more the
+answers under way bring, the fewer such rests there are."""
 
 
-def most_bytes(min_bytes: int, is_follower: bool) -> int:
-    """What an answer may hold. Who waits for much gets it in one: cut, the rest would be too little to be answered, and
-    wait for more although it was there with the others."""
-    waits_for_much = min_bytes > MOST_TO_CONSUMERS_BYTES // 2
-    return MOST_AT_ONCE_BYTES if is_follower or waits_for_much else MOST_TO_CONSUMERS_BYTES
+def most_bytes(min_bytes: int, usual: int) -> int:
+    """What an answer may hold, usually `usual`. Who waits for much gets it in one: cut, the rest would be too little to
+    be answered, and wait for more although it was there with the others."""
+    return MOST_AT_ONCE_BYTES if min_bytes > usual // 2 else usual
 
 
 async def handle_fetch(services: Services, request: Request) -> None:
@@ -48,7 +50,13 @@ async def handle_fetch(services: Services, request: Request) -> None:
                     f"partition_max_bytes of {topic.topic}-{fetch.partition} is {fetch.partition_max_bytes}; it must "
                     f"be 0 or more",
                 )
-    body.max_bytes = min(body.max_bytes, most_bytes(body.min_bytes, is_follower))
+    if is_follower:
+        usual = MOST_AT_ONCE_BYTES
+    elif request.source.dialect.reads_columns:
+        usual = MOST_TO_CONSUMERS_BYTES
+    else:
+        usual = MOST_TO_KAFKA_CONSUMERS_BYTES
+    body.max_bytes = min(body.max_bytes, most_bytes(body.min_bytes, usual))
 
     def respond(answer: FetchAnswer) -> None:
         topics: dict[str, list[FetchPartitionResponse]] = {}

@@ -39,8 +39,8 @@ def large_records_leave_last(patches: Patches) -> None:
 @mutant("a needless wait", "an answer never holds what its consumer waits for")
 def much_is_answered_in_parts(patches: Patches) -> None:
     @patches.instead_of(fetch, "most_bytes")
-    def most_bytes(original: Any, min_bytes: int, is_follower: bool) -> Any:
-        return original(0, is_follower)
+    def most_bytes(original: Any, min_bytes: int, usual: int) -> Any:
+        return original(0, usual)
 
 
 @mutant("acknowledged too early", "acks=all of Kafka's clients waits for the leader alone")
