@@ -412,11 +412,9 @@ class Consumer(Client):
             if topic not in cluster.topics:
                 return BrokerError(cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), topic)
         for partition in self._assigned or ():
-            info = cluster.topics.get(partition.topic)
-            if info is None:
-                return BrokerError(
-                    cluster.errors.get(partition.topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), str(partition)
-                )
+            info, code = cluster.topics.get(partition.topic), cluster.errors.get(partition.topic)
+            if info is None or (code is not None and partition.partition not in info.partitions):
+                return BrokerError(code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(partition))
             if partition.partition not in info.partitions:
                 return no_such_partition(partition, len(info.partitions))
         return None

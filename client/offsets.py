@@ -148,10 +148,11 @@ async def ask_leaders(
                 elif partition not in asked:
                     code = code or ErrorCode.LEADER_NOT_AVAILABLE
                     topic = runtime.metadata.cluster.topics.get(partition.topic)
-                    if topic is None or partition.partition in topic.partitions:
-                        error = BrokerError(code, f"{doing} of {partition}")
-                    else:
+                    has_others = topic is not None and partition.partition not in topic.partitions
+                    if topic is not None and has_others and code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                         error = no_such_partition(partition, len(topic.partitions), f"{doing}: ")
+                    else:
+                        error = BrokerError(code, f"{doing} of {partition}")
                     errors[partition] = error
                     leaderless.add(partition)
                     is_outdated = is_outdated or code is ErrorCode.UNKNOWN_TOPIC_ID or leader is not None
