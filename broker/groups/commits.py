@@ -189,7 +189,8 @@ class OffsetCommits:
     # -- OffsetDelete (KIP-496) --
 
     def delete(self, body: g.OffsetDeleteRequest, respond: Callable[[g.OffsetDeleteResponse], None]) -> None:
-        """Of topics that no member reads. `respond` once the log says so."""
+        """Of topics that no member reads. `respond` once the log says so, or it is certain that no other coordinator
+        has committed what this one does not know."""
         found = self._terms.find(body.group_id)
         if isinstance(found, ErrorCode):
             respond(g.OffsetDeleteResponse(found, 0, []))
@@ -199,8 +200,14 @@ class OffsetCommits:
         if late is not _E.NONE:
             respond(g.OffsetDeleteResponse(late, 0, []))
             return
+
+        def respond_if_confirmed(response: g.OffsetDeleteResponse) -> None:
+            self._terms.confirm(
+                term, lambda code: respond(g.OffsetDeleteResponse(code, 0, []) if code is not _E.NONE else response)
+            )
+
         if group is None:
-            respond(g.OffsetDeleteResponse(_E.GROUP_ID_NOT_FOUND, 0, []))
+            respond_if_confirmed(g.OffsetDeleteResponse(_E.GROUP_ID_NOT_FOUND, 0, []))
             return
         if not group.is_in(_S.EMPTY) and group.protocol_type != PROTOCOL_TYPE:
             respond(g.OffsetDeleteResponse(_E.NON_EMPTY_GROUP, 0, []))
@@ -218,6 +225,10 @@ class OffsetCommits:
                 topic_partition = TopicPartition(topic.name, part.partition_index)
                 if topic_partition in known:
                     doomed.append((topic_partition, part))
+        response = g.OffsetDeleteResponse(_E.NONE, 0, answers)
+        if not doomed:
+            respond_if_confirmed(response)
+            return
 
         def removed(outcome: Outcome) -> None:
             if outcome.code is _E.NONE:
@@ -225,12 +236,9 @@ class OffsetCommits:
             else:
                 for _, part in doomed:
                     part.error_code = outcome.code
-            respond(g.OffsetDeleteResponse(_E.NONE, 0, answers))
+            respond(response)
 
-        if doomed:
-            remove_offsets(self._terms, term, group, [topic_partition for topic_partition, _ in doomed], removed)
-        else:
-            respond(g.OffsetDeleteResponse(_E.NONE, 0, answers))
+        remove_offsets(self._terms, term, group, [topic_partition for topic_partition, _ in doomed], removed)
 
 
 def remove_offsets(

@@ -57,7 +57,7 @@ class GroupRemoval(TermListener):
     # -- DeleteGroups --
 
     async def delete(self, group_id: str, attempt: Attempt | None = None) -> ErrorCode:
-        """NONE once the log says that the group is gone."""
+        """NONE once the log says that the group is gone; GROUP_ID_NOT_FOUND where it is certain that there is none."""
         found = self._terms.find(group_id)
         if isinstance(found, ErrorCode):
             return found
@@ -66,7 +66,8 @@ class GroupRemoval(TermListener):
         if late is not _E.NONE:
             return late
         if group is None:
-            return _E.GROUP_ID_NOT_FOUND
+            told = await _outcome(lambda done: self._terms.confirm(term, lambda code: done(Outcome(code))))
+            return told.code or _E.GROUP_ID_NOT_FOUND
         if not group.is_in(_S.EMPTY):
             return _E.NON_EMPTY_GROUP
         group.is_being_deleted = True  # so `find` does not return it to another attempt
@@ -104,10 +105,9 @@ class GroupRemoval(TermListener):
 
     async def run(self) -> None:
         """Looks for it as long as the broker runs."""
+        self._look_at_clocks()
         while True:
-            self._look_at_clocks()
             await asyncio.sleep(self._config.offsets_retention_check_interval_ms / 1_000)
-            self._look_at_clocks()
             for term in self._terms.loaded():
                 await self._sweep(term)
 

@@ -12,9 +12,9 @@ The choice. A *term* is one unbroken leadership of a partition by this broker, w
 - What it writes is appended in this very term or not at all, and counts when it is replicated as with acks=all: also
   where that comes so late that whoever waited was told of an error. The next coordinator will read it in the log: if
   this one went on to tell what was before, a member that begins there would set the offset back later.
-- What it reads for others is confirmed by a write: a record without meaning, appended after the question came and
-  replicated before it is answered, proves that at that time no other broker could have committed anything. One such
-  record answers all who asked before it was appended.
+- What it reads for others, and that it has nothing to delete, is confirmed by a write: a record without meaning,
+  appended after the question came and replicated before it is answered, proves that at that time no other broker could
+  have committed anything. One such record answers all who asked before it was appended.
 
 So a load that ends late, a commit that comes back late and a coordinator that is cut off find their term over, or find
 it out by themselves.

@@ -729,6 +729,7 @@ FAULTS: dict[str, Fault] = {
     "ambush of a commit": faults_of_groups.ambush_of_a_commit,
     "ambush of a coordinator": faults_of_groups.ambush_of_a_coordinator,
     "late commit": faults_of_groups.late_commit,
+    "deletion at a deposed coordinator": faults_of_groups.deletion_at_a_deposed_coordinator,
 }
 
 KEPT_IN_EVERY_STORM = ("kill leader", "power cut")

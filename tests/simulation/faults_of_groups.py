@@ -7,17 +7,22 @@ next one, which has to read all of it before it speaks for the group, and may lo
 from __future__ import annotations
 
 import asyncio
+import itertools
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from minibroker.broker.groups.terms import partition_of
+from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
+from minibroker.client.errors import GroupErrors
 from minibroker.protocol.apis import OFFSET_COMMIT
-from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr
 from tests.simulation.cluster import PORT, host_name
 from tests.simulation.faults_of_starts import broker_of, next_of, request_key
 from tests.simulation.history import Anomaly
 from tests.simulation.network import Arrival
+from tests.simulation.workload import DURABLE
 
 if TYPE_CHECKING:
     from tests.simulation.storm import Storm
@@ -210,6 +215,69 @@ async def late_commit(storm: Storm) -> None:
     finally:
         world.process.kill()
         storm.is_changing_late = False
+
+
+async def deletion_at_a_deposed_coordinator(storm: Storm) -> None:
+    """A coordinator stands still while another one takes over, and grants a commit. Then somebody who has known the
+    first one from before asks it to delete that. It may not say that this is done, or that there is nothing."""
+    if not (coordinators := _coordinators(storm)):
+        return
+    dice, cluster = storm.dice, storm.cluster
+    old = dice.choice(coordinators)
+    offsets = dice.choice([p.partition for p in storm.groups.partitions if cluster.state(p).leader == old])
+    names = (f"unheard-of-{number}" for number in itertools.count(dice.randrange(1_000_000)))
+    group = next(name for name in names if partition_of(name, len(storm.groups.partitions)) == offsets)
+    partition = dice.choice(sorted(p for p in storm.partitions if p.topic.startswith(DURABLE)))
+    of_group = dice.random() < 0.5
+    losses_before = storm.losses_of_power
+    world = cluster.client("doubtful")
+    stale, fresh = (Admin(cluster.bootstrap, default_api_timeout_ms=20_000, world=world) for _ in range(2))
+
+    run = world.process.run
+
+    async def delete() -> str:
+        try:
+            await (stale.delete_groups([group]) if of_group else stale.delete_group_offsets(group, [partition]))
+        except (BrokerError, GroupErrors) as error:
+            if ErrorCode.GROUP_ID_NOT_FOUND.name not in str(error):
+                raise
+            return "there is no such group"
+        return "that is deleted"
+
+    storm.event("deletion at a deposed coordinator: laid")
+    try:
+        await run(_enter(stale, fresh))
+        await run(stale.list_group_offsets(group))  # now it knows the coordinator
+        if old not in _coordinators(storm):
+            return
+        with storm.hold(old):
+            cluster.pause_broker(old)
+            try:
+                is_deposed = await storm.next_change(lambda b, after: b.leader == old and _elects_another(b, after))
+                if is_deposed is None:
+                    return
+                await run(fresh.alter_group_offsets(group, {partition: 1}))
+                storm.event("deletion at a deposed coordinator: struck")
+                storm.count("deletion at a deposed coordinator", f"of {group}, at broker {old}")
+                deleting = world.process.start(delete())
+                await asyncio.sleep(dice.choice([0.01, 0.2, 1.0]))
+            finally:
+                cluster.resume_broker(old)
+        said = await deleting
+        found = (await run(fresh.list_group_offsets(group))).get(partition)
+        if found is not None and storm.losses_of_power == losses_before:
+            storm.accuse(
+                Anomaly("a deletion that was none", f"{said}, but {group} is at {found.offset} of {partition}")
+            )
+    except MinibrokerError as error:
+        storm.note(f"deletion of {group}: {error!r}")
+    finally:
+        world.process.kill()
+
+
+async def _enter(*admins: Admin) -> None:
+    for admin in admins:
+        await admin.__aenter__()
 
 
 def _elects_another(before: LeaderAndIsr, after: LeaderAndIsr) -> bool:

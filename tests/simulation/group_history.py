@@ -94,6 +94,8 @@ class GroupHistory:
         self.not_owned: list[tuple[str, TopicPartition, int]] = []
         """Records that were delivered to a member that did not have the partition."""
         self.newest_generation = -1
+        self.may_begin_anew = False
+        """The group was to be deleted, as it had nothing: the next one of its name counts its generations from 1."""
         self._open: dict[tuple[str, TopicPartition], Session] = {}
         self._clock = count()
 
@@ -160,6 +162,13 @@ def check_group(history: GroupHistory, records: Records) -> Iterator[Anomaly]:
             yield _anomaly(
                 history, "a record for somebody else", f"{member} got {offset} of {partition}, which it lacks"
             )
+    if not history.may_begin_anew:
+        yield from _check_generations(history, records)
+    for partition, log in records.items():
+        yield from _Check(history, partition, log).anomalies()
+
+
+def _check_generations(history: GroupHistory, records: Records) -> Iterator[Anomaly]:
     for (generation, partition), owners in history.owners.items():
         if partition in records and len(owners) > 1:
             text = f"{partition} in generation {generation}: {', '.join(sorted(owners))}"
@@ -172,8 +181,6 @@ def check_group(history: GroupHistory, records: Records) -> Iterator[Anomaly]:
                 f"{commit.member} in generation {commit.generation}, after {commit.newest_before} was there: "
                 f"{commit.partition} at {commit.offset}",
             )
-    for partition, log in records.items():
-        yield from _Check(history, partition, log).anomalies()
 
 
 def check_reborn(history: GroupHistory, partition: TopicPartition, log: Mapping[int, bytes]) -> Iterator[Anomaly]:

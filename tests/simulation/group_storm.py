@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+from tests.simulation.bookkeepers import Bookkeepers
 from tests.simulation.groups import Groups
 from tests.simulation.history import Anomaly
 from tests.simulation.storm import Report, Storm
@@ -17,6 +18,7 @@ from tests.simulation.workload import DURABLE, SHRINKING
 FAULTS_OF_GROUPS = (
     *("kill coordinator", "pause member", "coordinator there and back"),
     *("ambush of a commit", "ambush of a coordinator", "late commit"),
+    "deletion at a deposed coordinator",
 )
 OTHER_FAULTS = (
     *(
@@ -45,9 +47,11 @@ class GroupStorm(Storm):
         if Random(f"{report.seed} rebirth of groups").random() < 0.6:
             self.rebirth.topics.clear()
         self._all_partitions = [*self.partitions, *self.users.partitions]
-        self.workload.guests.remove(self.groups)
+        for former in (self.groups, self.bookkeepers):
+            self.workload.guests.remove(former)
         self.groups = Groups(self, Random(f"{report.seed} groups"), at_least=1)
-        self.workload.guests.append(self.groups)
+        self.bookkeepers = Bookkeepers(self, Random(f"{report.seed} bookkeepers"), at_least=1)
+        self.workload.guests += [self.groups, self.bookkeepers]
 
     def _draw_weights(self) -> dict[str, float]:
         weights = dict.fromkeys(super()._draw_weights(), 0.0)

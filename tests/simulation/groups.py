@@ -19,10 +19,15 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Awaitable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from minibroker.broker.groups.group import Group
+from minibroker.broker.groups.removal import GroupRemoval
+from minibroker.broker.groups.terms import Term
+from minibroker.client.admin import Admin
 from minibroker.client.auto_commit import positions
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, CommitFailed, CorruptBatch, MaxPollIntervalExceeded
@@ -34,6 +39,7 @@ from minibroker.protocol.model import TopicPartition
 from tests.simulation import operations_topics
 from tests.simulation.group_history import Commit, GroupHistory, check_group, check_reborn
 from tests.simulation.history import Anomaly, TopicIdPartition
+from tests.simulation.mutants.planting import Patches
 from tests.simulation.process import Process
 from tests.simulation.workload import DURABLE, SHRINKING
 from tests.simulation.world import VirtualWorld
@@ -48,6 +54,8 @@ LIVENESS_S = 60.0
 _PATIENCE_MS = 600_000
 """Longer than a storm: a call that nothing would end but its time limit does not end, and that is seen in the end."""
 _RETRY_S = 0.3
+_LONGEST_ABSENCE_S = 40.0
+"""With that, nothing expires that is kept for a minute: the last sign of a member may be older than its end."""
 _STATIC_PROBABILITY = 0.3
 _EAGER = ("range", "roundrobin", "sticky")
 _COOPERATIVE = "cooperative-sticky"
@@ -78,6 +86,10 @@ class _Group:
     settings: Mapping[str, Any]
     history: GroupHistory
     is_forgiven: bool = False
+    stable_s: float | None = None
+    """When a member was last seen to be in a generation."""
+    may_have_expired: bool = False
+    """What was committed, in a storm in which offsets do: the group may have been without members for that long."""
     behind: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """What is committed and where the log ends, by partition, where these differed at the last look in the end."""
 
@@ -215,6 +227,22 @@ class Groups:
     def _groups(self) -> list[_Group]:
         return list({member.group.name: member.group for member in self._members.values()}.values())
 
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """As long as this lasts each deletion of a group is seen when it begins."""
+        patches = Patches()
+
+        @patches.instead_of(GroupRemoval, "_delete")
+        async def delete(original: Any, removal: GroupRemoval, term: Term, group: Group) -> Any:
+            for ours in self._groups:
+                ours.history.may_begin_anew |= ours.name == group.group_id
+            return await original(removal, term, group)
+
+        try:
+            yield
+        finally:
+            patches.undo()
+
     # -- their lives --
 
     @property
@@ -236,15 +264,16 @@ class Groups:
 
     async def create_offsets_topic(self) -> None:
         """It comes with the first question to a coordinator."""
-        if not self._members:
-            return
         world = self._cluster.client(READER)
-        partition = TopicPartition(self._groups[0].topics[0], 0)
-        await world.process.run(self._committed(world, self._groups[0], [partition]))
+        await world.process.run(self._ask_for_offsets(world))
         world.process.kill()
         zookeeper = self._cluster.simulation.zookeeper
         topic = znodes.decode_topic(OFFSETS_TOPIC, zookeeper.data(znodes.topic_path(OFFSETS_TOPIC)))
         self.partitions = [TopicPartition(OFFSETS_TOPIC, number) for number in sorted(topic.partitions)]
+
+    async def _ask_for_offsets(self, world: VirtualWorld) -> None:
+        async with Admin(self._cluster.bootstrap, world=world) as admin:
+            await admin.list_group_offsets(READER)
 
     def start(self) -> None:
         for name in self.names:
@@ -357,7 +386,13 @@ class Groups:
         may be gone with the coordinator, which has not written it down."""
         status, held = life.consumer.status(), frozenset(life.consumer.assignment())
         generation = status.generation_id
-        if status.member_state == MemberState.STABLE.value and life.member.view != (generation, held):
+        if status.member_state != MemberState.STABLE.value:
+            return
+        group = life.group
+        if self._storm.bookkeepers.expires and self._now_s - (group.stable_s or self._now_s) > _LONGEST_ABSENCE_S:
+            group.may_have_expired = True
+        group.stable_s = self._now_s
+        if life.member.view != (generation, held):
             life.member.view = (generation, held)
             life.history.holds(life.member.instance_id or life.identity, generation, held)
 
@@ -479,7 +514,7 @@ class Groups:
                 ends = await consumer.end_offsets(partitions)
             found = await self._committed(world, group, partitions)
             group.behind = {str(p): (found[p] or 0, ends[p]) for p in partitions if (found[p] or 0) != ends[p]}
-            if self._is_shared(group, partitions) and not group.behind:
+            if self._is_shared(group, partitions) and (group.may_have_expired or not group.behind):
                 return
             await asyncio.sleep(0.5)
 
@@ -495,7 +530,7 @@ class Groups:
     def judge(self) -> Iterator[Anomaly]:
         """Once all topics were read back."""
         for group in self._groups:
-            if not group.is_forgiven:
+            if not group.is_forgiven and not group.may_have_expired:
                 final = self._storm.workload.history.final | self._storm.growing.final
                 lasting = [partition for partition in self._partitions_of(group) if partition in final]
                 yield from check_group(group.history, {partition: final[partition] for partition in lasting})

@@ -48,6 +48,8 @@ from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, Member, TopicPart
 from minibroker.protocol.world import Create, Operation, SetData, World
 from tests.simulation import operations_reassign
 from tests.simulation.ambush import Ambushes
+from tests.simulation.bookkeepers import CLOCK_FAULTS, Bookkeepers
+from tests.simulation.bookkeepers import broker_settings as bookkeeping_settings
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.compacting import TOPIC as COMPACTED
 from tests.simulation.compacting import Compacting
@@ -175,7 +177,7 @@ async def _storm(
 ) -> None:
     storm = kind(report, dice, is_enough)
     try:
-        with storm.shrinking.watched(), storm.compacting.watched():
+        with storm.shrinking.watched(), storm.compacting.watched(), storm.groups.watched():
             await storm.run(seconds)
     finally:
         report.virtual_s = storm.simulation.loop.time()
@@ -202,6 +204,7 @@ class Storm:
         }
         brokers = dice.choice(_BROKERS)
         self.settings |= group_settings(Random(f"{report.seed} coordinators"), brokers)
+        self.settings |= bookkeeping_settings(Random(f"{report.seed} offsets retention"))
         self.log_dirs = 2 if Random(f"{report.seed} log dirs").random() < _TWO_LOG_DIRS_PROBABILITY else 1
         self.cluster = VirtualCluster(
             self.simulation,
@@ -240,7 +243,8 @@ class Storm:
             accuse=self.accuse,
         )
         self.groups = Groups(self, Random(f"{report.seed} groups"))
-        self.workload.guests += [self.users, self.compacting, self.groups]
+        self.bookkeepers = Bookkeepers(self, Random(f"{report.seed} bookkeepers"))
+        self.workload.guests += [self.users, self.compacting, self.groups, self.bookkeepers]
         self._all_partitions = [*self.partitions, *self.compacting.partitions, *self.users.partitions]
         self._invariants = Invariants(
             self.cluster, self.rebirth.committed, self.shrinking.decided, self.shrinking.promised
@@ -282,6 +286,8 @@ class Storm:
         """A change of settings is under way whose old requests may yet come."""
         self._faults: set[asyncio.Task[None]] = set()
         self._weights = self._draw_weights()
+        if self.bookkeepers.expires:
+            self._weights |= dict.fromkeys(CLOCK_FAULTS, 0.0)
         self._reported: set[str] = set()
         self.leadership: dict[str, tuple[TopicPartition, LeaderAndIsr]] = {}
         """What the state znodes of the partitions hold, by their paths."""
@@ -294,8 +300,9 @@ class Storm:
     async def run(self, seconds: float) -> None:
         await self.cluster.start()
         await self._create_topics()
-        await self.groups.create_offsets_topic()
-        self._all_partitions += self.groups.partitions
+        if self.groups.names or self.bookkeepers.names:
+            await self.groups.create_offsets_topic()
+            self._all_partitions += self.groups.partitions
         self.leadership = {znodes.state_path(p): (p, self.cluster.state(p)) for p in self._all_partitions}
         self._topic_ids = {p.topic: self._topic_id(p.topic) for p in self._all_partitions}
         self.simulation.zookeeper.before = self._about_to_write
@@ -436,6 +443,8 @@ class Storm:
             await self.growing.finish(LIVENESS_S)
             doing = "that groups share and commit everything"
             await self.groups.finish()
+            doing = "what is kept for groups without members"
+            await self.bookkeepers.finish()
             doing = "equal high watermarks and log ends, and log starts that are those of leaders"
             await self.cluster.until(self._is_settled, within_s=LIVENESS_S)
             doing = "the final read"
@@ -479,7 +488,13 @@ class Storm:
         for text in self.workload.unexpected:
             self.accuse(Anomaly("a client crashed", text))
         if not report.anomalies:  # a history that was not read to its end says nothing
-            for anomaly in (*check(self._history), *self.compacting.judge(), *self.users.judge(), *self.groups.judge()):
+            for anomaly in (
+                *check(self._history),
+                *self.compacting.judge(),
+                *self.users.judge(),
+                *self.groups.judge(),
+                *self.bookkeepers.judge(),
+            ):
                 self.accuse(anomaly)
         for anomaly in self.rebirth.judge():
             self.accuse(anomaly)
@@ -540,6 +555,7 @@ class Storm:
         self.compacting.start()
         self.users.start()
         self.groups.start()
+        self.bookkeepers.start()
 
     def _start_clients_of_kafka(self, topics: list[str], lasting: list[TopicPartition]) -> None:
         """Two storms in three have some: a producer or two, a consumer or two."""
@@ -667,6 +683,8 @@ class Storm:
         self.growing.forgive(exposed)
         self.shrinking.forgive(exposed)
         self.groups.forgive(exposed)
+        if not set(exposed).isdisjoint(self.groups.partitions):
+            self.bookkeepers.forgive()
         if not set(exposed).isdisjoint(self.compacting.partitions):
             self.compacting.forgive()
 

@@ -55,6 +55,15 @@ def test_a_hand_over_with_records_that_were_not_committed_is_well() -> None:
     assert kinds(history) == []
 
 
+def test_generations_are_told_apart_unless_the_group_may_have_begun_anew() -> None:
+    for may_begin_anew in (False, True):
+        history = group()
+        history.may_begin_anew = may_begin_anew
+        history.holds("a", 1, [P])
+        history.holds("b", 1, [P])
+        assert kinds(history) == ([] if may_begin_anew else ["two owners in a generation"])
+
+
 def test_a_commit_without_an_answer_may_have_been_carried_out_or_not() -> None:
     for found in (2, 3):
         history = group()

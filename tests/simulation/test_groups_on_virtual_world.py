@@ -20,7 +20,7 @@ from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import VirtualCluster, host_name
-from tests.simulation.group_members import GroupClient, GroupMember
+from tests.simulation.group_members import NOT_NOW, GroupClient, GroupMember, codes_of
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
 
@@ -236,6 +236,35 @@ def test_a_coordinator_that_was_paused_tells_no_offset_of_old_when_it_goes_on() 
         cluster.resume_broker(old)
         answer = await asked
         assert answer.error_code != ErrorCode.NONE or answer.topics[0].partitions[0].committed_offset == 2
+
+    with_topic(program)
+
+
+@pytest.mark.parametrize("asked_for", ["the group", "an offset of the group", "another offset than it knows"])
+def test_a_coordinator_that_was_paused_claims_of_nothing_that_it_is_gone_when_it_goes_on(asked_for: str) -> None:
+    """It does not know of the commit, and so finds nothing to delete."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        client = GroupClient(cluster, world, "billing")
+        if asked_for == "another offset than it knows":
+            assert await client.commit({TopicPartition("orders", 1): 1}) == [ErrorCode.NONE]
+        old = await client.find_coordinator()
+        fresh = GroupClient(cluster, world, "billing")
+        await fresh.fetch_group([ORDERS], broker_id=old)
+        cluster.pause_broker(old)
+        await asyncio.sleep(8)
+        assert await client.commit({ORDERS: 2}) == [ErrorCode.NONE]
+        if asked_for == "the group":
+            deletion = fresh.ask(old, apis.DELETE_GROUPS, g.DeleteGroupsRequest(["billing"]))
+            deleting: asyncio.Future[object] = asyncio.ensure_future(deletion)
+        else:
+            body = g.OffsetDeleteRequest("billing", [g.OffsetDeleteTopic("orders", [0])])
+            deleting = asyncio.ensure_future(fresh.ask(old, apis.OFFSET_DELETE, body))
+        await asyncio.sleep(1)
+        cluster.resume_broker(old)
+        said = codes_of(await deleting)
+        assert said & NOT_NOW, [ErrorCode(code).name for code in said]
+        assert await client.committed(ORDERS) == 2
 
     with_topic(program)
 

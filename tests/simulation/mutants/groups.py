@@ -138,6 +138,32 @@ def deposed_coordinator_is_believed(patches: Patches) -> None:
         confirmed(ErrorCode.NONE)
 
 
+@mutant("stale reads", "a coordinator that was deposed while it was cut off tells that there is nothing to delete")
+def nothing_to_delete_is_believed(patches: Patches) -> None:
+    is_deleting = False
+
+    @patches.instead_of(commits.OffsetCommits, "delete")
+    def delete(original: Any, self: commits.OffsetCommits, *rest: Any) -> None:
+        nonlocal is_deleting
+        is_deleting = True
+        original(self, *rest)
+        is_deleting = False
+
+    @patches.instead_of(Terms, "confirm")
+    def confirm(original: Any, self: Terms, term: Term, confirmed: Any) -> None:
+        if is_deleting:
+            confirmed(ErrorCode.NONE)
+        else:
+            original(self, term, confirmed)
+
+    @patches.instead_of(GroupRemoval, "delete")
+    async def delete_group(original: Any, self: GroupRemoval, group_id: str, *rest: Any) -> ErrorCode:
+        found = self._terms.find(group_id)
+        if not isinstance(found, ErrorCode) and found[1] is None:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        return await original(self, group_id, *rest)  # type: ignore[no-any-return]
+
+
 @mutant("KAFKA-13636", "while a group rebalances, what it has not committed for long is deleted")
 def expired_in_a_rebalance(patches: Patches) -> None:
     @patches.instead_of(GroupRemoval, "_unused")
