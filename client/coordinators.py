@@ -50,6 +50,14 @@ class Coordinator(NamedTuple):
     """On the listener of the broker that was asked, which is the one that this client can reach."""
 
 
+class Epoch(NamedTuple):
+    """Of a leader."""
+
+    topic_id: str
+    """Epochs of another `__consumer_offsets`, as of a cluster that was set up anew, say nothing about these."""
+    number: int
+
+
 class Answered(NamedTuple, Generic[Response]):
     response: Response
     coordinator: Coordinator
@@ -67,8 +75,8 @@ class Coordinators:
         self._runtime = runtime
         self._purpose = purpose
         self._known: dict[str, Coordinator] = {}
-        self._epochs: dict[str, int] = {}
-        """The leader epoch of each group's partition, as the broker knew it that named the coordinator last."""
+        self._epochs: dict[str, Epoch] = {}
+        """Of each group's partition: the latest in which its coordinator was named."""
         self._instance = ""
         self._attempts = 0
 
@@ -126,7 +134,8 @@ class Coordinators:
             if not self._instance:
                 self._instance = self._runtime.world.random.randbytes(16).hex()
             self._attempts += 1
-            return body_of(g.Attempt(self._instance, self._attempts, self._epochs.get(group, NO_EPOCH)))
+            epoch = self._epochs.get(group)
+            return body_of(g.Attempt(self._instance, self._attempts, NO_EPOCH if epoch is None else epoch.number))
 
         return await self._request(group, api, numbered, code_of, timeout_s, OVERDUE_S)
 
@@ -181,7 +190,11 @@ class Coordinators:
                 said = found.error_message or f"{FIND_COORDINATOR.name} of group {group}"
                 raise BrokerError(code, said, is_complete=bool(found.error_message))
             coordinator = self._known[group] = Coordinator(found.node_id, Address(found.host, found.port))
-            self._epochs[group] = found.leader_epoch
+            # A broker may know less than another one has told: never back, or what was sent to the latest coordinator
+            # could come after what an earlier one has granted.
+            epoch = Epoch(found.topic_id, found.leader_epoch)
+            known = self._epochs.get(group)
+            self._epochs[group] = max(known, epoch) if known and known.topic_id == epoch.topic_id else epoch
             return coordinator
         raise InvalidMessage(f"an answer to {FIND_COORDINATOR.name} does not mention group {group}")
 

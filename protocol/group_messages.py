@@ -53,6 +53,8 @@ class Coordinator(Message):
     leader_epoch: Int32 = -1
     """Of the group's partition of `__consumer_offsets`, as the broker that was asked knows it; -1: not told. For
     `Attempt`."""
+    topic_id: TopicId = ""
+    """Of `__consumer_offsets`: another one's epochs are others."""
 
 
 class FindCoordinatorResponse(Message):
@@ -198,7 +200,7 @@ class Attempt(Message):
     number: Int64
     """Grows with each attempt of that client, in the order in which it sends them."""
     coordinator_epoch: Int32
-    """The `leader_epoch` that FindCoordinator named; -1: none."""
+    """The highest `leader_epoch` that FindCoordinator has named for this group; -1: none."""
 
 
 class OffsetCommitRequest(Message):

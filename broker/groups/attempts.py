@@ -11,8 +11,11 @@ Numbers are given in the moment of sending, by one connection at a time: nobody 
 
 This is kept for one term, in memory. What arrives at a deposed coordinator changes nothing, as its writes do not come
 into the log; but it may coordinate the group again some time later, and knows nothing then of what was taken elsewhere.
-So an attempt also names the leader epoch in which its client has found the coordinator, and one that is meant for an
-earlier term is late, too. (A coordinator whose process ended has no old connections.)
+So an attempt also names the latest leader epoch in which its client has found the coordinator, and one that is meant
+for an earlier term is late, too. (A coordinator whose process ended has no old connections.) One that is meant for a
+later epoch is not taken either: this coordinator is deposed and has not heard of it, or has not heard yet that it leads
+again. Else a client could be sent to the next coordinator, and back by a broker that knows less; what it had sent
+there, and given up, would be the first that the next one hears of it.
 
 Rejected: to make each commit depend on what the client has read before, which costs a request more for every commit;
 to write the numbers to the log, which nobody needs once the term is over.
@@ -39,12 +42,14 @@ class LatestAttempts:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def take(self, attempt: Attempt | None) -> ErrorCode:
-        """NONE, and it is the latest of its client from now on. NOT_COORDINATOR: it was meant for an earlier term.
-        REQUEST_TIMED_OUT: a newer one was taken. `attempt`: None where the client does not say, as Kafka's do not."""
+    def take(self, attempt: Attempt | None, leader_epoch: int) -> ErrorCode:
+        """NONE, and it is the latest of its client from now on. NOT_COORDINATOR: it was meant for an earlier term, or
+        for a later epoch than `leader_epoch`, the present one. REQUEST_TIMED_OUT: a newer one was taken. `attempt`:
+        None where the client does not say, as Kafka's do not."""
         if attempt is None:
             return ErrorCode.NONE
-        if 0 <= attempt.coordinator_epoch < self._leading_since_epoch:
+        meant_for = attempt.coordinator_epoch
+        if meant_for >= 0 and not self._leading_since_epoch <= meant_for <= leader_epoch:
             return ErrorCode.NOT_COORDINATOR
         if attempt.number < self._numbers.get(attempt.client_instance, -1):  # equal: the same request, next group
             return ErrorCode.REQUEST_TIMED_OUT

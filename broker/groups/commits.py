@@ -30,6 +30,11 @@ _E = ErrorCode
 
 CommitTopics = list[g.OffsetCommitTopicResponse]
 
+TOMBSTONES_BYTES = 256 * 1024
+"""In a batch, at most."""
+BATCH_BYTES, RECORD_BYTES = 128, 32
+"""More than these take beside the keys."""
+
 
 class _Accepted(NamedTuple):
     topic_partition: TopicPartition
@@ -60,7 +65,7 @@ class OffsetCommits:
             respond(_all(body, found))
             return
         term, group = found
-        late = term.attempts.take(body.attempt)
+        late = term.attempts.take(body.attempt, term.epoch)
         if late is not _E.NONE:
             respond(_all(body, late))
             return
@@ -196,7 +201,7 @@ class OffsetCommits:
             respond(g.OffsetDeleteResponse(found, 0, []))
             return
         term, group = found
-        late = term.attempts.take(body.attempt)
+        late = term.attempts.take(body.attempt, term.epoch)
         if late is not _E.NONE:
             respond(g.OffsetDeleteResponse(late, 0, []))
             return
@@ -214,17 +219,16 @@ class OffsetCommits:
             return
         subscribed = frozenset() if group.is_in(_S.EMPTY) else group.subscribed_topics()
         answers: CommitTopics = []
-        doomed: list[tuple[TopicPartition, g.OffsetCommitPartitionResponse]] = []
+        doomed: list[TopicPartition] = []
         known = frozenset(group.offsets.to_delete())
         for topic in body.topics:
             is_read = subscribed is None or topic.name in subscribed
             code = _E.GROUP_SUBSCRIBED_TO_TOPIC if is_read else _E.NONE
             parts = [g.OffsetCommitPartitionResponse(index, code) for index in topic.partitions]
             answers.append(g.OffsetCommitTopicResponse(topic.name, parts))
-            for part in () if is_read else parts:
-                topic_partition = TopicPartition(topic.name, part.partition_index)
-                if topic_partition in known:
-                    doomed.append((topic_partition, part))
+            if not is_read:
+                named = (TopicPartition(topic.name, index) for index in topic.partitions)
+                doomed += [topic_partition for topic_partition in named if topic_partition in known]
         response = g.OffsetDeleteResponse(_E.NONE, 0, answers)
         if not doomed:
             respond_if_confirmed(response)
@@ -233,25 +237,56 @@ class OffsetCommits:
         def removed(outcome: Outcome) -> None:
             if outcome.code is _E.NONE:
                 self.deleted += len(doomed)
-            else:
-                for _, part in doomed:
-                    part.error_code = outcome.code
-            respond(response)
+                respond(response)
+            else:  # for all: that nothing is known of the others is not certain either
+                respond(g.OffsetDeleteResponse(outcome.code, 0, []))
 
-        remove_offsets(self._terms, term, group, [topic_partition for topic_partition, _ in doomed], removed)
+        remove_offsets(self._terms, term, group, doomed, removed)
 
 
 def remove_offsets(
     terms: Terms, term: Term, group: Group, doomed: Sequence[TopicPartition], removed: Callable[[Outcome], None]
 ) -> None:
-    """They are forgotten when the log says that they are deleted, unless something was committed after that."""
+    """They are forgotten when the log says that they are deleted, unless something was committed after that. `removed`
+    is told an error of one batch for all of them: the others may be deleted."""
     group.offsets.begin(doomed)
+    batches = _in_batches(group, doomed, min(terms.room(term), TOMBSTONES_BYTES))
+    outcomes: list[Outcome] = []
 
-    def written(outcome: Outcome) -> None:
-        _end_write(term, group, [(topic_partition, None) for topic_partition in doomed], outcome)
-        removed(outcome)
+    def write(batch: list[TopicPartition]) -> None:
+        def written(outcome: Outcome) -> None:
+            _end_write(term, group, [(topic_partition, None) for topic_partition in batch], outcome)
+            outcomes.append(outcome)
+            if len(outcomes) == len(batches):
+                removed(_altogether(outcomes))
 
-    terms.write(term, [(_key(group, topic_partition), None) for topic_partition in doomed], written)
+        terms.write(term, [(_key(group, topic_partition), None) for topic_partition in batch], written)
+
+    for batch in batches:
+        write(batch)
+
+
+def _in_batches(group: Group, doomed: Sequence[TopicPartition], most_bytes: int) -> list[list[TopicPartition]]:
+    """All of a group's may be more than the log takes at once."""
+    batches: list[list[TopicPartition]] = []
+    left = 0
+    for topic_partition in doomed:
+        size = len(_key(group, topic_partition)) + RECORD_BYTES
+        if not batches or size > left:
+            batches.append([])
+            left = most_bytes - BATCH_BYTES
+        batches[-1].append(topic_partition)
+        left -= size
+    return batches
+
+
+def _altogether(outcomes: Sequence[Outcome]) -> Outcome:
+    """Of several writes: in doubt unless nothing was written."""
+    failed = next((outcome for outcome in outcomes if outcome.code is not _E.NONE), None)
+    if failed is None:
+        return outcomes[0]
+    is_in_doubt = any(outcome.is_in_doubt or outcome.code is _E.NONE for outcome in outcomes)
+    return Outcome(failed.code, failed.base_offset, is_in_doubt)
 
 
 def _end_write(

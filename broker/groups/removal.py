@@ -16,7 +16,7 @@ from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.offsets import is_of_gone_topic
 from minibroker.broker.groups.records import encode_group_key
 from minibroker.broker.groups.states import GroupState
-from minibroker.broker.groups.terms import RETRY_S, Outcome, Term, TermListener, Terms
+from minibroker.broker.groups.terms import RETRY_S, Outcome, Term, TermListener, Terms, Written
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.slices import Slices
 from minibroker.protocol.errors import ErrorCode
@@ -62,7 +62,7 @@ class GroupRemoval(TermListener):
         if isinstance(found, ErrorCode):
             return found
         term, group = found
-        late = term.attempts.take(attempt)
+        late = term.attempts.take(attempt, term.epoch)
         if late is not _E.NONE:
             return late
         if group is None:
@@ -71,14 +71,24 @@ class GroupRemoval(TermListener):
         if not group.is_in(_S.EMPTY):
             return _E.NON_EMPTY_GROUP
         group.is_being_deleted = True  # so `find` does not return it to another attempt
+        # Not by whoever asks, whose time may be up in the middle of it.
+        return (await _outcome(lambda done: self._delete_in_background(term, group, done))).code
+
+    def _delete_in_background(self, term: Term, group: Group, done: Written) -> None:
+        self._start_task(self._carry_out(term, group, done), f"deletion of group {group.group_id!r}")
+
+    async def _carry_out(self, term: Term, group: Group, done: Written) -> None:
+        """`done` is told how the first attempt ended. One in doubt is carried on until it is certain: what it has
+        written may be in the log, whatever becomes of another."""
         outcome = await self._delete(term, group)
-        if outcome.code is not _E.NONE:
-            if not outcome.is_in_doubt:
-                group.is_being_deleted = False
-                term.forget_unused(group, self._clock.wall_ms())
-            elif not term.is_over:
-                self._start_task(self._delete_for_certain(term, group), f"deletion of group {group_id!r}")
-        return outcome.code
+        done(outcome)
+        if outcome.code is not _E.NONE and not outcome.is_in_doubt:
+            group.is_being_deleted = False
+            term.forget_unused(group, self._clock.wall_ms())
+            return
+        while not term.is_over and not group.is_in(_S.DEAD):
+            await asyncio.sleep(RETRY_S)
+            await self._delete(term, group)
 
     async def _delete(self, term: Term, group: Group) -> Outcome:
         """Its offsets and itself. In doubt, too, where only the offsets are gone."""
@@ -94,12 +104,6 @@ class GroupRemoval(TermListener):
             logger.info("group %r is deleted", group.group_id)
         outcome.is_in_doubt |= bool(offsets)
         return outcome
-
-    async def _delete_for_certain(self, term: Term, group: Group) -> None:
-        """Whatever becomes of an attempt: what one before it has written may be in the log."""
-        while not term.is_over and not group.is_in(_S.DEAD):
-            await asyncio.sleep(RETRY_S)
-            await self._delete(term, group)
 
     # -- what nobody uses --
 

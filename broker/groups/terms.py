@@ -345,6 +345,14 @@ class Terms:
             respond=respond,
         )
 
+    def room(self, term: Term) -> int:
+        """How many bytes a batch may have that is written in this term."""
+        partition = self._replicas.partition(term.topic_partition)
+        if partition is None:
+            return 0
+        config = partition.log.config
+        return min(config.max_message_bytes, config.segment_bytes)
+
     def confirm(self, term: Term, confirmed: Callable[[ErrorCode], None]) -> None:
         """Tell `confirmed` NONE once it is certain that no other broker had coordinated the groups of this term before
         now; an error where that cannot be said."""

@@ -44,7 +44,15 @@ def _coordinator(services: Services, request: Request, key_type: int, key: str) 
     if endpoint is None:
         return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{topic_partition} has no leader now")
     assert state is not None
-    return g.Coordinator(key, leader, endpoint.host, endpoint.port, ErrorCode.NONE, leader_epoch=state.leader_epoch)
+    return g.Coordinator(
+        key,
+        leader,
+        endpoint.host,
+        endpoint.port,
+        ErrorCode.NONE,
+        leader_epoch=state.leader_epoch,
+        topic_id=services.metadata.topic_id(OFFSETS_TOPIC) or "",
+    )
 
 
 async def handle_join_group(services: Services, request: Request) -> None:

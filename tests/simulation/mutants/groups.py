@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 from minibroker.broker.groups import commits, coordinator, offsets, terms
@@ -21,6 +22,7 @@ from minibroker.client.assignors import CooperativeSticky
 from minibroker.client.commits import Commits, OffsetAndMetadata
 from minibroker.client.group_member import GroupMember
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.group_messages import Attempt
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import decode_batch, iterate_batches
 from tests.simulation.mutants.planting import Patches, mutant
@@ -208,6 +210,29 @@ def deletions_in_doubt_are_forgotten(patches: Patches) -> None:
         outcome: Outcome = await original(self, term, group)
         group.is_being_deleted = outcome.is_in_doubt
         return outcome
+
+
+@mutant("half a deletion", "it ends with the request that asked for it, and the group seems to be in deletion for good")
+def deletions_end_with_their_request(patches: Patches) -> None:
+    @patches.instead_of(GroupRemoval, "_carry_out")
+    async def carry_out(original: Any, self: GroupRemoval, *rest: Any) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(30):
+                await original(self, *rest)
+
+
+@mutant("half a deletion", "all that is to be deleted of a group goes into one batch")
+def tombstones_are_one_batch(patches: Patches) -> None:
+    @patches.instead_of(commits, "_in_batches")
+    def in_batches(original: Any, group: Group, doomed: Any, most_bytes: int) -> list[list[TopicPartition]]:
+        return [list(doomed)]
+
+
+@mutant("late changes", "who is meant for a later coordinator is served by an earlier one")
+def attempts_are_believed_to_be_early(patches: Patches) -> None:
+    @patches.instead_of(LatestAttempts, "take")
+    def take(original: Any, self: LatestAttempts, attempt: Attempt | None, leader_epoch: int) -> ErrorCode:
+        return original(self, attempt, 2**31 - 1)  # type: ignore[no-any-return]
 
 
 @mutant("partitions that nobody has", "a static leader that comes back is believed to watch what it has not assigned")

@@ -18,7 +18,7 @@ def attempt(number: int, client: str = "one", epoch: int = -1) -> g.Attempt:
 
 def test_an_attempt_below_the_latest_of_its_client_is_late() -> None:
     latest = LatestAttempts(0)
-    assert [latest.take(attempt(number)) for number in (3, 4, 3, 4, 5, 1)] == [
+    assert [latest.take(attempt(number), 5) for number in (3, 4, 3, 4, 5, 1)] == [
         *(E.NONE, E.NONE, E.REQUEST_TIMED_OUT),
         *(E.NONE, E.NONE, E.REQUEST_TIMED_OUT),
     ]
@@ -26,28 +26,34 @@ def test_an_attempt_below_the_latest_of_its_client_is_late() -> None:
 
 def test_clients_are_counted_each_by_itself() -> None:
     latest = LatestAttempts(0)
-    assert latest.take(attempt(7, "one")) == latest.take(attempt(1, "other")) == E.NONE
+    assert latest.take(attempt(7, "one"), 5) == latest.take(attempt(1, "other"), 5) == E.NONE
 
 
 def test_an_attempt_that_was_meant_for_an_earlier_term_is_refused_and_not_noted() -> None:
     latest = LatestAttempts(5)
-    assert latest.take(attempt(9, epoch=4)) is E.NOT_COORDINATOR
-    assert latest.take(attempt(1, epoch=5)) is E.NONE
-    assert latest.take(attempt(2, epoch=6)) is E.NONE, "a later epoch of the same leadership"
+    assert latest.take(attempt(9, epoch=4), 5) is E.NOT_COORDINATOR
+    assert latest.take(attempt(1, epoch=5), 5) is E.NONE
+    assert latest.take(attempt(2, epoch=6), 6) is E.NONE, "a later epoch of the same leadership"
+
+
+def test_an_attempt_that_is_meant_for_a_later_epoch_is_refused_and_not_noted() -> None:
+    latest = LatestAttempts(5)
+    assert latest.take(attempt(9, epoch=7), 6) is E.NOT_COORDINATOR
+    assert latest.take(attempt(1, epoch=6), 6) is E.NONE
 
 
 def test_who_does_not_say_which_attempt_it_is_is_believed() -> None:
     latest = LatestAttempts(5)
-    assert [latest.take(None), latest.take(None), latest.take(attempt(1))] == [E.NONE] * 3
+    assert [latest.take(None, 5), latest.take(None, 5), latest.take(attempt(1), 5)] == [E.NONE] * 3
 
 
 def test_no_more_clients_are_remembered_than_there_is_room_for_the_latest_stay() -> None:
     latest = LatestAttempts(0, max_clients=2)
     for client in ("one", "two", "one", "three"):
-        assert latest.take(attempt(9, client)) is E.NONE
+        assert latest.take(attempt(9, client), 5) is E.NONE
     assert len(latest) == 2
-    assert latest.take(attempt(1, "one")) is E.REQUEST_TIMED_OUT
-    assert latest.take(attempt(1, "two")) is E.NONE, "it was forgotten"
+    assert latest.take(attempt(1, "one"), 5) is E.REQUEST_TIMED_OUT
+    assert latest.take(attempt(1, "two"), 5) is E.NONE, "it was forgotten"
 
 
 def test_commits_and_deletions_of_one_client_have_one_order(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ class GroupCluster(ScriptedCluster):
     def __init__(self, brokers: int = 1) -> None:
         super().__init__(brokers)
         self.coordinator = 0
+        self.epoch, self.offsets_topic_id = 0, ""
+        """Of the coordinator, as the brokers know it."""
         self.committed: dict[str, dict[TopicPartition, int]] = {}
         """The groups that there are."""
         self.members: dict[str, list[g.DescribedGroupMember]] = {}
@@ -26,7 +28,14 @@ class GroupCluster(ScriptedCluster):
             case g.FindCoordinatorRequest(coordinator_keys=[key]):
                 port = self.nodes[self.coordinator].port
                 return g.FindCoordinatorResponse(
-                    0, [g.Coordinator(key, self.coordinator, "127.0.0.1", port, action.code)]
+                    0,
+                    [
+                        g.Coordinator(
+                            *(key, self.coordinator, "127.0.0.1", port, action.code),
+                            leader_epoch=self.epoch,
+                            topic_id=self.offsets_topic_id,
+                        )
+                    ],
                 )
             case g.ListGroupsRequest(states_filter=states):
                 listed = [

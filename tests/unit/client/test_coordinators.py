@@ -73,6 +73,18 @@ def test_a_coordinator_that_moved_is_looked_up_again() -> None:
     run(scenario)
 
 
+def test_attempts_name_the_latest_epoch_of_a_coordinator_whatever_brokers_say_that_know_less() -> None:
+    async def scenario(cluster: GroupCluster, admin: Admin) -> None:
+        meant_for = []
+        for epoch, topic_id in ((7, "one"), (5, "one"), (8, "one"), (3, "of a new cluster")):
+            cluster.coordinator, cluster.epoch, cluster.offsets_topic_id = 1 - cluster.coordinator, epoch, topic_id
+            await admin.alter_group_offsets("billing", {P0: 1})
+            meant_for.append(cluster.received[-1].body.attempt.coordinator_epoch)
+        assert meant_for == [7, 7, 8, 3]
+
+    run(scenario)
+
+
 def test_one_that_loads_the_group_is_asked_again_and_not_looked_up() -> None:
     async def scenario(cluster: GroupCluster, admin: Admin) -> None:
         loading = reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
