@@ -12,6 +12,7 @@ from random import Random
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from minibroker.client import groups as groups_
+from minibroker.client.calls import ends_with_its_client
 from minibroker.client.commits import OffsetAndMetadata, check_offsets
 from minibroker.client.configs import (
     ConfigChange,
@@ -213,6 +214,7 @@ class Admin(Client):
 
     # -- topics --
 
+    @ends_with_its_client
     async def create_topic(
         self,
         name: str,
@@ -231,6 +233,7 @@ class Admin(Client):
         topic = NewTopic(name, partitions, replication_factor, configs or {}, assignments)
         await _single(name, self.create_topics([topic]))
 
+    @ends_with_its_client
     async def create_topics(self, topics: Iterable[NewTopic]) -> None:
         """Create several topics. Raises TopicErrors naming those that failed; the others are created."""
         given: object = topics
@@ -244,6 +247,7 @@ class Admin(Client):
         if errors:
             raise TopicErrors(errors)
 
+    @ends_with_its_client
     async def create_partitions(
         self, topic: str, count: int, *, assignments: Sequence[Sequence[int]] | None = None
     ) -> None:
@@ -263,6 +267,7 @@ class Admin(Client):
             raise errors[name]
         await self._until_known({name: count})
 
+    @ends_with_its_client
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with all its records: the one that has the name now, and none that is created later. On return
         it is gone, and the name is free.
@@ -273,12 +278,14 @@ class Admin(Client):
         """
         await _single(name, self.delete_topics([name]))
 
+    @ends_with_its_client
     async def delete_topics(self, names: Iterable[str]) -> None:
         """Delete several topics. Raises TopicErrors naming those that failed; the others are deleted."""
         errors = await self._change_topics(_Deletion(check_names("names", names)))
         if errors:
             raise TopicErrors(errors)
 
+    @ends_with_its_client
     async def alter_partition_reassignments(self, reassignments: Mapping[TopicPartition, Sequence[int] | None]) -> None:
         """Let each partition have these replicas, the preferred leader first; None: go back to those that it had before
         the reassignment that is under way. One that is under way already is replaced.
@@ -293,6 +300,7 @@ class Admin(Client):
         if errors:
             raise PartitionErrors({alteration.partitions[name]: error for name, error in errors.items()})
 
+    @ends_with_its_client
     async def list_partition_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, PartitionReassignment]:
@@ -302,12 +310,14 @@ class Admin(Client):
             raise error
         return listing.found
 
+    @ends_with_its_client
     async def list_topics(self, *, internal: bool = False) -> list[str]:
         """The names of all topics, sorted; with `internal`, also those of the brokers' own topics."""
         check_boolean("internal", internal)
         response = await self._metadata(None)
         return sorted(topic.name for topic in response.topics if internal or not topic.is_internal)
 
+    @ends_with_its_client
     async def describe_topic(self, name: str) -> TopicDescription:
         """Raises BrokerError: UNKNOWN_TOPIC_OR_PARTITION."""
         try:
@@ -315,6 +325,7 @@ class Admin(Client):
         except TopicErrors as error:
             raise error.errors[name] from None
 
+    @ends_with_its_client
     async def describe_topics(self, names: Iterable[str] | None = None) -> dict[str, TopicDescription]:
         """What the topics, or all of them, look like now, by name. Raises TopicErrors for those that do not exist."""
         response = await self._metadata(None if names is None else check_names("names", names))
@@ -327,6 +338,7 @@ class Admin(Client):
             raise TopicErrors(errors)
         return {topic.name: _description(topic) for topic in sorted(response.topics, key=lambda topic: topic.name)}
 
+    @ends_with_its_client
     async def describe_cluster(self) -> ClusterDescription:
         """The brokers that are alive, and which of them is the controller."""
         response = await self._metadata([])
@@ -334,6 +346,7 @@ class Admin(Client):
         controller = None if response.controller_id == NO_CONTROLLER else response.controller_id
         return ClusterDescription(response.cluster_id, controller, tuple(sorted(brokers)))
 
+    @ends_with_its_client
     async def describe_log_dirs(
         self, broker_ids: Iterable[int] | None = None
     ) -> dict[int, tuple[LogDirDescription, ...]]:
@@ -379,6 +392,7 @@ class Admin(Client):
             raise BrokersFailed(errors, results)
         return results
 
+    @ends_with_its_client
     async def timeline(self, since_ms: int = 0) -> TimelineRead:
         """What the controllers of this cluster did (from that time on, by the brokers' clocks), as far as the brokers
         that answer remember it: each the last 2,000 entries of its own controller.
@@ -421,6 +435,7 @@ class Admin(Client):
 
     # -- settings --
 
+    @ends_with_its_client
     async def describe_configs(
         self,
         resources: Iterable[ConfigResource],
@@ -452,6 +467,7 @@ class Admin(Client):
             raise ConfigErrors(errors, results)
         return {resource: results[resource] for resource in asked}
 
+    @ends_with_its_client
     async def incremental_alter_configs(
         self, changes: Mapping[ConfigResource, Sequence[ConfigChange]], *, validate_only: bool = False
     ) -> None:
@@ -540,6 +556,7 @@ class Admin(Client):
 
     # -- at the leaders --
 
+    @ends_with_its_client
     async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete the records of each partition that come before its offset; -1: all that are committed by now. Returns
         the low watermark of each: no replica that may become leader has records below it, and none will, whatever
@@ -577,6 +594,7 @@ class Admin(Client):
             raise PartitionErrors(errors, deleted.low_watermarks)
         return deleted.low_watermarks
 
+    @ends_with_its_client
     async def list_offsets(
         self, offsets: Mapping[TopicPartition, OffsetSpec]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
@@ -596,6 +614,7 @@ class Admin(Client):
 
     # -- groups --
 
+    @ends_with_its_client
     async def list_groups(self, states: Iterable[str] | None = None) -> list[GroupListing]:
         """All groups, or those in these states, sorted by name: what the brokers that are alive say, each of the groups
         that it coordinates.
@@ -637,6 +656,7 @@ class Admin(Client):
             return BrokerError(error_of(response.error_code), LIST_GROUPS.name)
         return [GroupListing(each.group_id, each.protocol_type, each.group_state) for each in response.groups]
 
+    @ends_with_its_client
     async def describe_groups(self, groups: Iterable[str]) -> dict[str, GroupDescription]:
         """State, coordinator, assignor and members of these groups, by name.
 
@@ -653,6 +673,7 @@ class Admin(Client):
             raise GroupErrors(errors, results)
         return results
 
+    @ends_with_its_client
     async def delete_groups(self, groups: Iterable[str]) -> None:
         """Delete groups without members, with all that they have committed.
 
@@ -667,6 +688,7 @@ class Admin(Client):
         if errors:
             raise GroupErrors(errors)
 
+    @ends_with_its_client
     async def list_group_offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
@@ -686,6 +708,7 @@ class Admin(Client):
                 offsets[partition] = each.offset
         return offsets
 
+    @ends_with_its_client
     async def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]) -> None:
         """Commit offsets for a group that has no members, or does not exist yet. To repeat a call does no harm. Of a
         topic that is created again during the call, nothing is committed.
@@ -712,6 +735,7 @@ class Admin(Client):
         if errors:
             raise PartitionErrors(errors)
 
+    @ends_with_its_client
     async def delete_group_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> None:
         """Delete what a group has committed of these partitions. One of which it has committed nothing is no error.
 
@@ -729,6 +753,7 @@ class Admin(Client):
 
     # -- at the controller --
 
+    @ends_with_its_client
     async def elect_leaders(
         self, election_type: Literal["preferred", "unclean"], partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, bool]:

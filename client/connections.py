@@ -70,11 +70,14 @@ class Connections:
         self._advertised: dict[Address, int] = {}
         self._reached: set[Address] = set()
         self.listeners: list[Callable[[], None]] = []
+        self._is_closed = False
 
     def get(self, address: Address, purpose: Purpose) -> Connection | None:
         """The open connection; or None, and then one is opened as soon as the back-off allows: a listener will hear of
         it, or the caller asks again at `retry_at`."""
         slot = self._slot(address, purpose)
+        if self._is_closed:
+            return None
         if slot.connection is not None:
             return None if slot.connection.closed else slot.connection
         if slot.attempt is None and self._world.clock.monotonic() >= slot.retry_at:
@@ -93,6 +96,8 @@ class Connections:
 
     async def open(self, address: Address, purpose: Purpose) -> Connection:
         """The open connection; waits for an attempt. Raises NetworkError; during a back-off, the last one again."""
+        if self._is_closed:
+            raise NetworkError(f"connecting to {address}: {CLOSING}")
         slot = self._slot(address, purpose)
         if slot.connection is not None and slot.connection.closed:
             slot.connection = None
@@ -132,7 +137,8 @@ class Connections:
         )
 
     async def close(self) -> None:
-        """Close all. The attempts are BackgroundTasks, which their owner ends."""
+        """Close all, and open none any more. The attempts are BackgroundTasks, which their owner ends."""
+        self._is_closed = True
         for slot in self._slots.values():
             if slot.connection is not None:
                 connection = slot.connection

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from minibroker.client.activity import Activity
 from minibroker.client.assignors import Assignor, AssignorCallable, assignor_of
 from minibroker.client.auto_commit import AutoCommit, positions
+from minibroker.client.calls import ends_with_its_client
 from minibroker.client.commits import Commits, Nobody, OffsetAndMetadata, check_offsets
 from minibroker.client.connections import Purpose
 from minibroker.client.consumer_status import ConsumerStatus, describe
@@ -343,6 +344,7 @@ class Consumer(Client):
                 await self._within(self._say_goodbye(is_done), timeout_s, "leaving the group")
         finally:
             self._state = "closed"
+            self._calls.end()
             for task in self._commit_tasks:
                 task.cancel()
             self._tell()
@@ -473,6 +475,7 @@ class Consumer(Client):
         self._assigned = checked
         self._apply()
 
+    @ends_with_its_client
     async def unsubscribe(self) -> None:
         """Read nothing any more, and leave the group, after what is committed by itself and the listener. Where this is
         cancelled, the group is left all the same, in the background. Raises WithinListener."""
@@ -732,6 +735,7 @@ class Consumer(Client):
         """The partitions that are read, sorted."""
         return sorted(self._fetcher.states)
 
+    @ends_with_its_client
     async def position(self, partition: TopicPartition) -> int:
         """The offset of the next record of a partition. Raises ApiTimedOut if it is not found in time, and BrokerError
         if there is none."""
@@ -795,6 +799,7 @@ class Consumer(Client):
         Without partitions, in all of them."""
         self._move(partitions, None, check_integer("timestamp_ms", timestamp_ms, 0, 1 << 62))
 
+    @ends_with_its_client
     async def lag(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
         """How many offsets there are from the position to the end of each partition, by default of all assigned ones.
         Raises ApiTimedOut, BrokerError, NetworkError."""
@@ -825,6 +830,7 @@ class Consumer(Client):
 
     # -- commits --
 
+    @ends_with_its_client
     async def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None) -> None:
         """Save how far the group has got: in all assigned partitions up to the position, that is behind the last record
         that was handed out, or as `offsets` say (each is that of the next record to read). When this returns, the group
@@ -862,6 +868,7 @@ class Consumer(Client):
         task.add_done_callback(ended)
         return task
 
+    @ends_with_its_client
     async def committed(self, *partitions: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed for each partition, assigned or not; None: nothing, or only for an earlier topic
         of that name. Without arguments, for all that are assigned. Raises BrokerError, NetworkError, and InvalidSetting
@@ -870,9 +877,12 @@ class Consumer(Client):
         asked = check_partitions("partitions", partitions) or self.assignment()
         metadata = self._runtime.metadata
         with metadata.wanted(partition.topic for partition in asked):
+            deadline = self._runtime.clock.monotonic() + self._api_timeout_s
             if any(partition.topic not in metadata.cluster.topics for partition in asked):
-                await metadata.refreshed()
-            found = await commits.fetch(asked, self._api_timeout_s)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._api_timeout_s):
+                        await metadata.refreshed()
+            found = await commits.fetch(asked, max(0.001, deadline - self._runtime.clock.monotonic()))
         return {
             partition: None if (at := found.get(partition)) is None or at.is_of_older_topic else at.offset
             for partition in asked
@@ -906,10 +916,12 @@ class Consumer(Client):
             activity=self._activity,
         )
 
+    @ends_with_its_client
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset in the log of each partition, assigned or not. Raises BrokerError, NetworkError."""
         return await self._offsets(partitions, m.EARLIEST_TIMESTAMP)
 
+    @ends_with_its_client
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The high watermark of each partition: the offset after the last that can be read. Raises BrokerError,
         NetworkError."""
@@ -921,6 +933,7 @@ class Consumer(Client):
         found = await list_offsets(self._runtime, asked, self._api_timeout_s)
         return {partition: 0 if result is None else result.offset for partition, result in found.items()}
 
+    @ends_with_its_client
     async def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:

@@ -7,6 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import ClassVar, Literal, Self
 
+from minibroker.client.calls import Calls
 from minibroker.client.errors import ClientCrashed, Closed
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.tasks import weakly
@@ -45,6 +46,7 @@ class Client:
             world=world,
             on_crash=weakly(self._crashed),
         )
+        self._calls = Calls()
         # Not a method: batches refer to it, and must not keep alive a producer that was dropped.
         self._check_loop = partial(self._runtime.check_loop, self._noun)
 
@@ -85,10 +87,12 @@ class Client:
             await self.close()
 
     async def close(self) -> None:
-        """End all tasks and connections. Calls that wait raise Closed. A second `close` does nothing."""
+        """End all tasks and connections. Calls that wait raise Closed, and send nothing any more; what they have sent
+        may be carried out. A second `close` does nothing."""
         if self._state != "closed":
             self._check_loop()
             self._state = "closed"
+            self._calls.end()
             self._tell()
             await self._runtime.close()
 
@@ -110,6 +114,7 @@ class Client:
         if self._crash is None:
             self._crash = error
             self._state = "crashed"
+            self._calls.end()
             self._tell()
 
     def _not_running(self) -> MinibrokerError:

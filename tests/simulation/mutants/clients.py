@@ -15,6 +15,7 @@ from minibroker.client import batch as client_batch
 from minibroker.client.accumulator import Accumulator
 from minibroker.client.admin import _Creation
 from minibroker.client.batch import SEQUENCE_MASK, BatchVerdict
+from minibroker.client.calls import Calls
 from minibroker.client.consumer import Consumer
 from minibroker.client.fetch_state import PartitionState
 from minibroker.client.fetcher import Fetcher
@@ -49,6 +50,13 @@ def producer_not_idempotent(patches: Patches) -> None:
     @patches.instead_of(Accumulator, "__init__")
     def init(original: Any, self: Accumulator, *, is_idempotent: bool, **named: Any) -> None:
         original(self, is_idempotent=False, **named)
+
+
+@mutant("calls that never end", "calls that wait go on, whatever becomes of their client")
+def calls_outlive_their_client(patches: Patches) -> None:
+    @patches.instead_of(Calls, "end")
+    def end(original: Any, self: Calls) -> None:
+        pass
 
 
 @mutant("acknowledged too early", "a producer takes a connection that broke for an acknowledgement")
