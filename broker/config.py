@@ -27,6 +27,7 @@ from minibroker.protocol.world import Disk
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 
+_MOST_NAMED = 40
 _LONGEST_SHOWN = 80
 
 
@@ -479,7 +480,8 @@ def _shown(value: str) -> str:
 
 def _unknown(what: str, name: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"the known ones are {', '.join(known)}"
+    names = ", ".join(known) if len(known) <= _MOST_NAMED else f"in docs/settings.md, {len(known)} of them"
+    hint = f"did you mean {near[0]}?" if near else f"the known ones are {names}"
     return f"{what} setting {name[:200]!r} is not known; {hint}"
 
 

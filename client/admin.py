@@ -430,7 +430,8 @@ class Admin(Client):
                 attempts += 1
                 pause_s = exponential_backoff_s(attempts, self._runtime.retry_backoff_s, self._runtime.world.random)
                 if self._runtime.clock.monotonic() + pause_s >= deadline:
-                    raise type(error)(f"{error}: see `minibroker status`") from error
+                    hint = "" if address is None else ": see `minibroker status`"  # where all were asked, it is there
+                    raise type(error)(f"{error}{hint}") from error
             await asyncio.sleep(pause_s)
 
     # -- settings --
@@ -492,7 +493,12 @@ class Admin(Client):
             attempts = 0
             while True:
                 body = alter_request({resource: changes[resource] for resource in some}, validate_only, known)
-                response = await self._ask_at(address, INCREMENTAL_ALTER_CONFIGS, body, deadline)
+                try:
+                    response = await self._ask_at(address, INCREMENTAL_ALTER_CONFIGS, body, deadline)
+                except RequestTimedOut as error:
+                    if validate_only:
+                        raise
+                    raise RequestTimedOut(f"{error}. They may yet be changed") from error
                 refused, versions = altered(some, response)
                 known |= versions
                 some = [resource for resource in some if resource in versions]

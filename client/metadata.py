@@ -31,6 +31,7 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import METADATA, Api
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
 from minibroker.protocol.model import NO_CONTROLLER, NO_EPOCH, NO_LEADER, TopicPartition
+from minibroker.protocol.rpc import RequestTimedOut
 from minibroker.protocol.topic_ids import is_older
 from minibroker.protocol.world import World
 
@@ -467,7 +468,7 @@ class Metadata:
         deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
         stalls: Stalls[str] = Stalls(self._connections.client_id)
         failures: dict[Address, Exception] = {}
-        are_reached = False
+        are_silent = False
         while True:
             candidates = self._candidates()
             timeout_of_one_s = min(
@@ -475,19 +476,22 @@ class Metadata:
             )
             for index, address in enumerate(candidates):
                 patience_s = timeout_of_one_s
+                is_reached = False
                 if deadline is not None:  # what time there is, is for all that have not been asked yet
                     share_s = (deadline - self._clock.monotonic()) / (len(candidates) - index)
                     patience_s = min(patience_s, max(0.0, share_s))
                 try:
                     async with asyncio.timeout(patience_s):
                         connection = await self._connections.open(address, Purpose.REQUESTS)
-                        are_reached = True
+                        is_reached = True
                         response = await connection.request(api, body, timeout_s=timeout_of_one_s)
                 except TimeoutError:
+                    are_silent = are_silent or is_reached
                     if patience_s == timeout_of_one_s or address not in failures:  # an earlier reason says more
                         text = f"{api.name} to {address}: no answer within {patience_s:.3g} s"
                         failures[address] = NetworkError(text)
                 except (NetworkError, InvalidMessage) as error:
+                    are_silent = are_silent or isinstance(error, RequestTimedOut)
                     failures[address] = error
                 else:
                     self._failed_at.pop(address, None)
@@ -500,9 +504,10 @@ class Metadata:
             remaining_s = 0.0 if deadline is None else deadline - self._clock.monotonic()
             if remaining_s < MIN_REFRESH_PAUSE_S:
                 remedy = "Start the cluster (`minibroker up`), or give the address of a running broker as bootstrap"
-                if are_reached:
+                if are_silent:
                     remedy = "Brokers were reached, so they may wait for ZooKeeper: see `minibroker status`"
-                raise NetworkError(f"no broker answered {api.name}: {reasons}. {remedy}")
+                error_type = RequestTimedOut if are_silent else NetworkError
+                raise error_type(f"no broker answered {api.name}: {reasons}. {remedy}")
             waiting = {api.name: f"no broker answers: {reasons}"}
             stalls.look(self._clock.monotonic(), waiting, waiting.__getitem__)
             pause_s = exponential_backoff_s(self._failed_rounds, self._retry_backoff_s, self._random)

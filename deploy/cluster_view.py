@@ -8,15 +8,19 @@ are, and for each partition the state with the newest leader epoch counts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from minibroker.protocol.apis import DESCRIBE_LOG_DIRS, LIST_OFFSETS, METADATA, Api
+from minibroker.protocol.apis import DESCRIBE_CONFIGS, DESCRIBE_LOG_DIRS, LIST_OFFSETS, METADATA, Api
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
 from minibroker.protocol.messages import (
     LATEST_TIMESTAMP,
+    MAX_TOPICS,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
     DescribeLogDirsRequest,
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -26,12 +30,13 @@ from minibroker.protocol.messages import (
     MetadataRequest,
     MetadataResponse,
 )
-from minibroker.protocol.model import NO_CONTROLLER, NO_EPOCH, NO_LEADER, TopicPartition
+from minibroker.protocol.model import NO_CONTROLLER, NO_EPOCH, NO_LEADER, ResourceType, TopicPartition
 from minibroker.protocol.rpc import open_connection
 from minibroker.protocol.world.real import RealNetwork
 
 ASK_TIMEOUT_S = 2.0
 ASK_END_OFFSETS_TIMEOUT_S = 0.5
+MIN_INSYNC_REPLICAS = "min.insync.replicas"
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -50,6 +55,8 @@ class ClusterView(NamedTuple):
     """By topic and number."""
     answered: frozenset[Address] = frozenset()
     """Where somebody did."""
+    min_insync_replicas: Mapping[str, int] = MappingProxyType({})
+    """Of topics that have replicas out of sync, as far as a broker has said."""
 
     @property
     def is_unknown(self) -> bool:
@@ -83,6 +90,14 @@ class ClusterView(NamedTuple):
         """Those with fewer replicas in sync than assigned."""
         return [name for name, state in self.partitions.items() if len(state.isr_nodes) < len(state.replica_nodes)]
 
+    def under_min_isr_partitions(self) -> list[TopicPartition]:
+        """Those with fewer replicas in sync than `min.insync.replicas`, as far as is known."""
+        return [
+            name
+            for name, state in self.partitions.items()
+            if len(state.isr_nodes) < self.min_insync_replicas.get(name.topic, 0)
+        ]
+
 
 def merge(answers: Sequence[MetadataResponse]) -> ClusterView:
     """The newest picture that the answers make up together. The first wins between equals."""
@@ -115,7 +130,23 @@ async def ask_cluster(addresses: Sequence[Address], timeout_s: float = ASK_TIMEO
         *(_ask(host, port, METADATA, MetadataRequest(None), timeout_s) for host, port in addresses)
     )
     answers = {address: result for address, result in zip(addresses, results, strict=True) if result is not None}
-    return merge(list(answers.values()))._replace(answered=frozenset(answers))
+    view = merge(list(answers.values()))
+    least = await _ask_min_insync_replicas(sorted(answers), view, timeout_s)
+    return view._replace(answered=frozenset(answers), min_insync_replicas=least)
+
+
+async def _ask_min_insync_replicas(addresses: Sequence[Address], view: ClusterView, timeout_s: float) -> dict[str, int]:
+    topics = sorted({name.topic for name in view.under_replicated_partitions()})[:MAX_TOPICS]
+    if not topics or not addresses:
+        return {}
+    resources = [DescribeConfigsResource(ResourceType.TOPIC, topic, [MIN_INSYNC_REPLICAS]) for topic in topics]
+    answer = await _ask(*addresses[0], DESCRIBE_CONFIGS, DescribeConfigsRequest(resources), timeout_s)
+    return {
+        result.resource_name: int(entry.value)
+        for result in (() if answer is None else answer.results)
+        for entry in result.configs
+        if entry.name == MIN_INSYNC_REPLICAS and entry.value
+    }
 
 
 async def ask_end_offsets(view: ClusterView, timeout_s: float = ASK_END_OFFSETS_TIMEOUT_S) -> dict[TopicPartition, int]:

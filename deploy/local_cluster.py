@@ -251,17 +251,20 @@ class LocalCluster:
         if any(self.state_of(member) is not ProcessState.RUNNING for member in members):
             self._check_not_running(known)
             return None
-        asked_and_found = (
-            (brokers, len(known.brokers)),
-            (base_port, known.brokers[0].port),
-            (zookeeper_connect, known.zookeeper.connect),
-            (settings, known.settings),
-            (log_dirs, known.log_dirs),
+        asked_and_found: tuple[tuple[str, object, object], ...] = (
+            ("--brokers", brokers, len(known.brokers)),
+            ("--base-port", base_port, known.brokers[0].port),
+            ("--zookeeper", zookeeper_connect, known.zookeeper.connect),
+            ("--log-dirs", log_dirs, known.log_dirs),
         )
-        if any(asked not in (None, found) for asked, found in asked_and_found):
+        others = [f"{option} {asked}" for option, asked, found in asked_and_found if asked not in (None, found)]
+        if settings not in (None, known.settings):
+            missing = {name: value for name, value in (settings or {}).items() if known.settings.get(name) != value}
+            others += [f"--override {name}={value}" for name, value in missing.items()] or ["fewer --override"]
+        if others:
             raise LaunchError(
-                f"the cluster in {self.directory} is running already, but not as asked for now ({_summary(known)}): "
-                "stop it with `minibroker down` first, or use another --data"
+                f"the cluster in {self.directory} is running already, but not with {', '.join(others)} "
+                f"({_summary(known)}): stop it with `minibroker down` first, or use another --data"
             )
         return known
 

@@ -66,6 +66,8 @@ class Status(msgspec.Struct, frozen=True):
     """`TOPIC-PARTITION` of those without a leader. None: unknown."""
     under_replicated_partitions: list[str] | None
     """`TOPIC-PARTITION` of those with fewer replicas in sync than assigned. None: unknown."""
+    under_min_isr_partitions: list[str] | None = None
+    """`TOPIC-PARTITION` of those with fewer replicas in sync than `min.insync.replicas`. None: unknown."""
     full_disk: str | None = None
     """The directory of the cluster, where its disk has no room left."""
 
@@ -119,6 +121,11 @@ class Status(msgspec.Struct, frozen=True):
         if self.under_replicated_partitions:
             remedy = " and ".join([*disks, *(["start brokers, or wait"] if may_lack_brokers else [])])
             found.append(f"{some_of(self.under_replicated_partitions)} with replicas missing from the ISR: {remedy}")
+        if self.under_min_isr_partitions:
+            found.append(
+                f"{some_of(self.under_min_isr_partitions)} with fewer replicas in sync than min.insync.replicas: "
+                f"records with acks=all are refused, and consumers see no new ones, until more are"
+            )
         return found
 
 
@@ -196,6 +203,7 @@ def _status(
         under_replicated_partitions=(
             None if view.is_unknown else [str(name) for name in view.under_replicated_partitions()]
         ),
+        under_min_isr_partitions=(None if view.is_unknown else [str(name) for name in view.under_min_isr_partitions()]),
         full_disk=full_disk,
     )
 

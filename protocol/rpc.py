@@ -126,7 +126,11 @@ class Connection(asyncio.BufferedProtocol):
         try:
             for frame in self._reader.buffer_updated(nbytes):
                 self._frame(frame)
-        except (FrameTooLarge, InvalidMessage) as error:
+        except FrameTooLarge as error:
+            is_http = error.prefix.startswith(b"/1.")  # behind "HTTP", which was taken for the frame's length
+            why = "it speaks HTTP, as a broker's metrics port does" if is_http else str(error)
+            self.close(f"it does not speak this protocol: {why}")
+        except InvalidMessage as error:
             self.close(f"it does not speak this protocol: {error}")
 
     def _frame(self, frame: bytes | memoryview) -> None:

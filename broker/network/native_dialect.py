@@ -30,7 +30,9 @@ class NativeListener:
         if api is None:
             return ErrorCode.INVALID_REQUEST, f"unknown API {envelope.api_key}"
         if api.key not in self.apis:
-            reason = f"{api.name} is not for the {self.plane.value} plane's listener {self.name}"
+            reason = f"{api.name} is not for listener {self.name}, which is the {self.plane.value} plane's"
+            if self.plane is apis.Plane.CONTROL:
+                reason += ": clients connect to another one"
             return ErrorCode.INVALID_REQUEST, reason
         versions = f"{api.min_version} to {api.max_version}"
         reason = f"version {envelope.api_version} of {api.name}; this broker knows {versions}"

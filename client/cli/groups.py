@@ -250,19 +250,23 @@ async def _partitions(admin: Admin, topics: list[str], numbers: list[int] | None
 
 
 async def _refuse_members(bootstrap: str, groups: Sequence[str], may_be_new: bool = False) -> None:
-    """Raises BrokerError where a group has members, or there is no such group."""
+    """Raises BrokerError where a group has members, or there is no such group. `groups`: what is asked for together."""
+    others = ". Nothing was deleted" if len(groups) > 1 else ""
     async with open_admin(bootstrap) as admin:
         try:
             described = await admin.describe_groups(groups)
         except GroupErrors as failed:
             for error in failed.errors.values():
-                if not (may_be_new and isinstance(error, BrokerError) and error.code is ErrorCode.GROUP_ID_NOT_FOUND):
-                    raise error from None
+                if isinstance(error, BrokerError) and error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+                    if may_be_new:
+                        continue
+                    raise BrokerError(error.code, f"{error.detail}{others}") from None
+                raise error from None
             return
     for name, found in described.items():
         if found.members:
             said = f"group {name} has members: {named(found.members)}"
-            raise BrokerError(ErrorCode.NON_EMPTY_GROUP, f"{said}. Stop them first", is_complete=True)
+            raise BrokerError(ErrorCode.NON_EMPTY_GROUP, f"{said}. Stop them first{others}", is_complete=True)
 
 
 async def _commit(bootstrap: str, group: str, plan: Sequence[Reset]) -> None:

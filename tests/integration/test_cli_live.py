@@ -446,7 +446,7 @@ def test_commands_that_talk_to_brokers_need_no_standard_streams(
         (["start", "zookeeper"], "ZooKeeper is running already"),
         (["resume", "3"], "broker 3 is not paused"),
         (["logs", "4"], "its ids are 1, 2, 3"),
-        (["up", "--brokers", "5"], "is running already, but not as asked for now (brokers: 3, base port "),
+        (["up", "--brokers", "5"], "is running already, but not with --brokers 5 (brokers: 3, base port "),
         (["down", "--delete-data"], "repeat with --yes"),
     ],
 )
@@ -754,7 +754,7 @@ def test_settings_of_brokers_are_kept_from_one_up_to_the_next_and_a_wrong_one_is
     assert "broker 1 did not start: broker setting 'num.partitons' is not known" in refused
     shell.ok(*arguments)
     assert partitions_of_a_new_topic("default") == 1
-    assert "not as asked for now" in shell.refused(1, "up", "--override", "num.partitions=7")
+    assert "not with --override num.partitions=7 " in shell.refused(1, "up", "--override", "num.partitions=7")
     shell.ok("down")
     shell.ok("up", "--detach", "--override", "num.partitions=7", "--override", "default.replication.factor=1")
     assert partitions_of_a_new_topic("seven") == 7

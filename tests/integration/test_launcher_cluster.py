@@ -95,7 +95,7 @@ def test_log_directories_are_added_at_an_up_and_never_taken_away(local_cluster: 
 
     assert asyncio.run(log_dirs()) == [(path, None) for path in both]
     assert again.running(log_dirs=2) is not None
-    with pytest.raises(LaunchError, match="not as asked for now .*log directories: 2 each"):
+    with pytest.raises(LaunchError, match="not with --log-dirs .*log directories: 2 each"):
         again.running(log_dirs=3)
     again.down()
     with pytest.raises(LaunchError, match="--log-dirs 1: each broker has replicas in 2 log directories"):

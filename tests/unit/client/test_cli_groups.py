@@ -237,6 +237,16 @@ def test_watching_prints_a_line_each_time_where_there_is_no_terminal(monkeypatch
     run(scenario)
 
 
+def test_where_one_of_several_groups_is_not_there_none_is_deleted_and_that_is_said() -> None:
+    async def scenario(cluster: GroupCluster, command: Command) -> None:
+        ended = await command("delete", "billing", "no", "--yes")
+        assert (ended.code, ended.out) == (1, "")
+        assert ended.err.startswith("error: GROUP_ID_NOT_FOUND: there is no group no. Nothing was deleted. ")
+        assert "billing" in cluster.committed
+
+    run(scenario)
+
+
 def test_a_group_that_is_not_there_is_one_line_whatever_is_asked() -> None:
     async def scenario(cluster: GroupCluster, command: Command) -> None:
         for arguments in (["describe", "no"], ["describe", "no", "--watch"], ["delete", "no", "--yes"]):

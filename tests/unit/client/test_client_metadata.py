@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from minibroker.client.admin import Admin
 from minibroker.client.connections import Purpose
 from minibroker.client.metadata import Cluster, Leader, is_confirmed, is_denied, merged, with_leader
 from minibroker.client.runtime import ClientRuntime
@@ -15,6 +16,7 @@ from minibroker.protocol import topic_ids
 from minibroker.protocol.apis import METADATA
 from minibroker.protocol.errors import ErrorCode, NetworkError
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.rpc import RequestTimedOut
 from tests.unit.client.scripted_broker import DROP, HANG, ScriptedCluster
 
 
@@ -248,10 +250,31 @@ def test_brokers_that_were_reached_and_do_not_answer_are_not_said_to_be_down(mon
     async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
         await runtime.start()
         scripted.rules.append(lambda received: HANG)
-        with pytest.raises(NetworkError, match="they may wait for ZooKeeper"):
+        with pytest.raises(RequestTimedOut, match="they may wait for ZooKeeper"):
             await runtime.metadata.request_any(METADATA, m.MetadataRequest([]), timeout_s=0.5)
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "it speaks HTTP, as a broker's metrics port does"), (b"", "closed by the")],
+)
+def test_what_is_no_broker_is_not_said_to_wait_for_zookeeper(said: bytes, why: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(said)
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(NetworkError, match=f"{why}.*give the address of a running broker") as failed:
+            await Admin(f"127.0.0.1:{port}").start()
+        assert not isinstance(failed.value, RequestTimedOut)
+        server.close()
+
+    asyncio.run(main())
 
 
 def test_a_broker_that_did_not_answer_once_is_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

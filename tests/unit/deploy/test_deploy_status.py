@@ -83,6 +83,16 @@ def test_a_dead_broker_and_what_it_left_behind_are_problems() -> None:
     assert (status.brokers[2].alive, status.brokers[2].pid) == (False, None)
 
 
+def test_partitions_that_refuse_acks_all_are_told_apart_from_those_that_lack_a_replica() -> None:
+    states = {**ALL_RUN, 3: ProcessState.GONE}
+    view = merge([answer(brokers=(1, 2), partitions={0: (1, 0, [1, 2]), 1: (2, 3, [2])})])
+    assert view.under_min_isr_partitions() == [], "nobody has said how many are wanted"
+    view = view._replace(min_insync_replicas={"orders": 2})
+    status = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view)
+    assert status.under_min_isr_partitions == ["orders-1"]
+    assert status.problems()[-1].startswith("orders-1 with fewer replicas in sync than min.insync.replicas: ")
+
+
 def test_why_a_broker_ended_and_that_the_disk_is_full_is_told() -> None:
     states = {**ALL_RUN, 3: ProcessState.GONE}
     status = status_of_processes(
