@@ -504,7 +504,7 @@ BAD_INPUT: dict[str, tuple[bytes, tuple[int, ErrorCode] | None, str]] = {
     "a control request": (
         update_metadata_frame(8),
         (8, ErrorCode.INVALID_REQUEST),
-        "UpdateMetadata is not for the data",
+        "UpdateMetadata is not for listener DATA",
     ),
 }
 
@@ -560,7 +560,7 @@ def test_a_data_request_on_the_control_listener_is_refused(run: Run, caplog: pyt
 
     run(main())
     (line,) = network_lines(caplog)
-    assert "Metadata is not for the control plane" in line
+    assert "Metadata is not for listener CONTROL, which is the control plane's" in line
 
 
 def test_requests_handled_before_bad_input_are_answered_even_if_their_handler_takes_long(run: Run) -> None:
