@@ -37,7 +37,13 @@ from minibroker.deploy import log_files, status_screen
 from minibroker.deploy.bench import failover, rolling_restart, storage
 from minibroker.deploy.broker_process import OWN_SETTINGS
 from minibroker.deploy.cluster_file import ClusterFile
-from minibroker.deploy.cluster_view import ClusterView, ask_cluster, ask_end_offsets, ask_offline_log_dirs
+from minibroker.deploy.cluster_view import (
+    ClusterView,
+    ask_cluster,
+    ask_end_offsets,
+    ask_offline_log_dirs,
+    with_min_insync_replicas,
+)
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local_cluster import MAX_BROKERS, MAX_LOG_DIRS, LocalCluster, Member, name_of
 from minibroker.deploy.processes import let_signals_interrupt
@@ -326,7 +332,11 @@ def _print_acted(action: str, members: list[Member], format: Format) -> None:
 
 
 def _status_of(bootstrap: str) -> Status:
-    view = _view_of(bootstrap)
+    return _status_of_view(_view_of(bootstrap))
+
+
+def _status_of_view(view: ClusterView) -> Status:
+    view = asyncio.run(with_min_insync_replicas(view))
     return status_of_view(view, asyncio.run(ask_offline_log_dirs(view)))
 
 
@@ -345,7 +355,7 @@ def _glance(bootstrap: str | None, data: Path) -> status_screen.Glance:
         found = cluster.status(view)
     else:
         view = _view_of(bootstrap)
-        found = status_of_view(view, asyncio.run(ask_offline_log_dirs(view)))
+        found = _status_of_view(view)
     return status_screen.Glance(found, asyncio.run(ask_end_offsets(view)), time.monotonic())
 
 

@@ -130,23 +130,25 @@ async def ask_cluster(addresses: Sequence[Address], timeout_s: float = ASK_TIMEO
         *(_ask(host, port, METADATA, MetadataRequest(None), timeout_s) for host, port in addresses)
     )
     answers = {address: result for address, result in zip(addresses, results, strict=True) if result is not None}
-    view = merge(list(answers.values()))
-    least = await _ask_min_insync_replicas(sorted(answers), view, timeout_s)
-    return view._replace(answered=frozenset(answers), min_insync_replicas=least)
+    return merge(list(answers.values()))._replace(answered=frozenset(answers))
 
 
-async def _ask_min_insync_replicas(addresses: Sequence[Address], view: ClusterView, timeout_s: float) -> dict[str, int]:
+async def with_min_insync_replicas(view: ClusterView, timeout_s: float = ASK_TIMEOUT_S) -> ClusterView:
+    """The view, with what a broker says of topics that have replicas out of sync."""
     topics = sorted({name.topic for name in view.under_replicated_partitions()})[:MAX_TOPICS]
-    if not topics or not addresses:
-        return {}
+    address = min(view.answered, default=None)
+    if not topics or address is None:
+        return view
     resources = [DescribeConfigsResource(ResourceType.TOPIC, topic, [MIN_INSYNC_REPLICAS]) for topic in topics]
-    answer = await _ask(*addresses[0], DESCRIBE_CONFIGS, DescribeConfigsRequest(resources), timeout_s)
-    return {
-        result.resource_name: int(entry.value)
-        for result in (() if answer is None else answer.results)
-        for entry in result.configs
-        if entry.name == MIN_INSYNC_REPLICAS and entry.value
-    }
+    answer = await _ask(*address, DESCRIBE_CONFIGS, DescribeConfigsRequest(resources), timeout_s)
+    return view._replace(
+        min_insync_replicas={
+            result.resource_name: int(entry.value)
+            for result in (() if answer is None else answer.results)
+            for entry in result.configs
+            if entry.name == MIN_INSYNC_REPLICAS and entry.value
+        }
+    )
 
 
 async def ask_end_offsets(view: ClusterView, timeout_s: float = ASK_END_OFFSETS_TIMEOUT_S) -> dict[TopicPartition, int]:

@@ -22,7 +22,7 @@ import msgspec
 from minibroker.deploy import broker_process, cluster_file, secret_file, zookeeper
 from minibroker.deploy.broker_process import HandedOver, StartingBroker
 from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
-from minibroker.deploy.cluster_view import ClusterView, ask_cluster, ask_offline_log_dirs
+from minibroker.deploy.cluster_view import ClusterView, ask_cluster, ask_offline_log_dirs, with_min_insync_replicas
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut
 from minibroker.deploy.ports import LOOPBACK, free_ports, is_free, lowest_source_port
 from minibroker.deploy.processes import (
@@ -103,7 +103,7 @@ class LocalCluster:
             server = ProcessState.RUNNING if answers else ProcessState.GONE
         else:
             server = self.state_of(ZOOKEEPER)
-        view = self.view() if view is None else view
+        view = asyncio.run(with_min_insync_replicas(self.view() if view is None else view))
         return status_of_processes(
             cluster,
             states,

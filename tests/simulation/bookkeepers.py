@@ -37,6 +37,7 @@ CLOCK_FAULTS = frozenset({"clock jump", "clock jump at a retry", "suspend"})
 
 _KEPT_S = RETENTION_MINUTES * 60.0
 _LATE_S = 75.0
+"""Nobody may have coordinated the group for as long as faults last, and a member that is gone counts until then."""
 _FOR_EVER_MINUTES = 10_000_000
 """Longer than by any clock that a storm sets."""
 _API_TIMEOUT_MS = 10_000
@@ -75,7 +76,6 @@ class Bookkeepers:
     def __init__(self, storm: Storm, dice: Random, at_least: int = 0) -> None:
         self._storm = storm
         self._cluster = storm.cluster
-        self._is_over = False
         self._is_forgiven = False
         minutes = int(storm.settings["offsets.retention.minutes"])
         self.retention = Retention(minutes * 60.0, _LATE_S)
@@ -134,16 +134,12 @@ class Bookkeepers:
             except MinibrokerError as error:
                 if isinstance(error, BrokerError) and error.code is ErrorCode.UNKNOWN_SERVER_ERROR:
                     self._storm.accuse(Anomaly("a broker met a bug", f"{client}: {error}"))
-            if self._is_over:
-                return
             await asyncio.sleep(_RETRY_S)
 
     async def _administer(self, book: _Book, client: str, world: VirtualWorld) -> None:
         random = world.random
         async with Admin(self._cluster.bootstrap, default_api_timeout_ms=_API_TIMEOUT_MS, world=world) as admin:
             for _ in range(random.choice([1, 3, 20])):
-                if self._is_over:
-                    return
                 does = random.choices(
                     [self._commit, self._look, self._delete_offsets, self._delete_group, self._rest],
                     [0.4, 0.35, 0.08, 0.07, 0.1],
@@ -229,7 +225,7 @@ class Bookkeepers:
             default_api_timeout_ms=_API_TIMEOUT_MS,
             world=world,
         ) as consumer:
-            while self._now_s < until_s and not self._is_over:
+            while self._now_s < until_s:
                 await consumer.poll(timeout_ms=500)
                 self._may_be_used(book, 0)
                 mine = [partition for partition in consumer.assignment() if partition in book.partitions]
@@ -277,7 +273,6 @@ class Bookkeepers:
 
     async def finish(self) -> None:
         """After all is healed: they end, and somebody looks at what they have left."""
-        self._is_over = True
         for book in self._books.values():
             if book.process is not None:
                 book.process.kill()

@@ -31,8 +31,13 @@ def run(scenario: Callable[[GroupCluster], Coroutine[Any, Any, None]]) -> None:
 
 async def begun(call: Awaitable[object], cluster: GroupCluster, api: Any) -> asyncio.Future[object]:
     """It has sent a request, and waits."""
+
+    def asked() -> int:
+        return sum(received.api is api for received in cluster.received)
+
+    before = asked()
     task = asyncio.ensure_future(call)
-    while not any(received.api is api for received in cluster.received):
+    while asked() == before:
         assert not task.done(), task
         await asyncio.sleep(0.005)
     return task
@@ -76,8 +81,7 @@ def test_who_cancels_a_call_and_whose_client_crashes_hears_of_that() -> None:
         admin = Admin(cluster.bootstrap)
         await admin.start()
         cancelled = await begun(admin.delete_groups(["billing"]), cluster, DELETE_GROUPS)
-        crashed = asyncio.ensure_future(admin.delete_groups(["billing"]))
-        await asyncio.sleep(0.01)
+        crashed = await begun(admin.delete_groups(["billing"]), cluster, DELETE_GROUPS)
         cancelled.cancel()
         await asyncio.wait([cancelled])
         assert cancelled.cancelled()
