@@ -77,6 +77,11 @@ class Dialect(Protocol):
         ...
 
     @property
+    def send_buffer_bytes(self) -> int | None:
+        """How much of its answers the operating system may hold. None: as it thinks fit, up to some MiB."""
+        ...
+
+    @property
     def reads_columns(self) -> bool:
         """The peer knows batches of magic 77. Who does not is sent Kafka's records."""
         ...

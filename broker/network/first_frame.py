@@ -32,6 +32,7 @@ class FirstFrame:
     takes its place, which has these bytes already."""
 
     answers_in_order = False
+    send_buffer_bytes = None
     reads_columns = False
     drops_unnamed_brokers = False
     rests_on_named_leaders = False

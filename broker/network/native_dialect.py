@@ -43,6 +43,7 @@ class NativeDialect(FrameReader):
     """See `Dialect`."""
 
     answers_in_order = False
+    send_buffer_bytes = None
     reads_columns = True
     drops_unnamed_brokers = False
     rests_on_named_leaders = False

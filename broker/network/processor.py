@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import cast
@@ -371,6 +372,11 @@ class Connection(asyncio.BufferedProtocol):
         """The beginning of the first frame has told."""
         self.dialect = dialect
         self._turns = Turns() if dialect.answers_in_order else None
+        if dialect.send_buffer_bytes is not None:
+            assert self._transport is not None
+            connection = self._transport.get_extra_info("socket")
+            if connection is not None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, dialect.send_buffer_bytes)
 
     def close(self) -> None:
         """Dispatch nothing more, and close once the peer has read all responses that were given so far."""

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import uvloop
 
+from minibroker.broker.network.kafka_dialect import KafkaDialect
 from minibroker.broker.network.server import NetworkSettings, Request, RequestHandler, SocketServer
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
@@ -768,6 +769,33 @@ def test_a_slow_reader_gets_all_its_responses(run: Run) -> None:
             await until(lambda: 0 < handled.handled < 60)
             peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
             assert await peer.correlation_ids(60) == list(range(60))
+
+    run(main())
+
+
+def test_the_system_holds_a_hundred_kibibytes_for_a_client_of_kafkas_protocol_and_what_it_likes_for_ours(
+    run: Run,
+) -> None:
+    async def main() -> None:
+        def held(peer: Peer) -> int:
+            acceptors = up.server._acceptors
+            every = (
+                each for acceptor in acceptors for processor in acceptor.processors for each in processor.connections
+            )
+            [connection] = [each for each in every if each.peer == peer.address]
+            assert connection._transport is not None
+            raw = connection._transport.get_extra_info("socket")
+            return int(raw.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+
+        async with serving(answer) as up:
+            kafkas, ours = await up.connect(), await up.connect()
+            api_versions_v0 = struct.pack(">hhih4s", 18, 0, 1, 4, b"test")
+            kafkas.send(framed(api_versions_v0))
+            await kafkas.reader.readexactly(4)
+            ours.metadata(1)
+            await ours.response()
+            assert held(kafkas) == 2 * KafkaDialect.send_buffer_bytes  # Linux counts its own needs as much again
+            assert held(ours) != held(kafkas)
 
     run(main())
 
