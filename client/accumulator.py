@@ -1013,8 +1013,15 @@ class Accumulator:
             batch.granted = 0
         else:
             self._failed.append(batch)
+        if error is not None:
+            batch.report = self._report
         self._count(batch, -1)
         batch.finish(error)
+
+    def _report(self, batch: Batch) -> None:
+        """It has failed, and somebody who should have been told of that is gone."""
+        if batch not in self._failed:
+            self._failed.append(batch)
 
     # -- expiring and failing --
 
@@ -1108,7 +1115,7 @@ class Accumulator:
         """The records that failed, are not awaited, and were not returned before. Gives their memory back."""
         failures: list[FailedRecord] = []
         for batch in self._failed:
-            failures += batch.failures()
+            failures += batch.take_failures()
             self.used -= batch.granted
             batch.granted = 0
         self._failed.clear()

@@ -129,9 +129,11 @@ class Batch:
         "order",
         "partition",
         "partitions",
+        "report",
         "room",
         "sequence",
         "timestamps",
+        "told",
         "topic",
         "topic_id",
         "values",
@@ -194,6 +196,10 @@ class Batch:
         """Records whose Delivery is or was awaited: their failure is raised there, and not by flush."""
         self.is_wholly_awaited = False
         """All of them are."""
+        self.told: set[int] | None = None
+        """Records of whose failure somebody was told."""
+        self.report: Callable[[Batch], None] | None = None
+        """Called when somebody who waited is not there to be told of a failure any more."""
         self.listeners: list[Callable[[], None]] | None = None
         """Called once, when the batch has ended or is forwarded."""
 
@@ -222,12 +228,16 @@ class Batch:
             )
         return self.encoded
 
-    def failures(self) -> list[FailedRecord]:
-        """The records that failed and are not awaited."""
+    def take_failures(self) -> list[FailedRecord]:
+        """The records that failed and are not awaited. Somebody is told of them now."""
         if self.is_wholly_awaited:
             return []
         awaited = self.awaited or ()
-        return self.failed(index for index in range(self.count) if index not in awaited)
+        untold = [index for index in range(self.count) if index not in awaited]
+        for index in untold:
+            self.mark_told(index)
+        self.is_wholly_awaited = True
+        return self.failed(untold)
 
     def failed(self, indexes: Iterable[int]) -> list[FailedRecord]:
         """These records, of a batch that has failed."""
@@ -321,14 +331,22 @@ class Batch:
         elif not self.is_wholly_awaited:
             self.awaited = (self.awaited or set()).union(range(first, first + count))
 
+    def mark_told(self, first: int, count: int = 1) -> None:
+        """Somebody is told that `count` records from `first` on have failed."""
+        self.told = self.told or set()
+        self.told.update(range(first, first + count))
+
     def wait_given_up(self, first: int, count: int = 1) -> None:
-        """Somebody waits no more for `count` records from `first` on, before their end. Who still does marks them again
-        when it comes."""
+        """Somebody who waited for `count` records from `first` on is gone. Who still waits marks them again when their
+        end comes; if it has come, it may be that nobody was told."""
         if self.is_wholly_awaited:
             self.is_wholly_awaited = False
             self.awaited = set(range(self.count))
         if self.awaited is not None:
-            self.awaited.difference_update(range(first, first + count))
+            told = self.told or ()
+            self.awaited.difference_update(index for index in range(first, first + count) if index not in told)
+        if self.report is not None and self.unreported:
+            self.report(self)
 
     @property
     def unreported(self) -> int:

@@ -7,6 +7,7 @@ import inspect
 import logging
 import re
 import sys
+import weakref
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -259,8 +260,12 @@ class Consumer(Client):
         has exhausted the rest of its records (`PartitionState.move`), so there is no check for each record."""
         self._before: dict[TopicPartition, int] = {}
         """Positions before what is in the user's hands."""
+        self._vouched: dict[TopicPartition, int] = {}
+        """What the user has committed with that in hand: so far it has been worked on."""
         self._was_polled = False
         """That is what `poll` has returned."""
+        self._reader: weakref.ref[asyncio.Task[Any]] | None = None
+        """The task to which the latest batch was given."""
 
     async def start(self) -> None:
         """Reach a broker and find the topics' partitions. A member joins its group in the background.
@@ -323,12 +328,19 @@ class Consumer(Client):
     async def close(self, timeout_ms: float = 30_000) -> None:
         """Commit what is to be committed by itself, give up the partitions, leave the group, and end all tasks and
         connections, in no more than `timeout_ms`: what was not done by then is a WARNING. Calls that wait raise Closed.
-        A second `close` does nothing. Raises WithinListener.
+        A second `close` waits for the first, for `timeout_ms` at most. Raises WithinListener.
 
-        What was handed out last is committed, too, unless `close` is called because of an exception (in `finally`, or
-        by leaving `async with`): then that may not have been worked on, and comes again.
+        What was handed out last is committed, too, unless it may not have been worked on: `close` is called because of
+        an exception (in `finally`, or by leaving `async with`), or while another task is in the middle of it, or was
+        cancelled there. Then it comes again.
         """
-        await self._close(check_ms("timeout_ms", timeout_ms), is_done=sys.exc_info()[1] is None)
+        is_done = sys.exc_info()[1] is None and self._is_done_with()
+        await self._close(check_ms("timeout_ms", timeout_ms), is_done=is_done)
+
+    def _is_done_with(self) -> bool:
+        """What was handed out last, as far as can be told."""
+        reader = None if self._reader is None else self._reader()
+        return reader in (None, asyncio.current_task()) or (reader.done() and not reader.cancelled())
 
     async def _close(self, timeout_s: float, *, is_done: bool) -> None:
         """`is_done`: what was handed out last has been worked on."""
@@ -336,6 +348,11 @@ class Consumer(Client):
             return
         self._check_loop()
         self._check_not_within_listener("close")
+        if self._state == "closing":  # as where a signal closes it, and the body that reads ends with that
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._has_ended.wait()
+            return
         was_running, self._state = self._state == "running", "closing"
         self._tell()
         deadline = self._runtime.clock.monotonic() + timeout_s
@@ -349,7 +366,10 @@ class Consumer(Client):
                 task.cancel()
             self._tell()
             left_s = max(1.0, deadline - self._runtime.clock.monotonic())
-            await self._within(self._runtime.close(), left_s, "ending its tasks")
+            try:
+                await self._within(self._runtime.close(), left_s, "ending its tasks")
+            finally:
+                self._has_ended.set()
 
     async def _within(self, work: Coroutine[Any, Any, None], timeout_s: float, doing: str) -> None:
         task = asyncio.ensure_future(work)
@@ -386,7 +406,8 @@ class Consumer(Client):
             if last is not None:
                 self._before[self._current.partition] = last
         self._drop_batch()
-        for partition, position in self._before.items():
+        for partition, before in self._before.items():
+            position = max(before, self._vouched.get(partition, before))
             state = self._fetcher.states.get(partition)
             if state is not None and state.position is not None and state.position > position:
                 self._fetcher.go_back(state, position)
@@ -544,6 +565,7 @@ class Consumer(Client):
         self._check_running()
         self._activity.asks()
         self._before.clear()
+        self._vouched.clear()
         if self._current is not None and self._current.position is not None:
             self._before[self._current.partition] = self._current.position
         taken: list[Record] = []
@@ -620,6 +642,7 @@ class Consumer(Client):
         self._check_running()
         self._activity.asks()
         self._before.clear()
+        self._vouched.clear()
         self._was_polled = False
         found = None
         try:
@@ -638,6 +661,8 @@ class Consumer(Client):
                 self._yielded_at = self._runtime.clock.monotonic()
         finally:
             self._activity.asked(is_given=found is not None)
+            if (reader := asyncio.current_task()) is not None:
+                self._reader = weakref.ref(reader)
 
     async def _something(self) -> None:
         """Until there is something to look at. That all partitions are paused is told, as a call that waits for records
@@ -902,7 +927,9 @@ class Consumer(Client):
     def _to_commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        return positions(self._fetcher) if offsets is None else check_offsets(offsets)
+        to_commit = positions(self._fetcher) if offsets is None else check_offsets(offsets)
+        self._vouched |= {partition: committed.offset for partition, committed in to_commit.items()}
+        return to_commit
 
     def status(self) -> ConsumerStatus:
         """Why nothing arrives, in words, if nothing does. Asks nobody: what this consumer knows."""

@@ -127,14 +127,14 @@ class Delivery(_Coroutine, gc=False, eq=False):
                 self._wait_given_up()
                 raise
         if batch.error is not None:
+            batch.mark_told(index)
             raise batch.error.with_traceback(None)
         return _metadata(batch, index)
 
     def _wait_given_up(self) -> None:
         """As by a time limit: nobody has been told what becomes of the record."""
         batch, index = self._place()
-        if not batch.is_done:
-            batch.wait_given_up(index)
+        batch.wait_given_up(index)
 
     def send(self, value: None) -> asyncio.Future[None]:
         """For tasks: a step. It returns a future to wait for, or raises StopIteration with the result, or an error."""
@@ -222,8 +222,7 @@ class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
     def _wait_given_up(self) -> None:
         self._follow()
         for batch, first, indexes in self._parts:
-            if not batch.is_done:
-                batch.wait_given_up(first, len(indexes))
+            batch.wait_given_up(first, len(indexes))
 
     def send(self, value: None) -> asyncio.Future[None]:
         """For tasks: a step, as of a Delivery."""
@@ -263,6 +262,7 @@ class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
         failed: list[int] = []
         for batch, first, indexes in self._parts:
             if batch.error is not None:
+                batch.mark_told(first, len(indexes))
                 failures += batch.failed(range(first, first + len(indexes)))
                 failed += indexes
                 continue
@@ -366,6 +366,7 @@ def _tell(batch: Batch, index: int, on_delivery: OnDelivery) -> None:
         else:
             on_delivery(None, batch.error)
             batch.mark_awaited(index)
+            batch.mark_told(index)
     except Exception:
         # Nobody could catch it: the caller of `send` has gone on. A failed record stays unreported, so `flush` will.
         logger.exception("on_delivery=%r raised for a record of %s", on_delivery, batch.topic)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
@@ -47,6 +48,8 @@ class Client:
             on_crash=weakly(self._crashed),
         )
         self._calls = Calls()
+        self._has_ended = asyncio.Event()
+        """`close` is over, for those that take time to end."""
         # Not a method: batches refer to it, and must not keep alive a producer that was dropped.
         self._check_loop = partial(self._runtime.check_loop, self._noun)
 

@@ -418,12 +418,15 @@ class Producer(Client):
             raise self._not_running()
 
     async def close(self) -> None:
-        """`flush`, then end all tasks and connections, whatever happens. Raises as `flush`. A second `close` does
-        nothing."""
+        """`flush`, then end all tasks and connections, whatever happens. Raises as `flush`. A second `close` waits for
+        the first, which raises."""
         state = self._state
-        if state in ("closing", "closed"):
+        if state == "closed":
             return
         self._check_loop()
+        if state == "closing":
+            await self._has_ended.wait()
+            return
         try:
             if state == "running":
                 self._state = "closing"
@@ -478,6 +481,7 @@ class Producer(Client):
             self._accumulator.fail_all(Closed("the producer was closed before the record was acknowledged"))
             self._tell()
             await asyncio.sleep(0)  # for what `on_delivery` is told
+            self._has_ended.set()
 
     def _report_failures(self) -> None:
         failures = self._accumulator.take_failures()

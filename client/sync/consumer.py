@@ -260,6 +260,8 @@ class Consumer(Facade[AsyncConsumer]):
         )
         super().__init__(client, _Ending(client, self._errands))
         self._errands.background = self._background
+        self._reader: threading.Thread | None = None
+        """The thread to which records were given last."""
 
     def _in_callers_thread(self, listener: RebalanceListener | None) -> _Listener | None:
         if listener is None:
@@ -280,11 +282,13 @@ class Consumer(Facade[AsyncConsumer]):
         background, in no more than `timeout_ms`: what was not done by then is a WARNING. Calls that wait in other
         threads raise Closed. A second `close` does nothing; nor does one in a forked child. Raises WithinListener.
 
-        What was handed out last is committed, too, unless `close` is called because of an exception (in `finally`, or
-        by leaving `with`): then that may not have been worked on, and comes again.
+        What was handed out last is committed, too, unless it may not have been worked on: `close` is called because of
+        an exception (in `finally`, or by leaving `with`), or while another thread is in the middle of it. Then it comes
+        again.
         """
         self._errands.check_not_within("close")
-        timeout_s, is_done = check_ms("timeout_ms", timeout_ms), sys.exc_info()[1] is None
+        timeout_s, reader = check_ms("timeout_ms", timeout_ms), self._reader
+        is_done = sys.exc_info()[1] is None and (reader in (None, threading.current_thread()) or not reader.is_alive())
         self._end(lambda: self._client._close(timeout_s, is_done=is_done), self._serve)
 
     # -- what is read --
@@ -328,12 +332,16 @@ class Consumer(Facade[AsyncConsumer]):
         retriable. Iterating anew after an error tries again.
         """
         while True:
-            yield from self._call(self._client._hand_out, self._serve)
+            records = self._call(self._client._hand_out, self._serve)
+            self._reader = threading.current_thread()
+            yield from records
 
     def __next__(self) -> Record:
         """The next record. Raises as iterating."""
         while True:
-            for record in self._call(self._client._hand_out, self._serve):
+            records = self._call(self._client._hand_out, self._serve)
+            self._reader = threading.current_thread()
+            for record in records:
                 return record
 
     def batches(self) -> Iterator[ConsumerBatch]:
@@ -362,6 +370,7 @@ class Consumer(Facade[AsyncConsumer]):
                 with suppress(Closed):
                     self._background.soon(partial(give_back, call.result))
             raise
+        self._reader = threading.current_thread()
         return call.result
 
     def _give_back(self, records: list[Record]) -> None:

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import ClientCrashed, CommitFailed, CorruptBatch, GroupErrors, PartitionErrors
+from minibroker.client.errors import ClientCrashed, Closed, CommitFailed, CorruptBatch, GroupErrors, PartitionErrors
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.history import Anomaly
+from tests.simulation.interruptions import may_be_interrupted
 from tests.simulation.ledger import Call, Ledger, Retention, check_ledger
 from tests.simulation.process import Process
 from tests.simulation.workload import DURABLE, SHRINKING
@@ -144,13 +145,22 @@ class Bookkeepers:
                     [self._commit, self._look, self._delete_offsets, self._delete_group, self._rest],
                     [0.4, 0.35, 0.08, 0.07, 0.1],
                 )[0]
+                call = does(book, client, admin, random)
                 try:
-                    await does(book, client, admin, random)
-                except ClientCrashed:
+                    if does == self._rest:
+                        await call
+                    else:
+                        await self._interruptible(call, client, admin, random)
+                except (ClientCrashed, Closed):
                     raise
                 except MinibrokerError as error:
                     self._storm.note(f"{client}: {error!r}")
                 await asyncio.sleep(random.choice([0.05, 1.0, 4.0]) * random.random())
+
+    async def _interruptible(
+        self, call: Coroutine[Any, Any, None], client: str, of: Admin | Consumer, random: Random
+    ) -> None:
+        await may_be_interrupted(call, random, self._storm.accuse, self._storm.event, client, of.close)
 
     async def _commit(self, book: _Book, client: str, admin: Admin, random: Random) -> None:
         offsets = self._next_offsets(book, random)
@@ -230,7 +240,8 @@ class Bookkeepers:
                 self._may_be_used(book, 0)
                 mine = [partition for partition in consumer.assignment() if partition in book.partitions]
                 if mine and random.random() < 0.5:
-                    await self._commit_as_member(book, client, consumer, mine)
+                    call = self._commit_as_member(book, client, consumer, mine)
+                    await self._interruptible(call, client, consumer, random)
                 await asyncio.sleep(random.random())
         self._may_be_used(book, 0)
 

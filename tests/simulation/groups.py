@@ -324,6 +324,9 @@ class Groups:
             )
             try:
                 async with life.consumer:
+                    if random.random() < 0.15 and not self._is_last_life:
+                        closing = self._close_later(life.consumer, random.expovariate(1 / member.life_s))
+                        world.process.start(closing, f"{life.identity}, closing")
                     await self._consume(life, random, self._now_s + random.expovariate(1 / member.life_s))
                     await self._commit(life, random)
             except ClientCrashed as error:
@@ -337,6 +340,12 @@ class Groups:
                 group.history.ended(life.identity)
                 member.view = (-1, frozenset())
             await asyncio.sleep(_RETRY_S)
+
+    async def _close_later(self, consumer: Consumer, after_s: float) -> None:
+        """As a handler of a signal does, whatever the member is in the middle of."""
+        await asyncio.sleep(after_s)
+        self._storm.event("a member is closed by another task")
+        await consumer.close()
 
     def _gave_up(self, life: _Life, error: MinibrokerError) -> None:
         self._storm.note(f"{life.identity} begins anew: {error!r}")
@@ -419,11 +428,13 @@ class Groups:
     def _commit_begins(self, life: _Life, offsets: Mapping[TopicPartition, int] | None) -> list[Commit]:
         """In the moment in which the consumer is to commit these offsets; None: its positions. Of a topic that was
         created again it may have none, though the member had records of the earlier one: then nothing is sent of that
-        partition, whatever becomes of the others, and no error names it."""
+        partition, whatever becomes of the others, and no error names it. And a consumer that another task closes has
+        taken back what the member is in the middle of."""
         done = life.positions
         if offsets is None:
             sent, reborn = positions(life.consumer._fetcher), self._storm.rebirth.topics
             done = {p: offset for p, offset in done.items() if p in sent or p.topic not in reborn}
+            done = {p: min(offset, sent[p].offset) if p in sent else offset for p, offset in done.items()}
         return life.history.commit_begins(life.identity, done, life.generation)
 
     def _answered_later(self, life: _Life, answer: asyncio.Future[None], commits: list[Commit]) -> None:

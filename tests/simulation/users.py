@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from minibroker.client.admin import Admin
 from minibroker.client.connections import Purpose
@@ -64,6 +64,7 @@ from tests.simulation.answers import (
 )
 from tests.simulation.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.history import Acknowledged, Anomaly, History, Polled, Sent
+from tests.simulation.interruptions import AT_ONCE_S, begun, may_be_interrupted, patiently
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.process import Process
 from tests.simulation.world import WALL_CLOCK_START_MS, VirtualWorld
@@ -79,15 +80,12 @@ MAX_MESSAGE_BYTES = 500
 
 GRACE_S = 3.0
 """So much later than its time limit a client may speak."""
-AT_ONCE_S = 0.05
 WITHIN_S = 60.0
 """So long after healing metadata must be true: the storms' own bound."""
 _RETRY_S = 0.5
 _REST_S = 1.5
 _LONGEST_REST_S = 100.0
 """A storm waits for its users to end for little longer."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -266,12 +264,16 @@ class Users:
         self._event(f"producer {habits.kind}")
         self._event(f"records {habits.style}")
         life = _Life(who, producer)
+
+        async def close() -> None:
+            await self._call(life, "close", producer.close(), habits.limit_s)
+
         try:
             for number in range(habits.records):
                 if self._stopping:
                     break
                 self._send(life, habits, random)
-                if habits.style == "awaited":
+                if habits.style == "awaited" and not await self._gives_up(life.open[-1][0], random):
                     delivery, label = life.open.pop()
                     await self._ending(delivery, label, who, habits.limit_s)
                 elif habits.style == "tasks":
@@ -281,12 +283,13 @@ class Users:
                     await self._call(life, "drain", producer.drain(), habits.limit_s)
                 if number % habits.burst == habits.burst - 1:
                     if habits.style == "flushed":
-                        await self._call(life, "flush", producer.flush(), habits.limit_s)
-                        await self._all_have_ended(life, "flush")
+                        flush = self._call(life, "flush", producer.flush(), habits.limit_s)
+                        if await may_be_interrupted(flush, random, self._accuse, self._event, who, close):
+                            await self._all_have_ended(life, "flush")
                     if number + 1 < habits.records:
                         await _rest(random, habits.pause_s)
         finally:
-            await self._call(life, "close", producer.close(), habits.limit_s)
+            await close()
             await self._all_have_ended(life, "close")
 
     def _send(self, life: _Life, habits: Habits, random: Random) -> None:
@@ -317,10 +320,25 @@ class Users:
             raise
         life.open.append((delivery, label))
 
+    async def _gives_up(self, delivery: Delivery, random: Random) -> bool:
+        """Now and then nobody waits for a record but for a moment."""
+        if random.random() > 0.2:
+            return False
+        try:
+            await asyncio.wait_for(
+                delivery, random.choice([0.005, 0.1, 3.0, 10.0]) * random.choice([random.random(), 1])
+            )
+        except MinibrokerError:
+            return False
+        except TimeoutError:
+            self._event("a wait for a record is given up")
+            return True
+        return False
+
     async def _ending(self, delivery: Delivery, label: bytes, who: str, within_s: float) -> bool:
         """Whether a record was acknowledged."""
-        ending = _begun(delivery)
-        await _patiently(ending, within_s)
+        ending = begun(delivery)
+        await patiently(ending, within_s)
         if not ending.done():
             ending.cancel()
             self._accuse(Anomaly("a silent client", f"{who}: nothing was heard of {label[:60]!r} for {within_s:g} s"))
@@ -340,10 +358,12 @@ class Users:
 
     async def _call(self, life: _Life, what: str, call: Awaitable[None], within_s: float) -> None:
         """`drain`, `flush` or `close`: what they report is written down."""
-        calling = _begun(call)
-        await _patiently(calling, within_s)
-        if not calling.done():
+        calling = begun(call)
+        try:
+            await patiently(calling, within_s)
+        finally:
             calling.cancel()
+        if not calling.done():
             self._accuse(Anomaly("a silent client", f"{life.who}: {what} has not ended within {within_s:g} s"))
             return
         try:
@@ -469,13 +489,17 @@ class Users:
                 default_api_timeout_ms=random.choice([5_000, 20_000]),
                 world=world,
             ) as admin:
-                if what == "create":
-                    await admin.create_topic(topic, partitions=partitions, replication_factor=self._replicas)
-                else:
+
+                async def change() -> None:
+                    if what == "create":
+                        await admin.create_topic(topic, partitions=partitions, replication_factor=self._replicas)
+                        return
                     await admin.delete_topic(topic)
                     if topic_id is not None and self._topic_id(topic) == topic_id:
                         self._accuse(Anomaly("a deleted topic is still there", f"{topic} ({topic_id}), for {who}"))
-            outcome = DONE
+
+                if await may_be_interrupted(change(), random, self._accuse, self._event, who, admin.close):
+                    outcome = DONE
         except BrokerError as error:
             if error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
                 outcome = EXISTS
@@ -675,23 +699,6 @@ async def _rest(random: Random, mean_s: float) -> None:
     await asyncio.sleep(min(random.expovariate(1 / mean_s), _LONGEST_REST_S))
 
 
-def _begun(call: Awaitable[T]) -> asyncio.Task[T]:
-    """Not by `ensure_future`: where no loop runs, as when a killed process is buried, that makes one, which stays."""
-
-    async def wait() -> T:
-        return await call
-
-    return asyncio.get_running_loop().create_task(wait())
-
-
-async def _patiently(ending: asyncio.Future[T], within_s: float) -> None:
-    """Until it is done, or has had its time, and a moment more: where the clock of this process jumps, all its timers
-    are due at once, and this one may come first."""
-    await asyncio.wait([ending], timeout=within_s)
-    if not ending.done():
-        await asyncio.wait([ending], timeout=AT_ONCE_S)
-
-
 def _now_s() -> float:
     """The storm's time, whatever the clock of the calling process says."""
     loop = asyncio.get_running_loop()
@@ -846,7 +853,8 @@ class _Reading:
                 PositionTold(self._who, partition, position, self._next[partition], _now_s())
             )
         elif what == "ask":
-            await self.ask_everything(consumer, [partition], random)
+            asked = self.ask_everything(consumer, [partition], random)
+            await may_be_interrupted(asked, random, self._accuse, self._event, self._who, consumer.close)
 
     async def _read_batch(self, consumer: Consumer) -> None:
         try:

@@ -14,7 +14,7 @@ from minibroker.client import accumulator, metadata
 from minibroker.client import batch as client_batch
 from minibroker.client.accumulator import Accumulator
 from minibroker.client.admin import _Creation
-from minibroker.client.batch import SEQUENCE_MASK, BatchVerdict
+from minibroker.client.batch import SEQUENCE_MASK, Batch, BatchVerdict
 from minibroker.client.calls import Calls
 from minibroker.client.consumer import Consumer
 from minibroker.client.fetch_state import PartitionState
@@ -50,6 +50,38 @@ def producer_not_idempotent(patches: Patches) -> None:
     @patches.instead_of(Accumulator, "__init__")
     def init(original: Any, self: Accumulator, *, is_idempotent: bool, **named: Any) -> None:
         original(self, is_idempotent=False, **named)
+
+
+@mutant("failures that nobody hears of", "who gives up waiting in the moment of a failure is never told of it")
+def failures_end_with_who_waits(patches: Patches) -> None:
+    @patches.instead_of(Batch, "wait_given_up")
+    def wait_given_up(original: Any, self: Batch, first: int, count: int = 1) -> None:
+        if not self.is_done:
+            original(self, first, count)
+
+
+@mutant("a goodbye cut short", "who closes a consumer once more ends the close that is under way")
+def second_close_ends_the_first(patches: Patches) -> None:
+    @patches.instead_of(Consumer, "_close")
+    async def close(original: Any, self: Consumer, timeout_s: float, *, is_done: bool) -> None:
+        if self._state == "closing":
+            self._state = "crashed"
+        await original(self, timeout_s, is_done=is_done)
+
+
+@mutant("records that nobody worked on", "closing commits what another task is in the middle of")
+def closing_counts_what_others_hold(patches: Patches) -> None:
+    @patches.instead_of(Consumer, "_is_done_with")
+    def is_done_with(original: Any, self: Consumer) -> bool:
+        return True
+
+
+@mutant("a committed offset that goes back", "leaving a consumer in an error takes back what was committed in hand")
+def committed_in_hand_is_taken_back(patches: Patches) -> None:
+    @patches.instead_of(Consumer, "_take_back")
+    def take_back(original: Any, self: Consumer) -> None:
+        self._vouched.clear()
+        original(self)
 
 
 @mutant("calls that never end", "calls that wait go on, whatever becomes of their client")

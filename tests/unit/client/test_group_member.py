@@ -10,7 +10,7 @@ import pytest
 
 from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import CommitFailed, InvalidSetting, MaxPollIntervalExceeded
+from minibroker.client.errors import Closed, CommitFailed, InvalidSetting, MaxPollIntervalExceeded
 from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.client.records import Record
 from minibroker.protocol.apis import (
@@ -519,6 +519,70 @@ def test_auto_commit_counts_what_is_in_hand_only_if_the_consumer_is_left_without
     run(scenario)
 
 
+@pytest.mark.parametrize("by", ["commit", "commit_nowait", "offsets"])
+@pytest.mark.parametrize("is_polled", [False, True])
+def test_what_the_user_has_committed_is_not_set_back_where_the_consumer_is_left_by_an_exception(
+    by: str, is_polled: bool
+) -> None:
+    class Oops(Exception):
+        pass
+
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+
+        async def work() -> None:
+            async with member(cluster, enable_auto_commit=True, auto_commit_interval_ms=60_000) as consumer:
+                records = (
+                    await consumer.poll(timeout_ms=10_000, max_records=3) if is_polled else await take(consumer, 3)
+                )
+                assert numbers(records) == [0, 1, 2]
+                if by == "commit":
+                    await consumer.commit()
+                elif by == "commit_nowait":
+                    consumer.commit_nowait()
+                else:
+                    await consumer.commit({P0: 2})
+                raise Oops
+
+        with pytest.raises(Oops):
+            await work()
+        assert cluster.groups.group("billing").offsets["orders", 0].offset == (2 if by == "offsets" else 3)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("reader", "committed"), [("is in the middle", 1), ("was cancelled", 1), ("is through", 2)])
+def test_closing_commits_what_another_task_has_in_hand_only_if_that_is_through_with_it(
+    reader: str, committed: int
+) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+        consumer = member(cluster, enable_auto_commit=True, auto_commit_interval_ms=60_000)
+        await consumer.start()
+        is_busy, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            await anext(consumer)
+            await anext(consumer)
+            is_busy.set()
+            await goes_on.wait()
+
+        working = asyncio.create_task(work())
+        await is_busy.wait()
+        if reader == "was cancelled":
+            working.cancel()
+            await asyncio.wait([working])
+        elif reader == "is through":
+            goes_on.set()
+            await working
+        await consumer.close()
+        goes_on.set()
+        await asyncio.wait([working])
+        assert cluster.groups.group("billing").offsets["orders", 0].offset == committed
+
+    run(scenario)
+
+
 def test_auto_commit_leaves_out_the_record_that_is_being_worked_on() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         fill(cluster.log("orders"), 10, batch=10)
@@ -667,6 +731,33 @@ def test_a_listener_that_hangs_is_cancelled_when_the_rebalance_is_over_for_it(ca
     with caplog.at_level(logging.WARNING):
         run(scenario)
     assert "on_partitions_assigned did not return" in caplog.text
+
+
+def test_a_member_that_is_closed_while_its_body_reads_commits_and_leaves_before_the_body_is_through() -> None:
+    """As by a handler of a signal: the iteration raises Closed, and `async with` closes once more."""
+
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 3)
+        cluster.script(OFFSET_COMMIT, reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+        consumer = member(cluster, enable_auto_commit=True, auto_commit_interval_ms=60_000)
+        closing: list[asyncio.Task[None]] = []
+
+        async def body() -> None:
+            async with consumer:
+                assert numbers(await take(consumer, 3)) == [0, 1, 2]
+                reading = asyncio.ensure_future(anext(consumer))
+                await asyncio.sleep(0)  # it asks for the next one, so the third is worked on
+                closing.append(asyncio.create_task(consumer.close()))
+                await reading
+
+        with pytest.raises(Closed):
+            await body()
+        group = cluster.groups.group("billing")
+        assert {partition: committed.offset for partition, committed in group.offsets.items()} == {P0: 3, P1: 0}
+        assert not group.members
+        assert closing[0].done()
+
+    run(scenario)
 
 
 def test_close_is_over_in_time_even_if_nobody_answers() -> None:

@@ -186,6 +186,20 @@ def test_tasks_are_made_of_deliveries_as_of_coroutines() -> None:
     run(scenario)
 
 
+def test_where_two_tasks_close_a_producer_both_wait_until_everything_is_acknowledged() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.script(PRODUCE, HANG)
+        async with Producer(cluster.bootstrap, request_timeout_ms=300) as producer:
+            sent = producer.send("orders", b"v")
+            closing = asyncio.create_task(producer.close())
+            await asyncio.sleep(0)
+        assert sent.done()
+        assert closing.done()
+        assert cluster.log("orders").values() == [b"v"]
+
+    run(scenario)
+
+
 def test_a_task_made_of_a_delivery_can_be_cancelled_and_the_record_is_sent_all_the_same() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         async with Producer(cluster.bootstrap, linger_ms=60_000) as producer:

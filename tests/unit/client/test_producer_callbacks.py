@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from minibroker.client.delivery import RecordMetadata
-from minibroker.client.errors import Closed, DeliveryFailed, InvalidSetting
+from minibroker.client.delivery import Delivery, RecordMetadata
+from minibroker.client.errors import BatchDeliveryFailed, Closed, DeliveryFailed, InvalidSetting
 from minibroker.client.producer import Producer
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
@@ -140,6 +140,59 @@ def test_what_fails_after_somebody_gave_up_waiting_for_it_is_raised_by_flush(
             with pytest.raises(DeliveryFailed) as failed:
                 await producer.flush()
             assert [failure.value for failure in failed.value.failures] == [b"v", b"w"][: 1 if by == "send" else 2]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("by", ["send", "send_batch"])
+def test_what_fails_in_the_moment_in_which_somebody_gives_up_waiting_for_it_is_raised_by_flush(by: str) -> None:
+    async def scenario(cluster: ScriptedCluster, called: Called, note: Callable[..., None]) -> None:
+        async with Producer(cluster.bootstrap, delivery_timeout_ms=300) as producer:
+            sent = producer.send("nowhere", b"v") if by == "send" else producer.send_batch("nowhere", [b"v"])
+            waiting = asyncio.create_task(sent)
+            await asyncio.sleep(0)
+            batch = sent._batch if isinstance(sent, Delivery) else sent._parts[0].batch
+            assert batch.listeners is not None
+
+            def give_up() -> None:  # the wait is over by then, but the task has not gone on
+                waiting.cancel()
+
+            batch.listeners.append(give_up)
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            with pytest.raises(DeliveryFailed) as failed:
+                await producer.flush()
+            assert [failure.value for failure in failed.value.failures] == [b"v"]
+            late = asyncio.create_task(sent)
+            late.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await late
+            await producer.flush()  # it was told
+
+    run(scenario)
+
+
+def test_of_a_batch_that_is_given_up_what_had_failed_before_is_raised_by_flush() -> None:
+    async def scenario(cluster: ScriptedCluster, called: Called, note: Callable[..., None]) -> None:
+        async with Producer(
+            cluster.bootstrap, batch_size=100, max_in_flight_requests_per_connection=1, request_timeout_ms=500
+        ) as producer:
+            cluster.script(PRODUCE, reject(ErrorCode.INVALID_RECORD), HANG)
+            sent = producer.send_batch("orders", [b"a" * 60, b"b" * 60], partition=0)
+            waiting = asyncio.create_task(sent)
+            async with asyncio.timeout(20):
+                while not any(part.batch.is_done for part in sent._parts):
+                    await asyncio.sleep(0.01)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert not sent.done()
+            with pytest.raises(DeliveryFailed) as failed:
+                await producer.flush()
+            assert [failure.value for failure in failed.value.failures] == [b"a" * 60]
+            with pytest.raises(BatchDeliveryFailed):
+                await sent
+            await producer.flush()
 
     run(scenario)
 

@@ -136,6 +136,34 @@ def test_closing_ends_an_iteration_in_another_thread(cluster: ClusterThread) -> 
         next(consumer)
 
 
+@pytest.mark.parametrize(("is_through", "committed"), [(False, 1), (True, 2)])
+def test_closing_commits_what_another_thread_has_in_hand_only_if_that_is_through_with_it(
+    cluster: ClusterThread, is_through: bool, committed: int
+) -> None:
+    fill(cluster, [b"0", b"1", b"2"])
+    consumer = Consumer(cluster.bootstrap, topics=["orders"], group="billing", enable_auto_commit=True)
+    consumer.start()
+    is_busy, goes_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        next(consumer)
+        next(consumer)
+        is_busy.set()
+        goes_on.wait(20)
+
+    working = threading.Thread(target=work)
+    working.start()
+    assert is_busy.wait(20)
+    if is_through:
+        goes_on.set()
+        working.join(20)
+    consumer.close()
+    goes_on.set()
+    working.join(20)
+    assert not working.is_alive()
+    assert cluster.do(lambda: cluster.cluster.groups.group("billing").offsets["orders", 0].offset) == committed
+
+
 class _Asynchronous(RebalanceListener):
     async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:  # type: ignore[override]
         """Nobody would await it."""
