@@ -162,11 +162,13 @@ class _Ending(Ending):
         super().__init__(consumer)
         self._consumer = consumer
         self._errands = errands
+        self.is_done = True
+        """What was handed out last has been worked on, as far as the thread that leaves knows."""
 
     async def leave(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._consumer._close(CLOSE_S, is_done=error is None)
+        await self._consumer._close(CLOSE_S, is_done=error is None and self.is_done)
 
     async def see_off(self, background: Background) -> None:
         self._errands.end()
@@ -258,7 +260,8 @@ class Consumer(Facade[AsyncConsumer]):
             retry_backoff_ms=retry_backoff_ms,
             metadata_max_age_ms=metadata_max_age_ms,
         )
-        super().__init__(client, _Ending(client, self._errands))
+        self._goodbye = _Ending(client, self._errands)
+        super().__init__(client, self._goodbye)
         self._errands.background = self._background
         self._reader: threading.Thread | None = None
         """The thread to which records were given last."""
@@ -287,9 +290,20 @@ class Consumer(Facade[AsyncConsumer]):
         again.
         """
         self._errands.check_not_within("close")
-        timeout_s, reader = check_ms("timeout_ms", timeout_ms), self._reader
-        is_done = sys.exc_info()[1] is None and (reader in (None, threading.current_thread()) or not reader.is_alive())
+        timeout_s = check_ms("timeout_ms", timeout_ms)
+        is_done = sys.exc_info()[1] is None and self._is_done_with()
         self._end(lambda: self._client._close(timeout_s, is_done=is_done), self._serve)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._goodbye.is_done = self._is_done_with()
+        super().__exit__(kind, error, traceback)
+
+    def _is_done_with(self) -> bool:
+        """What was handed out last, as far as can be told."""
+        reader = self._reader
+        return reader is None or reader is threading.current_thread() or not reader.is_alive()
 
     # -- what is read --
 

@@ -136,9 +136,10 @@ def test_closing_ends_an_iteration_in_another_thread(cluster: ClusterThread) -> 
         next(consumer)
 
 
+@pytest.mark.parametrize("by", ["close", "with"])
 @pytest.mark.parametrize(("is_through", "committed"), [(False, 1), (True, 2)])
 def test_closing_commits_what_another_thread_has_in_hand_only_if_that_is_through_with_it(
-    cluster: ClusterThread, is_through: bool, committed: int
+    cluster: ClusterThread, is_through: bool, committed: int, by: str
 ) -> None:
     fill(cluster, [b"0", b"1", b"2"])
     consumer = Consumer(cluster.bootstrap, topics=["orders"], group="billing", enable_auto_commit=True)
@@ -157,7 +158,10 @@ def test_closing_commits_what_another_thread_has_in_hand_only_if_that_is_through
     if is_through:
         goes_on.set()
         working.join(20)
-    consumer.close()
+    if by == "close":
+        consumer.close()
+    else:
+        consumer.__exit__(None, None, None)
     goes_on.set()
     working.join(20)
     assert not working.is_alive()
