@@ -132,8 +132,10 @@ class GroupCoordinator(TermListener):
             if body.member_id:
                 self._remove(term, group, body.member_id, "the group is full")
             respond(_refused_join(_E.GROUP_MAX_SIZE_REACHED, ""))
-        elif not group.supports(body.protocol_type, [name for name, _ in protocols]):
-            respond(_refused_join(_E.INCONSISTENT_GROUP_PROTOCOL, body.member_id))
+        elif not group.supports(body.protocol_type, names := [name for name, _ in protocols]):
+            refused = _refused_join(_E.INCONSISTENT_GROUP_PROTOCOL, body.member_id)
+            refused.error_message = group.why_unsupported(body.protocol_type, names)
+            respond(refused)
         elif not body.member_id:
             self._join_new(term, group, joining, body)
         else:

@@ -243,6 +243,17 @@ class Group:
             return bool(protocol_type) and bool(names)
         return self.protocol_type == protocol_type and not self._candidates().isdisjoint(names)
 
+    def why_unsupported(self, protocol_type: str, names: Iterable[str]) -> str | None:
+        """What to tell a member that `supports` refuses; None: the code says enough."""
+        if not self.members or self.protocol_type != protocol_type:
+            return None
+        # They are what clients call them, and go to others' logs.
+        offered, wanted = (", ".join(map(repr, some))[:200] for some in (names, sorted(self._candidates())))
+        return (
+            f"this member offers {offered}, and all others of the group know {wanted}: give it one of those "
+            "(partition.assignment.strategy), or use another group"
+        )
+
     def select_protocol(self) -> str:
         """The protocol that all members know and most like best; of several, the one that was voted for first."""
         candidates = self._candidates()

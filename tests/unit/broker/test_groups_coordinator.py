@@ -90,6 +90,18 @@ def test_who_cannot_join_is_told_why(tmp_path: Path, change: dict[str, object], 
     with_groups(tmp_path, scenario)
 
 
+def test_who_has_no_assignor_in_common_with_the_others_is_told_both_sides(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        await groups.stable()
+        answer = groups.join(protocols=(("sticky", b""), ("cooperative-sticky", b""))).result()
+        assert answer.error_message is not None
+        assert "this member offers 'sticky', 'cooperative-sticky', and all others of the group know 'range'" in (
+            answer.error_message
+        )
+
+    with_groups(tmp_path, scenario)
+
+
 def test_a_broker_that_does_not_coordinate_the_group_says_so(tmp_path: Path) -> None:
     async def scenario(groups: CoordinatedGroups) -> None:
         assert code(groups.join().result()) is E.NOT_COORDINATOR
