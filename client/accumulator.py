@@ -233,7 +233,9 @@ class Accumulator:
         """How many batches have not ended, by generation."""
         self._generation = 0
         self._flushing_up_to = -1
-        self._failed: list[Batch] = []
+        self.on_room: Callable[[], None] = lambda: None
+        """Called where there is more room without any news of the sender's."""
+        self._failed: dict[Batch, None] = {}
         self._is_closed = False
         self.used = 0
         """Bytes granted and not given back yet: to records that wait or are on their way, and to failed ones that
@@ -1012,16 +1014,21 @@ class Accumulator:
             self.used -= batch.granted
             batch.granted = 0
         else:
-            self._failed.append(batch)
+            self._failed[batch] = None
         if error is not None:
-            batch.report = self._report
+            batch.told_changed = self._told_changed
         self._count(batch, -1)
         batch.finish(error)
 
-    def _report(self, batch: Batch) -> None:
-        """It has failed, and somebody who should have been told of that is gone."""
-        if batch not in self._failed:
-            self._failed.append(batch)
+    def _told_changed(self, batch: Batch) -> None:
+        """Of a batch that has failed: all of it was told, or somebody who should have been told of it is gone."""
+        if batch.unreported:
+            self._failed[batch] = None
+        elif batch in self._failed:
+            del self._failed[batch]
+            self.used -= batch.granted
+            batch.granted = 0
+            self.on_room()
 
     # -- expiring and failing --
 
@@ -1114,11 +1121,8 @@ class Accumulator:
     def take_failures(self) -> list[FailedRecord]:
         """The records that failed, are not awaited, and were not returned before. Gives their memory back."""
         failures: list[FailedRecord] = []
-        for batch in self._failed:
+        for batch in list(self._failed):
             failures += batch.take_failures()
-            self.used -= batch.granted
-            batch.granted = 0
-        self._failed.clear()
         return failures
 
 

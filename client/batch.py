@@ -129,11 +129,11 @@ class Batch:
         "order",
         "partition",
         "partitions",
-        "report",
         "room",
         "sequence",
         "timestamps",
         "told",
+        "told_changed",
         "topic",
         "topic_id",
         "values",
@@ -198,8 +198,8 @@ class Batch:
         """All of them are."""
         self.told: set[int] | None = None
         """Records of whose failure somebody was told."""
-        self.report: Callable[[Batch], None] | None = None
-        """Called when somebody who waited is not there to be told of a failure any more."""
+        self.told_changed: Callable[[Batch], None] | None = None
+        """Once it has failed: called when somebody was told of that, or is not there to be told any more."""
         self.listeners: list[Callable[[], None]] | None = None
         """Called once, when the batch has ended or is forwarded."""
 
@@ -234,10 +234,12 @@ class Batch:
             return []
         awaited = self.awaited or ()
         untold = [index for index in range(self.count) if index not in awaited]
-        for index in untold:
-            self.mark_told(index)
+        failures = self.failed(untold)
+        self.told = (self.told or set()).union(untold)
         self.is_wholly_awaited = True
-        return self.failed(untold)
+        if self.told_changed is not None:
+            self.told_changed(self)
+        return failures
 
     def failed(self, indexes: Iterable[int]) -> list[FailedRecord]:
         """These records, of a batch that has failed."""
@@ -335,6 +337,8 @@ class Batch:
         """Somebody is told that `count` records from `first` on have failed."""
         self.told = self.told or set()
         self.told.update(range(first, first + count))
+        if self.told_changed is not None:
+            self.told_changed(self)
 
     def wait_given_up(self, first: int, count: int = 1) -> None:
         """Somebody who waited for `count` records from `first` on is gone. Who still waits marks them again when their
@@ -345,8 +349,8 @@ class Batch:
         if self.awaited is not None:
             told = self.told or ()
             self.awaited.difference_update(index for index in range(first, first + count) if index not in told)
-        if self.report is not None and self.unreported:
-            self.report(self)
+        if self.told_changed is not None:
+            self.told_changed(self)
 
     @property
     def unreported(self) -> int:

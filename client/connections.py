@@ -139,11 +139,11 @@ class Connections:
     async def close(self) -> None:
         """Close all, and open none any more. The attempts are BackgroundTasks, which their owner ends."""
         self._is_closed = True
-        for slot in self._slots.values():
-            if slot.connection is not None:
-                connection = slot.connection
-                connection.close(CLOSING)
-                await connection.wait_closed()
+        connections = [slot.connection for slot in self._slots.values() if slot.connection is not None]
+        for connection in connections:
+            connection.close(CLOSING)
+        for connection in connections:
+            await connection.wait_closed()
 
     def _slot(self, address: Address, purpose: Purpose) -> _Slot:
         slot = self._slots.get((address, purpose))

@@ -7,7 +7,6 @@ import inspect
 import logging
 import re
 import sys
-import weakref
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -264,7 +263,7 @@ class Consumer(Client):
         """What the user has committed with that in hand: so far it has been worked on."""
         self._was_polled = False
         """That is what `poll` has returned."""
-        self._reader: weakref.ref[asyncio.Task[Any]] | None = None
+        self._reader: asyncio.Task[Any] | None = None
         """The task to which the latest batch was given."""
 
     async def start(self) -> None:
@@ -328,22 +327,32 @@ class Consumer(Client):
     async def close(self, timeout_ms: float = 30_000) -> None:
         """Commit what is to be committed by itself, give up the partitions, leave the group, and end all tasks and
         connections, in no more than `timeout_ms`: what was not done by then is a WARNING. Calls that wait raise Closed.
-        A second `close` waits for the first, for `timeout_ms` at most. Raises WithinListener.
+        A second `close` waits for the first, for `timeout_ms` at most. Raises WithinListener, and in the end what the
+        listener has raised (where `close` is called because of another exception, that gets it as a note).
 
         What was handed out last is committed, too, unless it may not have been worked on: `close` is called because of
         an exception (in `finally`, or by leaving `async with`), or while another task is in the middle of it, or was
         cancelled there. Then it comes again.
         """
-        is_done = sys.exc_info()[1] is None and self._is_done_with()
-        await self._close(check_ms("timeout_ms", timeout_ms), is_done=is_done)
+        cause = sys.exc_info()[1]
+        timeout_s, is_done = check_ms("timeout_ms", timeout_ms), cause is None and self._is_done_with()
+        await self._close(timeout_s, is_done=is_done, cause=cause)
 
     def _is_done_with(self) -> bool:
-        """What was handed out last, as far as can be told."""
-        reader = None if self._reader is None else self._reader()
-        return reader in (None, asyncio.current_task()) or (reader.done() and not reader.cancelled())
+        """What was handed out last, as far as can be told. (A helper task, as `wait_for` makes one, has ended well.)"""
+        reader = self._reader
+        if reader is None or reader is asyncio.current_task():
+            return True
+        if not reader.done() or reader.cancelled():
+            return False
+        failure = reader.exception()
+        if failure is not None:  # asyncio takes it for told from here on
+            who = self._runtime.connections.client_id
+            logger.warning("%s: the task that reads has failed; what it was given last comes again: %r", who, failure)
+        return failure is None
 
-    async def _close(self, timeout_s: float, *, is_done: bool) -> None:
-        """`is_done`: what was handed out last has been worked on."""
+    async def _close(self, timeout_s: float, *, is_done: bool, cause: BaseException | None = None) -> None:
+        """`is_done`: what was handed out last has been worked on. `cause`: why the consumer is closed."""
         if self._state == "closed":
             return
         self._check_loop()
@@ -356,6 +365,7 @@ class Consumer(Client):
         was_running, self._state = self._state == "running", "closing"
         self._tell()
         deadline = self._runtime.clock.monotonic() + timeout_s
+        known = list(self._errors)
         try:
             if was_running and self._commits is not None:
                 await self._within(self._say_goodbye(is_done), timeout_s, "leaving the group")
@@ -370,6 +380,17 @@ class Consumer(Client):
                 await self._within(self._runtime.close(), left_s, "ending its tasks")
             finally:
                 self._has_ended.set()
+        self._tell_of_listener(known, cause)
+
+    def _tell_of_listener(self, known: Sequence[BaseException], cause: BaseException | None = None) -> None:
+        """Raise what it has raised since these errors were all, or add it to the one because of which it was called."""
+        for error in self._errors:
+            if not any(error is each for each in known):
+                self._errors.remove(error)
+                if cause is None:
+                    raise error
+                cause.add_note(f"While the consumer was closed its listener raised {error!r}")
+                return
 
     async def _within(self, work: Coroutine[Any, Any, None], timeout_s: float, doing: str) -> None:
         task = asyncio.ensure_future(work)
@@ -384,18 +405,22 @@ class Consumer(Client):
             logger.warning("%s: close: gave up %s after %.1f s", self._runtime.connections.client_id, doing, timeout_s)
 
     async def _say_goodbye(self, is_done: bool) -> None:
+        self._put_down(is_done)
+        assert self._commits is not None
+        await self._commits.drained()
+        if self._member is not None and self._assigned is None:
+            self._member.subscribe(None)
+            await self._member.left()
+        elif self._auto_commit is not None:
+            await self._auto_commit.commit(self._api_timeout_s)
+
+    def _put_down(self, is_done: bool) -> None:
+        """Nothing is in the user's hands any more."""
         if is_done:
             self._drop_batch()
         else:
             self._take_back()
         self._activity.done()
-        assert self._commits is not None
-        await self._commits.drained()
-        if self._member is not None:
-            self._member.subscribe(None)
-            await self._member.left()
-        elif self._auto_commit is not None:
-            await self._auto_commit.commit(self._api_timeout_s)
 
     def _take_back(self) -> None:
         """What is in the user's hands has not been worked on."""
@@ -493,17 +518,26 @@ class Consumer(Client):
             raise InvalidSetting("partitions", partitions, rule)
         if self._commits is not None and self._member is not None and self._assigned is None:
             self._commits.committer = Nobody(self._commits.group)
+        if self._auto_commit is not None and self._assigned is not None:
+            done = positions(self._fetcher)
+            if gone := {partition: done[partition] for partition in set(self._assigned) - set(checked) & done.keys()}:
+                self.commit_nowait(gone)
         self._assigned = checked
         self._apply()
 
-    @ends_with_its_client
     async def unsubscribe(self) -> None:
-        """Read nothing any more, and leave the group, after what is committed by itself and the listener. Where this is
-        cancelled, the group is left all the same, in the background. Raises WithinListener."""
+        """Read nothing any more, and leave the group, after what is committed by itself (as by `close`) and the
+        listener. Where this is cancelled, the group is left all the same, in the background. A static member stays in
+        the group until its session ends, as in Kafka. Raises WithinListener, and what the listener raises."""
+        await self._unsubscribe(is_done=sys.exc_info()[1] is None and self._is_done_with())
+
+    @ends_with_its_client
+    async def _unsubscribe(self, *, is_done: bool) -> None:
+        """`is_done` as for `_close`."""
         self._check_running()
         self._check_not_within_listener("unsubscribe")
-        self._drop_batch()
-        self._activity.done()
+        self._put_down(is_done)
+        known = list(self._errors)
         if self._member is not None and self._assigned is None:
             self._subscribed = None
             self._member.subscribe(None)
@@ -514,6 +548,7 @@ class Consumer(Client):
             self._commits.committer = self._member
         self._subscribed = self._assigned = None
         self._fetcher.assign_none()
+        self._tell_of_listener(known)
 
     def _check_not_within_listener(self, call: str) -> None:
         if self._member is not None and self._member.is_within_listener:
@@ -661,8 +696,7 @@ class Consumer(Client):
                 self._yielded_at = self._runtime.clock.monotonic()
         finally:
             self._activity.asked(is_given=found is not None)
-            if (reader := asyncio.current_task()) is not None:
-                self._reader = weakref.ref(reader)
+            self._reader = asyncio.current_task()
 
     async def _something(self) -> None:
         """Until there is something to look at. That all partitions are paused is told, as a call that waits for records

@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Coroutine, Generator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -128,7 +129,7 @@ class Delivery(_Coroutine, gc=False, eq=False):
                 raise
         if batch.error is not None:
             batch.mark_told(index)
-            raise batch.error.with_traceback(None)
+            raise own_copy(batch.error)
         return _metadata(batch, index)
 
     def _wait_given_up(self) -> None:
@@ -318,6 +319,14 @@ def _joined(before: PartMetadata, after: PartMetadata) -> PartMetadata | None:
     return PartMetadata(before.partition, before.base_offset, before.count + after.count, indexes)
 
 
+def own_copy(error: MinibrokerError) -> MinibrokerError:
+    """A batch's error, for one who is told. Were its own raised, it would refer by its traceback to the Delivery, which
+    the garbage collector does not look at, and so to itself."""
+    own = copy(error)
+    own.__cause__ = error.__cause__
+    return own
+
+
 def _metadata(batch: Batch, index: int) -> RecordMetadata:
     timestamp_ms = batch.timestamps[index] if batch.log_append_time_ms < 0 else batch.log_append_time_ms
     offset = -1 if batch.base_offset < 0 else batch.base_offset + index
@@ -364,7 +373,7 @@ def _tell(batch: Batch, index: int, on_delivery: OnDelivery) -> None:
         if batch.error is None:
             on_delivery(_metadata(batch, index), None)
         else:
-            on_delivery(None, batch.error)
+            on_delivery(None, own_copy(batch.error))
             batch.mark_awaited(index)
             batch.mark_told(index)
     except Exception:

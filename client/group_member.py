@@ -660,6 +660,8 @@ class GroupMember:
                     waking.cancel()
             return task.result()
         finally:
+            if task.done() and not task.cancelled():
+                task.exception()  # told by `result`, or of no interest to who was cancelled
             task.cancel()
 
     async def _asked(self, api: Api[Request, Answer], request: Request, timeout_s: float) -> Answer:

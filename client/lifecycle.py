@@ -59,8 +59,9 @@ class Client:
             raise Closed(f"the {self._noun} was started before and is {self._state}; make a new one")
         self._state = "starting"
         try:
-            await self._reach()
-            if self._crash is not None:
+            async with self._calls.begin(self._not_running):
+                await self._reach()
+            if self._state != "starting":  # it has crashed, or was closed meanwhile
                 raise self._not_running()
         except BaseException:
             self._state = "closed"
@@ -125,4 +126,6 @@ class Client:
             crashed = ClientCrashed(f"the {self._noun} stopped because of a bug: {self._crash!r}. Please report it")
             crashed.__cause__ = self._crash
             return crashed
-        return Closed(f"the {self._noun} is {self._state}: use it within `async with {type(self).__name__}(...)`")
+        if self._state == "not started":
+            return Closed(f"the {self._noun} is not started: use it within `async with {type(self).__name__}(...)`")
+        return Closed(f"the {self._noun} is {self._state}: by `close`, of another task perhaps, or the end of `with`")

@@ -169,6 +169,7 @@ class Producer(Client):
         self._serialize_value = choose_serializer("value_serializer", value_serializer)
         self._progress = progress = Pulse()
         self._turns = turns = Turns(self._accumulator.lets_pass)
+        self._accumulator.on_room = turns.look
         """Of the callers of `drain` that wait for room in the buffer."""
 
         def on_progress() -> None:  # not a method: the sender must not keep alive a producer that was dropped
@@ -395,6 +396,7 @@ class Producer(Client):
                         raise self._not_running()
                     await self._turns.wait()
                     if self._state == "running" and self._accumulator.is_over_limit:
+                        await asyncio.sleep(0)  # for what `on_delivery` is told
                         self._report_failures()
                     elif self._state == "running":
                         return
@@ -475,13 +477,16 @@ class Producer(Client):
     async def _shut_down(self) -> None:
         """End everything; records that are not acknowledged yet fail with Closed."""
         self._state = "closed"
+        self._calls.end()
         try:
             await self._runtime.close()
         finally:
             self._accumulator.fail_all(Closed("the producer was closed before the record was acknowledged"))
             self._tell()
-            await asyncio.sleep(0)  # for what `on_delivery` is told
-            self._has_ended.set()
+            try:
+                await asyncio.sleep(0)  # for what `on_delivery` is told
+            finally:
+                self._has_ended.set()
 
     def _report_failures(self) -> None:
         failures = self._accumulator.take_failures()
@@ -500,6 +505,7 @@ async def _flush(accumulator: Accumulator, sender: Sender, progress: Pulse) -> N
     sender.wake()
     while not accumulator.is_flushed(flush):
         await progress.wait()
+    await asyncio.sleep(0)  # for what `on_delivery` is told
 
 
 async def _flush_briefly(accumulator: Accumulator, sender: Sender, progress: Pulse) -> None:

@@ -177,8 +177,12 @@ class ClientRuntime:
         warnings.warn(text, ResourceWarning, source=client, stacklevel=2)
 
     async def close(self) -> None:
-        """End the tasks, then close the connections."""
-        await self.tasks.close()
-        await self.connections.close()
-        if self._own_world is not None:
-            self._own_world.close()
+        """End the tasks, then close the connections; all of that, even if it is cancelled meanwhile."""
+        try:
+            await self.tasks.close()
+        finally:
+            try:
+                await self.connections.close()
+            finally:
+                if self._own_world is not None:
+                    self._own_world.close()

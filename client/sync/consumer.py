@@ -168,7 +168,7 @@ class _Ending(Ending):
     async def leave(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._consumer._close(CLOSE_S, is_done=error is None and self.is_done)
+        await self._consumer._close(CLOSE_S, is_done=error is None and self.is_done, cause=error)
 
     async def see_off(self, background: Background) -> None:
         self._errands.end()
@@ -264,7 +264,7 @@ class Consumer(Facade[AsyncConsumer]):
         super().__init__(client, self._goodbye)
         self._errands.background = self._background
         self._reader: threading.Thread | None = None
-        """The thread to which records were given last."""
+        """The thread that has asked for records last."""
 
     def _in_callers_thread(self, listener: RebalanceListener | None) -> _Listener | None:
         if listener is None:
@@ -290,9 +290,9 @@ class Consumer(Facade[AsyncConsumer]):
         again.
         """
         self._errands.check_not_within("close")
-        timeout_s = check_ms("timeout_ms", timeout_ms)
-        is_done = sys.exc_info()[1] is None and self._is_done_with()
-        self._end(lambda: self._client._close(timeout_s, is_done=is_done), self._serve)
+        timeout_s, cause = check_ms("timeout_ms", timeout_ms), sys.exc_info()[1]
+        is_done = cause is None and self._is_done_with()
+        self._end(lambda: self._client._close(timeout_s, is_done=is_done, cause=cause), self._serve)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -329,7 +329,8 @@ class Consumer(Facade[AsyncConsumer]):
         """Read nothing any more, and leave the group, after what is committed by itself and the listener. Raises
         WithinListener."""
         self._errands.check_not_within("unsubscribe")
-        self._call(self._client.unsubscribe, self._serve)
+        is_done = sys.exc_info()[1] is None and self._is_done_with()
+        self._call(lambda: self._client._unsubscribe(is_done=is_done), self._serve)
 
     def subscription(self) -> list[str]:
         """The topics that are subscribed to, sorted; of a pattern, those that match it now."""
@@ -346,15 +347,15 @@ class Consumer(Facade[AsyncConsumer]):
         retriable. Iterating anew after an error tries again.
         """
         while True:
-            records = self._call(self._client._hand_out, self._serve)
             self._reader = threading.current_thread()
+            records = self._call(self._client._hand_out, self._serve)
             yield from records
 
     def __next__(self) -> Record:
         """The next record. Raises as iterating."""
         while True:
-            records = self._call(self._client._hand_out, self._serve)
             self._reader = threading.current_thread()
+            records = self._call(self._client._hand_out, self._serve)
             for record in records:
                 return record
 
@@ -377,6 +378,7 @@ class Consumer(Facade[AsyncConsumer]):
         if self._state != "running":
             raise self._not_running()
         call = Call(make, self._serve)
+        self._reader = threading.current_thread()
         try:
             self._background.run(call)
         except BaseException:
@@ -384,7 +386,6 @@ class Consumer(Facade[AsyncConsumer]):
                 with suppress(Closed):
                     self._background.soon(partial(give_back, call.result))
             raise
-        self._reader = threading.current_thread()
         return call.result
 
     def _give_back(self, records: list[Record]) -> None:

@@ -152,7 +152,9 @@ class Facade(Generic[C]):
             return self._background.forked()
         if self._client._crash is not None:
             return self._client._not_running()
-        return Closed(f"the {self._noun} is {self._state}: use it within `with {type(self).__name__}(...)`")
+        if self._state == "not started":
+            return Closed(f"the {self._noun} is not started: use it within `with {type(self).__name__}(...)`")
+        return Closed(f"the {self._noun} is {self._state}: by `close`, of another thread perhaps, or the end of `with`")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._state}, bootstrap={self._client._runtime.bootstrap}>"

@@ -35,7 +35,7 @@ import msgspec
 
 from minibroker.client import delivery as asynchronous
 from minibroker.client.columns import ArrowArray, Column, as_bytes, checked_timestamps
-from minibroker.client.delivery import BatchMetadata, OnDelivery, RecordMetadata, check_on_delivery
+from minibroker.client.delivery import BatchMetadata, OnDelivery, RecordMetadata, check_on_delivery, own_copy
 from minibroker.client.errors import ApiTimedOut, BufferFull, ClientCrashed, Closed, DeliveryFailed, FailedRecord
 from minibroker.client.partitioners import Partitioner, RecordPartitioner
 from minibroker.client.producer import (
@@ -113,7 +113,8 @@ class Delivery(msgspec.Struct, gc=False, eq=False):
             self._handover.wait_for(self, timeout_ms)
         if self._error is not None:
             self._is_told = True
-            raise self._error.with_traceback(None)
+            self._handover.forget(self)
+            raise own_copy(self._error)
         assert self._sent is not None
         return _outcome(self._sent)
 
@@ -217,10 +218,13 @@ class Handover(Ending):
         self._taken = 0
         self._waiting: deque[_Waiting] = deque()
         """In the order in which they came."""
-        self._refused: list[Delivery] = []
-        """Records that could not be taken, and nobody has been told."""
+        self._refused: dict[int, Delivery] = {}
+        """Records that could not be taken, and nobody has been told, by `id`."""
         self._failures: list[FailedRecord] = []
-        """What `drain` has said. Nothing more is taken until it is reported."""
+        """What `drain` has said. Nothing more is taken until it is reported, but for those who wait for results, which
+        do not report it."""
+        self._waiting_for_results = 0
+        """Threads that do."""
         self.ended: deque[_Ended] = deque()
         """What callbacks are to be told, in the order in which the records have ended."""
         self._serving = RLock()
@@ -308,13 +312,18 @@ class Handover(Ending):
         timeout_s = None if timeout_ms is None else check_ms("timeout_ms", timeout_ms)
 
         async def wait() -> None:
-            async with asyncio.timeout(timeout_s):
-                while not delivery.done():
-                    if delivery._sent is None:
-                        await self._progress.wait()
-                    else:
-                        with suppress(MinibrokerError):  # it is raised in the caller's thread
-                            await delivery._sent
+            self._waiting_for_results += 1
+            self._progress.notify()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    while not delivery.done():
+                        if delivery._sent is None:
+                            await self._progress.wait()
+                        else:
+                            with suppress(MinibrokerError):  # it is raised in the caller's thread
+                                await delivery._sent
+            finally:
+                self._waiting_for_results -= 1
 
         try:
             self.background.call(wait)
@@ -324,8 +333,12 @@ class Handover(Ending):
             if not delivery.done():
                 raise
 
+    def forget(self, told: Delivery) -> None:
+        """Of a record that could not be taken."""
+        self._refused.pop(id(told), None)
+
     def unacknowledged(self) -> int:
-        untold = sum(not delivery._is_told for delivery in self._refused)
+        untold = sum(not delivery._is_told for delivery in list(self._refused.values()))
         return len(self.queue) + len(self._failures) + untold + self._producer._accumulator.unacknowledged()
 
     # -- in the loop --
@@ -345,7 +358,7 @@ class Handover(Ending):
                 except DeliveryFailed as error:
                     self._failures += error.failures
                     self._tell()
-                    while self._failures:
+                    while self._failures and not self._waiting_for_results:
                         await self._progress.wait()
                 except (BufferFull, Closed, ClientCrashed):
                     pass  # callers wait for so long as they want; the next `send` says the rest
@@ -397,12 +410,12 @@ class Handover(Ending):
             record._error = error
             return
         assert isinstance(error, MinibrokerError), f"{record!r} was not checked in its caller's thread: {error!r}"
-        record._error = error
+        record._error = own_copy(error)
         if record._unusual is not None and record._unusual.on_delivery is not None:
             record._is_told = True
             self.note_ended(record._unusual.on_delivery, None, error)
         else:
-            self._refused.append(record)
+            self._refused[id(record)] = record
 
     def _refuse_all(self, error: MinibrokerError) -> None:
         self.is_open = self.is_awake = False
@@ -424,7 +437,7 @@ class Handover(Ending):
         """Those that nobody has been told of."""
         failures = self._failures
         self._failures = []
-        failures += [_failure(record) for record in self._refused if not record._is_told]
+        failures += [_failure(record) for record in list(self._refused.values()) if not record._is_told]
         self._refused.clear()
         if failures:
             self._progress.notify()

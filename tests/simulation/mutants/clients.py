@@ -10,7 +10,7 @@ from minibroker.broker.forwarding import ForwardingManager
 from minibroker.broker.handlers import list_offsets
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.replication.manager import ReplicaManager
-from minibroker.client import accumulator, metadata
+from minibroker.client import accumulator, auto_commit, metadata
 from minibroker.client import batch as client_batch
 from minibroker.client.accumulator import Accumulator
 from minibroker.client.admin import _Creation
@@ -63,10 +63,10 @@ def failures_end_with_who_waits(patches: Patches) -> None:
 @mutant("a goodbye cut short", "who closes a consumer once more ends the close that is under way")
 def second_close_ends_the_first(patches: Patches) -> None:
     @patches.instead_of(Consumer, "_close")
-    async def close(original: Any, self: Consumer, timeout_s: float, *, is_done: bool) -> None:
+    async def close(original: Any, self: Consumer, timeout_s: float, **named: Any) -> None:
         if self._state == "closing":
             self._state = "crashed"
-        await original(self, timeout_s, is_done=is_done)
+        await original(self, timeout_s, **named)
 
 
 @mutant("records that nobody worked on", "closing commits what another task is in the middle of")
@@ -82,6 +82,21 @@ def committed_in_hand_is_taken_back(patches: Patches) -> None:
     def take_back(original: Any, self: Consumer) -> None:
         self._vouched.clear()
         original(self)
+
+
+@mutant("a buffer that fills for good", "failed records take room until flush, though somebody was told of them")
+def told_failures_keep_their_room(patches: Patches) -> None:
+    @patches.instead_of(Accumulator, "_told_changed")
+    def told_changed(original: Any, self: Accumulator, batch: Batch) -> None:
+        if batch.unreported:
+            original(self, batch)
+
+
+@mutant("commits of nothing", "what is not subscribed to any more is not committed before it is given up")
+def held_positions_are_not_committed(patches: Patches) -> None:
+    @patches.instead_of(auto_commit, "positions")
+    def positions(original: Any, fetcher: Fetcher) -> Any:
+        return {p: offset for p, offset in original(fetcher).items() if not fetcher.states[p].is_held}
 
 
 @mutant("calls that never end", "calls that wait go on, whatever becomes of their client")

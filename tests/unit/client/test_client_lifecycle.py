@@ -14,7 +14,8 @@ from minibroker.client.errors import ClientCrashed, Closed
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.model import TopicPartition
-from tests.unit.client.scripted_broker import ScriptedCluster
+from tests.unit.client.scripted_broker import HANG, ScriptedCluster
+from tests.waiting import until
 
 AnyClient = Producer | Consumer | Admin
 
@@ -61,7 +62,7 @@ def test_a_client_says_in_which_state_it_is_where_it_cannot_be_used(make: Make) 
             await use(client)
         async with client:
             await use(client)
-        with pytest.raises(Closed, match="is closed: use it within"):
+        with pytest.raises(Closed, match="is closed: by `close`, of another task perhaps"):
             await use(client)
         await client.close()
 
@@ -90,6 +91,40 @@ def test_a_client_that_reaches_nobody_is_closed(make: Make) -> None:
         with pytest.raises(NetworkError):
             await client.start()
         assert " closed, " in repr(client)
+
+    run(scenario)
+
+
+@every_client
+def test_a_client_that_is_closed_while_it_starts_does_not_start(make: Make) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.rules.append(lambda received: HANG)
+        client = make(cluster.bootstrap)
+        starting = asyncio.create_task(client.start())
+        await cluster.until(lambda: bool(cluster.received))
+        async with asyncio.timeout(1):
+            await client.close()
+            with pytest.raises(Closed):
+                await starting
+        assert " closed, " in repr(client)
+
+    run(scenario)
+
+
+@every_client
+def test_a_client_whose_closing_is_cancelled_leaves_no_connection(make: Make) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        for steps in range(1, 9):
+            client = make(cluster.bootstrap)
+            await client.start()
+            await use(client)
+            closing = asyncio.create_task(client.close())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            slots = list(client._runtime.connections._slots.values())
+            await until(lambda slots=slots: all(slot.connection is None or slot.connection.closed for slot in slots), 5)  # type: ignore[misc]
 
     run(scenario)
 

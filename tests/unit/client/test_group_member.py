@@ -551,7 +551,9 @@ def test_what_the_user_has_committed_is_not_set_back_where_the_consumer_is_left_
     run(scenario)
 
 
-@pytest.mark.parametrize(("reader", "committed"), [("is in the middle", 1), ("was cancelled", 1), ("is through", 2)])
+@pytest.mark.parametrize(
+    ("reader", "committed"), [("is in the middle", 1), ("was cancelled", 1), ("has failed", 1), ("is through", 2)]
+)
 def test_closing_commits_what_another_task_has_in_hand_only_if_that_is_through_with_it(
     reader: str, committed: int
 ) -> None:
@@ -566,19 +568,105 @@ def test_closing_commits_what_another_task_has_in_hand_only_if_that_is_through_w
             await anext(consumer)
             is_busy.set()
             await goes_on.wait()
+            if reader == "has failed":
+                raise ZeroDivisionError
 
         working = asyncio.create_task(work())
         await is_busy.wait()
         if reader == "was cancelled":
             working.cancel()
             await asyncio.wait([working])
-        elif reader == "is through":
+        elif reader != "is in the middle":
             goes_on.set()
-            await working
+            await asyncio.wait([working])
         await consumer.close()
         goes_on.set()
         await asyncio.wait([working])
         assert cluster.groups.group("billing").offsets["orders", 0].offset == committed
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
+def test_what_is_not_subscribed_to_any_more_can_be_committed_until_it_is_given_up(strategy: str) -> None:
+    consumer: Consumer | None = None
+
+    class Listener(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+            assert consumer is not None
+            await consumer.commit()
+
+    async def scenario(cluster: ScriptedCluster) -> None:
+        nonlocal consumer
+        cluster.add_topic("payments", 1)
+        fill(cluster.log("orders"), 10)
+        consumer = member(cluster, listener=Listener(), partition_assignment_strategy=strategy)
+        async with consumer:
+            await take(consumer, 3)
+            consumer.subscribe(["payments"])
+            assert await consumer.poll(timeout_ms=500) == []
+            await assigned(consumer, TopicPartition("payments", 0))
+        offsets = cluster.groups.group("billing").offsets
+        assert [committed.offset for partition, committed in offsets.items() if partition == P0] == [3]
+
+    run(scenario)
+
+
+def test_auto_commit_counts_partitions_by_hand_too_when_others_take_their_place_and_at_the_end() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+        fill(cluster.log("orders", 1), 10)
+        settings = {"group": "billing", "enable_auto_commit": True, "auto_commit_interval_ms": 60_000}
+        async with Consumer(cluster.bootstrap, **settings) as consumer:  # type: ignore[arg-type]
+            consumer.assign([P0])
+            await take(consumer, 10)
+            consumer.assign([P1])
+            await take(consumer, 10)
+        offsets = cluster.groups.group("billing").offsets
+        assert {partition: committed.offset for partition, committed in offsets.items()} == {P0: 10, P1: 10}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("call", ["close", "unsubscribe"])
+def test_what_a_listener_raises_within_a_call_is_raised_from_it(call: str) -> None:
+    class Oops(Exception):
+        pass
+
+    class Listener(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+            raise Oops
+
+    async def scenario(cluster: ScriptedCluster) -> None:
+        consumer = member(cluster, listener=Listener())
+        await consumer.start()
+        await assigned(consumer, P0, P1)
+        with pytest.raises(Oops):
+            await (consumer.close() if call == "close" else consumer.unsubscribe())
+        await consumer.close()
+
+        async def fail() -> None:
+            async with member(cluster, listener=Listener()) as consumer:
+                await assigned(consumer, P0, P1)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError) as caught:
+            await fail()
+        assert "Oops" in caught.value.__notes__[0]
+
+    run(scenario)
+
+
+def test_unsubscribing_after_work_that_failed_commits_what_came_before_it() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+        async with member(cluster, enable_auto_commit=True, auto_commit_interval_ms=60_000) as consumer:
+            await take(consumer, 3)
+            try:
+                raise ZeroDivisionError
+            except ZeroDivisionError:
+                await consumer.unsubscribe()
+        assert cluster.groups.group("billing").offsets["orders", 0].offset == 2
 
     run(scenario)
 

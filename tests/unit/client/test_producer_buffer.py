@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
+from minibroker.client.batch import Batch
 from minibroker.client.errors import BufferFull, Closed, InvalidSetting
 from minibroker.client.partitioners import Partitions, RoundRobin, crc32, murmur2
 from minibroker.client.producer import Producer
 from minibroker.client.tasks import Turns
 from minibroker.protocol.apis import PRODUCE
-from tests.unit.client.scripted_broker import HANG, Action, Received, ScriptedCluster
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from tests.unit.client.scripted_broker import HANG, Action, Received, ScriptedCluster, reject
 from tests.waiting import until
 
 
@@ -98,6 +101,45 @@ def test_drain_gives_up_after_max_block_ms_and_loses_nothing() -> None:
                 await producer.drain()
             held = False
         assert cluster.log("orders").end == 150
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("told_by", ["on_delivery", "await"])
+def test_failures_that_were_told_take_no_room(told_by: str) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.rules.append(lambda received: reject(ErrorCode.INVALID_RECORD) if received.api is PRODUCE else None)
+        told: list[object] = []
+        async with Producer(
+            cluster.bootstrap, buffer_memory=100_000, max_request_size=50_000, batch_size=20_000, max_block_ms=500
+        ) as producer:
+            for _ in range(40):
+                note = (lambda _, error: told.append(error)) if told_by == "on_delivery" else None
+                sent = producer.send("orders", bytes(10_000), on_delivery=note)
+                await until(sent.done, 10)
+                if told_by == "await":
+                    with pytest.raises(BrokerError):
+                        await sent
+                await asyncio.sleep(0)
+                assert producer._accumulator.used == 0
+                await producer.drain()
+        if told_by == "on_delivery":
+            assert len(told) == 40
+
+    run(scenario)
+
+
+def test_a_failed_record_is_not_kept_by_the_error_that_was_raised() -> None:
+    """A Delivery is nothing that the garbage collector looks at: a reference back to it would keep it for ever."""
+
+    async def scenario(cluster: ScriptedCluster) -> None:
+        cluster.rules.append(lambda received: reject(ErrorCode.INVALID_RECORD) if received.api is PRODUCE else None)
+        async with Producer(cluster.bootstrap) as producer:
+            for _ in range(20):
+                with pytest.raises(BrokerError):
+                    await producer.send("orders", b"v")
+            gc.collect()
+            assert sum(isinstance(each, Batch) and each.error is not None for each in gc.get_objects()) <= 1
 
     run(scenario)
 

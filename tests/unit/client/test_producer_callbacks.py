@@ -54,6 +54,24 @@ def test_each_record_is_told_where_it_is_in_order_and_before_flush_returns() -> 
     run(scenario)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_flush_that_begins_as_the_last_record_ends_returns_after_its_callback(fails: bool) -> None:
+    async def scenario(cluster: ScriptedCluster, called: Called, note: Callable[..., None]) -> None:
+        async with Producer(cluster.bootstrap) as producer:
+            await producer.send("orders", b"first")
+            if fails:
+                cluster.script(PRODUCE, reject(ErrorCode.INVALID_RECORD))
+            sent = producer.send("orders", b"v", on_delivery=note)
+            ended = asyncio.Event()
+            assert sent._batch.listeners is not None
+            sent._batch.listeners.append(ended.set)
+            await ended.wait()
+            await producer.flush()
+            assert len(called) == 1
+
+    run(scenario)
+
+
 def test_a_failure_that_was_told_is_not_raised_by_flush() -> None:
     async def scenario(cluster: ScriptedCluster, called: Called, note: Callable[..., None]) -> None:
         async with Producer(cluster.bootstrap) as producer:

@@ -542,3 +542,19 @@ def test_a_batch_whose_records_a_broker_refuses_says_which(cluster: ClusterThrea
         with pytest.raises(BatchDeliveryFailed) as caught:
             delivery.result()
         assert caught.value.indexes == (0, 1)
+
+
+def test_a_result_ends_though_others_have_failed_and_nobody_was_told(cluster: ClusterThread) -> None:
+    def refuse() -> None:
+        cluster.cluster.rules.append(
+            lambda received: reject(ErrorCode.INVALID_RECORD) if received.api is PRODUCE else None
+        )
+
+    cluster.do(refuse)
+    with Producer(cluster.bootstrap, buffer_memory=100_000, max_request_size=50_000, batch_size=20_000) as producer:
+        sent = [producer.send("orders", bytes(10_000)) for _ in range(100)]
+        with pytest.raises(BrokerError, match="INVALID_RECORD"):
+            sent[-1].result(timeout_ms=20_000)
+        with pytest.raises(DeliveryFailed) as failed:
+            producer.flush()
+        assert len(failed.value.failures) == 99
