@@ -10,9 +10,11 @@ _LIMIT_MS = 1 << 62
 
 def parse_time_ms(text: str) -> int | None:
     """Milliseconds since 1970 of `1700000000000`, `2026-11-22`, `2026-11-22T10:30` or `2026-11-22T10:30:00.5+01:00`;
-    None for anything else. A time without an offset is UTC, as in Kafka's and Redpanda's tools."""
+    None for anything else, as for `2026`, which is meant for a year. A time without an offset is UTC, as in Kafka's and
+    Redpanda's tools."""
     if text.isascii() and text.isdecimal():
-        return int(text) if len(text) <= 19 and int(text) < _LIMIT_MS else None
+        is_year = len(text) == 4
+        return int(text) if not is_year and len(text) <= 19 and int(text) < _LIMIT_MS else None
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

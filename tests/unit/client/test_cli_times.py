@@ -25,7 +25,20 @@ def test_a_time_is_milliseconds_or_iso_8601_which_is_utc_unless_it_says_otherwis
 
 @pytest.mark.parametrize(
     "text",
-    ["", "now", "-1", "1.5", "1e3", "٣", "4611686018427387904", "1" * 5_000, "1969-12-31", "2023-13-01", "10:30"],
+    [
+        "",
+        "now",
+        "2026",
+        "-1",
+        "1.5",
+        "1e3",
+        "٣",
+        "4611686018427387904",
+        "1" * 5_000,
+        "1969-12-31",
+        "2023-13-01",
+        "10:30",
+    ],
 )
 def test_anything_else_is_no_time(text: str) -> None:
     assert parse_time_ms(text) is None
