@@ -146,9 +146,9 @@ class Connection(asyncio.BufferedProtocol):
         try:
             future.set_result(decode_response(api, envelope))
         except BrokerError as error:
-            future.set_exception(error)
+            _fail(future, error)
         except InvalidMessage as error:
-            future.set_exception(error)
+            _fail(future, error)
             raise
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -158,13 +158,17 @@ class Connection(asyncio.BufferedProtocol):
             if timer is not None:
                 timer.cancel()
             if not future.done():
-                future.set_exception(self._ends_with(f"{api.name} to {self.address}: {self._closed_because}"))
-                future.exception()  # no warning if nobody awaits the future; awaiting it still raises
+                _fail(future, self._ends_with(f"{api.name} to {self.address}: {self._closed_because}"))
         self._pending.clear()
         if not self._lost.done():
             self._lost.set_result(None)
         if self._on_lost is not None:
             self._on_lost(self)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    future.set_exception(error)
+    future.exception()  # no warning if nobody awaits it any more; awaiting it still raises
 
 
 async def open_connection(
