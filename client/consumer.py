@@ -365,7 +365,7 @@ class Consumer(Client):
         was_running, self._state = self._state == "running", "closing"
         self._tell()
         deadline = self._runtime.clock.monotonic() + timeout_s
-        known = list(self._errors)
+        before = self._raised_by_listener()
         try:
             if was_running and self._commits is not None:
                 await self._within(self._say_goodbye(is_done), timeout_s, "leaving the group")
@@ -380,17 +380,20 @@ class Consumer(Client):
                 await self._within(self._runtime.close(), left_s, "ending its tasks")
             finally:
                 self._has_ended.set()
-        self._tell_of_listener(known, cause)
+        self._tell_of_listener(before, cause)
 
-    def _tell_of_listener(self, known: Sequence[BaseException], cause: BaseException | None = None) -> None:
-        """Raise what it has raised since these errors were all, or add it to the one because of which it was called."""
-        for error in self._errors:
-            if not any(error is each for each in known):
-                self._errors.remove(error)
-                if cause is None:
-                    raise error
-                cause.add_note(f"While the consumer was closed its listener raised {error!r}")
-                return
+    def _tell_of_listener(self, before: Exception | None, cause: BaseException | None = None) -> None:
+        """Raise what it has raised since `before`, or add it to the exception because of which it was called."""
+        raised = self._raised_by_listener()
+        if raised is None or raised is before:
+            return
+        self._errors[:] = [error for error in self._errors if error is not raised]
+        if cause is None:
+            raise raised
+        cause.add_note(f"While the consumer was closed its listener raised {raised!r}")
+
+    def _raised_by_listener(self) -> Exception | None:
+        return None if self._member is None else self._member.raised_by_listener
 
     async def _within(self, work: Coroutine[Any, Any, None], timeout_s: float, doing: str) -> None:
         task = asyncio.ensure_future(work)
@@ -537,7 +540,7 @@ class Consumer(Client):
         self._check_running()
         self._check_not_within_listener("unsubscribe")
         self._put_down(is_done)
-        known = list(self._errors)
+        before = self._raised_by_listener()
         if self._member is not None and self._assigned is None:
             self._subscribed = None
             self._member.subscribe(None)
@@ -548,7 +551,7 @@ class Consumer(Client):
             self._commits.committer = self._member
         self._subscribed = self._assigned = None
         self._fetcher.assign_none()
-        self._tell_of_listener(known)
+        self._tell_of_listener(before)
 
     def _check_not_within_listener(self, call: str) -> None:
         if self._member is not None and self._member.is_within_listener:

@@ -195,6 +195,8 @@ class GroupMember:
         """Why the step under way does not succeed."""
         self._errors = errors
         """To be raised by the iteration, one at a time."""
+        self.raised_by_listener: Exception | None = None
+        """The last of them that the listener has raised."""
         self._told_of: MinibrokerError | None = None
         self.lost: list[TopicPartition] = []
         """The partitions that it has lost last, with an error for the user."""
@@ -763,6 +765,10 @@ class GroupMember:
             self._activity.is_quiet = False
             self._fetcher.pulse.notify()
 
+    def _raised(self, error: Exception) -> None:
+        self._errors.append(error)
+        self.raised_by_listener = error
+
     async def _tell(self, method: str, partitions: list[TopicPartition]) -> None:
         """What the listener raises is for the user."""
         call = self.listener_call = _ListenerCall(self, method, self._clock.monotonic())
@@ -778,9 +784,9 @@ class GroupMember:
                 method,
                 round(self._rebalance_timeout_s * 1_000),
             )
-            self._errors.append(error)
+            self._raised(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the user's
-            self._errors.append(error)
+            self._raised(error)
         finally:
             call.is_over = True
             self.listener_call = None
