@@ -522,8 +522,8 @@ class Consumer(Client):
         if self._commits is not None and self._member is not None and self._assigned is None:
             self._commits.committer = Nobody(self._commits.group)
         if self._auto_commit is not None and self._assigned is not None:
-            done = positions(self._fetcher)
-            if gone := {partition: done[partition] for partition in set(self._assigned) - set(checked) & done.keys()}:
+            gone = {partition: at for partition, at in positions(self._fetcher).items() if partition not in checked}
+            if gone:
                 self.commit_nowait(gone)
         self._assigned = checked
         self._apply()

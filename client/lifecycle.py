@@ -126,6 +126,8 @@ class Client:
             crashed = ClientCrashed(f"the {self._noun} stopped because of a bug: {self._crash!r}. Please report it")
             crashed.__cause__ = self._crash
             return crashed
-        if self._state == "not started":
-            return Closed(f"the {self._noun} is not started: use it within `async with {type(self).__name__}(...)`")
-        return Closed(f"the {self._noun} is {self._state}: by `close`, of another task perhaps, or the end of `with`")
+        if self._state in ("closing", "closed"):
+            return Closed(
+                f"the {self._noun} is {self._state}: by `close`, of another task perhaps, or the end of `with`"
+            )
+        return Closed(f"the {self._noun} is {self._state}: use it within `async with {type(self).__name__}(...)`")

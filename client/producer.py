@@ -169,8 +169,8 @@ class Producer(Client):
         self._serialize_value = choose_serializer("value_serializer", value_serializer)
         self._progress = progress = Pulse()
         self._turns = turns = Turns(self._accumulator.lets_pass)
-        self._accumulator.on_room = turns.look
         """Of the callers of `drain` that wait for room in the buffer."""
+        self._accumulator.on_room = turns.look
 
         def on_progress() -> None:  # not a method: the sender must not keep alive a producer that was dropped
             progress.notify()

@@ -55,7 +55,7 @@ class KafkaDialect(FrameReader):
     send_buffer_bytes = 100 * 1024
     """As much as Kafka's `socket.send.buffer.bytes`. Where client and brokers share two cores, librdkafka reads a
     twentieth more than with the megabytes that the system would hold: less falls out of the processor's cache between
-    being sent and being read. Our own client reads a tenth less with it (`docs/benchmarks.md`)."""
+    being sent and being read. Our own client reads an eighth less, or more than that (`docs/benchmarks.md`)."""
     reads_columns = False
     drops_unnamed_brokers = True
     rests_on_named_leaders = True

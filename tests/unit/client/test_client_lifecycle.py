@@ -119,7 +119,7 @@ def test_a_client_whose_closing_is_cancelled_leaves_no_connection(make: Make) ->
             await client.start()
             await use(client)
             closing = asyncio.create_task(client.close())
-            for _ in range(steps):
+            for _ in range(steps):  # passes of the loop: cancelled at each point of the way
                 await asyncio.sleep(0)
             closing.cancel()
             await asyncio.wait([closing])

@@ -192,7 +192,7 @@ def test_where_two_tasks_close_a_producer_both_wait_until_everything_is_acknowle
         async with Producer(cluster.bootstrap, request_timeout_ms=300) as producer:
             sent = producer.send("orders", b"v")
             closing = asyncio.create_task(producer.close())
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # it has begun
         assert sent.done()
         assert closing.done()
         assert cluster.log("orders").values() == [b"v"]

@@ -113,14 +113,15 @@ def test_failures_that_were_told_take_no_room(told_by: str) -> None:
         async with Producer(
             cluster.bootstrap, buffer_memory=100_000, max_request_size=50_000, batch_size=20_000, max_block_ms=500
         ) as producer:
-            for _ in range(40):
+            for number in range(40):
                 note = (lambda _, error: told.append(error)) if told_by == "on_delivery" else None
                 sent = producer.send("orders", bytes(10_000), on_delivery=note)
                 await until(sent.done, 10)
                 if told_by == "await":
                     with pytest.raises(BrokerError):
                         await sent
-                await asyncio.sleep(0)
+                if told_by == "on_delivery":
+                    await until(lambda number=number: len(told) > number, 10)  # type: ignore[misc]
                 assert producer._accumulator.used == 0
                 await producer.drain()
         if told_by == "on_delivery":

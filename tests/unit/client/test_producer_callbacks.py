@@ -15,6 +15,7 @@ from minibroker.client.producer import Producer
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from tests.unit.client.scripted_broker import HANG, ORDINARY, ScriptedCluster, reject
+from tests.waiting import until
 
 Called = list[tuple[RecordMetadata | None, MinibrokerError | None]]
 
@@ -168,7 +169,7 @@ def test_what_fails_in_the_moment_in_which_somebody_gives_up_waiting_for_it_is_r
         async with Producer(cluster.bootstrap, delivery_timeout_ms=300) as producer:
             sent = producer.send("nowhere", b"v") if by == "send" else producer.send_batch("nowhere", [b"v"])
             waiting = asyncio.create_task(sent)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # it has begun to wait
             batch = sent._batch if isinstance(sent, Delivery) else sent._parts[0].batch
             assert batch.listeners is not None
 
@@ -198,9 +199,7 @@ def test_of_a_batch_that_is_given_up_what_had_failed_before_is_raised_by_flush()
             cluster.script(PRODUCE, reject(ErrorCode.INVALID_RECORD), HANG)
             sent = producer.send_batch("orders", [b"a" * 60, b"b" * 60], partition=0)
             waiting = asyncio.create_task(sent)
-            async with asyncio.timeout(20):
-                while not any(part.batch.is_done for part in sent._parts):
-                    await asyncio.sleep(0.01)
+            await until(lambda: any(part.batch.is_done for part in sent._parts), 20)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
