@@ -530,18 +530,21 @@ class Admin(Client):
         if any(broker_id is not None for broker_id in places):
             cluster = await self.describe_cluster()
             brokers = {broker.id: Address(broker.host, broker.port) for broker in cluster.brokers}
-        errors: dict[ConfigResource, MinibrokerError] = {}
-        for broker_id, some in places.items():
+
+        async def ask_at(broker_id: int | None, some: list[ConfigResource]) -> dict[ConfigResource, MinibrokerError]:
             try:
                 if broker_id is not None and broker_id not in brokers:
                     raise NetworkError(
                         f"broker {broker_id} is not alive (those that are: {', '.join(map(str, brokers))}): start it, "
                         f"or see `minibroker status`"
                     )
-                errors |= await ask(None if broker_id is None else brokers[broker_id], some)
+                return await ask(None if broker_id is None else brokers[broker_id], some)
             except (NetworkError, BrokerError, InvalidMessage) as error:
-                errors |= dict.fromkeys(some, error)
-        return errors
+                return dict.fromkeys(some, error)
+
+        # Together: what one broker that does not answer takes, it takes from no other.
+        answers = await asyncio.gather(*(ask_at(broker_id, some) for broker_id, some in places.items()))
+        return {resource: error for errors in answers for resource, error in errors.items()}
 
     async def _metadata(self, topics: list[str] | None) -> m.MetadataResponse:
         """What a broker says. If it has not been told of all topics yet, or of all partitions of one, it or another

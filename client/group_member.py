@@ -291,6 +291,8 @@ class GroupMember:
         if self._loss is not None:
             return
         membership = Membership(self._group, self.generation_id, self.member_id, self._instance_id)
+        stays = "leaves" if self._instance_id is None else "ends; its place is kept for it until the session is over"
+        logger.info("%s: %s", self._who, stays)
         self._heart.beat(None)
         self._activity.is_quiet = False
         await leave(self._coordinators, membership, "it has unsubscribed, or is being closed", REQUEST_PATIENCE_S)

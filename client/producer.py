@@ -380,9 +380,9 @@ class Producer(Client):
         Also lets the event loop run every 2 ms. Raises BufferFull after `max_block_ms`, DeliveryFailed if the buffer is
         full and holds failed records that nobody has awaited, Closed, WrongEventLoop, and ClientCrashed.
         """
-        if 0 <= self._now_ms - self._paused_ms < PAUSE_EVERY_MS:
+        if 0 <= self._now_ms - self._paused_ms < PAUSE_EVERY_MS and self._state == "running":
             return
-        self._check_loop()
+        self._check_running()
         await asyncio.sleep(0)
         if not self._turns.is_clear or self._accumulator.is_over_limit:
             await self._wait_for_room()

@@ -26,6 +26,7 @@ from minibroker.client.cli.output import (
     confirm,
     data_given,
     note,
+    plural,
     print_json,
     print_lines,
     run,
@@ -113,7 +114,8 @@ def up(
     note("starting ...")
     started = cluster.up(brokers, base_port, zookeeper, settings, log_dirs)
     _print_cluster(cluster, started, format)
-    note(f"{len(started.brokers)} brokers up after {time.monotonic() - began:.1f} s, logs in {cluster.directory}/logs")
+    count, took_s = len(started.brokers), time.monotonic() - began
+    note(f"{count} {plural(count, 'broker')} up after {took_s:.1f} s, logs in {cluster.directory}/logs")
     note(f"ZooKeeper is at {started.zookeeper.connect}")
     if detach:
         return

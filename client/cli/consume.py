@@ -21,6 +21,7 @@ from minibroker.client.cli.output import (
     UsageError,
     bootstrap_servers,
     note,
+    plural,
     run_until_terminated,
 )
 from minibroker.client.cli.record_format import Formatter, formatter
@@ -95,10 +96,10 @@ def consume(
     if group is not None:
         reset: Literal["earliest", "latest"] = "earliest" if position is Edge.BEGINNING else "latest"
         consumed = run_until_terminated(_consume_group(servers, names, group, reset, count, exit_at_end, print_as))
-        note(f"{consumed} records")
+        note(f"{consumed} {plural(consumed, 'record')}")
         return
     consumed = run_until_terminated(_consume(servers, names, position, partition, count, exit_at_end, print_as))
-    note(f"{consumed} records")
+    note(f"{consumed} {plural(consumed, 'record')}")
 
 
 def _check_for_group(group: str, start: str, position: StartPosition, partition: list[int] | None) -> None:
@@ -131,7 +132,7 @@ async def _consume_group(
         count,
         exit_at_end,
         lambda batch, limit: _print(batch, print_as, limit),
-        lambda consumed: note(f"{consumed} records"),
+        lambda consumed: note(f"{consumed} {plural(consumed, 'record')}"),
     )
 
 
@@ -182,7 +183,7 @@ async def _consume(
                 f"`minibroker consume {topic} --partition {number} --from {behind}`"
             ) from error
         except asyncio.CancelledError:
-            note(f"{consumed} records")
+            note(f"{consumed} {plural(consumed, 'record')}")
             raise
     return consumed
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from minibroker.client.cli.hints import pastable
-from minibroker.client.cli.output import API_TIMEOUT_MS
+from minibroker.client.cli.output import API_TIMEOUT_MS, plural
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ApiTimedOut, CommitFailed, InvalidSetting, MaxPollIntervalExceeded
 from minibroker.client.rebalance_listener import RebalanceListener
@@ -146,8 +146,8 @@ async def _end_soon(consumer: Consumer, printed: _Printed, consumed: int) -> Non
             await printed.commit()
     except TimeoutError:
         raise ApiTimedOut(
-            f"interrupted after {consumed} records, the last of which are not committed: the group's coordinator did "
-            f"not answer within {_LAST_COMMIT_S:g} s, so the group will read them again"
+            f"interrupted after {consumed} {plural(consumed, 'record')}, the last of which are not committed: the "
+            f"group's coordinator did not answer within {_LAST_COMMIT_S:g} s, so the group will read them again"
         ) from None
     finally:
         await consumer.close(timeout_ms=_LAST_COMMIT_S * 1_000)

@@ -220,6 +220,11 @@ def _cell(value: object) -> str:
     return str(value)
 
 
+def plural(count: int, noun: str, of_many: str | None = None) -> str:
+    """The noun as it stands after that number."""
+    return noun if count == 1 else of_many or noun + "s"
+
+
 def note(text: str) -> None:
     """A note for a person who watches: on stderr, if that is a terminal."""
     if sys.stderr.isatty():

@@ -28,8 +28,9 @@ from minibroker.client.cli.output import (
     bootstrap_servers,
     name_and_value,
     note,
+    plural,
     print_json,
-    run,
+    run_until_terminated,
 )
 from minibroker.client.cli.record_files import Input, read_records
 from minibroker.client.cli.record_format import unescape
@@ -177,17 +178,17 @@ def produce(
         if os.isatty(descriptor):
             note("each line is a record; Ctrl-D ends the input")
         try:
-            produced = run(
+            produced = run_until_terminated(
                 produce_lines(servers, topic, descriptor, template, acks, compression, tally, max_request_size, input)
             )
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, typer.Exit):  # by Ctrl-C, by SIGTERM
             sys.stderr.write(pastable(f"interrupted: {tally}\n"))
             raise
     if format is Format.JSON:
         print_json({**produced._asdict(), "records_per_second": round(produced.records_per_second)})
     else:
         sys.stdout.write(
-            f"produced {produced.records} records to {topic} in {produced.seconds:.2f} s "
+            f"produced {produced.records} {plural(produced.records, 'record')} to {topic} in {produced.seconds:.2f} s "
             f"({produced.records_per_second:.0f} records/s)\n"
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from minibroker.client.cli.output import plural
 from minibroker.client.timeline import Entry
 from minibroker.protocol.model import NO_LEADER
 
@@ -218,8 +219,8 @@ def cut(lines: Sequence[str], omitted: int = 0) -> list[str]:
     return [*lines[:SHOWN], f"and {more} more"] if more > 0 else list(lines)
 
 
-def counted(count: int, noun: str, plural: str | None = None) -> str:
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+def counted(count: int, noun: str, of_many: str | None = None) -> str:
+    return f"{count:,} {plural(count, noun, of_many)}"
 
 
 def numbers(values: Iterable[int]) -> str:

@@ -21,6 +21,7 @@ from minibroker.client.cli.output import (
     YesOption,
     bootstrap_servers,
     confirm,
+    plural,
     print_json,
     print_table,
     run,
@@ -87,10 +88,8 @@ def create(
     if format is Format.JSON:
         print_json(_summary(topic))
     else:
-        summary = _summary(topic)
-        sys.stdout.write(
-            f"created {name}: {summary['partitions']} partitions, replication factor {summary['replication_factor']}\n"
-        )
+        count, factor = len(topic.partitions), _summary(topic)["replication_factor"]
+        sys.stdout.write(f"created {name}: {count} {plural(count, 'partition')}, replication factor {factor}\n")
 
 
 @app.command(name="list")
@@ -187,7 +186,7 @@ def alter(
     if format is Format.JSON:
         print_json(_summary(topic))
     else:
-        sys.stdout.write(f"altered {name}: {len(topic.partitions)} partitions\n")
+        sys.stdout.write(f"altered {name}: {len(topic.partitions)} {plural(len(topic.partitions), 'partition')}\n")
 
 
 @app.command()

@@ -23,7 +23,7 @@ import asyncio
 import logging
 import warnings
 from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -476,8 +476,8 @@ class Handover(Ending):
             while self.queue:
                 failures += self._take_failures()
                 await self._progress.wait()
-        except BaseException:
-            await self._give_up()
+        except BaseException:  # its time is over, or somebody is tired of waiting
+            await self._give_up(self._producer._give_up)
             raise
         await self._end_task()
         try:
@@ -508,15 +508,15 @@ class Handover(Ending):
             except TimeoutError:
                 pass
             finally:
-                await self._give_up()
+                await self._give_up(self._producer._close_soon)
 
-    async def _give_up(self) -> None:
-        """Send for CANCELLED_FLUSH_S what was taken, and say how many records are left."""
+    async def _give_up(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """End the producer so, and say how many records were not even given to it."""
         await self._end_task()
         self._refuse_all(Closed("the producer was closed before the record was sent"))
         left = self._untold + len(self._take_failures())
         try:
-            await self._producer.__aexit__(SystemExit, SystemExit(), None)
+            await end()
         finally:
             if left:
                 text = f"{self._producer!r} was interrupted: {not_acknowledged(left)}"

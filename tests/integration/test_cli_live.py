@@ -217,21 +217,25 @@ def test_lines_that_a_broker_refuses_are_named(minibroker: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_produce_says_how_many_lines_were_acknowledged(minibroker: Shell) -> None:
-    minibroker.ok("topics", "create", "interrupted", "--partitions", "1")
-    producer = start(["produce", "interrupted"], minibroker.directory, stdin=subprocess.PIPE)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_produce_says_how_many_lines_were_acknowledged(
+    minibroker: Shell, number: signal.Signals, code: int
+) -> None:
+    topic = f"interrupted-{code}"
+    assert minibroker.ok("topics", "create", topic, "--partitions", "1").startswith(f"created {topic}: 1 partition, ")
+    producer = start(["produce", topic], minibroker.directory, stdin=subprocess.PIPE)
     try:
         assert producer.stdin is not None
         producer.stdin.write(b"one\ntwo\n")
         producer.stdin.flush()
-        assert minibroker.ok("consume", "interrupted", "--count", "2") == "one\ntwo\n"
-        producer.send_signal(signal.SIGINT)
+        assert minibroker.ok("consume", topic, "--count", "2") == "one\ntwo\n"
+        producer.send_signal(number)
         producer.wait(PATIENCE_S)
         out, err = producer.communicate(timeout=PATIENCE_S)
     finally:
         producer.kill()
         producer.wait()
-    assert (producer.returncode, out, err) == (130, b"", b"interrupted: 2 of 2 lines acknowledged\n")
+    assert (producer.returncode, out, err) == (code, b"", b"interrupted: 2 of 2 lines acknowledged\n")
 
 
 # --- Consume ---

@@ -246,6 +246,11 @@ class ScriptedCluster:
                 return m.DescribeLogDirsResponse(
                     0, ErrorCode.NONE, [m.DescribeLogDirsResult(0, f"/data-{node_id}", [])]
                 )
+            case m.DescribeConfigsRequest():
+                asked = request.resources
+                return m.DescribeConfigsResponse(
+                    0, [m.DescribeConfigsResult(0, None, each.resource_type, each.resource_name, []) for each in asked]
+                )
         raise AssertionError(f"no script for {request}")
 
     def metadata(self, request: m.MetadataRequest) -> m.MetadataResponse:

@@ -11,7 +11,7 @@ from minibroker.client.admin import Admin, NewTopic
 from minibroker.client.configs import ConfigChange, ConfigResource
 from minibroker.client.errors import Closed, InvalidSetting, PartitionErrors, TopicErrors
 from minibroker.client.reassignment import Alteration, Listing
-from minibroker.protocol.apis import CREATE_TOPICS, DELETE_RECORDS, DELETE_TOPICS
+from minibroker.protocol.apis import CREATE_TOPICS, DELETE_RECORDS, DELETE_TOPICS, DESCRIBE_CONFIGS
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import TopicPartition
 from tests.unit.client.scripted_broker import (
@@ -231,6 +231,20 @@ def test_pairs_of_a_topic_and_a_number_can_be_reassigned_and_nothing_else() -> N
         Alteration({"orders": [1]})  # type: ignore[dict-item]
     with pytest.raises(InvalidSetting, match="partitions=.*give a list"):
         Listing(TopicPartition("orders", 1))  # type: ignore[arg-type]
+
+
+def test_brokers_are_asked_for_their_settings_together_as_one_may_not_answer() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        cluster.rules.append(lambda received: HANG if received.api is DESCRIBE_CONFIGS else None)
+        asked = [ConfigResource.of_broker(broker_id) for broker_id in range(3)]
+        describing = asyncio.create_task(admin.describe_configs(asked))
+        await cluster.until(
+            lambda: {each.node_id for each in cluster.received if each.api is DESCRIBE_CONFIGS} == {0, 1, 2}
+        )
+        assert not describing.done()
+        describing.cancel()
+
+    run(scenario)
 
 
 def test_a_change_where_a_list_of_changes_is_expected_is_refused() -> None:

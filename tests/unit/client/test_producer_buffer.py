@@ -177,7 +177,11 @@ def test_closing_lets_those_who_drain_know() -> None:
         for each in draining:
             with pytest.raises(Closed):
                 await each
+        with pytest.raises(Closed):
+            await producer.drain()
         await asyncio.gather(closing, return_exceptions=True)
+        with pytest.raises(Closed):
+            await producer.drain()
 
     run(scenario)
 
