@@ -96,10 +96,11 @@ def _of_nothing(member: GroupMember | None, subscribed: Subscribed | None, runti
     count = sum(len(cluster.topics[name].partitions) for name in names)
     if member is None:
         return f"{', '.join(names)}: their partitions are not known yet"
+    every = "the one partition" if count == 1 else f"all {count} partitions"
     return (
-        f"other members of group {member.group} have all {count} partitions of {', '.join(names)}: there are more "
-        "members than partitions, which leaves some idle, or one gives its partitions up only when its user asks for "
-        f"the next records: see `minibroker groups describe {member.group}`"
+        f"other members of group {member.group} have {every} of {', '.join(names)}: there are more members than "
+        "partitions, which leaves some idle, or one gives its partitions up only when its user asks for the next "
+        f"records: see `minibroker groups describe {member.group}`"
     )
 
 

@@ -147,6 +147,10 @@ class FailedRecord(NamedTuple):
     error: MinibrokerError
 
 
+def records_were(count: int) -> str:
+    return "1 record was" if count == 1 else f"{count} records were"
+
+
 class DeliveryFailed(MinibrokerError):
     """Records failed and nobody awaited their Delivery. `failures` holds all of them, in no global order, but in
     the order of their `send` within each partition."""
@@ -160,7 +164,7 @@ class DeliveryFailed(MinibrokerError):
         ]
         if len(reasons) > len(lines):
             lines.append(f"and {len(reasons) - len(lines)} other reasons")
-        super().__init__(f"{len(failures)} records were not delivered (see .failures). " + "; ".join(lines))
+        super().__init__(f"{records_were(len(failures))} not delivered (see .failures). " + "; ".join(lines))
 
     def __reduce__(self) -> tuple[type[DeliveryFailed], tuple[Any, ...]]:
         return type(self), (self.failures,)

@@ -32,7 +32,7 @@ from minibroker.client.columns import (
     is_arrow,
 )
 from minibroker.client.delivery import BatchDelivery, Delivery, OnDelivery, check_on_delivery, tell_on_delivery
-from minibroker.client.errors import BufferFull, Closed, DeliveryFailed, InvalidSetting
+from minibroker.client.errors import BufferFull, Closed, DeliveryFailed, InvalidSetting, records_were
 from minibroker.client.lifecycle import Client
 from minibroker.client.partitioners import Partitioner, RecordPartitioner, WithoutKey, crc32, murmur2
 from minibroker.client.runtime import ClientRuntime
@@ -528,8 +528,7 @@ async def _see_off(runtime: ClientRuntime, accumulator: Accumulator, sender: Sen
 
 
 def not_acknowledged(records: int) -> str:
-    were = "1 record was" if records == 1 else f"{records} records were"
-    return f"{were} not acknowledged, and may be in the log or not"
+    return f"{records_were(records)} not acknowledged, and may be in the log or not"
 
 
 def check_partition(partition: object) -> None:

@@ -61,7 +61,7 @@ Given when it is created, or later; what is not given is as the broker has it.
 
 ```
 $ minibroker topics create strict --partitions 1 --replication-factor 3 --config min.insync.replicas=3
-created strict: 1 partitions, replication factor 3
+created strict: 1 partition, replication factor 3
 ```
 """
 

@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar
 
-from minibroker.client.errors import ApiTimedOut, Closed
+from minibroker.client.errors import ApiTimedOut, Closed, records_were
 from minibroker.client.lifecycle import Client
 from minibroker.client.settings import check_ms
 from minibroker.client.sync.background import Background
@@ -192,7 +192,7 @@ class Facade(Generic[C]):
     def _warn(self, text: str, records: int) -> None:
         text = f"{self!r} {text}"
         if records:  # a ResourceWarning is not shown by default
-            logger.warning("%s: %d records were not acknowledged, and may never be sent", text, records)
+            logger.warning("%s: %s not acknowledged, and may never be sent", text, records_were(records))
         warnings.warn(text, ResourceWarning, source=self, stacklevel=3)
 
     def _was_forked(self) -> object:

@@ -654,7 +654,7 @@ def test_a_cluster_that_is_down_says_so_and_comes_up_again_with_its_records(runn
     assert not unhealthy(running)["brokers"][0]["alive"]
     running.ok("up", "--detach")
     assert running.ok("consume", numbers, "--exit-at-end") == before
-    assert "produced 1 records" in running.ok("produce", numbers, stdin=b"after\n")
+    assert "produced 1 record " in running.ok("produce", numbers, stdin=b"after\n")
 
 
 @pytest.mark.slow

@@ -359,7 +359,7 @@ def test_a_producer_that_is_dropped_warns_and_sends_what_it_has(
     assert not thread.is_alive()
     assert cluster.values() == [b"v"]
     assert delivery.result().offset == 0
-    assert "1 records were not acknowledged, and may never be sent" in caplog.text
+    assert "1 record was not acknowledged, and may never be sent" in caplog.text
 
 
 def test_an_error_of_the_body_is_raised_with_what_failed_beside_it(cluster: ClusterThread) -> None:
@@ -373,7 +373,7 @@ def test_an_error_of_the_body_is_raised_with_what_failed_beside_it(cluster: Clus
     with pytest.raises(ZeroDivisionError) as caught:
         body()
     (note,) = caught.value.__notes__
-    assert note.startswith("While the producer was closed: 1 records were not delivered")
+    assert note.startswith("While the producer was closed: 1 record was not delivered")
 
 
 def test_a_client_is_not_sent_to_another_process(cluster: ClusterThread) -> None:
