@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from msgspec import structs
@@ -17,8 +18,11 @@ from minibroker.client.admin import _Creation
 from minibroker.client.batch import SEQUENCE_MASK, Batch, BatchVerdict
 from minibroker.client.calls import Calls
 from minibroker.client.consumer import Consumer
+from minibroker.client.errors import Closed
 from minibroker.client.fetch_state import PartitionState
 from minibroker.client.fetcher import Fetcher
+from minibroker.client.lifecycle import Client
+from minibroker.client.runtime import ClientRuntime
 from minibroker.controller.cluster_state import ClusterState
 from minibroker.controller.controller import Controller
 from minibroker.controller.decisions import deletion
@@ -104,6 +108,22 @@ def calls_outlive_their_client(patches: Patches) -> None:
     @patches.instead_of(Calls, "end")
     def end(original: Any, self: Calls) -> None:
         pass
+
+
+@mutant("connections that nobody closes", "a client whose closing is cancelled closes no connection any more")
+def cancelled_closing_leaves_connections(patches: Patches) -> None:
+    @patches.instead_of(ClientRuntime, "close")
+    async def close(original: Any, self: ClientRuntime) -> None:
+        await self.tasks.close()
+        await original(self)
+
+
+@mutant("a goodbye unheard", "who starts a client that is closed meanwhile is not told that it does not run")
+def closed_while_starting_untold(patches: Patches) -> None:
+    @patches.instead_of(Client, "start")
+    async def start(original: Any, self: Client) -> None:
+        with suppress(Closed):
+            await original(self)
 
 
 @mutant("acknowledged too early", "a producer takes a connection that broke for an acknowledgement")
