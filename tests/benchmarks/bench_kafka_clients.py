@@ -47,7 +47,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import KafkaException, NewTopic
 
 from minibroker.client.cli.output import print_table
 from minibroker.deploy.processes import let_signals_interrupt
@@ -452,6 +452,8 @@ def main() -> None:
             ours = Peer(OURS, cluster.bootstrap(), lambda id: cluster.start(BrokerId(id)))
             bench = Bench(ours, Peer(KAFKA, arguments.kafka, starter(arguments.kafka_start)), effort)
             measure(bench, arguments.group or list(GROUPS))
+    except KafkaException as error:
+        sys.exit(f"error: {error.args[0].str()}: is Kafka at {arguments.kafka}?")
     except (MinibrokerError, TimeoutError, KeyboardInterrupt) as error:
         sys.exit(f"error: {error}" if str(error) else 130)
     rows = bench.results.rows()
