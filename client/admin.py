@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -235,11 +236,16 @@ class Admin(Client):
 
     @ends_with_its_client
     async def create_topics(self, topics: Iterable[NewTopic]) -> None:
-        """Create several topics. Raises TopicErrors naming those that failed; the others are created."""
+        """Create several topics. Raises TopicErrors naming those that failed; the others are created. Raises
+        InvalidSetting."""
         given: object = topics
         if isinstance(given, NewTopic | str):
             raise InvalidSetting("topics", topics, "give a list of NewTopic, or call create_topic")
-        creation = _Creation([_creatable(topic) for topic in topics], self._runtime.world.random)
+        creatable = [_creatable(topic) for topic in topics]
+        for name, count in Counter(topic.name for topic in creatable).items():
+            if count > 1:
+                raise InvalidSetting("topics", name, f"it is named {count} times: name it once")
+        creation = _Creation(creatable, self._runtime.world.random)
         errors = await self._change_topics(creation)
         created = [name for name in creation.names() if name not in errors]
         if created:

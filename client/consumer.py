@@ -557,6 +557,11 @@ class Consumer(Client):
         if self._member is not None and self._member.is_within_listener:
             raise WithinListener(call)
 
+    def _check_not_listener(self, call: str) -> None:
+        """Records come only once the listener has returned."""
+        if self._member is not None and self._member.is_listener:
+            raise WithinListener(call)
+
     def subscription(self) -> list[str]:
         """The topics that are subscribed to, sorted; of a pattern, those that match it now."""
         if self._subscribed is None:
@@ -571,10 +576,10 @@ class Consumer(Client):
     async def __anext__(self) -> Record:
         """The next record.
 
-        Raises Closed, ClientCrashed, CorruptBatch, LogTruncated, MaxPollIntervalExceeded, what the rebalance listener
-        has raised, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION if the topic is gone, OFFSET_OUT_OF_RANGE with
-        auto_offset_reset="none", what a group refuses its members (FENCED_INSTANCE_ID, INCONSISTENT_GROUP_PROTOCOL), or
-        any error that is not retriable. Iterating on after an error tries again.
+        Raises Closed, ClientCrashed, CorruptBatch, LogTruncated, MaxPollIntervalExceeded, WithinListener, what the
+        rebalance listener has raised, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION if the topic is gone,
+        OFFSET_OUT_OF_RANGE with auto_offset_reset="none", what a group refuses its members (FENCED_INSTANCE_ID,
+        INCONSISTENT_GROUP_PROTOCOL), or any error that is not retriable. Iterating on after an error tries again.
         """
         while True:
             for record in self._records:
@@ -584,6 +589,7 @@ class Consumer(Client):
     async def _hand_out(self) -> Iterator[Record]:
         """What is left of the batch whose records are being taken, or else the next one's: taking them moves the
         position, in whatever thread. Raises as `__anext__`."""
+        self._check_not_listener("anext")
         while not length_hint(self._records):
             self._end_batch()
             found = await self._next_batch()
@@ -601,6 +607,7 @@ class Consumer(Client):
         timeout_s = check_ms("timeout_ms", timeout_ms)
         limit = self._max_poll_records if max_records is None else check_integer("max_records", max_records, 1, 1 << 30)
         self._check_running()
+        self._check_not_listener("poll")
         self._activity.asks()
         self._before.clear()
         self._vouched.clear()
@@ -631,8 +638,7 @@ class Consumer(Client):
 
     async def _poll_batch(self, timeout_s: float) -> tuple[PartitionState, ConsumerBatch] | None:
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._next_batch()
+            return await self._next_batch(timeout_s)
         except TimeoutError:
             await asyncio.sleep(0)  # a loop over poll(0) must not keep the tasks from working
             return None
@@ -643,6 +649,7 @@ class Consumer(Client):
         self._before.setdefault(state.partition, batch.offsets[0])
 
     async def _whole_batch(self) -> ConsumerBatch:
+        self._check_not_listener("anext")
         while True:
             state, batch = self._current, self._batch
             rest = length_hint(self._records) if self._is_handing_out(state) else 0
@@ -674,9 +681,10 @@ class Consumer(Client):
             self._current.hand_out_no_more()
         self._current = self._batch = None
 
-    async def _next_batch(self) -> tuple[PartitionState, ConsumerBatch] | None:
+    async def _next_batch(self, timeout_s: float | None = None) -> tuple[PartitionState, ConsumerBatch] | None:
         """The next batch with records. The caller sets the position of its partition. None: another task iterates over
-        this consumer, too, and a batch is being handed out since."""
+        this consumer, too, and a batch is being handed out since. Raises TimeoutError where none is there in time: it
+        looks at least once."""
         self._check_running()
         self._activity.asks()
         self._before.clear()
@@ -687,16 +695,17 @@ class Consumer(Client):
             if self._commits is not None and self._activity.asked_at > self._yielded_at + YIELD_S:
                 await asyncio.sleep(0)
                 self._yielded_at = self._activity.asked_at
-            while True:
-                if self._state != "running":
-                    raise self._not_running()
-                if self._current is not None:
-                    return None
-                found = self._take_batch()
-                if found is not None:
-                    return found
-                await self._something()
-                self._yielded_at = self._runtime.clock.monotonic()
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    if self._state != "running":
+                        raise self._not_running()
+                    if self._current is not None:
+                        return None
+                    found = self._take_batch()
+                    if found is not None:
+                        return found
+                    await self._something()
+                    self._yielded_at = self._runtime.clock.monotonic()
         finally:
             self._activity.asked(is_given=found is not None)
             self._reader = asyncio.current_task()

@@ -63,7 +63,8 @@ class WrongEventLoop(MinibrokerError, RuntimeError):
 
 
 class WithinListener(MinibrokerError, RuntimeError):
-    """A rebalance listener has called `unsubscribe` or `close`, which wait until it has returned. Nothing was done."""
+    """A rebalance listener has called `unsubscribe` or `close`, or has asked for records: these wait until it has
+    returned. Nothing was done."""
 
     def __init__(self, call: str) -> None:
         self._call = call

@@ -94,6 +94,7 @@ class _ListenerCall:
         self.method = method
         self.began = began
         self.is_over = False
+        self.task = asyncio.current_task()
 
 
 class _Setback(NamedTuple):
@@ -303,6 +304,16 @@ class GroupMember:
         """Whether who asks is this member's listener, which has not returned yet."""
         call = _listener_call.get()
         return call is not None and call.member is self and not call.is_over
+
+    @property
+    def is_listener(self) -> bool:
+        """Whether who asks is the very task in which this member's listener is called. One that the listener has
+        started may go its own way."""
+        return (
+            self.is_within_listener
+            and self.listener_call is not None
+            and (self.listener_call.task is asyncio.current_task())
+        )
 
     # -- what Commits asks --
 

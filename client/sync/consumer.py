@@ -76,16 +76,19 @@ class _Errand:
         self._work = work
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+        self.was_interrupted = False
+
     def carry_out(self, background: Background) -> None:
-        error: Exception | None = RuntimeError("the rebalance listener was interrupted")
+        error: Exception | None = None
         try:
             self._work()
-            error = None
         except Exception as raised:  # noqa: BLE001 - whatever it is, it is the user's, and is raised to it
             error = raised
-        finally:
-            with suppress(Closed):
-                background.soon(partial(self._settle, error))
+        self.settle(background, error)
+
+    def settle(self, background: Background, error: Exception | None = None) -> None:
+        with suppress(Closed):
+            background.soon(partial(self._settle, error))
 
     def _settle(self, error: Exception | None) -> None:
         if self.done.done():
@@ -97,7 +100,9 @@ class _Errand:
 
 
 class _Errands:
-    """Those of one consumer. They are carried out by the next thread that asks for records, or is asking already."""
+    """Those of one consumer. They are carried out by the next thread that asks for records, or is asking already. One
+    that is interrupted (Ctrl-C) is carried out anew by the next call, as positions may depend on it: unless that call
+    is the goodbye."""
 
     def __init__(self) -> None:
         self.background: Background
@@ -133,8 +138,20 @@ class _Errands:
                 self._threads.add(thread)
                 try:
                     errand.carry_out(self.background)
+                except BaseException:  # interrupted
+                    errand.was_interrupted = True
+                    self._waiting.appendleft(errand)
+                    raise
                 finally:
                     self._threads.discard(thread)
+
+    def give_up_what_was_interrupted(self) -> None:
+        """In a thread of the user's, which is about to close."""
+        for errand in list(self._waiting):
+            if errand.was_interrupted:
+                with suppress(ValueError):  # another thread has taken it
+                    self._waiting.remove(errand)
+                    errand.settle(self.background)
 
     def check_not_within(self, call: str) -> None:
         """Raises WithinListener."""
@@ -292,12 +309,14 @@ class Consumer(Facade[AsyncConsumer]):
         self._errands.check_not_within("close")
         timeout_s, cause = check_ms("timeout_ms", timeout_ms), sys.exc_info()[1]
         is_done = cause is None and self._is_done_with()
+        self._errands.give_up_what_was_interrupted()
         self._end(lambda: self._client._close(timeout_s, is_done=is_done, cause=cause), self._serve)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._goodbye.is_done = self._is_done_with()
+        self._errands.give_up_what_was_interrupted()
         super().__exit__(kind, error, traceback)
 
     def _is_done_with(self) -> bool:
@@ -341,20 +360,20 @@ class Consumer(Facade[AsyncConsumer]):
     def __iter__(self) -> Iterator[Record]:
         """The records, one by one.
 
-        Raises Closed, ForkedClient, ClientCrashed, CorruptBatch, LogTruncated, MaxPollIntervalExceeded, what the
-        rebalance listener has raised, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION if the topic is gone,
+        Raises Closed, ForkedClient, ClientCrashed, CorruptBatch, LogTruncated, MaxPollIntervalExceeded, WithinListener,
+        what the rebalance listener has raised, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION if the topic is gone,
         OFFSET_OUT_OF_RANGE with auto_offset_reset="none", what a group refuses its members, or any error that is not
         retriable. Iterating anew after an error tries again.
         """
         while True:
-            self._reader = threading.current_thread()
+            self._reads("next")
             records = self._call(self._client._hand_out, self._serve)
             yield from records
 
     def __next__(self) -> Record:
         """The next record. Raises as iterating."""
         while True:
-            self._reader = threading.current_thread()
+            self._reads("next")
             records = self._call(self._client._hand_out, self._serve)
             for record in records:
                 return record
@@ -367,10 +386,17 @@ class Consumer(Facade[AsyncConsumer]):
     def poll(self, timeout_ms: float = 1_000, max_records: int | None = None) -> list[Record]:
         """The records that are there, at most `max_records` (by default `max_poll_records`), and from all partitions.
         Waits for the first one; after `timeout_ms` without any the list is empty. Raises as iterating."""
+        self._reads("poll")
         return self._taken(lambda: self._client.poll(timeout_ms, max_records), self._give_back)
 
     def _next_batch(self) -> ConsumerBatch:
+        self._reads("next")
         return self._taken(self._client._whole_batch, self._give_back_batch)
+
+    def _reads(self, call: str) -> None:
+        """This thread asks for records, which come only once the listener has returned."""
+        self._errands.check_not_within(call)
+        self._reader = threading.current_thread()
 
     def _taken(self, make: Coroutines[T], give_back: Callable[[T], None]) -> T:
         """The result of a call by which records are consumed. If the caller is interrupted before it has the result,
@@ -378,7 +404,6 @@ class Consumer(Facade[AsyncConsumer]):
         if self._state != "running":
             raise self._not_running()
         call = Call(make, self._serve)
-        self._reader = threading.current_thread()
         try:
             self._background.run(call)
         except BaseException:

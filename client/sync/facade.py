@@ -29,13 +29,14 @@ logger = logging.getLogger("minibroker.client")
 Coroutines = Callable[[], Coroutine[Any, Any, T]]
 
 
-def within(make: Coroutines[T], timeout_ms: float | None, otherwise: str) -> Coroutines[T]:
-    """The same, and ApiTimedOut if it takes longer."""
+def within(make: Coroutines[T], timeout_ms: float | None, otherwise: str, is_idle: Callable[[], bool]) -> Coroutines[T]:
+    """The same, and ApiTimedOut if it takes longer. Where it has nothing to wait for when it begins (`is_idle`), it
+    comes to its end, even with 0 ms."""
     timeout_s = None if timeout_ms is None else check_ms("timeout_ms", timeout_ms)
 
     async def bounded() -> T:
         try:
-            async with asyncio.timeout(timeout_s) as bound:
+            async with asyncio.timeout(None if is_idle() else timeout_s) as bound:
                 return await make()
         except TimeoutError as error:
             if bound.expired():

@@ -733,7 +733,7 @@ class Producer(Facade[AsyncProducer]):
         """
         otherwise = "not everything was acknowledged, and is still being sent"
         try:
-            self._call(within(self._handover.flush, timeout_ms, otherwise), self._serve)
+            self._call(within(self._handover.flush, timeout_ms, otherwise, self._is_idle), self._serve)
         finally:
             self._handover.serve(is_waiting=True)
 
@@ -745,7 +745,7 @@ class Producer(Facade[AsyncProducer]):
         the log say how many records that is. Without, it takes `delivery_timeout_ms` at most.
         """
         otherwise = "not everything was acknowledged when the producer was closed"
-        self._end(within(self._handover.close, timeout_ms, otherwise), self._serve)
+        self._end(within(self._handover.close, timeout_ms, otherwise, self._is_idle), self._serve)
 
     def _serve(self) -> None:
         self._handover.serve(is_waiting=False)
@@ -755,6 +755,9 @@ class Producer(Facade[AsyncProducer]):
 
     def _unacknowledged(self) -> int:
         return self._handover.unacknowledged()
+
+    def _is_idle(self) -> bool:
+        return not self._handover.unacknowledged()
 
     def _was_forked(self) -> object:
         self._handover.is_open = False

@@ -233,6 +233,15 @@ def test_pairs_of_a_topic_and_a_number_can_be_reassigned_and_nothing_else() -> N
         Listing(TopicPartition("orders", 1))  # type: ignore[arg-type]
 
 
+def test_a_topic_that_is_to_be_created_twice_is_refused_before_anything_is_created() -> None:
+    async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
+        with pytest.raises(InvalidSetting, match="orders.*named 2 times: name it once"):
+            await admin.create_topics([NewTopic("bills"), NewTopic("orders", 1), NewTopic("orders", 2)])
+        assert not cluster.requests(CREATE_TOPICS)
+
+    run(scenario)
+
+
 def test_brokers_are_asked_for_their_settings_together_as_one_may_not_answer() -> None:
     async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
         cluster.rules.append(lambda received: HANG if received.api is DESCRIBE_CONFIGS else None)

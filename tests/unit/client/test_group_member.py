@@ -10,7 +10,7 @@ import pytest
 
 from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import Closed, CommitFailed, InvalidSetting, MaxPollIntervalExceeded
+from minibroker.client.errors import Closed, CommitFailed, InvalidSetting, MaxPollIntervalExceeded, WithinListener
 from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.client.records import Record
 from minibroker.protocol.apis import (
@@ -776,6 +776,60 @@ def test_what_a_listener_raises_reaches_the_user_and_the_rebalance_goes_on() -> 
             with pytest.raises(Oops):
                 await anext(consumer)
             assert numbers(await take(consumer, 2)) == [0, 1]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.05])
+def test_a_member_that_polls_without_waiting_gets_what_is_there(pause_s: float) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+        async with member(cluster) as consumer:
+            got: list[Record] = []
+            while len(got) < 10:
+                got += await consumer.poll(timeout_ms=0)
+                await asyncio.sleep(pause_s)
+            assert numbers(got) == list(range(10))
+            fill(cluster.log("orders"), 1)
+            while len(got) < 11:
+                got += await consumer.poll(timeout_ms=0)
+                await asyncio.sleep(pause_s)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("call", ["poll", "anext", "batches"])
+def test_a_listener_that_asks_for_records_is_told_that_they_would_wait_for_it(call: str) -> None:
+    consumer: Consumer
+
+    async def ask() -> None:
+        if call == "poll":
+            await consumer.poll(timeout_ms=10_000)
+        else:
+            await anext(consumer if call == "anext" else consumer.batches())
+
+    class Listener(RebalanceListener):
+        async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+            await ask()
+
+    class Starting(RebalanceListener):
+        async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+            tasks.append(asyncio.create_task(ask()))
+            await asyncio.sleep(0)
+
+    tasks: list[asyncio.Task[None]] = []
+
+    async def scenario(cluster: ScriptedCluster) -> None:
+        nonlocal consumer
+        fill(cluster.log("orders"), 10)
+        consumer = member(cluster, listener=Listener())
+        async with consumer:
+            with pytest.raises(WithinListener, match=r"(poll|anext)\(\) was called by a rebalance listener"):
+                await anext(consumer)
+        consumer = member(cluster, listener=Starting())
+        async with consumer:
+            await until(lambda: bool(tasks), 5)
+            await tasks[0]  # it waits for the listener, which does not wait for it
 
     run(scenario)
 

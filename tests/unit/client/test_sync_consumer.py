@@ -225,6 +225,58 @@ def test_a_caller_that_is_interrupted_when_its_batch_has_come_misses_nothing(
         assert list(next(batches).values) == [b"2", b"3"]
 
 
+def test_a_listener_that_was_interrupted_is_called_again_by_the_next_call(cluster: ClusterThread) -> None:
+    fill(cluster, [b"0", b"1"])
+    calls: list[list[TopicPartition]] = []
+
+    class Seeking(RebalanceListener):
+        def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+            calls.append(partitions)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+            consumer.seek(P0, 1)
+
+    with Consumer(cluster.bootstrap, topics=["orders"], group="billing", listener=Seeking()) as consumer:
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(timeout_ms=10_000)
+        assert [record.value for record in consumer.poll(timeout_ms=10_000)] == [b"1"]
+        assert calls == [calls[0]] * 2
+
+
+def test_a_listener_that_was_interrupted_is_not_called_again_by_the_goodbye(cluster: ClusterThread) -> None:
+    calls = []
+
+    class Exiting(RebalanceListener):
+        def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+            calls.append(partitions)
+            raise SystemExit(3)
+
+    def read() -> None:
+        with Consumer(cluster.bootstrap, topics=["orders"], group="billing", listener=Exiting()) as consumer:
+            consumer.poll(timeout_ms=10_000)
+
+    with pytest.raises(SystemExit, match="3"):
+        read()
+    assert len(calls) == 1
+    assert not cluster.do(lambda: cluster.cluster.groups.group("billing").members)
+
+
+@pytest.mark.parametrize("call", ["poll", "__next__", "batches"])
+def test_a_listener_that_asks_for_records_is_told_that_they_would_wait_for_it(
+    cluster: ClusterThread, call: str
+) -> None:
+    fill(cluster, [b"0"])
+
+    class Reading(RebalanceListener):
+        def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+            next(consumer.batches()) if call == "batches" else getattr(consumer, call)()
+
+    with Consumer(cluster.bootstrap, topics=["orders"], group="billing", listener=Reading()) as consumer:
+        with pytest.raises(WithinListener, match=r"(poll|next)\(\) was called by a rebalance listener"):
+            consumer.poll(timeout_ms=10_000)
+        assert len(consumer.poll(timeout_ms=10_000)) == 1
+
+
 @pytest.mark.parametrize("call", ["unsubscribe", "close"])
 def test_a_listener_that_calls_what_would_wait_for_it_is_told_at_once(cluster: ClusterThread, call: str) -> None:
     fill(cluster, [b"0"])

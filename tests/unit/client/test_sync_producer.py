@@ -289,6 +289,21 @@ def test_close_is_bounded_if_the_caller_says_so(
     assert "not acknowledged" in caplog.text
 
 
+def test_who_has_nothing_to_wait_for_need_not_wait(cluster: ClusterThread) -> None:
+    producer = Producer(cluster.bootstrap)
+    producer.start()
+    producer.flush(timeout_ms=0)
+    producer.send("orders", b"v").result()
+    producer.flush(timeout_ms=0)
+    producer.close(timeout_ms=0)
+    hang_all(cluster)
+    with Producer(cluster.bootstrap, request_timeout_ms=500) as producer:
+        producer.send("orders", b"w")
+        with pytest.raises(ApiTimedOut, match="within 0 ms"):
+            producer.flush(timeout_ms=0)
+        answer_again(cluster)
+
+
 def test_a_producer_that_is_not_open_says_so(cluster: ClusterThread) -> None:
     producer = Producer(cluster.bootstrap)
     producer.close()  # it has not begun
