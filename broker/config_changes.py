@@ -1,5 +1,6 @@
 """What a request to change settings makes of them (KIP-339), and why it may not. Pure."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -25,16 +26,20 @@ MIN_INSYNC_REPLICAS = "min.insync.replicas"
 CLEANUP_POLICY = "cleanup.policy"
 
 
+def check_changed_once(names: Sequence[str]) -> None:
+    """Raises BrokerError."""
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{twice[0]!r} is to be changed twice: give each setting once")
+
+
 def altered(
     known: Mapping[str, str], changes: Sequence[AlterableConfig], fallback: Mapping[str, str]
 ) -> dict[str, str]:
     """The settings that follow, not yet checked. A list that is not set is changed as it holds: `fallback` has that.
 
     To carry the same changes out again changes nothing, so they may be repeated. Raises BrokerError."""
-    names = [change.name for change in changes]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{twice[0]!r} is to be changed twice: give each setting once")
+    check_changed_once([change.name for change in changes])
     values = dict(known)
     for change in changes:
         name, value, operation = change.name, change.value, change.config_operation

@@ -452,7 +452,7 @@ class Admin(Client):
         documentation: bool = False,
     ) -> dict[ConfigResource, dict[str, ConfigEntry]]:
         """The settings of topics and brokers as they hold now, by name, and where each comes from (KIP-226); only those
-        of these `names`, if given. Of `ConfigResource.of_all_brokers` those that are set.
+        of these `names`, if there are any. Of `ConfigResource.of_all_brokers` those that are set.
 
         Raises ConfigErrors with an error for each resource that failed: BrokerError (UNKNOWN_TOPIC_OR_PARTITION,
         INVALID_CONFIG where what is in ZooKeeper makes no sense, ...), NetworkError where a broker cannot be reached.

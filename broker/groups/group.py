@@ -190,7 +190,9 @@ class Group:
         """NONE where this is a member, and not one whose name another has taken over (KIP-345)."""
         if group_instance_id is not None:
             current = self.static_members.get(group_instance_id)
-            if current is not None and current != member_id:
+            if current is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if current != member_id:
                 return ErrorCode.FENCED_INSTANCE_ID
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 

@@ -27,7 +27,7 @@ from minibroker.broker.config import (
     topic_config,
     with_dynamic,
 )
-from minibroker.broker.config_changes import MIN_INSYNC_REPLICAS, altered_broker, altered_topic
+from minibroker.broker.config_changes import MIN_INSYNC_REPLICAS, altered_broker, altered_topic, check_changed_once
 from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
@@ -281,7 +281,7 @@ def _described(
         known = [name for name in _names(BrokerConfig) if name in given or name in found.values]
         entries = [_entry(BrokerConfig, name, _synonyms(name, [layer])) for name in known]
         entries += _unknown(BrokerConfig, given, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
-    if asked.configuration_keys is not None:
+    if asked.configuration_keys:  # none is all, as in Kafka
         entries = [entry for entry in entries if entry.name in asked.configuration_keys]
     for entry in entries:
         if entry.name in given:
@@ -401,7 +401,8 @@ async def _alter(services: Services, given: AlterConfigsResource | ReplacedConfi
 
 
 def _changes(found: _Found, given: ReplacedConfigs) -> AlterConfigsResource:
-    """Only of what is another now: some settings may be repeated, but not changed."""
+    """Only of what is another now: some settings may be repeated, but not changed. Raises BrokerError."""
+    check_changed_once([config.name for config in given.configs])
     names = {config.name for config in given.configs}
     changes = [
         AlterableConfig(config.name, AlterOperation.SET, config.value)

@@ -166,3 +166,18 @@ def test_settings_that_are_replaced_leave_out_what_is_not_named() -> None:
         assert found["retention.ms"] == ("604800000", 5)
 
     with_cluster(program)
+
+
+def test_a_setting_that_is_replaced_twice_at_once_is_refused_whatever_it_is_now() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await connect(world.network, host_name(2), PORT)
+        for values in (["9"], ["9", "10"], ["10", "9"], ["9", "9"]):
+            configs = [m.CreatableConfig("retention.ms", value) for value in values]
+            request = m.AlterConfigsRequest([m.ReplacedConfigs(2, ORDERS, configs)])
+            (answer,) = (await connection.request(admin.ALTER_CONFIGS, 2, request)).responses
+            assert answer.error_code == (ErrorCode.NONE if len(values) == 1 else ErrorCode.INVALID_REQUEST)
+        asked = m.DescribeConfigsRequest([m.DescribeConfigsResource(2, ORDERS, [])])  # no names: all settings
+        (described,) = (await connection.request(admin.DESCRIBE_CONFIGS, 4, asked)).results
+        assert {entry.name: entry.value for entry in described.configs}["retention.ms"] == "9"
+
+    with_cluster(program)

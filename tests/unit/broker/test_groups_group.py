@@ -124,6 +124,7 @@ def test_a_static_member_goes_on_under_a_new_id_in_its_place() -> None:
     assert group.why_not_member("a", "one") is ErrorCode.FENCED_INSTANCE_ID
     assert group.why_not_member("a", None) is ErrorCode.UNKNOWN_MEMBER_ID
     assert group.why_not_member("a2", "one") is ErrorCode.NONE
+    assert group.why_not_member("a2", "nobody's") is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_a_static_member_that_has_not_joined_is_not_waited_for_to_sync() -> None:
