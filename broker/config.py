@@ -386,6 +386,10 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     clients. Everybody reads both, but the other one costs its reader, or the broker on his behalf: so `kafka` is for a
     topic that Kafka's clients read mostly. The leader turns batches into records before it appends them. What is in
     the log already stays as it is. Not in Kafka."""
+    compression_type: Literal["producer"] = "producer"
+    """Batches stay as their producers have compressed them. There is no other value; it is for tools that set it."""
+    message_timestamp_type: Literal["CreateTime"] = "CreateTime"
+    """A record's time is its producer's. There is no other value; it is for tools that set it."""
     leader_replication_throttled_replicas: ThrottledReplicas = ""
     """For which partitions, on which leaders, `leader.replication.throttled.rate` holds: `*` for all, or
     `PARTITION:BROKER,...`. In-sync replicas are never throttled."""

@@ -130,4 +130,6 @@ class Client:
             return Closed(
                 f"the {self._noun} is {self._state}: by `close`, of another task perhaps, or the end of `with`"
             )
-        return Closed(f"the {self._noun} is {self._state}: use it within `async with {type(self).__name__}(...)`")
+        return Closed(
+            f"the {self._noun} is {self._state}: use it within `async with {type(self).__name__}(...)`, or call start()"
+        )

@@ -29,6 +29,7 @@ OWN_SETTINGS = {
     "broker.secret": "their secret is in broker.secret, in the data directory",
     "broker.secret.file": "their secret is in broker.secret, in the data directory",
     "listeners": "give --base-port",
+    "advertised.listeners": "each broker is reached where it listens, on 127.0.0.1",
     "control.plane.listener.name": "it is of no use here",
     "log.dirs": "give --data, and --log-dirs for several of them",
     "zookeeper.connect": "give --zookeeper",

@@ -96,13 +96,15 @@ async def consume_group(
     told: Callable[[int], None],
 ) -> int:
     """How many records were written, by `write`, which is told how many at most; `told` hears of it where this is
-    interrupted. Raises CommitFailed where the last ones are not committed."""
+    interrupted. It joins whatever group it is: by the first strategy that all of its members know. Raises CommitFailed
+    where the last ones are not committed."""
     printed = _Printed()
     async with Consumer(
         bootstrap,
         topics=topics,
         group=group,
         listener=printed,
+        partition_assignment_strategy=["cooperative-sticky", "sticky", "range", "roundrobin"],
         auto_offset_reset=reset,
         client_id="minibroker-cli",
         default_api_timeout_ms=API_TIMEOUT_MS,

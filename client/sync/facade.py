@@ -154,7 +154,9 @@ class Facade(Generic[C]):
         if self._client._crash is not None:
             return self._client._not_running()
         if self._state == "not started":
-            return Closed(f"the {self._noun} is not started: use it within `with {type(self).__name__}(...)`")
+            return Closed(
+                f"the {self._noun} is not started: use it within `with {type(self).__name__}(...)`, or call start()"
+            )
         return Closed(f"the {self._noun} is {self._state}: by `close`, of another thread perhaps, or the end of `with`")
 
     def __repr__(self) -> str:

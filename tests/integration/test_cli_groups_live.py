@@ -15,6 +15,7 @@ import pytest
 
 from minibroker.deploy.ports import free_ports
 from minibroker.deploy.processes import wait_until
+from minibroker.sync import Consumer
 from tests.integration.shell import PATIENCE_S, Shell, start
 
 
@@ -153,6 +154,24 @@ def test_two_members_share_the_partitions_are_named_and_keep_operators_out(minib
     members[1].communicate(timeout=PATIENCE_S)
     assert wait_until(lambda: described(minibroker, "pair")["state"] == "Empty", PATIENCE_S)
     assert committed(minibroker, "pair") == {0: 4, 1: 3, 2: 3, 3: 3}
+
+
+@pytest.mark.slow
+def test_a_member_joins_a_group_that_assigns_as_kafkas_clients_do_by_default(minibroker: Shell) -> None:
+    fill(minibroker, "ranged", 2, 3)
+    with Consumer(
+        minibroker.cluster.bootstrap(), topics=["ranged"], group="ranges", partition_assignment_strategy="range"
+    ) as consumer:
+        assert consumer.poll(timeout_ms=PATIENCE_S * 1_000)
+        process = start(["consume", "ranged", "--group", "ranges"], minibroker.directory)
+
+        def shares() -> bool:
+            consumer.poll(timeout_ms=100)
+            return len(consumer.assignment()) == 1 and "" not in lines_of(process.stdout, 1)
+
+        assert wait_until(shares, PATIENCE_S)
+        assert {each["client_id"] for each in described(minibroker, "ranges")["members"]} > {"minibroker-cli"}
+        assert interrupt(process) == ""
 
 
 def _is_shared(shell: Shell) -> bool:
