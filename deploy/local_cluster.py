@@ -47,6 +47,7 @@ MAX_LOG_DIRS = 16
 METRICS_PORT_DISTANCE = 1_000
 STOP_TIMEOUT_S = 30.0
 KILL_TIMEOUT_S = 10.0
+ELECTION_TIMEOUT_S = 3.0
 LITTLE_ROOM_BYTES = 1024 * 1024
 """A disk with less is full: a broker fails at the first write that does not fit."""
 
@@ -129,7 +130,20 @@ class LocalCluster:
         )
 
     def resolve(self, who: Who) -> list[Member]:
-        """The members meant. Raises LaunchError where there is no such broker, topic, partition, leader, controller."""
+        """The members meant. Raises LaunchError where there is no such broker, topic, partition, leader, controller.
+
+        Who was killed just now is taken for the leader, or controller, for a moment still: this waits for the next one,
+        for ELECTION_TIMEOUT_S at most."""
+        members: list[Member] = []
+
+        def are_those_meant() -> bool:
+            members[:] = self._named(who)
+            return not isinstance(who, Controller | LeaderOf) or self.state_of(members[0]) is not ProcessState.GONE
+
+        wait_until(are_those_meant, ELECTION_TIMEOUT_S)
+        return members
+
+    def _named(self, who: Who) -> list[Member]:
         cluster = self.file()
         match who:
             case ZooKeeperServer():

@@ -141,7 +141,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ),
     _E.NOT_COORDINATOR: ErrorInfo(True, False, "Another broker coordinates the group now; the client looks for it."),
     _E.INVALID_TOPIC_EXCEPTION: ErrorInfo(
-        False, False, "Use 1 to 249 of the characters a-z A-Z 0-9 . _ - for a topic name."
+        False, False, "Use another name, of 1 to 249 of the characters a-z A-Z 0-9 . _ and -."
     ),
     _E.RECORD_LIST_TOO_LARGE: ErrorInfo(False, False, "Send fewer records in one batch."),
     _E.NOT_ENOUGH_REPLICAS: ErrorInfo(

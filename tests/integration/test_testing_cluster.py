@@ -74,6 +74,14 @@ def test_the_first_group_finds_its_coordinator_also_when_a_broker_has_been_kille
 
 
 @pytest.mark.slow
+def test_leaders_are_killed_one_after_the_other_as_fast_as_they_are_elected() -> None:
+    with SyncLocalCluster(topics=[minibroker.NewTopic("orders", configs={"min.insync.replicas": "1"})]) as cluster:
+        killed = [*cluster.kill("leader:orders-0"), *cluster.kill("leader:orders-0")]
+        assert len(set(killed)) == 2
+        cluster.restore()
+
+
+@pytest.mark.slow
 def test_every_fault_takes_effect_and_restore_puts_all_of_them_right() -> None:
     with SyncLocalCluster(topics=["orders"]) as cluster, sync.Producer(cluster.bootstrap_servers) as producer:
         producer.send("orders", b"0")
@@ -130,6 +138,8 @@ def test_arguments_that_make_no_sense_are_refused_before_anything_starts() -> No
         LocalCluster(broker_settings={4: {}})
     with pytest.raises(LaunchError, match=r"broker\.id=1: LocalCluster sets it itself"):
         SyncLocalCluster(settings={"broker.id": "1"})
+    with pytest.raises(LaunchError, match=r"advertised\.listeners=PLAINTEXT://here:1: LocalCluster sets it itself"):
+        SyncLocalCluster(settings={"advertised.listeners": "PLAINTEXT://here:1"})
     with pytest.raises(LaunchError, match=r"topics: .*'my topic'.*a-z A-Z 0-9"):
         LocalCluster(topics=["orders", "my topic"])
     with pytest.raises(LaunchError, match=r"topics='orders': give a list of names, as in topics=\['orders'\]"):
