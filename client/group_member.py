@@ -309,11 +309,8 @@ class GroupMember:
     def is_listener(self) -> bool:
         """Whether who asks is the very task in which this member's listener is called. One that the listener has
         started may go its own way."""
-        return (
-            self.is_within_listener
-            and self.listener_call is not None
-            and (self.listener_call.task is asyncio.current_task())
-        )
+        call = self.listener_call
+        return call is not None and call.task is asyncio.current_task()
 
     # -- what Commits asks --
 

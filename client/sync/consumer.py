@@ -139,8 +139,11 @@ class _Errands:
                 try:
                     errand.carry_out(self.background)
                 except BaseException:  # interrupted
-                    errand.was_interrupted = True
-                    self._waiting.appendleft(errand)
+                    if self._is_over:
+                        errand.settle(self.background)
+                    else:
+                        errand.was_interrupted = True
+                        self._waiting.appendleft(errand)
                     raise
                 finally:
                     self._threads.discard(thread)

@@ -217,7 +217,7 @@ class Groups:
                 f"{name}-member-{number}",
                 group,
                 instance_id=f"static-{number}" if are_static else None,
-                style=dice.choice(["poll", "poll", "records", "batches"]),
+                style=dice.choice(["poll", "glance", "records", "batches"]),
                 pause_s=dice.choice([0.02, 0.1, 0.5]),
                 life_s=dice.choice([5.0, 20.0, 60.0, 1_000.0]),
                 records_per_commit=dice.choice([1, 10, 50]),
@@ -362,6 +362,10 @@ class Groups:
                     if member.style == "poll":
                         for record in await consumer.poll(timeout_ms=500, max_records=random.choice([None, 1, 20])):
                             self._delivered(life, record.topic, record.partition, record.offset, record.value)
+                    elif member.style == "glance":  # without waiting, and again a little later
+                        for record in await consumer.poll(timeout_ms=0):
+                            self._delivered(life, record.topic, record.partition, record.offset, record.value)
+                        await asyncio.sleep(0.1)
                     elif member.style == "records":
                         record = await anext(records)
                         self._delivered(life, record.topic, record.partition, record.offset, record.value)

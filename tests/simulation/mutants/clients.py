@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import Any
 
@@ -94,6 +95,14 @@ def told_failures_keep_their_room(patches: Patches) -> None:
     def told_changed(original: Any, self: Accumulator, batch: Batch) -> None:
         if batch.unreported:
             original(self, batch)
+
+
+@mutant("a look that finds nothing", "a member that polls without waiting is told so before it has looked")
+def glances_find_nothing(patches: Patches) -> None:
+    @patches.instead_of(Consumer, "_next_batch")
+    async def next_batch(original: Any, self: Consumer, timeout_s: float | None = None) -> Any:
+        async with asyncio.timeout(timeout_s):
+            return await original(self)
 
 
 @mutant("commits of nothing", "what is not subscribed to any more is not committed before it is given up")
