@@ -144,6 +144,7 @@ class LocalCluster:
         return members
 
     def _named(self, who: Who) -> list[Member]:
+        """As brokers say at this moment, dead or alive."""
         cluster = self.file()
         match who:
             case ZooKeeperServer():

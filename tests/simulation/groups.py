@@ -362,7 +362,7 @@ class Groups:
                     if member.style == "poll":
                         for record in await consumer.poll(timeout_ms=500, max_records=random.choice([None, 1, 20])):
                             self._delivered(life, record.topic, record.partition, record.offset, record.value)
-                    elif member.style == "glance":  # without waiting, and again a little later
+                    elif member.style == "glance":  # without waiting, and again a little later, in virtual time
                         for record in await consumer.poll(timeout_ms=0):
                             self._delivered(life, record.topic, record.partition, record.offset, record.value)
                         await asyncio.sleep(0.1)

@@ -252,6 +252,7 @@ def test_brokers_are_asked_for_their_settings_together_as_one_may_not_answer() -
         )
         assert not describing.done()
         describing.cancel()
+        await asyncio.wait([describing])
 
     run(scenario)
 

@@ -815,7 +815,7 @@ def test_a_listener_that_asks_for_records_is_told_that_they_would_wait_for_it(ca
     class Starting(RebalanceListener):
         async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
             tasks.append(asyncio.create_task(ask()))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # it has begun to ask, and this has not returned
 
     tasks: list[asyncio.Task[None]] = []
 
