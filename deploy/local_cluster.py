@@ -56,6 +56,10 @@ Member = int | Literal["zookeeper"]
 """What can be acted on: a broker's id, or the ZooKeeper that was started here."""
 
 
+class _NobodyElected(LaunchError):
+    """No controller, or no leader, that brokers know of. There may be one in a moment."""
+
+
 class LocalCluster:
     """The cluster whose files are in `directory`. Blocking; methods raise LaunchError and LaunchTimedOut."""
 
@@ -132,19 +136,27 @@ class LocalCluster:
     def resolve(self, who: Who) -> list[Member]:
         """The members meant. Raises LaunchError where there is no such broker, topic, partition, leader, controller.
 
-        Who was killed just now is taken for the leader, or controller, for a moment still: this waits for the next one,
-        for ELECTION_TIMEOUT_S at most."""
+        Who was killed just now is taken for the leader, or controller, for a moment still, and then there may be none:
+        this waits for the next one, for ELECTION_TIMEOUT_S at most."""
         members: list[Member] = []
+        nobody: _NobodyElected | None = None
 
         def are_those_meant() -> bool:
-            members[:] = self._named(who)
+            nonlocal nobody
+            try:
+                members[:], nobody = self._named(who), None
+            except _NobodyElected as error:
+                nobody = error
+                return False
             return not isinstance(who, Controller | LeaderOf) or self.state_of(members[0]) is not ProcessState.GONE
 
         wait_until(are_those_meant, ELECTION_TIMEOUT_S)
+        if nobody is not None:
+            raise nobody
         return members
 
     def _named(self, who: Who) -> list[Member]:
-        """As brokers say at this moment, dead or alive."""
+        """As brokers say at this moment, dead or alive. Raises LaunchError."""
         cluster = self.file()
         match who:
             case ZooKeeperServer():
@@ -160,7 +172,7 @@ class LocalCluster:
             case Controller():
                 controller_id = self.view().controller_id
                 if controller_id is None:
-                    raise LaunchError(
+                    raise _NobodyElected(
                         "there is no controller that any broker knows of: see `minibroker status`, and try again"
                     )
                 return [cluster.broker(controller_id).id]
@@ -176,7 +188,7 @@ class LocalCluster:
                         f"no broker knows a partition {partition}: see `minibroker topics list`, or `minibroker status`"
                     )
                 if state.leader_id == NO_LEADER:
-                    raise LaunchError(
+                    raise _NobodyElected(
                         f"partition {partition} has no leader now: start the brokers of its ISR "
                         f"({', '.join(str(broker) for broker in state.isr_nodes)})"
                     )

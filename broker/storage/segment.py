@@ -273,14 +273,17 @@ class Segment:
 
     def index_writes(self, *, all_entries: bool = True) -> list[IndexWrite]:
         """What is missing in the index files, the time index first: an entry of the offset index says that those of the
-        time index up to there are in its file.
+        time index up to there are in its file. So entries of the offset index that were cut go before all else.
 
         Without `all_entries`, nothing unless a file may hold entries that were cut: those must be gone before the
-        recovery point passes them. `IndexWrite.carry_out` may run in another thread.
+        recovery point passes them. `IndexWrite.carry_out` may run in another thread, one after the other.
         """
         writes: list[IndexWrite] = []
         indexes = [index for index in (self._time_index, self._offset_index) if isinstance(index, SparseIndex)]
         if all_entries or not all(index.in_step for index in indexes):
+            if isinstance(self._offset_index, SparseIndex) and not self._offset_index.in_step:
+                kept = self._offset_index.stored
+                writes.append(IndexWrite(self._index_path(OFFSET_INDEX), kept, b"", self._offset_index))
             for index in indexes:
                 if index.stored < len(index) or not index.in_step:
                     path = self._index_path(index.layout)

@@ -18,6 +18,7 @@ from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.storage.producer_state import ProducerState
+from minibroker.broker.storage.segment import IndexWrite, Segment
 from minibroker.broker.storage.swap import Swap
 from tests.simulation.mutants.planting import Patches, mutant
 
@@ -180,6 +181,14 @@ def swap_without_marker(patches: Patches) -> None:
             for write in self._index_writes:
                 write.carry_out(self._disk)
             self._is_done = True
+
+
+@mutant("index entries of another life", "the offset index keeps what was cut until the time index is written anew")
+def cut_index_entries_stay(patches: Patches) -> None:
+    @patches.instead_of(Segment, "index_writes")
+    def index_writes(original: Any, self: Segment, **named: Any) -> list[IndexWrite]:
+        writes: list[IndexWrite] = original(self, **named)
+        return writes[-2:]  # without the offset index's first
 
 
 @mutant("KAFKA-4529", "a tombstone may go with the next compaction, however short a time what it deletes has been gone")

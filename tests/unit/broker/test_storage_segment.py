@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -296,7 +298,8 @@ def test_index_files_that_a_worker_thread_may_still_be_writing_are_emptied_thoug
     directory: Path,
 ) -> None:
     segment = Segment.create(RealDisk(), str(directory), BASE, INTERVAL, undisturbed=False)
-    assert [write.data for write in segment.index_writes(all_entries=False)] == [b"", b""]
+    emptied = {write.path: write.data for write in segment.index_writes(all_entries=False)}
+    assert list(emptied.values()) == [b"", b""]
 
 
 # -- index files --
@@ -379,6 +382,51 @@ def test_damaged_index_files_of_a_sealed_segment_are_not_believed(directory: Pat
     assert (segment.load_sealed() is not None) is is_harmless
     if is_harmless:
         assert [segment.locate(one.first) for one in BATCHES] == [one.position for one in BATCHES]
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("lost", LAYOUTS)
+def test_index_files_that_are_written_anew_may_be_left_half_written_at_any_byte(
+    directory: Path, lost: Layout, sealed: bool
+) -> None:
+    whole = directory / "whole"
+    whole.mkdir()
+    batches = BATCHES[:-1]
+    stored(whole, batches).close()
+    (whole / file_name(BASE, lost.suffix)).unlink()  # a power cut keeps any of the names
+    largest = max(one.max_timestamp for one in batches)
+    with closing(recovered(whole, sealed=sealed)) as segment:
+        anew = segment.index_writes()
+    for number, failing in enumerate(anew):
+        for reached in range(0, len(failing.data) + 1, 4):
+            torn = directory / f"{number}-{reached}"
+            shutil.copytree(whole, torn)
+            for write in anew[:number]:
+                write._replace(path=moved_to(torn, write.path)).carry_out(RealDisk())
+            with closing(RealDisk().open(moved_to(torn, failing.path), create=True)) as file:
+                file.pwrite([failing.data[:reached]], failing.first * failing.source.layout.entry.size)
+            with closing(recovered(torn, sealed=sealed)) as segment:
+                assert segment.max_timestamp == largest, (number, reached)
+
+
+def recovered(directory: Path, *, sealed: bool) -> Segment:
+    """As a start brings it back: the batches are walked over where the index files do not vouch for them."""
+    segment = Segment(RealDisk(), str(directory), BASE, INTERVAL)
+    if sealed and segment.load_sealed() is not None:
+        return segment
+    if sealed:
+        segment.clear_indexes()
+    else:
+        segment.load_active()
+    for at, header in segment.walk(segment.resume(1 << 62, segment.size), segment.size):
+        segment.note(Appended(header.last_offset, header.max_timestamp, header.size), at)
+    if sealed:
+        segment.seal()
+    return segment
+
+
+def moved_to(directory: Path, path: str) -> str:
+    return str(directory / Path(path).name)
 
 
 def _damages(layout: Layout, data: bytes) -> Iterator[tuple[str, bytes]]:
