@@ -25,8 +25,9 @@ $(STAMP): pyproject.toml
 demo: setup
 	$(BIN)/minibroker demo
 
-# A worker for each core. A module's tests stay together, since they share its cluster or Spark session.
-PYTEST := $(BIN)/pytest -n auto --dist loadscope
+# A worker for each core. A module's tests stay together, since they share its cluster or Spark session; modules keep
+# their order, so that Spark's, which have few tests and take long, are not the last.
+PYTEST := $(BIN)/pytest -n auto --dist loadscope --no-loadscope-reorder
 
 test: setup
 	$(PYTEST) -m "not slow"

@@ -452,11 +452,10 @@ def parse_listeners(setting: str, text: str) -> list[Endpoint]:
 
 
 def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Config:
-    for field in msgspec.structs.fields(schema):
+    for name in _integers(schema):
         # msgspec would take 1e6 and 1.0 as well.
-        value = values.get(field.encode_name)
-        if value is not None and _is_integer(field.type) and not _INTEGER.fullmatch(value):
-            name = field.encode_name
+        value = values.get(name)
+        if value is not None and not _INTEGER.fullmatch(value):
             raise InvalidConfig(f"{what} setting {name}={_shown(value)}: give {rule_of(schema, name)}")
     try:
         return msgspec.convert(dict(values), schema, strict=False)
@@ -472,7 +471,7 @@ def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Conf
             raise InvalidConfig(f"{what} setting {missing} is missing: give {rule_of(schema, missing)}") from error
         if "unknown field" in text:
             unknown = text.rpartition("unknown field `")[2].rstrip("`")
-            known = [f.encode_name for f in msgspec.structs.fields(schema)]
+            known = [f.encode_name for f in _fields(schema)]
             raise InvalidConfig(_unknown(what, unknown, known)) from error
         raise InvalidConfig(f"{what} settings: {text}") from error
 
@@ -492,15 +491,26 @@ def _unknown(what: str, name: str, known: Sequence[str]) -> str:
 _INTEGER = re.compile("-?[0-9]+")
 
 
+@functools.cache
+def _fields(schema: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(schema)  # which resolves each annotation anew
+
+
+@functools.cache
+def _integers(schema: type[msgspec.Struct]) -> list[str]:
+    """The settings that are whole numbers."""
+    return [field.encode_name for field in _fields(schema) if _is_integer(field.type)]
+
+
 def _is_integer(kind: Any) -> bool:
     info = msgspec.inspect.type_info(kind)
     kinds = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
     return any(isinstance(one, msgspec.inspect.IntType) for one in kinds)
 
 
-def rule_of(schema: type[Any], name: str) -> str:
+def rule_of(schema: type[msgspec.Struct], name: str) -> str:
     """What a setting may be, as a person would say it."""
-    kind = msgspec.inspect.type_info(next(f.type for f in msgspec.structs.fields(schema) if f.encode_name == name))
+    kind = msgspec.inspect.type_info(next(f.type for f in _fields(schema) if f.encode_name == name))
     for choice in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
         match choice:
             case msgspec.inspect.IntType(ge=least, le=most) if most == _UNBOUNDED:
@@ -521,11 +531,11 @@ def rule_of(schema: type[Any], name: str) -> str:
 
 
 @functools.cache
-def config_type(schema: type[Any], name: str) -> ConfigType:
+def config_type(schema: type[msgspec.Struct], name: str) -> ConfigType:
     """The type of a setting, as the protocol has it."""
     if name in LISTS:
         return ConfigType.LIST
-    kind = msgspec.inspect.type_info(next(f.type for f in msgspec.structs.fields(schema) if f.encode_name == name))
+    kind = msgspec.inspect.type_info(next(f.type for f in _fields(schema) if f.encode_name == name))
     for choice in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
         match choice:
             case msgspec.inspect.IntType(le=most):
@@ -553,7 +563,7 @@ def documentation(schema: type[msgspec.Struct]) -> dict[str, str]:
 
 def as_texts(config: msgspec.Struct) -> dict[str, str]:
     """The settings as they are given, without those that are not set."""
-    values = ((field.encode_name, getattr(config, field.name)) for field in msgspec.structs.fields(type(config)))
+    values = ((field.encode_name, getattr(config, field.name)) for field in _fields(type(config)))
     return {name: _as_text(value) for name, value in values if value is not None}
 
 
@@ -561,7 +571,7 @@ def default_texts(schema: type[msgspec.Struct]) -> dict[str, str]:
     """What holds where nothing is given."""
     return {
         field.encode_name: _as_text(field.default)
-        for field in msgspec.structs.fields(schema)
+        for field in _fields(schema)
         if field.default is not msgspec.NODEFAULT and field.default is not None
     }
 
@@ -572,7 +582,7 @@ def _as_text(value: object) -> str:
 
 def dynamic_problem(values: Mapping[str, str]) -> str | None:
     """Why these cannot be settings of a running broker; None where each of them can. Their values are not checked."""
-    known = [field.encode_name for field in msgspec.structs.fields(BrokerConfig)]
+    known = [field.encode_name for field in _fields(BrokerConfig)]
     for name in values:
         if name not in known:
             return _unknown("broker", name, sorted(DYNAMIC))

@@ -435,23 +435,28 @@ def test_commands_that_talk_to_brokers_need_no_standard_streams(
     ("arguments", "said"),
     [
         (["consume", "nosuch"], "minibroker topics list"),
-        (["produce", "nosuch"], "minibroker topics create"),
-        (["topics", "describe", "nosuch"], "minibroker topics create"),
-        (["topics", "delete", "nosuch", "--yes"], "minibroker topics list"),
-        (["topics", "delete-records", "nosuch", "--before", "end", "--yes"], "minibroker topics list"),
         (["consume", "numbers", "--partition", "1"], "numbers has no partition 1: its partitions are 0 to 0"),
-        (["consume", "numbers", "--from", "11"], "the log of numbers-0 begins at 0 and ends at 10"),
-        (["topics", "create", "wide", "--replication-factor", "4"], "the number of live brokers (1, 2, 3)"),
         (["kill", "4"], "there is no broker 4 in this cluster: its ids are 1, 2, 3"),
-        (["stop", "leader:nosuch-0"], "no broker knows a partition nosuch-0"),
-        (["pause", "leader:numbers-1"], "no broker knows a partition numbers-1"),
-        (["start", "controller"], "is running already"),
-        (["start", "2"], "broker 2 is running already"),
-        (["start", "zookeeper"], "ZooKeeper is running already"),
-        (["resume", "3"], "broker 3 is not paused"),
-        (["logs", "4"], "its ids are 1, 2, 3"),
         (["up", "--brokers", "5"], "is running already, but not with --brokers 5 (brokers: 3, base port "),
-        (["down", "--delete-data"], "repeat with --yes"),
+        *(
+            pytest.param(*mistake, marks=pytest.mark.slow)
+            for mistake in [
+                (["produce", "nosuch"], "minibroker topics create"),
+                (["topics", "describe", "nosuch"], "minibroker topics create"),
+                (["topics", "delete", "nosuch", "--yes"], "minibroker topics list"),
+                (["topics", "delete-records", "nosuch", "--before", "end", "--yes"], "minibroker topics list"),
+                (["consume", "numbers", "--from", "11"], "the log of numbers-0 begins at 0 and ends at 10"),
+                (["topics", "create", "wide", "--replication-factor", "4"], "the number of live brokers (1, 2, 3)"),
+                (["stop", "leader:nosuch-0"], "no broker knows a partition nosuch-0"),
+                (["pause", "leader:numbers-1"], "no broker knows a partition numbers-1"),
+                (["start", "controller"], "is running already"),
+                (["start", "2"], "broker 2 is running already"),
+                (["start", "zookeeper"], "ZooKeeper is running already"),
+                (["resume", "3"], "broker 3 is not paused"),
+                (["logs", "4"], "its ids are 1, 2, 3"),
+                (["down", "--delete-data"], "repeat with --yes"),
+            ]
+        ),
     ],
 )
 def test_a_mistake_is_one_line_with_the_remedy(
@@ -789,6 +794,7 @@ def test_data_of_one_cluster_is_refused_by_another_and_lives_on_in_its_own(shell
     assert not shell.cluster.directory.exists()
 
 
+@pytest.mark.slow
 def test_the_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     temporary = {**os.environ, "TMPDIR": str(tmp_path)}
     demo = start(["demo", "--records", "30000", "--format", "json"], tmp_path, env=temporary)

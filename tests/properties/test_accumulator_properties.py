@@ -315,5 +315,5 @@ class ProducerMachine(RuleBasedStateMachine):
         assert self.accumulator.used == 0
 
 
-ProducerMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+ProducerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestAnyOrderOfFaults = ProducerMachine.TestCase

@@ -80,7 +80,7 @@ async def step(driver: CompactedLog) -> None:
         await driver.start_again(power_cut=random.random() < 0.5)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(10, 80), keys=st.integers(1, 12))
 @example(seed=108_443, steps=19, keys=3)  # cut while a cleaned segment was removed that nobody wanted
 @example(seed=641, steps=63, keys=1)  # index files were written anew, and it died between the two

@@ -489,7 +489,7 @@ async def live(seed: int, steps: int) -> None:
     await driver.manager.close()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 40))
 def test_power_cuts_kills_and_dying_disks_take_nothing_that_was_promised(seed: int, steps: int) -> None:
     asyncio.run(live(seed, steps))

@@ -42,6 +42,7 @@ import heapq
 import sys
 import threading
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextvars import Context
@@ -59,6 +60,7 @@ _LEAST_ADVANCE_S = 1e-9
 _MAX_TURNS_WITHOUT_TIME = 100_000
 _CALLBACKS_PER_COLLECTION = 100_000
 _TASKS_SHOWN = 30
+_HASHED_AT_ONCE = 1_000
 
 
 class Stuck(Exception):
@@ -79,6 +81,7 @@ class VirtualTask(asyncio.Task[Any]):
         # Before the base's own: it puts the task into a set.
         self.number = loop.next_number()
         self.process = current_process.get() if context is None else context.get(current_process)
+        self.label = f"{self.process.name if self.process else ''} task {self.number}"
         super().__init__(coroutine, loop=loop, name=name, context=context)
 
     def __hash__(self) -> int:
@@ -114,6 +117,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._cancelled_timers = 0
         self._turns_without_time = 0
         self._trace = blake2b(digest_size=16)
+        self._untraced: list[str] = []
+        """What has run since the last of the trace's hashing, which is faster for much at once."""
+        self._tasks: list[weakref.ref[VirtualTask]] = []
         self._remains: list[object] = []
 
     # -- time --
@@ -196,10 +202,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self._shuffles and len(ready) > 1:
             self._shuffle()
         for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle.cancelled():
+            handle: Any = ready.popleft()
+            if handle._cancelled:
                 continue
-            owner = _owner(handle)
+            owner = handle._context.get(current_process)
             if owner is not None and not owner.running:
                 if owner.alive:
                     owner.hold(handle)
@@ -207,7 +213,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     self._remains.append(handle)
                 continue
             self.callbacks += 1
-            self.record(f"{self._now!r} {owner.name if owner else ''} {_describe(handle)}")
+            self._untraced.append(_describe(handle, owner))
             handle._run()
             if self.callbacks % _CALLBACKS_PER_COLLECTION == 0:
                 gc.collect()
@@ -236,6 +242,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if when > self._limit_s:
                 self._stuck(f"it has gone on for the {self._limit_s:g} virtual seconds that it was given")
             self._now = max(self._now, when)
+            self.record(repr(self._now))
             self._turns_without_time = 0
             return
         self._stuck(f"at {self._now:.6f} s everything waits, and nothing is scheduled that could end it")
@@ -248,8 +255,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         raise Stuck("\n".join([f"{why}; {len(tasks)} tasks are not done:", *lines]))
 
     def _living_tasks(self) -> list[VirtualTask]:
-        tasks = [task for task in asyncio.all_tasks(self) if isinstance(task, VirtualTask)]
-        return [task for task in tasks if task.process is None or task.process.alive]
+        return [task for task in self._undone_tasks() if task.process is None or task.process.alive]
+
+    def _undone_tasks(self) -> list[VirtualTask]:
+        """As asyncio.all_tasks, which would look at all that have ever been and that nobody has collected."""
+        tasks = [task for known in self._tasks if (task := known()) is not None and not task.done()]
+        self._tasks = [weakref.ref(task) for task in tasks]
+        return tasks
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -272,7 +284,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: Context | None = None,
     ) -> asyncio.Task[T]:
         self._check_closed()  # type: ignore[attr-defined]
-        return VirtualTask(coro, loop=self, name=name, context=context)
+        task = VirtualTask(coro, loop=self, name=name, context=context)
+        self._tasks.append(weakref.ref(task))
+        return task
 
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., T], *args: Any
@@ -289,11 +303,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def record(self, text: str) -> None:
         """Add something to the trace."""
-        self._trace.update(text.encode())
+        self._untraced.append(text)
+        if len(self._untraced) > _HASHED_AT_ONCE:
+            self._hash()
+
+    def _hash(self) -> None:
+        self._trace.update("".join(f"{text}\n" for text in self._untraced).encode())
+        self._untraced.clear()
 
     @property
     def trace(self) -> str:
         """A hash over everything that has run so far, and when."""
+        self._hash()
         return self._trace.hexdigest()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -319,7 +340,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def keep_remains_of(self, process: Process, held: Iterable[asyncio.Handle]) -> None:
         """The process was killed: its tasks must not be collected before the end, nor what was held for it."""
-        self._remains += [t for t in asyncio.all_tasks(self) if isinstance(t, VirtualTask) and t.process is process]
+        self._remains += [task for task in self._undone_tasks() if task.process is process]
         self._remains += held
 
     def make_ready(self, handles: Iterable[asyncio.Handle]) -> None:
@@ -346,7 +367,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             process.kill()
         self._remains += self._ready
         self._remains += self._timers
-        tasks = [task for task in asyncio.all_tasks(self) if isinstance(task, VirtualTask)]
+        tasks = self._undone_tasks()
         super().close()
         # From here on `finally` blocks run: of processes whose World is severed, on a loop that takes no callbacks.
         # Whatever they raise on that account means nothing.
@@ -410,13 +431,13 @@ def _is_wake_up(handle: asyncio.Handle) -> bool:
     return getattr(callback, "__name__", None) == "task_wakeup"
 
 
-def _describe(handle: asyncio.Handle) -> str:
+def _describe(handle: Any, owner: Process | None) -> str:
     """The same text in every run, so without addresses and asyncio's global task counter."""
-    callback: Any = handle._callback  # type: ignore[attr-defined]
+    callback = handle._callback
     task = getattr(callback, "__self__", None)
-    if isinstance(task, VirtualTask):
-        return f"task {task.number}"
-    return getattr(callback, "__qualname__", None) or type(callback).__name__
+    if type(task) is VirtualTask:
+        return task.label
+    return f"{owner.name if owner else ''} {getattr(callback, '__qualname__', None) or type(callback).__name__}"
 
 
 def _where(task: VirtualTask) -> str:

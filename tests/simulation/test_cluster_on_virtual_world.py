@@ -17,12 +17,13 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
 from tests.simulation.cluster import LOG_DIR, VirtualCluster
 from tests.simulation.loop import run
+from tests.simulation.seeds import every_seed
 from tests.simulation.world import Simulation
 
 TOPIC = "orders"
 PARTITIONS = [TopicPartition(TOPIC, number) for number in range(3)]
 RECORDS_PER_S = 3_000
-everywhere = pytest.mark.parametrize("seed", range(3))
+everywhere = every_seed(range(3))
 
 
 async def _start_cluster() -> VirtualCluster:

@@ -19,6 +19,7 @@ from minibroker.protocol.records import decode_batch, iterate_batches
 from tests.simulation.cluster import LOG_DIR, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted
+from tests.simulation.seeds import every_seed
 from tests.simulation.world import Simulation, VirtualWorld
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -167,7 +168,7 @@ def test_all_replicas_keep_the_latest_record_of_each_key_at_its_offset() -> None
     with_topic(program)
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@every_seed(range(1, 6))
 def test_whoever_leads_next_and_whoever_comes_back_has_the_latest_record_of_each_key(seed: int) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         latest: dict[bytes, bytes | None] = {}
@@ -191,7 +192,7 @@ def test_whoever_leads_next_and_whoever_comes_back_has_the_latest_record_of_each
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 7))
+@every_seed(range(1, 7))
 def test_kills_and_power_cuts_in_the_midst_of_it_cost_no_replica_the_latest_record_of_a_key(seed: int) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         dice = Random(seed)

@@ -10,6 +10,7 @@ import pytest
 from minibroker.client.errors import MaxPollIntervalExceeded
 from tests.simulation.group_workload import GroupWork, Member
 from tests.simulation.loop import VirtualLoop, run
+from tests.simulation.seeds import every_seed
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ def test_members_come_and_leave_and_nothing_is_read_twice(strategy: str) -> None
     run(scenario())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_a_killed_coordinator_costs_seconds_and_no_record(seed: int) -> None:
     async def scenario() -> None:
         work = await GroupWork.start()
@@ -57,7 +58,7 @@ def test_a_killed_coordinator_costs_seconds_and_no_record(seed: int) -> None:
 
 @pytest.mark.parametrize("state", ["preparing rebalance", "completing rebalance"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_a_coordinator_killed_in_the_middle_of_a_rebalance(state: str, strategy: str, seed: int) -> None:
     async def scenario() -> None:
         work = await GroupWork.start(members=2, partition_assignment_strategy=strategy)
@@ -74,7 +75,7 @@ def test_a_coordinator_killed_in_the_middle_of_a_rebalance(state: str, strategy:
     run(scenario(), seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@every_seed(range(5))
 def test_a_coordinator_killed_in_the_middle_of_a_commit(seed: int) -> None:
     async def scenario() -> None:
         work = await GroupWork.start()
@@ -110,7 +111,7 @@ def test_a_rolling_restart_loses_nothing_and_no_member() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_the_partitions_of_a_killed_member_are_read_on_by_the_others(seed: int) -> None:
     async def scenario() -> None:
         work = await GroupWork.start()
@@ -125,7 +126,7 @@ def test_the_partitions_of_a_killed_member_are_read_on_by_the_others(seed: int) 
     run(scenario(), seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@every_seed(range(5))
 def test_a_member_that_was_stopped_for_longer_than_its_session_commits_nothing_when_it_is_back(seed: int) -> None:
     async def scenario() -> None:
         work = await GroupWork.start()
@@ -151,7 +152,7 @@ def test_a_member_that_was_stopped_for_longer_than_its_session_commits_nothing_w
     run(scenario(), seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_a_leader_killed_while_members_commit_stops_nobody_for_long(seed: int) -> None:
     async def scenario() -> None:
         work = await GroupWork.start()
@@ -224,7 +225,7 @@ def test_what_a_static_member_was_to_give_up_when_it_was_restarted_goes_to_the_o
     run(scenario())
 
 
-@pytest.mark.parametrize("seed", range(5))
+@every_seed(range(5))
 def test_a_member_that_waits_for_a_commit_with_records_in_hand_holds_up_no_rebalance(seed: int) -> None:
     """Each waited for the other: the commit for the end of the rebalance, and that for the records to be done with."""
 
@@ -241,7 +242,7 @@ def test_a_member_that_waits_for_a_commit_with_records_in_hand_holds_up_no_rebal
     run(scenario(), seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@every_seed(range(5))
 def test_a_commit_in_the_middle_of_a_rebalance_is_over_with_it_although_nothing_changed_hands(seed: int) -> None:
     """There are as many members as partitions: another one gets none. The generation that the commit names has no
     assignment yet, and the one that comes is what the member has."""

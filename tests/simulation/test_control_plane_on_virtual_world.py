@@ -20,6 +20,7 @@ from minibroker.protocol.world import Create, Operation
 from tests.simulation.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted
+from tests.simulation.seeds import every_seed
 from tests.simulation.world import Simulation
 from tests.simulation.zookeeper import VirtualSession
 
@@ -61,7 +62,7 @@ def _is_whole(cluster: VirtualCluster) -> bool:
 # --- One broken link ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(4))
+@every_seed(range(4))
 @pytest.mark.parametrize("direction", ["both ways", "to the controller", "from the controller"])
 @pytest.mark.parametrize(
     ("brokers", "detection_ms", "changes_at_most"), [(2, 500, 10), (2, 100, 12), (2, 1_500, 10), (3, 500, 2)]
@@ -118,7 +119,7 @@ def _changes_of_controller_while_a_link_is_broken(seed: int) -> tuple[int, int]:
     return with_third, without_third
 
 
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_a_controller_that_one_broker_alone_cannot_reach_does_not_lose_its_office_again_and_again(seed: int) -> None:
     with_third, without_third = _changes_of_controller_while_a_link_is_broken(seed)
     assert with_third <= 2
@@ -132,7 +133,7 @@ def test_suspicions_of_the_controller_count_in_the_row() -> None:
     assert without_third > 20
 
 
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_a_controller_that_is_killed_after_a_quarrel_is_replaced_at_once(seed: int) -> None:
     """The link works again, so what was suspected while it was broken says nothing any more."""
 
@@ -174,7 +175,7 @@ async def _start_and_hear_nothing_of_the_registration(cluster: VirtualCluster, b
 
 
 @pytest.mark.parametrize("away_s", [3, 20])
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_orders_reach_a_broker_that_hears_late_that_it_is_registered(seed: int, away_s: int) -> None:
     """ZooKeeper is away meanwhile, so that no session ends: the broker is never registered, or told, anew."""
 
@@ -232,7 +233,7 @@ async def _create_later(admin: Admin) -> None:
     await admin.create_topic("later", partitions=len(PARTITIONS), replication_factor=1)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_a_topic_that_was_created_is_known_to_every_broker_that_can_be_told(seed: int) -> None:
     async def scenario() -> None:
         cluster = await _start_cluster(3, replication_factor=3)

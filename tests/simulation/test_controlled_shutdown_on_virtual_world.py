@@ -23,6 +23,7 @@ from tests.simulation.loop import run
 from tests.simulation.mutants import planted
 from tests.simulation.mutants.planting import Patches
 from tests.simulation.process import Process, ProcessKilled, current_process
+from tests.simulation.seeds import every_seed
 from tests.simulation.test_cluster_on_virtual_world import Load
 from tests.simulation.test_cluster_on_virtual_world import _check as check_records
 from tests.simulation.world import Simulation
@@ -95,7 +96,7 @@ class Writers:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@every_seed(range(2))
 def test_a_rolling_restart_stalls_no_write_for_long(seed: int) -> None:
     async def scenario() -> float:
         cluster = await start_cluster()
@@ -242,7 +243,7 @@ def test_several_that_stop_at_the_same_time_lose_nothing(count: int, seed: int) 
     run(scenario(), seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@every_seed(range(2))
 def test_a_broker_that_stops_in_the_middle_of_an_election_loses_nothing(seed: int) -> None:
     async def scenario() -> None:
         cluster = await start_cluster()
@@ -403,7 +404,10 @@ def test_only_brokers_may_ask_for_it_and_only_for_themselves_and_for_their_prese
     run(scenario())
 
 
-@pytest.mark.parametrize(("after_ms", "is_killed"), [(4.5, False), (4.5, True), (8, False)])
+@pytest.mark.parametrize(
+    ("after_ms", "is_killed"),
+    [(4.5, False), *(pytest.param(*other, marks=pytest.mark.slow) for other in [(4.5, True), (8, False)])],
+)
 def test_no_write_waits_for_a_broker_that_goes_just_when_it_would_have_joined(after_ms: float, is_killed: bool) -> None:
     async def scenario() -> float:
         cluster = await start_cluster()

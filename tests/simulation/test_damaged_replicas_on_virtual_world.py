@@ -19,6 +19,7 @@ from minibroker.protocol.records import HEADER_SIZE
 from tests.simulation.cluster import LOG_DIR, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted
+from tests.simulation.seeds import every_seed
 from tests.simulation.world import Simulation
 
 TOPIC = "orders"
@@ -158,7 +159,7 @@ def test_a_replica_is_deleted_only_where_another_leads_in_a_later_epoch_and_it_i
 # --- Damage that a reader meets --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_a_consumer_that_meets_a_damaged_batch_reads_it_from_another_broker_and_the_replica_is_healed(
     seed: int,
 ) -> None:
@@ -250,7 +251,7 @@ def test_without_another_replica_nothing_is_deleted_and_the_rest_is_served() -> 
     _simulate(scenario, replicas=1)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@every_seed(range(4))
 def test_the_controller_may_die_while_a_replica_is_given_up_and_healed(seed: int) -> None:
     async def scenario(cluster: VirtualCluster) -> None:
         await _send(cluster, 0, 10)
@@ -272,7 +273,7 @@ def test_the_controller_may_die_while_a_replica_is_given_up_and_healed(seed: int
     _simulate(scenario, seed)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@every_seed(range(6))
 @pytest.mark.parametrize("power", [False, True])
 def test_a_broker_may_die_while_a_replica_of_it_is_made_anew(power: bool, seed: int) -> None:
     async def scenario(cluster: VirtualCluster) -> None:
@@ -313,7 +314,7 @@ HARMS: Mapping[str, Callable[[VirtualCluster, int], None]] = {"metadata": _metad
 
 
 @pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("seed", range(2))
+@every_seed(range(2))
 def test_a_replica_that_was_damaged_while_its_broker_was_down_is_healed(harm: str, seed: int) -> None:
     async def scenario(cluster: VirtualCluster) -> None:
         await _send(cluster, 0, 10)

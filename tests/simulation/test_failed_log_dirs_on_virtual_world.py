@@ -23,6 +23,7 @@ from tests.simulation.cluster import VirtualCluster, log_dir
 from tests.simulation.disk import SIZE_BYTES
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted
+from tests.simulation.seeds import every_seed
 from tests.simulation.world import Simulation
 
 TOPIC = "orders"
@@ -158,7 +159,7 @@ def test_new_replicas_go_to_the_directory_with_the_fewest() -> None:
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_others_lead_what_was_in_the_failed_directory_and_the_rest_is_led_on(error: int, seed: int) -> None:
     async def scenario(cluster: VirtualCluster) -> None:
         await _send(cluster, 0, 10)
@@ -205,7 +206,7 @@ def test_the_controller_may_die_before_it_has_heard_of_the_failure() -> None:
     _simulate(scenario)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@every_seed(range(4))
 def test_the_controller_may_die_while_it_handles_the_failure(seed: int) -> None:
     async def scenario(cluster: VirtualCluster) -> None:
         await _send(cluster, 0, 10)
@@ -416,7 +417,7 @@ def test_a_directory_that_cannot_be_opened_counts_as_failed_and_is_not_believed_
     _simulate(scenario)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_a_mended_directory_is_taken_back_but_not_believed(seed: int) -> None:
     async def scenario(cluster: VirtualCluster) -> None:
         await _send(cluster, 0, 10)
@@ -593,7 +594,7 @@ def test_a_topic_is_gone_only_when_the_broken_directory_is_back_and_new_ones_go_
     _simulate(scenario)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_both_directories_recover_from_kills_and_power_cuts(seed: int) -> None:
     async def scenario(cluster: VirtualCluster) -> None:
         sending = asyncio.ensure_future(_send(cluster, 0, 60))

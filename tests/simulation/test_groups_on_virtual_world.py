@@ -22,6 +22,7 @@ from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.group_members import NOT_NOW, GroupClient, GroupMember, codes_of
 from tests.simulation.loop import run
+from tests.simulation.seeds import every_seed
 from tests.simulation.world import Simulation, VirtualWorld
 
 ORDERS = TopicPartition("orders", 0)
@@ -141,7 +142,7 @@ def test_one_broker_is_enough() -> None:
     with_topic(program, brokers=1)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@every_seed(range(8))
 def test_a_committed_offset_never_goes_back_whichever_broker_dies(seed: int) -> None:
     """One commits 1, 2, 3, ... and others ask, who have never asked before, while coordinators are killed, stopped,
     paused and cut off. What is told is never less than what had been told, or acknowledged, when the question came."""
@@ -515,6 +516,7 @@ def offsets_end(cluster: VirtualCluster, broker_id: int, index: int = 0) -> int:
     return partition.log.log_end_offset
 
 
+@pytest.mark.slow
 def test_what_is_committed_in_place_of_a_group_that_was_dropped_outlives_the_look_for_unused_ones() -> None:
     """The look has the group in hand when the only id that was given out for it is given back."""
 

@@ -15,6 +15,7 @@ from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import LOG_DIR, VirtualCluster, log_dir
 from tests.simulation.loop import run
+from tests.simulation.seeds import every_seed
 from tests.simulation.world import Simulation, VirtualWorld
 
 TOPIC = "orders"
@@ -85,7 +86,7 @@ def _writing(cluster: VirtualCluster, partitions: list[TopicPartition]) -> Virtu
     return world
 
 
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_the_partitions_of_the_other_directory_go_on_at_once(seed: int) -> None:
     async def scenario() -> None:
         cluster = await _cluster()
@@ -160,7 +161,7 @@ def test_orders_of_the_controller_wait_no_longer_than_until_a_directory_is_given
     run(scenario())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_what_returns_late_changes_nothing_and_the_directory_is_not_believed_after_a_restart(seed: int) -> None:
     async def scenario() -> None:
         cluster = await _cluster()

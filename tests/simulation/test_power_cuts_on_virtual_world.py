@@ -16,11 +16,12 @@ from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.loop import run
+from tests.simulation.seeds import every_seed
 from tests.simulation.world import Simulation
 
 TOPIC = "orders"
 PARTITION = TopicPartition(TOPIC, 0)
-everywhere = pytest.mark.parametrize("seed", range(5))
+everywhere = every_seed(range(5))
 
 
 async def _cluster() -> VirtualCluster:

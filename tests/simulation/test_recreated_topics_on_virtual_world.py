@@ -21,11 +21,12 @@ from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted
+from tests.simulation.seeds import every_seed
 from tests.simulation.world import Simulation
 
 TOPIC = "orders"
 PARTITION = TopicPartition(TOPIC, 0)
-everywhere = pytest.mark.parametrize("seed", range(3))
+everywhere = every_seed(range(3))
 
 CHECKPOINT_S = 6
 """By then the high watermarks of now are on file."""

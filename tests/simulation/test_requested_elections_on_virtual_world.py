@@ -21,6 +21,7 @@ from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted
+from tests.simulation.seeds import every_seed
 from tests.simulation.test_forwarding_on_virtual_world import connect, cut, until_controller
 from tests.simulation.world import Simulation, VirtualWorld
 
@@ -86,7 +87,7 @@ def is_held(cluster: VirtualCluster) -> bool:
 # --- Preferred ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_after_a_restart_of_all_brokers_leaders_are_balanced_on_request(seed: int) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         await restart_all(cluster)
@@ -128,7 +129,7 @@ def test_whoever_asks_again_is_not_answered_before_clients_are_told_the_leaders(
     with_cluster(program)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_after_a_restart_of_all_brokers_leaders_are_balanced_within_the_first_interval(seed: int) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         await restart_all(cluster)
@@ -398,7 +399,7 @@ def test_a_partition_without_a_leader_gets_one_on_request_and_others_keep_theirs
 # --- Under load -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 @pytest.mark.parametrize("way", ["request", "znode"])
 def test_a_producer_is_held_up_for_no_longer_than_a_moment_and_nothing_is_lost(way: str, seed: int) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:

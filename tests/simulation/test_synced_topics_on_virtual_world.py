@@ -16,13 +16,14 @@ from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted
+from tests.simulation.seeds import every_seed
 from tests.simulation.world import Simulation
 
 TOPIC = "orders"
 PARTITION = TopicPartition(TOPIC, 0)
 LAG_MS = 3_000
 SYNC_DELAYS_S = (0.0, 0.03, 0.2)
-everywhere = pytest.mark.parametrize("seed", range(5))
+everywhere = every_seed(range(5))
 
 Scenario = Callable[[VirtualCluster], Awaitable[None]]
 
@@ -129,7 +130,7 @@ async def _lost_by_a_power_cut_of_all(cluster: VirtualCluster, seed: int) -> tup
     return [number for number in known if number not in found], _unclean_elections(cluster)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@every_seed(range(10))
 def test_a_power_cut_of_all_brokers_at_once_loses_nothing_that_was_acknowledged(seed: int) -> None:
     async def scenario(cluster: VirtualCluster) -> None:
         assert await _lost_by_a_power_cut_of_all(cluster, seed) == ([], 0)
@@ -201,7 +202,7 @@ def test_after_a_power_cut_of_all_the_first_in_sync_that_is_back_leads_and_has_e
     _simulate(scenario, seed)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@every_seed(range(6))
 def test_whatever_is_killed_or_loses_its_power_any_number_at_a_time_every_acknowledged_record_is_there_once(
     seed: int,
 ) -> None:

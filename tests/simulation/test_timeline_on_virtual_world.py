@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-import pytest
-
 from minibroker.client.admin import Admin
 from minibroker.client.cli.timeline_story import Story, last_failover
 from minibroker.client.timeline import ASK_AGAIN_AFTER_S, TimelineRead
@@ -17,6 +15,7 @@ from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.rpc import open_connection
 from tests.simulation.cluster import LOG_DIR, PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
+from tests.simulation.seeds import every_seed
 from tests.simulation.world import Simulation
 
 T = TypeVar("T")
@@ -57,7 +56,7 @@ async def _all_led_without(cluster: VirtualCluster, broker_id: int) -> None:
     await asyncio.sleep(1)  # until the last answers have come
 
 
-@pytest.mark.parametrize("seed", range(3))
+@every_seed(range(3))
 def test_the_story_of_a_killed_controller_is_told_by_those_that_are_left(seed: int) -> None:
     async def scenario() -> None:
         cluster = await _start_cluster()

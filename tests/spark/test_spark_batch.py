@@ -53,6 +53,7 @@ def test_a_dataframe_can_be_filtered_counted_and_joined_again_and_again(logs: Lo
     assert frame.alias("a").join(frame.alias("b"), ["partition", "offset"]).count() == 1_500
 
 
+@pytest.mark.slow
 def test_topics_are_found_by_name_by_pattern_and_by_partition(logs: Logs) -> None:
     for name in ("a", "b"):
         logs.create(2, f"{logs.topic}{name}")
@@ -111,6 +112,7 @@ def test_mistakes_are_told_with_the_remedy(logs: Logs) -> None:
         logs.spark.read.format("minibroker").schema("value string").options(**logs.options()).load().collect()
 
 
+@pytest.mark.slow
 def test_the_client_of_the_driver_looks_up_real_logs(logs: Logs) -> None:
     logs.create(1)
     logs.produce([b"x"] * 3, timestamp_ms=5_000)

@@ -28,8 +28,10 @@ def test_rows_become_records_with_everything_that_columns_say(logs: Logs) -> Non
     found = {record.partition: record for record in logs.consume(2)}
     assert (found[2].key, found[2].value, list(found[2].headers)) == (b"k", b"v", [("h", b"1"), ("h", None)])
     assert (found[0].key, found[0].value) == (None, None)
+    assert logs.batch().count() == 2
 
 
+@pytest.mark.slow
 def test_the_option_topic_wins_over_the_column(logs: Logs) -> None:
     logs.create(1)
     frame = logs.spark.range(20_000).select(F.col("id").cast("string").alias("value"), F.lit("other").alias("topic"))

@@ -99,9 +99,14 @@ def hints_in_the_sources() -> list[str]:
     return sorted({hint for source in sources for hint in re.findall(r"`minibroker ([a-z][^`]*)`", source)})
 
 
+@pytest.fixture(scope="module")
+def every_command() -> Any:
+    return typer.main.get_command(application())
+
+
 @pytest.mark.parametrize("hint", hints_in_the_sources())
-def test_every_command_that_a_message_names_is_there_with_its_options(hint: str) -> None:
-    command: Any = typer.main.get_command(application())
+def test_every_command_that_a_message_names_is_there_with_its_options(hint: str, every_command: Any) -> None:
+    command = every_command
     for word in hint.replace("...", "").split("|")[0].split():
         if hasattr(command, "commands"):
             assert word in command.commands, hint

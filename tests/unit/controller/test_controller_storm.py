@@ -16,6 +16,7 @@ from minibroker.protocol.messages import CreatePartitionsTopic
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import Check, Create, Operation, SessionState, SetData, ZooKeeperError
 from tests.simulation.process import ProcessKilled
+from tests.simulation.seeds import every_seed
 from tests.simulation.zookeeper import VirtualSession
 from tests.unit.controller.cluster import Cluster, ObedientBroker, Office, simulate
 
@@ -298,7 +299,7 @@ class Storm:
         return None
 
 
-@pytest.mark.parametrize("seed", range(20))
+@every_seed(range(20))
 def test_whatever_happens_no_write_is_wrong_and_all_is_well_in_the_end(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

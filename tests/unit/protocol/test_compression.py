@@ -120,7 +120,7 @@ def test_snappy_without_framing_is_read_as_one_block() -> None:
 def test_lz4_blocks_stand_alone_and_have_no_checksums() -> None:
     """Kafka's Java client refuses blocks that refer to those before them; the Go clients, those with checksums."""
     random = Random(1)
-    for data in (b"", TEXT, TEXT * 10_000, random.randbytes(200_000)):
+    for data in (b"", TEXT, TEXT * 20, random.randbytes(200_000)):
         frame = compress(Compression.LZ4, data)
 
         assert frame[:7] == bytes.fromhex("04224d18 60 40 82"), "version 1, independent blocks of 64 KiB, nothing else"
