@@ -11,9 +11,10 @@ What is read was written for it, the same number of records to each partition, a
 partitioner gives one partition up to two and a half times what it gives another, by chance, and reading takes as long
 as the largest takes.
 
-Each run is a process of its own (`kafka_client_runs`), and the two clusters take turns run by run: of each the median
-counts. Both clusters live all the time, so that neither is measured while it is new; the other one is idle meanwhile,
-and what that takes is printed.
+Each run is a process of its own (`kafka_client_runs`), and the two clusters take turns run by run. The table has the
+median of each, and the mean ratio (geometric) of runs that came one after the other, with its standard error: a machine
+is faster in one minute than in the next, by a quarter here, and both had the same minute. Both clusters live all the
+time, so that neither is measured while it is new; the other one is idle meanwhile, and what that takes is printed.
 
 librdkafka as it comes rests for a second (`fetch.queue.backoff.ms`) whenever it has 100,000 records, or 64 MiB, that
 were not asked for yet, of all partitions together. Reading takes most of its time in these rests then; how many there
@@ -32,6 +33,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import os
 import shlex
 import signal
@@ -67,6 +69,8 @@ NO_REST = {"fetch.queue.backoff.ms": 10}
 """For a confluent-kafka that reads."""
 NO_LINGER = {"linger.ms": 0}
 BEFORE_KILL_S = 2.0
+FEWEST_RATIOS = 4
+"""Fewer do not say how much they differ."""
 RUN_TIMEOUT_S = 600.0
 CLUSTER_TIMEOUT_S = 120.0
 POLL_S = 0.1
@@ -240,7 +244,7 @@ class Results:
         for case, by_whom in self._runs.items():
             runs, baseline = by_whom.values()  # ours has the first turn
             ours, its = statistics.median(runs), statistics.median(baseline)
-            ratio = ours / its
+            ratio, error = ratio_of(runs, baseline)
             is_met = case.is_met(ratio)
             rows.append(
                 {
@@ -253,11 +257,19 @@ class Results:
                     "its": f"{its:,.1f}",
                     "all its runs": " ".join(f"{run:,.1f}" for run in baseline),
                     "ratio": f"{ratio:.3f}",
+                    "±": "-" if error is None else f"{error:.3f}",
                     "target": "-" if case.target is None else f"{'≥' if case.more_is_better else '≤'} {case.target:g}",
                     "met": "-" if is_met is None else "yes" if is_met else "NO",
                 }
             )
         return rows
+
+
+def ratio_of(runs: Sequence[float], baseline: Sequence[float]) -> tuple[float, float | None]:
+    """Of runs that took turns, and its standard error. None: they are too few to tell."""
+    ratios = [math.log(ours / its) for ours, its in zip(runs, baseline, strict=True)]
+    error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) >= FEWEST_RATIOS else None
+    return math.exp(statistics.mean(ratios)), error
 
 
 class Bench:
