@@ -448,9 +448,7 @@ def main() -> None:
     parser.add_argument("--kafka-start", metavar="COMMAND", help="starts Kafka's broker {id} again")
     parser.add_argument("--data", type=Path, metavar="DIR", default=Path(".minibroker/bench"), help="for our cluster")
     parser.add_argument("--group", action="append", choices=list(GROUPS), help="only this one; may be repeated")
-    parser.add_argument(
-        "--repeats", type=int, metavar="N", help=f"runs of each, of which the median counts: {FULL.repeats}"
-    )
+    parser.add_argument("--repeats", type=int, metavar="N", help=f"runs of each: {FULL.repeats}")
     parser.add_argument("--quick", action="store_true", help="few records, one run of each: five minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table to this file too")
     arguments = parser.parse_args()
