@@ -118,8 +118,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._turns_without_time = 0
         self._trace = blake2b(digest_size=16)
         self._untraced: list[str] = []
-        """What has run since the last of the trace's hashing, which is faster for much at once."""
+        """What has run and is not in the trace yet: much at once is hashed faster."""
         self._tasks: list[weakref.ref[VirtualTask]] = []
+        """Those that may not be done."""
         self._remains: list[object] = []
 
     # -- time --
@@ -217,6 +218,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             handle._run()
             if self.callbacks % _CALLBACKS_PER_COLLECTION == 0:
                 gc.collect()
+                self._undone_tasks()  # the others are forgotten
 
     def _shuffle(self) -> None:
         """Change the order of tasks that wake up one right after the other."""
