@@ -209,12 +209,8 @@ class CompactedLog:
         self.world.clock.now_ms = self.now_ms
 
     async def end_process(self) -> None:
-        self.host.kill()
         self.world.executor.before = None
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.host.end_process()
 
     async def start_again(self, *, power_cut: bool) -> None:
         """After the process was killed."""

@@ -141,6 +141,14 @@ class StorageHost:
     def kill(self) -> None:
         self._process.kill()
 
+    async def end_process(self) -> None:
+        """Killed, with all tasks of this event loop but the caller's."""
+        self.kill()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def power_cut(self, random: Random | None = None) -> None:
         """The process dies; `random` decides what is left of what it had not synced. Another one is started."""
         self.kill()
@@ -321,18 +329,29 @@ def everything(log: Log) -> bytes:
     return b"".join(pieces)
 
 
-def check_indexes(log: Log) -> None:
-    """Every entry of every index says what the batches say."""
+def check_indexes(log: Log, *, time_indexes_are_whole: bool = True) -> None:
+    """Every entry of every index says what the batches say, and what lies before an entry of the offset index is in the
+    time index, if nobody else has taken entries away."""
     for segment in log._segments:
-        positions = {h.last_offset - segment.base_offset: at for at, h in segment.walk(0, segment.size)}
-        largest = {h.max_timestamp: h.last_offset - segment.base_offset for _, h in segment.walk(0, segment.size)}
+        positions: dict[int, int] = {}
+        newest: dict[int, tuple[int, int] | None] = {}
+        """By last offset: the largest timestamp up to there, and whose it is first."""
+        largest: tuple[int, int] | None = None
+        for at, header in segment.walk(0, segment.size):
+            last = header.last_offset - segment.base_offset
+            positions[last] = at
+            if header.max_timestamp > (-1 if largest is None else largest[0]):
+                largest = header.max_timestamp, last
+            newest[last] = largest
         key = -1
         while (entry := segment._offset_index.floor(2**31 - 1 if key == -1 else key - 1)) is not None:
             key = entry[0]
             assert positions[key] == entry[1], (segment.path, entry, positions)
+            if time_indexes_are_whole:
+                assert segment._time_index.floor_by_value(key) == newest[key], (segment.path, entry)
             if key == 0:
                 break
-        assert segment.max_timestamp == max(largest, default=-1)
+        assert segment.max_timestamp == (-1 if largest is None else largest[0])
 
 
 def coverage(changes: Iterable[tuple[str, str]]) -> str:

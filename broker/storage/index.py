@@ -54,7 +54,8 @@ class SparseIndex:
         self.stored = 0
         """How many entries, from the first on, are in the file."""
         self.in_step = False
-        """The file, if there is one, holds nothing else: a cut or a write under way may have left it longer."""
+        """The file, if there is one, holds nothing else and will not, whatever happens: a cut or a write under way may
+        have left it longer, and a power cut may undo what a process has cut that died before it had synced the file."""
         self._keys = array(layout.key_code)
         self._values = array("i")
 
@@ -102,7 +103,9 @@ class SparseIndex:
 
     @classmethod
     def decode(cls, layout: Layout, data: bytes) -> SparseIndex:
-        """Raises InvalidIndex unless `data` is whole entries of keys and values that increase and are not negative."""
+        """Raises InvalidIndex unless `data` is whole entries of keys and values that increase and are not negative; none
+        is for the position 0, as the first batch has no entry, and a power cut may leave zeros of what was written.
+        """
         if len(data) % layout.entry.size:
             raise InvalidIndex(f"{len(data)} bytes are not a multiple of {layout.entry.size}")
         index = cls(layout)
@@ -118,8 +121,9 @@ class SparseIndex:
         for column in (index._keys, index._values):
             if len(column) and (column[0] < 0 or not all(map(operator.lt, column, column[1:]))):
                 raise InvalidIndex("entries do not increase")
+        if layout is OFFSET_INDEX and len(index) and index._values[0] == 0:
+            raise InvalidIndex("an entry is of the first batch")
         index.stored = len(index)
-        index.in_step = True
         return index
 
 

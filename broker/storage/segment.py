@@ -195,6 +195,9 @@ class Segment:
         # A time entry comes with an offset entry, except for the last of a sealed segment.
         times.keep_values_below(last[0] + 1 if last is not None else 0)
         newest = times.last
+        if last is not None and newest is None:  # a file that was lost, or a segment without timestamps
+            self.clear_indexes()
+            return 0
         self.max_timestamp, relative = newest if newest is not None else (_NO_TIMESTAMP, 0)
         self._max_timestamp_offset = self.base_offset + relative
         self._bytes_since_entry = 0
@@ -278,18 +281,23 @@ class Segment:
         Without `all_entries`, nothing unless a file may hold entries that were cut: those must be gone before the
         recovery point passes them. `IndexWrite.carry_out` may run in another thread, one after the other.
         """
+        offsets, times = self._offset_index, self._time_index
+        known = [index for index in (offsets, times) if isinstance(index, SparseIndex)]
+        if not all_entries and all(index.in_step for index in known):
+            return []
         writes: list[IndexWrite] = []
-        indexes = [index for index in (self._time_index, self._offset_index) if isinstance(index, SparseIndex)]
-        if all_entries or not all(index.in_step for index in indexes):
-            if isinstance(self._offset_index, SparseIndex) and not self._offset_index.in_step:
-                kept = self._offset_index.stored
-                writes.append(IndexWrite(self._index_path(OFFSET_INDEX), kept, b"", self._offset_index))
-            for index in indexes:
-                if index.stored < len(index) or not index.in_step:
-                    path = self._index_path(index.layout)
-                    writes.append(IndexWrite(path, index.stored, index.encode(index.stored), index))
-                    index.in_step = False
+        if isinstance(offsets, SparseIndex) and not offsets.in_step:
+            writes.append(self._write_of(offsets, b""))
+        if isinstance(times, SparseIndex) and (times.stored < len(times) or not times.in_step):
+            writes.append(self._write_of(times, times.encode(times.stored)))
+        if isinstance(offsets, SparseIndex) and offsets.stored < len(offsets):
+            writes.append(self._write_of(offsets, offsets.encode(offsets.stored)))
+        for write in writes:
+            write.source.in_step = False
         return writes
+
+    def _write_of(self, index: SparseIndex, data: bytes) -> IndexWrite:
+        return IndexWrite(self._index_path(index.layout), index.stored, data, index)
 
     def indexes_stored(self) -> None:
         """The index files of a sealed segment are written: keep them there only."""

@@ -130,11 +130,7 @@ class RetainedLog:
         await self.manager.remove_old_segments()
 
     async def die(self, *, power_cut: bool) -> None:
-        self.host.kill()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.host.end_process()
         if power_cut:
             self.host.power_cut()
 

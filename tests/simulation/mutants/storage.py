@@ -14,6 +14,7 @@ from minibroker.broker.storage.compaction import Compaction, Now
 from minibroker.broker.storage.continuity import DataContinuity
 from minibroker.broker.storage.directory import LogDirectory
 from minibroker.broker.storage.flush import Flush
+from minibroker.broker.storage.index import SparseIndex
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import LogManager
@@ -188,7 +189,16 @@ def cut_index_entries_stay(patches: Patches) -> None:
     @patches.instead_of(Segment, "index_writes")
     def index_writes(original: Any, self: Segment, **named: Any) -> list[IndexWrite]:
         writes: list[IndexWrite] = original(self, **named)
-        return writes[-2:]  # without the offset index's first
+        return writes[-2:]  # without the offset index's first, where it is written again
+
+
+@mutant("index entries of another life", "what is read of an index file is taken for what is on disk, whoever wrote it")
+def read_index_is_durable(patches: Patches) -> None:
+    @patches.instead_of(Segment, "_read_index")
+    def read_index(original: Any, self: Segment, layout: Any) -> SparseIndex:
+        index: SparseIndex = original(self, layout)
+        index.in_step = True
+        return index
 
 
 @mutant("KAFKA-4529", "a tombstone may go with the next compaction, however short a time what it deletes has been gone")

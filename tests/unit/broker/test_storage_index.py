@@ -37,6 +37,8 @@ def test_both_kinds_of_index_find_what_a_scan_of_all_entries_finds(
     layout: Layout, numbers: list[tuple[int, int]], targets: list[int]
 ) -> None:
     keys, values = sorted({k for k, _ in numbers}), sorted({v for _, v in numbers})
+    if layout is OFFSET_INDEX:
+        values = [value for value in values if value]  # the first batch has no entry
     entries = list(zip(keys, values, strict=False))
     sparse = filled(layout, entries)
     decoded = SparseIndex.decode(layout, sparse.encode())
@@ -64,7 +66,8 @@ def test_cutting_keeps_the_entries_below() -> None:
 
 def test_an_index_knows_when_its_file_holds_more_than_it_should() -> None:
     index = SparseIndex.decode(OFFSET_INDEX, filled(OFFSET_INDEX, [(1, 10), (5, 20)]).encode())
-    assert (index.stored, index.in_step) == (2, True)
+    assert (index.stored, index.in_step) == (2, False), "whoever wrote it may have died before it was synced"
+    index.in_step = True
     index.append(9, 30)
     index.keep_keys_below(9)
     assert (index.stored, index.in_step) == (2, True)
@@ -82,3 +85,8 @@ def test_entries_that_do_not_increase_are_no_index(layout: Layout, entries: list
         SparseIndex.decode(layout, data)
     with pytest.raises(InvalidIndex):
         SparseIndex.decode(layout, layout.entry.pack(1, 2) + b"\0")
+
+
+def test_zeros_are_no_entry_of_the_offset_index() -> None:
+    with pytest.raises(InvalidIndex):
+        SparseIndex.decode(OFFSET_INDEX, OFFSET_INDEX.entry.pack(0, 0))
