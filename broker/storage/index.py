@@ -103,8 +103,9 @@ class SparseIndex:
 
     @classmethod
     def decode(cls, layout: Layout, data: bytes) -> SparseIndex:
-        """Raises InvalidIndex unless `data` is whole entries of keys and values that increase and are not negative; none
-        is for the position 0, as the first batch has no entry, and a power cut may leave zeros of what was written.
+        """Raises InvalidIndex unless `data` is whole entries of keys and values that increase and are not negative.
+
+        Nor is any for the position 0: the first batch has none, and a power cut may leave zeros of what was written.
         """
         if len(data) % layout.entry.size:
             raise InvalidIndex(f"{len(data)} bytes are not a multiple of {layout.entry.size}")
