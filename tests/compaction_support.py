@@ -132,9 +132,9 @@ class CompactedLog:
                 partition_leader_epoch=self.epoch,
             )
         )
+        self.markers[end] = content  # first, as above
         self.log.append_as_follower(content)
         self._note(content)
-        self.markers[end] = content
 
     def _note(self, content: bytes) -> None:
         [found] = iterate_batches(content)

@@ -224,7 +224,7 @@ class LogDirectory:
             partition = partition_of(name)
             if partition is not None:
                 partitions.append(partition)
-            elif name.removesuffix(".tmp") not in _OWN_FILES:
+            elif name.removesuffix(".tmp").removesuffix(".worker") not in _OWN_FILES:
                 logger.info("ignoring %s: it is not the directory of a partition", self._path(name))
         return Contents(partitions, deleted)
 

@@ -833,7 +833,7 @@ class Log:
         found = cleanable(
             self.extents(),
             first_dirty=self._first_dirty_offset,
-            log_start_offset=self._log_start_offset,
+            log_start_offset=self.stored_start_offset,  # what comes below may be back after a crash
             limit=min(high_watermark, self._recovery_point),
             now_ms=now_ms,
             min_compaction_lag_ms=self.config.min_compaction_lag_ms,
@@ -884,7 +884,7 @@ class Log:
         return [
             Source(segment, extent.end_offset, extent.size)
             for segment, extent in zip(self._segments, self.extents(), strict=True)
-            if extent.base_offset < end and extent.end_offset > self._log_start_offset and segment is not self._active
+            if extent.base_offset < end and extent.end_offset > self.stored_start_offset and segment is not self._active
         ]
 
     async def _compact(self, work: Compaction, sources: list[Source], pace: Pace) -> bool:

@@ -266,7 +266,8 @@ class RealDisk:
             return file.read()
 
     def write_atomically(self, path: str, data: bytes) -> None:
-        temporary = path + ".tmp"
+        # Of the event loop's own: a worker thread may be writing the same file, and would rename this one.
+        temporary = path + (".tmp" if threading.current_thread() is threading.main_thread() else ".worker.tmp")
         with open(temporary, "wb") as file:
             file.write(data)
             file.flush()

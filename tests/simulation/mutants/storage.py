@@ -10,6 +10,7 @@ from minibroker.broker.replication.healing import Healer
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage import continuity, recovery, swap
 from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, OffsetCheckpoint
+from minibroker.broker.storage.cleanable import Candidate
 from minibroker.broker.storage.compaction import Compaction, Now
 from minibroker.broker.storage.continuity import DataContinuity
 from minibroker.broker.storage.directory import LogDirectory
@@ -207,6 +208,15 @@ def tombstone_removed_early(patches: Patches) -> None:
     def kept(original: Any, self: Any, *rest: Any) -> Any:
         self._delete_retention_ms = 0
         return original(self, *rest)
+
+
+@mutant("a start that a crash undoes", "what lies below the log's start in memory counts as clean")
+def compacted_from_the_start_in_memory(patches: Patches) -> None:
+    @patches.instead_of(Log, "candidate")
+    def candidate(original: Any, self: Log, *rest: Any) -> Candidate:
+        found: Candidate = original(self, *rest)
+        first_dirty = max(found.cleanable.first_dirty, self.log_start_offset)
+        return found._replace(cleanable=found.cleanable._replace(first_dirty=first_dirty))
 
 
 @mutant("a clock that jumps", "the time of a tombstone is up by the wall clock, however it jumped")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,31 @@ def test_offset_checkpoints_are_kafkas_lines_sorted_by_partition() -> None:
     assert unsealed("f", data) == b"0\n2\na 0 1099511627776\nb.c-d 12 7\n"
     assert decode_offsets("f", data) == {A: 2**40, B: 7}
     assert decode_offsets("f", encode_offsets({})) == {}
+
+
+def test_the_event_loop_and_a_worker_thread_may_write_the_same_file_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first flush of a log writes its topic's id, and so does the loop where it empties the log meanwhile."""
+    disk, path = RealDisk(), str(tmp_path / "partition.metadata")
+    synced, go_on = threading.Event(), threading.Event()
+    fsync = os.fsync
+
+    def fsync_slowly(descriptor: int) -> None:
+        fsync(descriptor)
+        if threading.current_thread() is not threading.main_thread() and not synced.is_set():
+            synced.set()
+            assert go_on.wait(10)
+
+    monkeypatch.setattr(os, "fsync", fsync_slowly)
+    with ThreadPoolExecutor(1) as workers:
+        by_worker = workers.submit(disk.write_atomically, path, b"same")
+        assert synced.wait(10)
+        disk.write_atomically(path, b"same")
+        go_on.set()
+        by_worker.result()
+    assert [file.name for file in tmp_path.iterdir()] == ["partition.metadata"]
+    assert disk.read_file(path) == b"same"
 
 
 def test_epoch_checkpoints_are_kafkas_lines() -> None:

@@ -171,6 +171,18 @@ def test_a_tombstone_stays_until_its_time_is_up_and_what_it_deletes_goes_at_once
     assert found(log)[0] == (2, b"b", b"2")
 
 
+def test_what_a_tombstone_deletes_goes_though_the_log_began_after_both_when_it_was_compacted(tmp_path: Path) -> None:
+    """Where it began was not on disk yet: a crash brings both back."""
+    log = segments_of(tmp_path, [keyed([(b"a", b"1")]), keyed([(b"a", None)]), keyed([(b"b", b"2")])]).log
+    log.move_log_start_offset(2)
+    what = log.candidate(log.log_end_offset, NOW).cleanable
+    assert asyncio.run(log.compact(what, KeyMap(10 * ENTRY_BYTES, b""), unpaced))
+    asyncio.run(log.close())
+    log = open_log(str(tmp_path), CONFIG).log
+    assert log.log_start_offset == 0
+    assert found(log) == [(1, b"a", None), (2, b"b", b"2")]
+
+
 @pytest.mark.parametrize("set_by_ms", [-5_000, 5_000], ids=["back", "ahead"])
 def test_a_clock_that_is_set_and_set_right_again_takes_no_tombstone_early(tmp_path: Path, set_by_ms: int) -> None:
     clock = SetClock()
