@@ -289,6 +289,7 @@ def test_calls_that_are_out_when_the_connection_breaks_end_with_connection_loss(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_thousands_of_calls_wait_for_the_connection_and_block_nobody() -> None:
     async def scenario() -> None:
         with zookeeper_process() as server:

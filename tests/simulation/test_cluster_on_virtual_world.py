@@ -211,6 +211,7 @@ async def _traced_scenario() -> str:
     return cluster.simulation.loop.trace
 
 
+@pytest.mark.slow
 def test_a_cluster_runs_the_same_way_in_every_process_with_the_same_seed() -> None:
     program = (
         "from tests.simulation.loop import run\n"

@@ -580,6 +580,7 @@ def test_a_group_whose_deletion_is_in_doubt_is_not_begun_anew_when_an_id_that_it
     with_topic(program, ONE_OFFSETS_PARTITION)
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set_ahead_while_unused_offsets_are_looked_for_deletes_none() -> None:
     """One broker coordinates two partitions, and the clock is set between their turns."""
 
