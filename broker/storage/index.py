@@ -105,7 +105,8 @@ class SparseIndex:
     def decode(cls, layout: Layout, data: bytes) -> SparseIndex:
         """Raises InvalidIndex unless `data` is whole entries of keys and values that increase and are not negative.
 
-        Nor is any for the position 0: the first batch has none, and a power cut may leave zeros of what was written.
+        Nor may an offset index have one for the position 0: the first batch gets none, so these are zeros that a power
+        cut has left of a write.
         """
         if len(data) % layout.entry.size:
             raise InvalidIndex(f"{len(data)} bytes are not a multiple of {layout.entry.size}")

@@ -129,7 +129,8 @@ class Disk(Protocol):
     def read_file(self, path: str) -> bytes: ...
 
     def write_atomically(self, path: str, data: bytes) -> None:
-        """Replace the whole file: temporary file, fsync, rename, fsync of the directory."""
+        """Replace the whole file: temporary file, fsync, rename, fsync of the directory. The event loop and one worker
+        thread may do so with the same file at once."""
         ...
 
     def exists(self, path: str) -> bool: ...

@@ -266,7 +266,7 @@ class RealDisk:
             return file.read()
 
     def write_atomically(self, path: str, data: bytes) -> None:
-        # Of the event loop's own: a worker thread may be writing the same file, and would rename this one.
+        # The event loop has a name of its own: a worker thread that writes the same file would rename it away.
         temporary = path + (".tmp" if threading.current_thread() is threading.main_thread() else ".worker.tmp")
         with open(temporary, "wb") as file:
             file.write(data)

@@ -266,7 +266,8 @@ class Results:
 
 
 def ratio_of(runs: Sequence[float], baseline: Sequence[float]) -> tuple[float, float | None]:
-    """Of runs that took turns, and its standard error. None: they are too few to tell."""
+    """The mean, of runs that took turns (those of columns in blocks), and its standard error. None: they are too few to
+    tell."""
     ratios = [math.log(ours / its) for ours, its in zip(runs, baseline, strict=True)]
     error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) >= FEWEST_RATIOS else None
     return math.exp(statistics.mean(ratios)), error

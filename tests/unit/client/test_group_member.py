@@ -814,9 +814,14 @@ def test_a_listener_that_asks_for_records_is_told_that_they_would_wait_for_it(ca
 
     class Starting(RebalanceListener):
         async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-            tasks.append(asyncio.create_task(ask()))
-            await asyncio.sleep(0)  # it has begun to ask, and this has not returned
+            tasks.append(asyncio.create_task(ask_meanwhile()))
+            await begun.wait()
 
+    async def ask_meanwhile() -> None:
+        begun.set()
+        await ask()
+
+    begun = asyncio.Event()
     tasks: list[asyncio.Task[None]] = []
 
     async def scenario(cluster: ScriptedCluster) -> None:
