@@ -222,6 +222,11 @@ class Log:
         return self._recovery_point
 
     @property
+    def has_durable_id(self) -> bool:
+        """The file with the topic's id is on disk: a power cut leaves the log. Its first flush puts it there."""
+        return self._has_durable_id
+
+    @property
     def safe_end_offset(self) -> int:
         """Below it this replica counts as having everything: its end, or with `synced` what was flushed."""
         return self._recovery_point if self.config.synced else self._log_end_offset

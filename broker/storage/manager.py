@@ -281,8 +281,9 @@ class LogManager:
             before_loss=self._continuity.distrust,
             progress=progress,
         )
-        # The first flush may not have come to its end.
-        return _Opened(topic_id, recovered, has_durable_id=recovery_point > 0 or not topic_id)
+        # Where both are 0, the first flush may not have come to its end.
+        was_flushed = recovery_point > 0 or (log_start_offset or 0) > 0
+        return _Opened(topic_id, recovered, has_durable_id=was_flushed or not topic_id)
 
     def _topic_id_or_reset(self, directory: str, recovery_point: int, clean: bool) -> str:
         """The topic's id is written when a log is made, and reaches the disk with its first flush. A power cut before
@@ -716,15 +717,23 @@ class LogManager:
             await log.remove_old_segments(min(starts.get(log.partition, 0), recovery_point))
 
     async def checkpoint_log_start_offsets(self) -> Mapping[TopicPartition, int]:
-        """Write down where logs begin, if not at 0. Returns what is on disk. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        """Write down where logs begin, if not at 0. Returns what is on disk. Raises BrokerError KAFKA_STORAGE_ERROR.
+
+        One that was never flushed is flushed first. If a power cut took it, it would be made anew and begin where the
+        file says, as if it knew all that was before: its leader would not tell it of the producers."""
         self._directory.check()
+        for log in self.logs():
+            if log.log_start_offset > 0 and not log.has_durable_id:
+                with suppress(Shortage):
+                    await log.flush()
         try:
             return await self._write_log_start_offsets()
         except OSError as error:
             self._directory.refuse(error, f"writing {self._log_start_offsets.path}")
 
     async def _write_log_start_offsets(self) -> Mapping[TopicPartition, int]:
-        offsets = {p: log.log_start_offset for p, log in self._logs.items() if log.log_start_offset > 0}
+        logs = self._logs.items()
+        offsets = {p: log.log_start_offset for p, log in logs if log.log_start_offset > 0 and log.has_durable_id}
         offsets |= self._of_damaged(self._log_start_offsets)
         if offsets != self._log_start_offsets.values or not self._log_start_offsets.is_written:
             await self._run(self._log_start_offsets.write, self._log_start_offsets.stage(offsets))

@@ -99,9 +99,13 @@ class Driver:
         """What the log was told, when it was emptied, of a producer that writes no more."""
         self.told_start = 0
         """Where the log said that it would begin after a crash, before it was opened again."""
+        self.lowered_to: int | None = None
+        """Where it begins once the truncation that is under way has come to its end."""
 
     async def open(self) -> None:
         self.told_start = 0 if self.log is None else self.log.stored_start_offset
+        if self.lowered_to is not None:
+            self.told_start, self.lowered_to = min(self.told_start, self.lowered_to), None
         self.world = StorageWorld(self.host.start_process())
         self.manager = LogManager(self.world, "/data", 1, default_config=self.config, checkpoint_interval_ms=10**9)
         await self.manager.open("cluster")
@@ -151,8 +155,9 @@ class Driver:
         end = header_of(changed[-1]).next_offset if changed else self.base
         self.promised = min(self.promised, end)
         self.durable_start = min(self.durable_start, end)
+        self.lowered_to = min(self.start, end)
         self.log.truncate_to(offset)
-        self.state, self.start = changed, min(self.start, end)
+        self.state, self.start, self.lowered_to = changed, self.lowered_to, None
 
     def empty(self) -> None:
         self.epoch += 1
@@ -187,6 +192,8 @@ class Driver:
         start = self.start
         if self.random.random() < 0.5:
             self.world.executor.before = self.random.choice((self.append, self.truncate, self.empty, self.roll))
+        else:  # as for DeleteRecords
+            await self.manager.checkpoint_log_start_offsets()
         await self.manager.remove_old_segments()
         self.world.executor.before = None
         if self.manager._log_start_offsets.values.get(PARTITION) == start == self.start:
@@ -433,6 +440,26 @@ def test_a_log_that_was_rolled_before_its_first_flush_begins_where_it_began() ->
         assert driver.log.log_start_offset == 0
 
     for seed in range(100):
+        asyncio.run(run(seed))
+
+
+def test_a_log_whose_start_was_stored_before_its_first_flush_still_knows_its_producers() -> None:
+    """Made anew it would begin there, and pass for one that knows all that was before."""
+
+    async def run(seed: int) -> None:
+        driver = Driver(Random(seed))
+        await driver.open()
+        for _ in range(3):
+            driver.append()
+        driver.start = driver.random.randint(1, driver.end)
+        driver.log.move_log_start_offset(driver.start)
+        await driver.manager.checkpoint_log_start_offsets()
+        driver.durable_start = driver.start
+        await driver._end_process()
+        await driver.cut_the_power()
+        assert driver.log.topic_id == "topic-0"
+
+    for seed in range(30):
         asyncio.run(run(seed))
 
 

@@ -62,6 +62,15 @@ def first_name_not_synced(patches: Patches) -> None:
             self._has_durable_id = known
 
 
+@mutant(
+    "DeleteRecords before the first flush",
+    "where a log begins is written down before the log was ever flushed: what a power cut leaves of it begins there "
+    "without its producers",
+)
+def start_stored_before_the_first_flush(patches: Patches) -> None:
+    patches.set(Log, "has_durable_id", property(lambda self: True))
+
+
 @mutant("no CRC check", "recovery believes every batch whose header makes sense")
 def recovery_without_crc(patches: Patches) -> None:
     def believe(*_: Any) -> None:
