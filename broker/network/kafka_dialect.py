@@ -52,10 +52,11 @@ class KafkaDialect(FrameReader):
     """See `Dialect`."""
 
     answers_in_order = True
-    send_buffer_bytes = 100 * 1024
-    """As much as Kafka's `socket.send.buffer.bytes`. Where client and brokers share two cores, librdkafka reads a
-    twentieth more than with the megabytes that the system would hold: less falls out of the processor's cache between
-    being sent and being read. Our own client reads an eighth less, or more than that (`docs/benchmarks.md`)."""
+    send_buffer_bytes = 200 * 1024
+    """Where client and brokers share two cores, librdkafka reads a twentieth more than with the megabytes that the
+    system would hold: less falls out of the processor's cache between being sent and being read. With the 100 KiB of
+    Kafka's `socket.send.buffer.bytes` aiokafka reads a fiftieth less. Our own client reads an eighth less than with
+    the megabytes (`docs/benchmarks.md`). More than 208 KiB older kernels do not give."""
     reads_columns = False
     drops_unnamed_brokers = True
     rests_on_named_leaders = True

@@ -7,14 +7,15 @@ confluent-kafka and aiokafka, with the settings that they come with but for acks
 killed with SIGKILL; topics have six partitions and three replicas. What was read is compared with what was sent. Last,
 what our own producer writes (columns) is read by confluent-kafka, next to what confluent-kafka itself writes.
 
-What is read was written for it, the same number of records to each partition, alike in both clusters: librdkafka's own
+What is read was written for it, in the same batches to the same partitions of both clusters. librdkafka's own
 partitioner gives one partition up to two and a half times what it gives another, by chance, and reading takes as long
-as the largest takes.
+as the largest takes; and to the cluster that answers sooner it sends smaller batches, which aiokafka is slower to read.
 
-Each run is a process of its own (`kafka_client_runs`), and the two clusters take turns run by run. The table has the
-median of each, and the mean ratio (geometric) of runs that came one after the other, with its standard error: a machine
-is faster in one minute than in the next, by a quarter here, and both had the same minute. Both clusters live all the
-time, so that neither is measured while it is new; the other one is idle meanwhile, and what that takes is printed.
+Each run is a process of its own (`kafka_client_runs`), and the two clusters take turns run by run; where they are read,
+one process reads both in turns. The table has the median of each, and the mean ratio (geometric) of runs that came one
+after the other, with its standard error: a machine is faster in one minute than in the next, by a quarter here, and
+both had the same minute. Both clusters live all the time, so that neither is measured while it is new; the other one
+is idle meanwhile, and what that takes is printed.
 
 librdkafka as it comes rests for a second (`fetch.queue.backoff.ms`) whenever it has 100,000 records, or 64 MiB, that
 were not asked for yet, of all partitions together. Reading takes most of its time in these rests then; how many there
@@ -65,6 +66,8 @@ LATENCY_RATE = 5_000
 GAP_RATE = 1_000
 TURN = 500
 """So many records go to a partition of what is read, before the next one has its turn."""
+IN_BATCHES = {"batch.num.messages": TURN, "linger.ms": 1_000}
+"""For a confluent-kafka that writes what is read: a batch is sent once it has all records of its turn."""
 NO_REST = {"fetch.queue.backoff.ms": 10}
 """For a confluent-kafka that reads."""
 NO_LINGER = {"linger.ms": 0}
@@ -82,6 +85,8 @@ class Effort(NamedTuple):
     repeats: int
     reads: int
     """Of each topic, in each of those repeats: reading is short, and differs by a tenth from one time to the next."""
+    reads_with_rests: int
+    """The same of a librdkafka as it comes, which takes ten seconds for each."""
     records: dict[tuple[str, int], int]
     """By client and size of values."""
     latency_s: float
@@ -89,7 +94,8 @@ class Effort(NamedTuple):
 
 FULL = Effort(
     repeats=3,
-    reads=8,
+    reads=24,
+    reads_with_rests=2,
     records={
         ("confluent-kafka", 100): 1_500_000,
         ("confluent-kafka", 1_024): 400_000,
@@ -98,7 +104,7 @@ FULL = Effort(
     },
     latency_s=8,
 )
-QUICK = Effort(repeats=1, reads=1, records=dict.fromkeys(FULL.records, 20_000), latency_s=1)
+QUICK = Effort(repeats=1, reads=2, reads_with_rests=1, records=dict.fromkeys(FULL.records, 20_000), latency_s=1)
 
 
 # --- the two clusters ---
@@ -197,7 +203,7 @@ def process_of(job: Job) -> subprocess.Popen[str]:
     )
 
 
-def run(job: Job, meanwhile: Callable[[subprocess.Popen[str]], None] = lambda process: None) -> Measured:
+def run(job: Job, meanwhile: Callable[[subprocess.Popen[str]], None] = lambda process: None) -> Any:
     """Raises SystemExit where the run fails; it has said why on stderr."""
     process = process_of(job)
     try:
@@ -208,8 +214,7 @@ def run(job: Job, meanwhile: Callable[[subprocess.Popen[str]], None] = lambda pr
         process.wait()
     if process.returncode:
         raise SystemExit(f"{job.action} by {job.client} at {job.bootstrap}: exit code {process.returncode}")
-    measured: Measured = json.loads(out)
-    return measured
+    return json.loads(out)
 
 
 class Case(NamedTuple):
@@ -266,8 +271,7 @@ class Results:
 
 
 def ratio_of(runs: Sequence[float], baseline: Sequence[float]) -> tuple[float, float | None]:
-    """The mean, of runs that took turns (those of columns in blocks), and its standard error. None: they are too few to
-    tell."""
+    """The mean, of runs that took turns, and its standard error. None: they are too few to tell."""
     ratios = [math.log(ours / its) for ours, its in zip(runs, baseline, strict=True)]
     error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) >= FEWEST_RATIOS else None
     return math.exp(statistics.mean(ratios)), error
@@ -329,35 +333,42 @@ class Bench:
         def case(note: str, target: float | None) -> Case:
             return Case("consume, records/s", client + note, size, target, True)
 
-        rests = [(case(f" ({setting_text(NO_REST)})", 1.0), NO_REST, self.effort.reads), (case("", None), {}, 1)]
-        ways = rests if client == "confluent-kafka" else [(case("", 1.0), {}, self.effort.reads)]
+        reads = self.effort.reads
+        ways: list[tuple[Case, dict[str, int], int]] = [(case("", 1.0), {}, reads)]
+        if client == "confluent-kafka":
+            ways = [
+                (case(f" ({setting_text(NO_REST)})", 1.0), NO_REST, reads),
+                (case("", None), {}, self.effort.reads_with_rests),
+            ]
+        ours, kafka = self.peers
         for _ in range(self.effort.repeats):
-            with contextlib.ExitStack() as until_read:
-                topics = {peer: until_read.enter_context(self._filled(peer, client, size)) for peer in self.peers}
-                for of_case, settings, reads in ways:
-                    for _ in range(reads):
-                        for peer, topic in topics.items():
-                            with self.turn(peer):
-                                read = run(self.job(peer, topic, "consume", client, size, settings=settings))
-                            self.results.add(of_case, peer.name, read["records_per_second"])
+            with self._filled(ours, client, size) as mine, self._filled(kafka, client, size) as theirs:
+                for of_case, settings, times in ways:
+                    job = self.job(ours, mine, "consume", client, size, settings=settings, reads=times)
+                    self._read_in_turns(of_case, job, kafka, theirs)
 
     def _consume_columns(self, client: str, size: int) -> None:
         name = f"{client} ({setting_text(NO_REST)})"
         case = Case("consume columns, records/s", name, size, 0.5, True, "minibroker, magic 2")
         ours = self.peers[0]
         for _ in range(self.effort.repeats):
-            for writer, who in (("minibroker", "columns"), (client, "magic 2")):
-                with self._filled(ours, client, size, writer) as topic:
-                    for _ in range(self.effort.repeats):
-                        found = run(self.job(ours, topic, "consume", client, size, settings=NO_REST))
-                        self.results.add(case, who, found["records_per_second"])
+            with self._filled(ours, client, size, "minibroker") as columns, self._filled(ours, client, size) as magic_2:
+                job = self.job(ours, columns, "consume", client, size, settings=NO_REST, reads=self.effort.reads)
+                self._read_in_turns(case, job, ours, magic_2)
+
+    def _read_in_turns(self, case: Case, job: Job, other: Peer, topic: str) -> None:
+        runs = run(msgspec.structs.replace(job, compared_with=(other.bootstrap, topic)))
+        for rates in zip(*runs, strict=True):
+            for who, rate in zip((OURS, case.baseline), rates, strict=True):
+                self.results.add(case, who, rate)
 
     @contextlib.contextmanager
     def _filled(self, peer: Peer, reader: str, size: int, writer: str = "confluent-kafka") -> Iterator[str]:
         """A topic with what that client is to read, as much in every partition."""
         with peer.topic() as topic:
             count = self.effort.records[reader, size]
-            run(self.job(peer, topic, "produce", writer, size, count=count, turn=TURN))
+            settings = IN_BATCHES if writer == "confluent-kafka" else {}
+            run(self.job(peer, topic, "produce", writer, size, count=count, turn=TURN, settings=settings))
             yield topic
 
     def latency(self) -> None:
@@ -407,7 +418,8 @@ class Bench:
                 process.stdin.write("killed\n")
                 process.stdin.flush()
 
-            found = run(self.job(peer, topic, "gap", client, 100, count=0, rate=GAP_RATE, partition=partition), kill)
+            job = self.job(peer, topic, "gap", client, 100, count=0, rate=GAP_RATE, partition=partition)
+            found: Measured = run(job, kill)
             tell(
                 f"{peer.name}: longest gap before the kill {found['quiet_gap_ms']:.0f} ms, {found['failed']:.0f} failed"
             )

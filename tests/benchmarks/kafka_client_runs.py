@@ -1,4 +1,4 @@
-"""One run of one client of Kafka's protocol against one cluster, as a process: `bench_kafka_clients` starts it.
+"""What one client of Kafka's protocol does, as a process: `bench_kafka_clients` starts it.
 
     python -m tests.benchmarks.kafka_client_runs '{"action": "produce", "client": "aiokafka", ...}'
 
@@ -9,6 +9,7 @@ but for acks=all; what a job adds to them, its table says. A run that loses, rep
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 import sys
@@ -40,6 +41,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     client: str
     bootstrap: str
     topic: str
+    compared_with: tuple[str, str] | None = None
+    """The bootstrap list and the topic that `consume` reads in turns with its own."""
+    reads: int = 1
+    """Of each, that are measured."""
     partitions: int
     """Of the topic."""
     size: int
@@ -57,6 +62,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Measured = dict[str, float]
+Rates = list[float]
 Partitions = dict[int, list[bytes]]
 
 
@@ -323,19 +329,41 @@ def produce(job: Job) -> Measured:
     return asyncio.run(aiokafka_produce(job) if job.client == "aiokafka" else native_produce(job))
 
 
-def consume(job: Job) -> Measured:
-    """From the first record on. What was read is checked afterwards."""
-    if job.client == "confluent-kafka":
-        rate, read = confluent_consume(job)
-    else:
-        rate, read = asyncio.run(aiokafka_consume(job))
+def consume(job: Job) -> tuple[Rates, Rates]:
+    """Records a second from the first record on, of the job's own topic and of the other one. What the first read of
+    each finds is checked instead of measured.
+
+    One process reads both: two processes with the same work differ by more than two reads of one process. The garbage
+    of the one is collected before the other's turn."""
+
+    def read(source: Job) -> tuple[float, Partitions]:
+        gc.collect()
+        if source.client == "confluent-kafka":
+            return confluent_consume(source)
+        return asyncio.run(aiokafka_consume(source))
+
+    sources = [job]
+    if job.compared_with is not None:
+        bootstrap, topic = job.compared_with
+        sources.append(msgspec.structs.replace(job, bootstrap=bootstrap, topic=topic))
+    for source in sources:
+        check_content(source, read(source)[1])
+    rates: tuple[Rates, Rates] = ([], [])
+    turns = list(zip(rates, sources, strict=False))
+    for _ in range(job.reads):
+        for measured, source in turns:
+            measured.append(read(source)[0])
+        turns.reverse()
+    return rates
+
+
+def check_content(job: Job, read: Partitions) -> None:
     check = ContentCheck()
     for partition, values in read.items():
         check.add(partition, values)
     verdict = check.verdict()
     if verdict.problem or verdict.checked != job.count:
         raise SystemExit(f"{job.count} records were sent, {verdict.checked} are right: {verdict.problem}")
-    return {"records_per_second": rate}
 
 
 def pace(job: Job, is_steady: Callable[[Course], None] = lambda course: None) -> Course:
@@ -347,7 +375,7 @@ def pace(job: Job, is_steady: Callable[[Course], None] = lambda course: None) ->
     return course
 
 
-ACTIONS: dict[str, Callable[[Job], Measured]] = {
+ACTIONS: dict[str, Callable[[Job], object]] = {
     "produce": produce,
     "consume": consume,
     "latency": lambda job: pace(job).latency(),
