@@ -101,6 +101,8 @@ class LogManager:
         """Replicas that could not be opened, or were set aside, and why."""
         self.healable: set[TopicPartition] = set()
         """Those among them whose files are damaged, so that a copy from the leader would be better."""
+        self._not_flushed: dict[TopicPartition, Log] = {}
+        """Those that were set aside and are not on disk as far as they went: no stop is clean that leaves them so."""
         self._world = world
         self._disk = world.disk
         self._broker_id = broker_id
@@ -447,17 +449,21 @@ class LogManager:
                 )
             self.damaged[partition] = f"the replica in {log.path} was set aside: {reason}. {remedy}"
             logger.error("%s", self.damaged[partition])
+            self._not_flushed[partition] = log
         return self._end(partition, log)
 
     async def _end(self, partition: TopicPartition, log: Log | None) -> None:
         if log is None:
             return
         async with self._exclusively(partition):
-            with suppress(BrokerError):  # the directory is offline, and everybody has been told
+            with suppress(BrokerError):  # the directory is offline, or short of something: it is not flushed then
                 await log.checkpoint()  # a clean stop vouches for this log, too
+                if log.recovery_point >= log.log_end_offset and self._not_flushed.get(partition) is log:
+                    del self._not_flushed[partition]
             if partition in self.damaged:
                 # Both: a recovery point says that all is there from where the log begins.
-                self._log_start_offsets.stage({**self._log_start_offsets.values, partition: log.log_start_offset})
+                if log.has_durable_id:
+                    self._log_start_offsets.stage({**self._log_start_offsets.values, partition: log.log_start_offset})
                 self._recovery_points.stage({**self._recovery_points.values, partition: log.recovery_point})
             with suppress(BrokerError):
                 await log.close()
@@ -631,6 +637,7 @@ class LogManager:
     def _forget_damage(self, partition: TopicPartition) -> None:
         self.damaged.pop(partition, None)
         self.healable.discard(partition)
+        self._not_flushed.pop(partition, None)
 
     @contextmanager
     def _under_way(self, partition: TopicPartition) -> Iterator[None]:
@@ -881,6 +888,8 @@ class LogManager:
         clean = clean and opened and self._directory.failure is None
         if clean:
             try:
+                for partition, log in list(self._not_flushed.items()):
+                    await self._end(partition, log)  # whoever was at it has been cancelled
                 outcomes = await asyncio.gather(*(log.checkpoint() for log in self.logs()), return_exceptions=True)
                 for outcome in outcomes:
                     if outcome is not None:
@@ -889,6 +898,9 @@ class LogManager:
                 await self.checkpoint_first_dirty_offsets()
             except BrokerError:
                 clean = False  # the directory went offline, and everybody has been told
+            if clean and self._not_flushed:
+                clean = False
+                logger.warning("%s does not stop cleanly: not all of %s is on disk", self.log_dir, [*self._not_flushed])
         if self._directory.is_hung:
             return  # worker threads may be at work there: the files stay open, and the lock taken
         for log in self.logs():

@@ -62,6 +62,15 @@ def first_name_not_synced(patches: Patches) -> None:
             self._has_durable_id = known
 
 
+@mutant("a log set aside", "a stop is clean, and believed, that leaves a log unflushed which was set aside")
+def set_aside_logs_are_vouched_for(patches: Patches) -> None:
+    @patches.instead_of(LogManager, "set_aside")
+    def set_aside(original: Any, self: LogManager, *args: Any, **rest: Any) -> Any:
+        ending = original(self, *args, **rest)
+        self._not_flushed.clear()
+        return ending
+
+
 @mutant(
     "DeleteRecords before the first flush",
     "where a log begins is written down before the log was ever flushed: what a power cut leaves of it begins there "

@@ -461,6 +461,65 @@ def with_a_removed_directory(host: Host) -> None:
     host.remove_the_directory()
 
 
+def set_aside_and_stopped(host: Host, how: str) -> None:
+    """A log is set aside shortly before its broker stops in good order."""
+
+    async def run() -> None:
+        logs = LogManager(StorageWorld(host.start_process()), "/data", 1, checkpoint_interval_ms=10**9)
+        await logs.open("cluster")
+        logs.registered(1)
+        log = await logs.get_or_create(PARTITION, "id", CONFIG)
+        for _ in range(3):
+            log.append_as_leader(batch(), 0, NOW)
+        log.move_log_start_offset(2)
+        if how == "short of descriptors":
+            host.medium.faults.descriptor_limit = 0
+        ending = asyncio.ensure_future(logs.set_aside(PARTITION, "its leader's does not fit"))
+        await asyncio.sleep(0)
+        if how == "interrupted":
+            ending.cancel()
+        await asyncio.wait([ending])
+        host.medium.faults.clear()
+        await logs.close(broker_epoch=1)
+
+    asyncio.run(run())
+
+
+def next_start(host: Host) -> tuple[int, int, int]:
+    """What it has to say, and where the log begins and ends then."""
+    found: list[tuple[int, int]] = []
+
+    def look(logs: LogManager) -> None:
+        log = logs.get(PARTITION)
+        assert log is not None
+        found.append((log.log_start_offset, log.log_end_offset))
+
+    said = host.live(records=0, action=look)
+    return said, *found[0]
+
+
+@pytest.mark.parametrize("how", ["in peace", "interrupted"])
+def test_a_clean_stop_vouches_for_a_log_that_was_set_aside(how: str) -> None:
+    for seed in range(10):
+        host = Host()
+        set_aside_and_stopped(host, how)
+        host.cut_power(seed)
+        assert next_start(host) == (1, 2, 3)
+
+
+def test_a_stop_that_leaves_a_log_unflushed_which_was_set_aside_is_not_clean() -> None:
+    lost = 0
+    for seed in range(10):
+        host = Host()
+        set_aside_and_stopped(host, "short of descriptors")
+        host.cut_power(seed)
+        # Nothing of it was flushed, so its start is not on disk either: made anew it would not know its producers.
+        said, start, end = next_start(host)
+        assert (said, start) == (SINCE_THIS_REGISTRATION, 0)
+        lost += end < 3
+    assert lost
+
+
 def after_a_power_cut(host: Host) -> None:
     host.live(records=5)
     host.cut_power()
