@@ -358,6 +358,9 @@ class Fetcher:
             return str(self._metadata.last_error or "it has no leader that can be reached")
         if (error := self._requests.connection_error(leader.node_id)) is not None:
             return str(error)
+        if state.trouble is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:  # which the metadata knows
+            doing = f"broker {leader.node_id}, which leads it, has not been told of it yet"
+            return str(BrokerError(state.trouble, doing, is_complete=True))
         if isinstance(state.trouble, ErrorCode):
             return str(BrokerError(state.trouble, f"fetching from broker {leader.node_id}"))
         if state.trouble is not None:

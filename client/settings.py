@@ -58,12 +58,12 @@ def check_names(name: str, values: Iterable[str]) -> list[str]:
         raise InvalidSetting(name, values, f"give a list: [{values!r}]")
     if not isinstance(values, Iterable):
         raise InvalidSetting(name, values, 'give a list: ["name"]')
-    checked = list(dict.fromkeys(values))
+    checked = list(values)
     for value in checked:
         problem = topic_name_problem(value) if isinstance(value, str) else "a name is a str"
         if problem is not None:
             raise InvalidSetting(name, value, problem)
-    return checked
+    return list(dict.fromkeys(checked))
 
 
 def check_topic_name(topic: object) -> None:

@@ -2,6 +2,7 @@
 
 from minibroker.broker.groups.listing import describe, list_groups
 from minibroker.broker.groups.terms import OFFSETS_TOPIC, partition_of
+from minibroker.broker.handlers.producer_ids import warn_of_transactions
 from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol import group_messages as g
@@ -28,6 +29,7 @@ def _coordinator(services: Services, request: Request, key_type: int, key: str) 
         return g.Coordinator(key, -1, "", -1, code, message)
 
     if key_type != GROUP_KEY:
+        warn_of_transactions(request, key)
         return refuse(ErrorCode.INVALID_REQUEST, "there are no transactions yet")
     if not key:
         return refuse(ErrorCode.INVALID_GROUP_ID, "the group has no name")

@@ -1,5 +1,7 @@
 """InitProducerId: an identity for an idempotent producer. DescribeProducers: who of them has written to a partition."""
 
+import logging
+
 from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -15,6 +17,8 @@ from minibroker.protocol.messages import (
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import NO_SEQUENCE
 
+logger = logging.getLogger("minibroker.transactions")
+
 TIMEOUT_MS = 5_000
 """For a new block of ids. The client asks again, perhaps another broker."""
 
@@ -24,8 +28,21 @@ async def handle_init_producer_id(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, InitProducerIdRequest)
     if body.transactional_id is not None:
+        warn_of_transactions(request, body.transactional_id)
         raise BrokerError(ErrorCode.INVALID_REQUEST, "transactional_id is set, and there are no transactions yet")
     answer_later(services, request, TIMEOUT_MS, lambda: _grant(services, request))
+
+
+def warn_of_transactions(request: Request, transactional_id: str) -> None:
+    """In the log, once for each connection: librdkafka asks again until its time is up, and then says only that."""
+    session = request.source.session
+    if not session.wants_transactions:
+        session.wants_transactions = True
+        logger.warning(
+            "%s (%r) was refused transactional.id %r: there are no transactions yet. A producer without one can be "
+            "idempotent",
+            *(request.peer, request.client_id, transactional_id),
+        )
 
 
 async def _grant(services: Services, request: Request) -> None:

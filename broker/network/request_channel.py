@@ -44,13 +44,15 @@ SLICE_S = 0.002
 class Session:
     """What is known about the other end of a connection (Kafka's RequestChannel.Session)."""
 
-    __slots__ = ("fetch_slots", "handshake", "principal")
+    __slots__ = ("fetch_slots", "handshake", "principal", "wants_transactions")
 
     def __init__(self) -> None:
         self.principal: Principal = ANONYMOUS
         self.handshake: Handshake | None = None
         """One that has begun and has not ended."""
         self.fetch_slots = LeaderSlots()
+        self.wants_transactions = False
+        """It has asked for them, in vain, and the log says so."""
 
 
 class RequestSource(Protocol):

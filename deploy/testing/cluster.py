@@ -10,13 +10,16 @@ loop each.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
 import secrets
+import shlex
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -45,6 +48,8 @@ HEALTHY_TIMEOUT_S = 30.0
 _PORTS_OF_BROKER = 3
 """For clients, for the controller's orders, and for metrics."""
 _GUARDIAN_TIMEOUT_S = 10.0
+_COMMAND = re.compile("`(minibroker (?![^`]*--(?:data|help))[^`]+)`")
+"""In a message: one that does not say yet which cluster it is for."""
 
 Topics = Iterable[str | NewTopic]
 
@@ -186,6 +191,19 @@ class SyncLocalCluster:
             raise LaunchError("this cluster does not run: use it within `with`, or `async with`")
         return self._launcher
 
+    @contextlib.contextmanager
+    def _acting(self) -> Iterator[Launcher]:
+        """Blocks its thread. A command that an error names finds this cluster: without `--data` it would act on another
+        one, or on none."""
+        _refuse_in_event_loop()
+        launcher = self._running
+        try:
+            yield launcher
+        except LaunchError as error:
+            directory = shlex.quote(str(launcher.directory))
+            error.args = (_COMMAND.sub(rf"`\1 --data {directory}`", str(error)),)
+            raise
+
     @property
     def directory(self) -> Path:
         """Where its data and, in `logs`, what it prints are while it lives. Commands reach it with `--data`."""
@@ -202,22 +220,21 @@ class SyncLocalCluster:
 
     def find(self, who: int | str) -> list[Member]:
         """Whom WHO means now: broker ids, or `"zookeeper"`."""
-        _refuse_in_event_loop()
-        return self._running.resolve(parse_who(str(who)))
+        with self._acting() as launcher:
+            return launcher.resolve(parse_who(str(who)))
 
     def wait_healthy(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> None:
         """Until all brokers run and are in the cluster, there is a controller, and every partition has a leader and all
         its replicas in the ISR. Raises LaunchTimedOut with what is wrong still."""
-        _refuse_in_event_loop()
-        launcher = self._running
         problems: list[str] = []
+        with self._acting() as launcher:
 
-        def is_healthy() -> bool:
-            problems[:] = launcher.status().problems()
-            return not problems
+            def is_healthy() -> bool:
+                problems[:] = launcher.status().problems()
+                return not problems
 
-        if not wait_until(is_healthy, timeout_s):
-            raise LaunchTimedOut(f"the cluster is not healthy after {timeout_s:g} s: {'; '.join(problems)}")
+            if not wait_until(is_healthy, timeout_s):
+                raise LaunchTimedOut(f"the cluster is not healthy after {timeout_s:g} s: {'; '.join(problems)}")
 
     # -- topics --
 
@@ -242,39 +259,38 @@ class SyncLocalCluster:
 
     def kill(self, who: int | str) -> list[Member]:
         """SIGKILL, as a crash. Returns whom, once they are gone."""
-        _refuse_in_event_loop()
-        return self._running.kill(parse_who(str(who)))
+        with self._acting() as launcher:
+            return launcher.kill(parse_who(str(who)))
 
     def stop(self, who: int | str) -> list[Member]:
         """SIGTERM, as before maintenance: a clean shutdown, in which others lead first. Returns whom, once they have
         ended."""
-        _refuse_in_event_loop()
-        return self._running.stop(parse_who(str(who)))
+        with self._acting() as launcher:
+            return launcher.stop(parse_who(str(who)))
 
     def start(self, who: int | str) -> list[Member]:
         """Start what was killed or stopped. Returns whom, once they serve; `wait_healthy` waits until their replicas
         are in sync, too."""
-        _refuse_in_event_loop()
-        return self._running.start(parse_who(str(who)))
+        with self._acting() as launcher:
+            return launcher.start(parse_who(str(who)))
 
     def pause(self, who: int | str) -> list[Member]:
         """SIGSTOP: as a machine that hangs. Connections stay open and nothing is answered."""
-        _refuse_in_event_loop()
-        return self._running.pause(parse_who(str(who)))
+        with self._acting() as launcher:
+            return launcher.pause(parse_who(str(who)))
 
     def resume(self, who: int | str) -> list[Member]:
         """SIGCONT, after `pause`."""
-        _refuse_in_event_loop()
-        return self._running.resume(parse_who(str(who)))
+        with self._acting() as launcher:
+            return launcher.resume(parse_who(str(who)))
 
     def isolate(self, who: int | str) -> list[Member]:
         """Pull the cable: the broker runs on, but reaches neither the others, ZooKeeper nor clients, nor these it;
         packets are dropped silently. Needs root, iptables with its module `owner`, and setpriv: LaunchError where one
         is missing."""
-        _refuse_in_event_loop()
-        launcher = self._running
+        with self._acting() as launcher:
+            members = launcher.resolve(parse_who(str(who)))
         assert self._isolation is not None
-        members = launcher.resolve(parse_who(str(who)))
         if "zookeeper" in members:
             raise LaunchError("ZooKeeper cannot be isolated: pause it, or isolate every broker")
         for id in members:
@@ -289,15 +305,14 @@ class SyncLocalCluster:
 
     def restore(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> None:
         """After any of these: heal, resume and start whatever needs it, and wait until all is healthy."""
-        _refuse_in_event_loop()
-        launcher = self._running
-        self.heal()
-        launcher.resume(AllBrokers())
-        if launcher.state_of("zookeeper") is ProcessState.PAUSED:
-            launcher.resume(ZooKeeperServer())
-        if launcher.state_of("zookeeper") is ProcessState.GONE:
-            launcher.start(ZooKeeperServer())
-        launcher.start(AllBrokers())
+        with self._acting() as launcher:
+            self.heal()
+            launcher.resume(AllBrokers())
+            if launcher.state_of("zookeeper") is ProcessState.PAUSED:
+                launcher.resume(ZooKeeperServer())
+            if launcher.state_of("zookeeper") is ProcessState.GONE:
+                launcher.start(ZooKeeperServer())
+            launcher.start(AllBrokers())
         self.wait_healthy(timeout_s)
 
 
@@ -428,6 +443,8 @@ def _says_unknown_topic(error: MinibrokerError) -> bool:
 
 def _checked(settings: Mapping[str, str]) -> dict[str, str]:
     """Settings that brokers do not know, they refuse themselves."""
+    if not isinstance(settings, Mapping):
+        raise LaunchError(f"settings={settings!r}: give a dict, as in {{'num.partitions': '3'}}")
     for name, value in settings.items():
         if name in OWN_SETTINGS:
             raise LaunchError(f"{name}={value}: LocalCluster sets it itself, for each broker: leave it out")

@@ -101,7 +101,7 @@ def test_every_fault_takes_effect_and_restore_puts_all_of_them_right() -> None:
 
         leader = cluster.find("leader:orders-0")
         assert cluster.pause("leader:orders-0") == leader
-        with pytest.raises(LaunchError, match="is paused"):
+        with pytest.raises(LaunchError, match=f"is paused: `minibroker resume .* --data {cluster.directory}`"):
             cluster.stop(leader[0])
         assert cluster.resume(leader[0]) == leader
 
@@ -136,6 +136,8 @@ def test_arguments_that_make_no_sense_are_refused_before_anything_starts() -> No
             LocalCluster(number)  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match=r"there is no broker 4: their ids are 1 to 3"):
         LocalCluster(broker_settings={4: {}})
+    with pytest.raises(LaunchError, match=r"settings=\['a=b'\]: give a dict"):
+        SyncLocalCluster(settings=["a=b"])  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match=r"broker\.id=1: LocalCluster sets it itself"):
         SyncLocalCluster(settings={"broker.id": "1"})
     with pytest.raises(LaunchError, match=r"advertised\.listeners=PLAINTEXT://here:1: LocalCluster sets it itself"):

@@ -350,7 +350,7 @@ def test_a_failure_with_acks_0_closes_the_connection() -> None:
     with_cluster(program)
 
 
-def test_an_error_is_where_clients_of_kafka_look_for_it() -> None:
+def test_an_error_is_where_clients_of_kafka_look_for_it(caplog: pytest.LogCaptureFixture) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         connection = await to_leader(cluster, world)
         answer = await connection.request(data.PRODUCE, 9, produce(batch(b"a"), transactional_id="t"))
@@ -371,6 +371,8 @@ def test_an_error_is_where_clients_of_kafka_look_for_it() -> None:
         request = wire(metadata.FIND_COORDINATOR, key="t", key_type=1, coordinator_keys=[])
         answer = await connection.request(metadata.FIND_COORDINATOR, 1, request)
         assert (answer.error_code, answer.node_id) == (ErrorCode.INVALID_REQUEST, -1)
+        [told] = [record.getMessage() for record in caplog.records if record.name == "minibroker.transactions"]
+        assert "was refused transactional.id 't': there are no transactions yet" in told
         topics = [m.ListOffsetsTopic(ORDERS, [m.ListOffsetsPartition(0, 99, -1)])]
         answer = await connection.request(data.LIST_OFFSETS, 7, m.ListOffsetsRequest(-1, 0, topics))
         assert answer.topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_LEADER_EPOCH

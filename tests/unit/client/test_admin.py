@@ -204,6 +204,8 @@ def test_a_name_where_a_list_is_expected_is_refused_and_nothing_is_deleted() -> 
                 await call("ab")
             with pytest.raises(InvalidSetting, match="a name is a str"):
                 await call([b"ab"])  # type: ignore[list-item]
+            with pytest.raises(InvalidSetting, match=r"names=\['ab'\]: a name is a str"):
+                await call([["ab"]])  # type: ignore[list-item]
         for topics, named in (("ab", "'ab'"), (["ab"], "'ab'"), (NewTopic("ab"), "NewTopic")):
             with pytest.raises(InvalidSetting, match=f"topics={named}.*give a list of NewTopic, or call create_topic"):
                 await admin.create_topics(topics)  # type: ignore[arg-type]

@@ -443,6 +443,27 @@ def test_paused_partitions_are_silent_and_lose_nothing() -> None:
     run(scenario, partitions=2)
 
 
+def test_a_leader_that_was_not_told_of_a_partition_yet_is_no_reason_to_look_for_the_topic(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while all brokers are started again."""
+    monkeypatch.setattr("minibroker.client.stalls.STALL_S", 0.1)
+
+    async def scenario(cluster: ScriptedCluster) -> None:
+        unknown = reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        cluster.rules.append(lambda received: unknown if received.api is FETCH else None)
+        async with Consumer(cluster.bootstrap, topics=["orders"]):
+            async with asyncio.timeout(30):
+                while not caplog.records:
+                    await asyncio.sleep(0.05)
+
+    run(scenario)
+    [told] = [record.getMessage() for record in caplog.records if record.name == "minibroker.client.stalls"]
+    assert told.endswith(
+        "UNKNOWN_TOPIC_OR_PARTITION: broker 0, which leads it, has not been told of it yet. See `minibroker status`"
+    )
+
+
 def test_a_partition_that_is_not_assigned_is_refused() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         async with Consumer(cluster.bootstrap, partitions=[P0]) as consumer:
