@@ -407,11 +407,16 @@ def test_an_output_that_is_full_is_an_error_of_one_line(minibroker: Shell, numbe
     ("command", "out"),
     [
         ("consume numbers --exit-at-end --count 2 <&-", "0\n1\n"),
-        ("consume numbers --exit-at-end >&-", ""),
-        ("produce numbers --format json <&- >&-", ""),
         ("topics describe numbers <&- >&- 2>&-", ""),
-        ("status >&-", ""),
-        ("consume numbers --exit-at-end | head -n 1", "0\n"),
+        *(
+            pytest.param(*other, marks=pytest.mark.slow)
+            for other in [
+                ("consume numbers --exit-at-end >&-", ""),
+                ("produce numbers --format json <&- >&-", ""),
+                ("status >&-", ""),
+                ("consume numbers --exit-at-end | head -n 1", "0\n"),
+            ]
+        ),
     ],
 )
 def test_commands_that_talk_to_brokers_need_no_standard_streams(

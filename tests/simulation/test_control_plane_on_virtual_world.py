@@ -65,7 +65,12 @@ def _is_whole(cluster: VirtualCluster) -> bool:
 @every_seed(range(4))
 @pytest.mark.parametrize("direction", ["both ways", "to the controller", "from the controller"])
 @pytest.mark.parametrize(
-    ("brokers", "detection_ms", "changes_at_most"), [(2, 500, 10), (2, 100, 12), (2, 1_500, 10), (3, 500, 2)]
+    ("brokers", "detection_ms", "changes_at_most"),
+    [
+        (2, 500, 10),
+        (3, 500, 2),
+        *(pytest.param(*other, marks=pytest.mark.slow) for other in [(2, 100, 12), (2, 1_500, 10)]),
+    ],
 )
 def test_a_link_to_the_controller_that_is_broken_for_two_minutes_costs_few_elections(
     brokers: int, detection_ms: int, changes_at_most: int, direction: str, seed: int
