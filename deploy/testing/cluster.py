@@ -201,7 +201,7 @@ class SyncLocalCluster:
             yield launcher
         except LaunchError as error:
             directory = shlex.quote(str(launcher.directory))
-            error.args = (_COMMAND.sub(rf"`\1 --data {directory}`", str(error)),)
+            error.args = (_COMMAND.sub(lambda found: f"`{found[1]} --data {directory}`", str(error)),)
             raise
 
     @property
