@@ -465,7 +465,8 @@ def set_aside_and_stopped(host: Host, how: str) -> None:
     """A log is set aside shortly before its broker stops in good order."""
 
     async def run() -> None:
-        logs = LogManager(StorageWorld(host.start_process()), "/data", 1, checkpoint_interval_ms=10**9)
+        world = StorageWorld(host.start_process())
+        logs = LogManager(world, "/data", 1, checkpoint_interval_ms=10**9)
         await logs.open("cluster")
         logs.registered(1)
         log = await logs.get_or_create(PARTITION, "id", CONFIG)
@@ -475,10 +476,14 @@ def set_aside_and_stopped(host: Host, how: str) -> None:
         if how == "short of descriptors":
             host.medium.faults.descriptor_limit = 0
         ending = asyncio.ensure_future(logs.set_aside(PARTITION, "its leader's does not fit"))
-        await asyncio.sleep(0)
-        if how == "interrupted":
+
+        def interrupt() -> None:
             ending.cancel()
+
+        if how == "interrupted":
+            world.executor.before = interrupt  # as its flush begins
         await asyncio.wait([ending])
+        assert ending.cancelled() == (how == "interrupted")
         host.medium.faults.clear()
         await logs.close(broker_epoch=1)
 

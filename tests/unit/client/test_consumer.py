@@ -453,12 +453,13 @@ def test_a_leader_that_was_not_told_of_a_partition_yet_is_no_reason_to_look_for_
         unknown = reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         cluster.rules.append(lambda received: unknown if received.api is FETCH else None)
         async with Consumer(cluster.bootstrap, topics=["orders"]):
-            async with asyncio.timeout(30):
-                while not caplog.records:
-                    await asyncio.sleep(0.05)
+            await cluster.until(lambda: bool(warnings()))  # looks again with each fetch, which comes again
+
+    def warnings() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "minibroker.client.stalls"]
 
     run(scenario)
-    [told] = [record.getMessage() for record in caplog.records if record.name == "minibroker.client.stalls"]
+    [told] = warnings()
     assert told.endswith(
         "UNKNOWN_TOPIC_OR_PARTITION: broker 0, which leads it, has not been told of it yet. See `minibroker status`"
     )
