@@ -76,6 +76,9 @@ class ConfigChange(NamedTuple):
 
     @classmethod
     def set(cls, name: str, value: object) -> ConfigChange:
+        """Raises InvalidSetting for None, which is no value."""
+        if value is None:
+            raise InvalidSetting(name, value, "give a value, or end what is set with ConfigChange.delete(NAME)")
         return cls(name, AlterOperation.SET, str(value).lower() if isinstance(value, bool) else str(value))
 
     @classmethod

@@ -444,7 +444,7 @@ class LocalCluster:
                 )
             gone = [entry for entry in cluster.brokers if entry.id in members and not _lives(entry)]
             if not gone and not isinstance(who, AllBrokers):
-                raise LaunchError(f"broker {members[0]} is running already: `minibroker stop {members[0]}` first")
+                raise LaunchError(_why_not_started(members[0], self.state_of(members[0])))
             _check_ports(gone)
             starting: list[StartingBroker] = []
             for entry in gone:
@@ -593,6 +593,12 @@ def _planned(
     )
 
 
+def _why_not_started(broker_id: Member, state: ProcessState) -> str:
+    if state is ProcessState.PAUSED:
+        return f"broker {broker_id} is paused: `minibroker resume {broker_id}`"
+    return f"broker {broker_id} is running already; to start it anew, first `minibroker stop {broker_id}`"
+
+
 def _metrics_ports(first_port: int, count: int) -> list[int]:
     """1000 above the brokers' own, where Prometheus's configuration can name them; elsewhere if those are not free."""
     ports = range(first_port + METRICS_PORT_DISTANCE, first_port + METRICS_PORT_DISTANCE + count)
@@ -605,8 +611,9 @@ def _check_ports(brokers: list[BrokerEntry] | tuple[BrokerEntry, ...]) -> None:
     taken = [entry for entry in brokers if not is_free(entry.port)]
     if taken:
         ports = ", ".join(f"{entry.port} (broker {entry.id})" for entry in taken)
+        are_in_use = f"port {ports} is in use" if len(taken) == 1 else f"ports {ports} are in use"
         raise LaunchError(
-            f"port {ports} is in use: stop what listens there, or use other ports with `minibroker up --base-port PORT`"
+            f"{are_in_use}: stop what listens there, or use other ports with `minibroker up --base-port PORT`"
         )
 
 

@@ -127,6 +127,8 @@ def test_a_paused_broker_stands_still_until_it_is_resumed(local_cluster: Callabl
     assert cluster.state_of(1) is ProcessState.PAUSED
     with pytest.raises(LaunchError, match="is paused: `minibroker resume 1` first"):
         cluster.stop(BrokerId(1))
+    with pytest.raises(LaunchError, match="broker 1 is paused: `minibroker resume 1`"):
+        cluster.start(BrokerId(1))
     assert cluster.resume(AllBrokers()) == [1]
     assert cluster.state_of(1) is ProcessState.RUNNING
     with pytest.raises(LaunchError, match="nothing to resume"):

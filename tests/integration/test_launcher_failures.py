@@ -18,9 +18,13 @@ from minibroker.deploy.ports import free_ports, is_free
 def test_every_port_in_use_is_named_before_anything_is_started(tmp_path: Path) -> None:
     ports = free_ports(3)
     cluster = LocalCluster(tmp_path)
-    with socket.create_server(("127.0.0.1", ports[1])), pytest.raises(LaunchError) as caught:
-        cluster.up(3, ports[0])
-    assert f"port {ports[1]} (broker 2) is in use" in str(caught.value)
+    with socket.create_server(("127.0.0.1", ports[1])):
+        with pytest.raises(LaunchError) as caught:
+            cluster.up(3, ports[0])
+        assert f"port {ports[1]} (broker 2) is in use" in str(caught.value)
+        with socket.create_server(("127.0.0.1", ports[2])), pytest.raises(LaunchError) as caught:
+            cluster.up(3, ports[0])
+    assert f"ports {ports[1]} (broker 2), {ports[2]} (broker 3) are in use" in str(caught.value)
     assert "--base-port" in str(caught.value)
     assert cluster.file_or_none() is None
 

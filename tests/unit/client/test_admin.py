@@ -259,6 +259,11 @@ def test_brokers_are_asked_for_their_settings_together_as_one_may_not_answer() -
     run(scenario)
 
 
+def test_a_setting_is_not_set_to_none() -> None:
+    with pytest.raises(InvalidSetting, match=r"retention\.ms=None: give a value, or .*ConfigChange\.delete"):
+        ConfigChange.set("retention.ms", None)
+
+
 def test_a_change_where_a_list_of_changes_is_expected_is_refused() -> None:
     async def scenario(cluster: ScriptedCluster, admin: Admin) -> None:
         change = ConfigChange.set("retention.ms", 1)
