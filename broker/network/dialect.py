@@ -67,13 +67,12 @@ class Dialect(Protocol):
     @property
     def answers_in_order(self) -> bool:
         """The peer matches answers to its requests by their order, in which they leave. No request is handled until
-        the one before it has been answered, unless that one is of an API that overlaps."""
+        those before it have been answered, unless it and all of these may overlap."""
         ...
 
-    @property
-    def overlaps(self) -> frozenset[int]:
-        """With answers in order: the keys of the APIs that the next request need not wait for once their handler has
-        returned. Answers that are given too early are held back."""
+    def may_overlap(self, frame: Frame) -> bool:
+        """With answers in order: the request may be handled while others of this kind, sent before it, have not been
+        answered but for their handlers, which have returned. Answers that are given too early are held back."""
         ...
 
     @property

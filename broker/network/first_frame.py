@@ -36,7 +36,6 @@ class FirstFrame:
     reads_columns = False
     drops_unnamed_brokers = False
     rests_on_named_leaders = False
-    overlaps: frozenset[int] = frozenset()
     api_versions: Sequence[ApiVersion] = ()
 
     def __init__(
@@ -75,6 +74,9 @@ class FirstFrame:
         self._chosen(dialect)
         dialect.get_buffer()[: self._filled] = self._prefix[: self._filled]
         return dialect.received(self._filled)
+
+    def may_overlap(self, frame: Frame) -> bool:
+        raise AssertionError("nothing has been asked")
 
     def knows_zstd(self, api_key: int, api_version: int) -> bool:
         raise AssertionError("nothing has been asked")

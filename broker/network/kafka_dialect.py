@@ -31,6 +31,9 @@ from minibroker.protocol.messages import ApiVersion, ApiVersionsRequest, ApiVers
 logger = logging.getLogger("minibroker.network")
 
 
+_OVERLAPPING = {PRODUCE.key, METADATA.key}
+"""A producer has several Produce requests under way, and what it asks of Metadata is not about these. Whatever else it
+sends may be: who asks where a log ends, behind a Produce request, counts on finding that in it."""
 _ZSTD_SINCE = {PRODUCE.key: 7, FETCH.key: 10}
 """Versions of Kafka 2.1, with which zstd came."""
 
@@ -60,12 +63,14 @@ class KafkaDialect(FrameReader):
     reads_columns = False
     drops_unnamed_brokers = True
     rests_on_named_leaders = True
-    overlaps = frozenset({PRODUCE.key, METADATA.key})
     api_versions: list[ApiVersion] = kafka.API_KEYS
 
     def __init__(self, listener: KafkaListener) -> None:
         super().__init__(listener.limit_of)
         self._listener = listener
+
+    def may_overlap(self, frame: Frame) -> bool:
+        return kafka.api_key_of(frame[:2]) in _OVERLAPPING
 
     def knows_zstd(self, api_key: int, api_version: int) -> bool:
         return api_version >= _ZSTD_SINCE[api_key]

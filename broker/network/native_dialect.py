@@ -47,12 +47,14 @@ class NativeDialect(FrameReader):
     reads_columns = True
     drops_unnamed_brokers = False
     rests_on_named_leaders = False
-    overlaps: frozenset[int] = frozenset()
     api_versions = apis.API_KEYS
 
     def __init__(self, listener: NativeListener) -> None:
         super().__init__(listener.limit_of)
         self._listener = listener
+
+    def may_overlap(self, frame: Frame) -> bool:
+        return True
 
     def knows_zstd(self, api_key: int, api_version: int) -> bool:
         return True

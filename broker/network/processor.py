@@ -10,8 +10,8 @@ nothing forbids it, and lets the socket be read or not; every event changes some
 dispatching:
 
 - **mute**: the previous request is queued or its handler has not returned (in Kafka: it is not answered; so it is here
-  with a dialect whose answers leave in order, but for requests that overlap: answers are held back then until their
-  turn has come, and nothing is dispatched while they hold too much);
+  with a dialect whose answers leave in order, but for requests that may overlap with others of their kind: answers are
+  held back then until their turn has come, and nothing is dispatched while they hold too much);
 - the request channel is full: the connection stands in line and is not read from;
 - too many requests, or bytes of requests, of this connection are unanswered; or its responses are not being read
   (the transport has called `pause_writing`): it is not read from either, so the peer's own socket fills up.
@@ -418,7 +418,7 @@ class Connection(asyncio.BufferedProtocol):
         """Dispatch the next frame if nothing forbids it; read on, or stop reading."""
         if not self._muted and not self._in_line:
             if self._backlog:
-                if self._may_dispatch():
+                if self._may_dispatch() and not self._waits_for_answers():
                     size = len(self._backlog[0][0])
                     if self._processor.channel.has_room(size):
                         self._dispatch(wake)
@@ -443,6 +443,10 @@ class Connection(asyncio.BufferedProtocol):
                 )
             )
         )
+
+    def _waits_for_answers(self) -> bool:
+        """The first frame of the backlog is not handled until all that were sent before it have been answered."""
+        return self._turns is not None and self._unanswered > 0 and not self.dialect.may_overlap(self._backlog[0][0])
 
     def _has_turns_open(self) -> bool:
         """Answers must leave before anything else may."""
@@ -488,7 +492,7 @@ class Connection(asyncio.BufferedProtocol):
         self._unanswered_bytes += size
         request = Request(self, processor.clock, api, header, body, size, received_at)
         if self._turns is not None:
-            self._overlaps = api.key in self.dialect.overlaps
+            self._overlaps = self.dialect.may_overlap(frame)
             request.place = self._turns.take_place()
         processor.channel.offer(request, wake=wake)
 

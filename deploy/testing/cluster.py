@@ -215,7 +215,10 @@ class SyncLocalCluster:
         return self._running.bootstrap()
 
     def log_of(self, member: Member) -> Path:
-        """What a broker, by its id, or `"zookeeper"` has printed so far."""
+        """What a broker, by its id, or `"zookeeper"` has printed so far. Raises LaunchError where there is no such
+        broker."""
+        if not isinstance(member, str):
+            self._running.file().broker(member)
         return self._running.log_of(member)
 
     def find(self, who: int | str) -> list[Member]:

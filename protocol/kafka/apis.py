@@ -35,7 +35,7 @@ class RequestHeader(msgspec.Struct):
     client_id: str | None
 
 
-def api_key_of(prefix: bytes) -> int:
+def api_key_of(prefix: bytes | memoryview) -> int:
     """The API key in the first bytes of a request."""
     return int.from_bytes(prefix[:2], "big", signed=True)
 

@@ -53,6 +53,8 @@ def test_a_cluster_has_its_topics_and_the_settings_of_each_broker() -> None:
                 assert (await producer.send("orders", b"first")).offset == 0
             directory = cluster.directory
             assert "ready broker.id=1" in cluster.log_of(1).read_text()
+            with pytest.raises(LaunchError, match="no broker 8 in this cluster: its ids are 1, 2"):
+                cluster.log_of(8)
         assert not directory.exists()
         with pytest.raises(LaunchError, match="does not run: use it within `with`"):
             await cluster.kill(1)

@@ -97,7 +97,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulation.hunt", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--mutant", action="append", choices=sorted(MUTANTS), help="only this one; may be repeated")
+    parser.add_argument(
+        "--mutant", action="append", choices=sorted(MUTANTS), metavar="NAME", help="only this one; may be repeated"
+    )
     parser.add_argument("--max-seeds", type=int, default=300, help="for each mutant (300)")
     parser.add_argument("--minutes", type=float, default=3, help="virtual minutes of a storm (3)")
     parser.add_argument("--jobs", type=int, help="worker processes (one per core)")

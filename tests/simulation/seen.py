@@ -118,7 +118,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulation.seen", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--mutant", action="append", choices=sorted(MUTANTS), help="only this one; may be repeated")
+    parser.add_argument(
+        "--mutant", action="append", choices=sorted(MUTANTS), metavar="NAME", help="only this one; may be repeated"
+    )
     names = parser.parse_args().mutant or list(MUTANTS)
 
     tables = seen_by()

@@ -180,7 +180,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=_seeds, default=_seeds("1..200"), metavar="FIRST..LAST")
     parser.add_argument("--seed", type=int, help="replay this one, with its whole timeline")
     parser.add_argument("--minutes", type=float, default=3, help="virtual minutes of a storm (3)")
-    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="with this bug planted")
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), metavar="NAME", help="with this bug planted")
     parser.add_argument("--jobs", type=int, help="worker processes (one per core)")
     parser.add_argument("--floors", action="store_true", help="fail where a storm was too mild")
     parser.add_argument("--log", metavar="FILE", help="with --seed: what brokers and clients log")

@@ -19,6 +19,7 @@ from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import apis as kafka
 from minibroker.protocol.kafka import data, metadata
+from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.records import (
     MAGIC_COLUMNS,
@@ -336,6 +337,26 @@ def test_batches_that_are_under_way_together_are_replicated_together_and_answere
         assert [correlation_id for correlation_id, _ in answers] == sent
         offsets = [answer.responses[0].partition_responses[0].base_offset for _, answer in answers]
         assert offsets == list(range(2, 22))
+
+    with_cluster(program)
+
+
+@pytest.mark.parametrize("api", [data.LIST_OFFSETS, data.FETCH], ids=lambda api: api.name)
+def test_what_is_asked_behind_a_batch_is_answered_from_a_log_that_has_it(api: KafkaApi) -> None:
+    """As in Kafka, where a connection's requests are handled one after the other."""
+    latest = m.ListOffsetsTopic(ORDERS, [m.ListOffsetsPartition(0, -1, m.LATEST_TIMESTAMP)])
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        await connection.request(data.PRODUCE, 9, produce(batch(b"a")))
+        connection.send(data.PRODUCE, 9, produce(batch(b"b")))
+        connection.send(api, 5, m.ListOffsetsRequest(-1, 0, [latest]) if api is data.LIST_OFFSETS else fetch(1))
+        await connection.answer(data.PRODUCE, 9)
+        _, answer = await connection.answer(api, 5)
+        if api is data.LIST_OFFSETS:
+            assert answer.topics[0].partitions[0].offset == 2
+        else:
+            assert decode_batch(answer.responses[0].partitions[0].records).values == [b"b"]
 
     with_cluster(program)
 

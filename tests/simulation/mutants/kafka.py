@@ -9,6 +9,7 @@ import msgspec
 from minibroker.broker.handlers import fetch, transcoding
 from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.kafka_dialect import KafkaDialect
+from minibroker.broker.network.processor import Connection
 from minibroker.broker.network.turns import Turns
 from minibroker.broker.replication.fetcher import Fetcher
 from minibroker.broker.storage.producer_state import ProducerState
@@ -26,6 +27,13 @@ def answers_leave_as_they_come(patches: Patches) -> None:
     def answered(original: Any, self: Any, place: int, answer: Any, size: int) -> list[Any]:
         self._next_answer += 1
         return [answer]
+
+
+@mutant("a look at the past", "what is asked behind a batch is answered before the batch is replicated")
+def nothing_waits_for_a_batch(patches: Patches) -> None:
+    @patches.instead_of(Connection, "_waits_for_answers")
+    def _waits_for_answers(original: Any, self: Any) -> bool:
+        return False
 
 
 @mutant("records elsewhere", "an answer's large records leave after all that is small")
