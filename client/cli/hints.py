@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ _HINT = re.compile(r"`minibroker ([^`]+)`")
 
 
 class _Typed(NamedTuple):
-    root: Any
-    """The command of which all others are subcommands."""
+    root: Callable[[], Any]
+    """Makes the command of which all others are subcommands."""
     options: dict[str, str]
     """The options for the cluster that were typed, by the name of the parameter."""
 
@@ -29,8 +29,8 @@ _typed: ContextVar[_Typed | None] = ContextVar("typed", default=None)
 
 
 @contextlib.contextmanager
-def repeating(root: object) -> Iterator[None]:
-    """For the time in which a command line of this command and its subcommands is parsed and carried out."""
+def repeating(root: Callable[[], object]) -> Iterator[None]:
+    """For the time in which a command line is parsed and carried out. `root` makes the command that it is one of."""
     token = _typed.set(_Typed(root, {}))
     try:
         yield
@@ -56,17 +56,20 @@ def pastable(text: str) -> str:
     typed = _typed.get()
     if typed is None or not typed.options:
         return text
-    return _HINT.sub(lambda hint: f"`minibroker {_completed(hint[1], typed)}`", text)
+    if not _HINT.search(text):
+        return text
+    root = typed.root()
+    return _HINT.sub(lambda hint: f"`minibroker {_completed(hint[1], root, typed.options)}`", text)
 
 
-def _completed(hint: str, typed: _Typed) -> str:
+def _completed(hint: str, root: Any, options: dict[str, str]) -> str:
     if "--help" in hint:
         return hint
-    command = typed.root
+    command = root
     for word in hint.split():
         command = getattr(command, "commands", {}).get(word, command)
     # Where a command takes both, `--bootstrap` wins.
     for parameter in ("bootstrap", "data"):
-        if parameter in typed.options and any(taken.name == parameter for taken in command.params):
-            return hint if f"--{parameter}" in hint else f"{hint} {typed.options[parameter]}"
+        if parameter in options and any(taken.name == parameter for taken in command.params):
+            return hint if f"--{parameter}" in hint else f"{hint} {options[parameter]}"
     return hint

@@ -7,6 +7,8 @@ with `error:`. Exit codes: 0 ok, 1 failure, 2 usage, 3 timeout, 4 unhealthy.
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import os
 import signal
 import sys
@@ -20,6 +22,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 import uvloop
+from typer.models import CommandInfo
 
 from minibroker.client.cli import hints
 from minibroker.client.cli.hints import comes_from, pastable
@@ -246,12 +249,31 @@ def confirm(question: str, yes: bool) -> None:
 def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit code. Any error of a user's is one line on stderr."""
     _open_what_is_closed()
-    command = typer.main.get_command(app)
-    make_plain(command)
     if "_MINIBROKER_COMPLETE" in os.environ:  # a shell asks for completions
-        command.main(prog_name="minibroker")
-    with hints.repeating(command):
-        return _run_command(command, sys.argv[1:] if arguments is None else list(arguments))
+        _plain(typer.main.get_command(app)).main(prog_name="minibroker")
+    typed = sys.argv[1:] if arguments is None else list(arguments)
+    with hints.repeating(functools.cache(lambda: typer.main.get_command(app))):
+        return _run_command(_plain(_command_for(app, typed)), typed)
+
+
+def _command_for(app: typer.Typer, arguments: list[str]) -> Any:
+    """The application's command, without those of its subcommands that the first argument does not name: to build all
+    fifty takes as long as many a command. All of them where it names none."""
+    named = copy.copy(app)
+    named.registered_commands = [info for info in app.registered_commands if _name_of(info) in arguments[:1]]
+    named.registered_groups = [info for info in app.registered_groups if info.name in arguments[:1]]
+    if named.registered_commands or named.registered_groups:
+        return typer.main.get_group(named)
+    return typer.main.get_command(app)
+
+
+def _name_of(info: CommandInfo) -> str | None:
+    return info.name or (info.callback and typer.main.get_command_name(info.callback.__name__))
+
+
+def _plain(command: Any) -> Any:
+    make_plain(command)
+    return command
 
 
 def _run_command(command: Any, arguments: list[str]) -> int:

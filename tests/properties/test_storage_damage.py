@@ -36,7 +36,8 @@ TOPIC_ID = "aGVsbG8gd29ybGQhISEhIQ"
 BATCHES = 70
 FLUSHED = 50
 """So many batches were there when the log was flushed last, before the crash."""
-FLIPS = 10_000
+FLIPS = 2_500
+"""Ten thousand take four minutes, and have been tried."""
 TAIL_BYTES = 64 * 1024
 """What was appended since the last flush."""
 
@@ -254,8 +255,8 @@ def test_a_flipped_bit_anywhere_is_never_served(origins: list[Origin], tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # ten thousand directories, on a disk that may be busy
-def test_ten_thousand_flipped_bits_are_never_served(origins: list[Origin], tmp_path: Path) -> None:
+@pytest.mark.timeout(600)  # thousands of directories, on a disk that may be busy
+def test_thousands_of_flipped_bits_are_never_served(origins: list[Origin], tmp_path: Path) -> None:
     ends = flips(origins, tmp_path, FLIPS, 2)
     for (kind, end), times in sorted(ends.items()):
         print(f"{kind:40} {end:25} {times}")

@@ -677,7 +677,9 @@ def test_auto_commit_leaves_out_the_record_that_is_being_worked_on() -> None:
         async with member(cluster, enable_auto_commit=True, auto_commit_interval_ms=50) as consumer:
             await take(consumer, 3)
             await asyncio.sleep(0.3)
-            assert not cluster.groups.group("billing").offsets, "the third is still in hand"
+            # Where the machine is slow, those before may have been committed.
+            committed = cluster.groups.group("billing").offsets.get(("orders", 0))
+            assert committed is None or committed.offset <= 2, "the third is still in hand"
             records = await take(consumer, 7)
             waiting = asyncio.ensure_future(anext(consumer))
             await until(lambda: cluster.groups.group("billing").offsets, 10)
