@@ -9,11 +9,9 @@ from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import msgspec
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from minibroker.client.cli.hints import pastable
+from minibroker.client.cli.live import text_in_place
 from minibroker.client.cli.output import Format, print_json, table_lines
 from minibroker.deploy.status import BrokerStatus, Status, some_of
 from minibroker.protocol.errors import MinibrokerError
@@ -85,14 +83,14 @@ def watch(look: Callable[[], Glance], format: Format) -> None:
         before: Glance | None = None
         now, problem = look(), ""
         on_terminal = sys.stdout.isatty() and format is Format.TABLE
-        with Live(auto_refresh=False, console=Console(highlight=False)) if on_terminal else nullcontext() as live:
+        with text_in_place() if on_terminal else nullcontext() as show:
             while True:
                 records, rate = _records(before, now)
                 counted = "unknown" if records is None else f"{records:,}, {rate:,.0f}/s"
                 lines = [*status_lines(now.status), f"records: {counted}", *problem_lines(now.status)]
                 text = "\n".join([pastable(problem)] if problem else lines)
-                if live is not None:
-                    live.update(Text(text), refresh=True)
+                if show is not None:
+                    show(text)
                 elif format is Format.TABLE:
                     sys.stdout.write(text + "\n\n")
                 elif not problem:

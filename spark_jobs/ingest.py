@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minibroker.client.cli.live import progress_bar
 from minibroker.protocol.model import TopicPartition
 from minibroker.spark_jobs.checkpoint import Checkpoint
-from minibroker.spark_jobs.jobs import Source, bar, run_query, triggers_told
+from minibroker.spark_jobs.jobs import Source, run_query, triggers_told
 from minibroker.spark_jobs.manifests import Table
 from minibroker.spark_jobs.offsets import by_partition
 from minibroker.spark_jobs.table_reader import read_files
@@ -66,7 +67,7 @@ def run_ingest(
         before = by_partition(writer.end)
         added = [0, 0]
 
-        with bar(
+        with progress_bar(
             f"ingest {', '.join(source.topics)}", _backlog(options, before) if trigger is None else None
         ) as update:
 

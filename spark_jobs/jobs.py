@@ -13,9 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+from minibroker.client.cli.live import progress_bar
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.spark_jobs.session import check_packages, spark_session
 
@@ -184,18 +182,6 @@ def _settle(listener: object) -> None:
         time.sleep(_POLL_S)
 
 
-@contextmanager
-def bar(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, if that is a terminal; call what is yielded with how much is done."""
-    if not sys.stderr.isatty():
-        yield lambda _done: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(description, total=total)
-        yield lambda done: progress.update(task, completed=done)
-
-
 def run_batch(session: SparkSession, description: str, stop: threading.Event, action: Callable[[], None]) -> None:
     """Run an action that starts Spark jobs, and show how many of their tasks are done.
 
@@ -205,7 +191,7 @@ def run_batch(session: SparkSession, description: str, stop: threading.Event, ac
 
     context = session.sparkContext
     tasks: dict[int, int] = {}
-    with ThreadPoolExecutor(1, thread_name_prefix="batch") as threads, bar(description, None) as update:
+    with ThreadPoolExecutor(1, thread_name_prefix="batch") as threads, progress_bar(description, None) as update:
         running = threads.submit(action)
         while not wait([running], _POLL_S).done:
             if stop.is_set():

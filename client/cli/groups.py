@@ -9,14 +9,12 @@ from contextlib import nullcontext, suppress
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from minibroker.client.admin import Admin
 from minibroker.client.cli.group_details import GroupDetails, details_of
 from minibroker.client.cli.group_resets import Reset, Shift, planned
 from minibroker.client.cli.hints import pastable
+from minibroker.client.cli.live import text_in_place
 from minibroker.client.cli.output import (
     DEFAULT_DATA,
     BootstrapOption,
@@ -205,11 +203,11 @@ async def _watch(bootstrap: str, group: str, format: Format) -> None:
     on_terminal = sys.stdout.isatty() and format is Format.TABLE
     async with open_admin(bootstrap) as admin:
         details, problem = await details_of(admin, group), ""
-        with Live(auto_refresh=False, console=Console(highlight=False)) if on_terminal else nullcontext() as live:
+        with text_in_place() if on_terminal else nullcontext() as show:
             while True:
-                if live is not None:
+                if show is not None:
                     lines = [line for block in _blocks(details) for line in (*block, "")]
-                    live.update(Text(pastable(problem) if problem else "\n".join(lines)), refresh=True)
+                    show(pastable(problem) if problem else "\n".join(lines))
                 elif format is Format.TABLE:
                     sys.stdout.write(f"{pastable(problem) if problem else _line(details)}\n")
                 elif not problem:

@@ -7,17 +7,16 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from minibroker.client.cli.hints import pastable
 from minibroker.client.cli.lines import read_lines
+from minibroker.client.cli.live import progress_bar
 from minibroker.client.cli.output import (
     DEFAULT_DATA,
     BootstrapOption,
@@ -327,8 +326,8 @@ async def _send(
 ) -> int | None:
     """The bytes of all records, once all are sent; None after a failure. Raises what `source` raises."""
     size = 0
-    with _progress(os.fstat(descriptor).st_size) as progress:
-        task = progress.add_task(topic, total=os.fstat(descriptor).st_size or None) if progress else None
+    of_file = os.fstat(descriptor).st_size  # 0 for a pipe
+    with progress_bar(topic, of_file, of_bytes=True) if of_file else nullcontext() as show:
         async for part in source:
             at_once = _sent_at_once(producer, topic, part.records)
             if at_once is None:
@@ -339,8 +338,8 @@ async def _send(
             if tally.has_failed:
                 return None
             size += part.bytes
-            if progress and task is not None:
-                progress.update(task, completed=part.ends_at)
+            if show is not None:
+                show(part.ends_at)
             await tally.has_room()
     return size
 
@@ -403,18 +402,4 @@ def open_producer(
         compression=compression.value,
         max_request_size=max_request_size,
         client_id="minibroker-cli",
-    )
-
-
-def _progress(size: int) -> AbstractContextManager[Progress | None]:
-    """A progress bar if the size is known; on stderr, if that is a terminal."""
-    if not sys.stderr.isatty() or size == 0:
-        return nullcontext()
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=Console(stderr=True),
-        transient=True,
     )
