@@ -35,6 +35,8 @@ MAX_MEMBER_BYTES = 1024 * 1024
 """What a member may tell its leader, in all protocols together; in Kafka without a bound."""
 MOST_OF_CLIENT_ID = 255
 """Characters of it in a member's id, which must fit into whatever tells the id to others, in all versions."""
+_LEAST_WAIT_MS = 1_000
+"""For static members that have not joined, until one does or its session ends."""
 SLEPT_S = 1.0
 """A session that ends so much later than it should have was slept through."""
 
@@ -327,9 +329,9 @@ class GroupCoordinator(TermListener):
 
         self._joins.try_complete_else_watch(DelayedJoin(delay_ms, lambda: term.is_over, complete), [group])
 
-    def _wait_for_all(self, term: Term, group: Group) -> None:
+    def _wait_for_all(self, term: Term, group: Group, least_ms: int = 0) -> None:
         operation = DelayedJoin(
-            group.rebalance_timeout_ms,
+            max(group.rebalance_timeout_ms, least_ms),
             lambda: term.is_over or group.has_all_joined(),
             lambda: self._complete_join(term, group),
         )
@@ -345,8 +347,9 @@ class GroupCoordinator(TermListener):
                 logger.info("group %r: member %s has not joined in time", group.group_id, member.member_id)
                 self._drop(group, member.member_id)
         if group.members and not group.elect_joined_leader():
-            # Static members alone, none of whom has joined: their sessions end before there is a generation.
-            self._wait_for_all(term, group)
+            # Static members alone, none of whom has joined: their sessions end before there is a generation. Their
+            # rebalance timeout may be 0.
+            self._wait_for_all(term, group, _LEAST_WAIT_MS)
             return
         group.begin_generation(self._clock.wall_ms())
         self.rebalances += 1

@@ -23,9 +23,10 @@ SyncWaiter = Callable[[SyncGroupResponse], None]
 NO_GENERATION = -1
 
 UNSTORED_GENERATIONS = 10_000
-"""As many as may have been begun by a coordinator whose assignments never came into the log: in three hours, as each
-takes a second. The next coordinator does not know their numbers, and must not give them to others: somebody may still
-commit in their name."""
+"""As many as may have been begun by each coordinator whose assignments never came into the log: in three hours, as each
+takes a second. Those after it do not know their numbers, and must not give them to others: somebody may still commit in
+their name."""
+_MOST_GENERATIONS = 2**31 - 1
 
 
 def never() -> bool:
@@ -335,7 +336,7 @@ class Group:
     def begin_generation(self, now_ms: int) -> None:
         """The next generation, of the members that there are."""
         highest = max(self.generation_id, self.generations_used)
-        self.generation_id = highest + 1 if highest < 2**31 - 1 else 1
+        self.generation_id = highest + 1 if highest < _MOST_GENERATIONS else 1
         self.generations_used = self.generation_id
         self.pending_sync = {}
         if self.members:
@@ -393,11 +394,13 @@ class Group:
         )
 
 
-def group_from(group_id: str, value: GroupValue) -> Group:
-    """A group as it was stored: Stable with the members of its last generation that got an assignment, or Empty."""
+def group_from(group_id: str, value: GroupValue, terms_since: int = 1) -> Group:
+    """A group as it was stored: Stable with the members of its last generation that got an assignment, or Empty.
+    `terms_since`: as many coordinators as there can have been since, this one included. What numbers the others gave is
+    not known, but they counted from here in the same way."""
     group = Group(group_id, GroupState.STABLE if value.members else GroupState.EMPTY)
     group.generation_id = value.generation_id
-    group.generations_used = min(value.generation_id + UNSTORED_GENERATIONS, 2**31 - 1)
+    group.generations_used = min(value.generation_id + terms_since * UNSTORED_GENERATIONS, _MOST_GENERATIONS)
     group.protocol_type = value.protocol_type or None
     group.protocol_name = value.protocol_name
     group.state_since_ms = None if value.state_timestamp_ms < 0 else value.state_timestamp_ms

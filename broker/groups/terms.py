@@ -286,7 +286,7 @@ class Terms:
 
     async def _read(self, term: Term) -> dict[str, Group]:
         """The groups as the log has them. Raises BrokerError."""
-        loading = _Loading()
+        loading = _Loading(term.leading_since_epoch)
         slices = Slices()
         partition = self._replicas.leader(term.topic_partition)
         offset = partition.log.log_start_offset
@@ -381,8 +381,10 @@ class Terms:
 class _Loading:
     """The log's records, in order: of each key the last one counts (KAFKA-5600), and is the only one to be decoded."""
 
-    def __init__(self) -> None:
-        self._groups: dict[str, tuple[bytes, int]] = {}
+    def __init__(self, leading_since_epoch: int) -> None:
+        self._leading_since_epoch = leading_since_epoch
+        self._groups: dict[str, tuple[bytes, int, int]] = {}
+        """With the offset and the leader epoch."""
         self._offsets: dict[str, dict[TopicPartition, tuple[bytes, int]]] = {}
 
     def add(self, batch: DecodedBatch) -> None:
@@ -391,11 +393,11 @@ class _Loading:
         for offset, key, value in zip(batch.offsets, batch.keys, batch.values, strict=True):
             if key is not None:
                 try:
-                    self._add(key, value, offset)
+                    self._add(key, value, offset, batch.header.partition_leader_epoch)
                 except MalformedRecord as error:
                     _skip(offset, error)
 
-    def _add(self, key_bytes: bytes, value: bytes | None, offset: int) -> None:
+    def _add(self, key_bytes: bytes, value: bytes | None, offset: int, epoch: int) -> None:
         key = decode_key(key_bytes)
         if isinstance(key, OffsetKey):
             offsets = self._offsets.setdefault(key.group_id, {})
@@ -408,13 +410,14 @@ class _Loading:
             if value is None:
                 self._groups.pop(key.group_id, None)
             else:
-                self._groups[key.group_id] = (value, offset)
+                self._groups[key.group_id] = (value, offset, epoch)
 
     async def groups(self, slices: Slices) -> dict[str, Group]:
         groups: dict[str, Group] = {}
-        for group_id, (group_value, log_offset) in self._groups.items():
+        for group_id, (group_value, log_offset, epoch) in self._groups.items():
+            terms_since = max(1, self._leading_since_epoch - epoch)
             try:
-                groups[group_id] = group_from(group_id, decode_group_value(group_value))
+                groups[group_id] = group_from(group_id, decode_group_value(group_value), terms_since)
             except MalformedRecord as error:
                 _skip(log_offset, error)
             await slices.breathe()

@@ -344,6 +344,27 @@ def test_a_group_outlives_the_coordinator_at_every_step_of_a_rebalance() -> None
     with_topic(program)
 
 
+def test_the_number_of_a_generation_is_given_once_however_many_coordinators_stored_none() -> None:
+    """Somebody may still commit in the name of one that was never stored, and the number is all that tells it apart."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        member = GroupMember(cluster, world, "billing")
+        await member.join_and_sync()
+        given = [member.generation_id]
+        for _ in range(3):
+            coordinator = await member.find_coordinator()
+            cluster.kill_broker(coordinator)
+            await member.join()
+            await cluster.start_broker(coordinator)
+            given.append(member.generation_id)
+            member.protocols = [("range", b"%d" % len(given))]  # so that the same coordinator begins another one
+            await member.join()
+            given.append(member.generation_id)
+        assert given == sorted(set(given))
+
+    with_topic(program)
+
+
 def test_a_coordinator_that_slept_puts_nobody_out_whose_heartbeats_lie_in_its_sockets() -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         member = GroupMember(cluster, world, "billing", session_timeout_ms=6_000)

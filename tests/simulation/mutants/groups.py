@@ -57,6 +57,13 @@ def first_record_of_a_key_counts(patches: Patches) -> None:
             self._offsets[group] |= of_group
 
 
+@mutant("a number for two", "a coordinator knows of one before it that stored no generation, and of no others")
+def generations_of_one_coordinator_are_skipped(patches: Patches) -> None:
+    @patches.instead_of(terms, "group_from")
+    def group_from(original: Any, group_id: str, value: Any, terms_since: int) -> Any:
+        return original(group_id, value)
+
+
 @mutant("KAFKA-2841", "a broker that coordinates groups again has them as it knew them when it last did")
 def groups_outlive_the_term(patches: Patches) -> None:
     kept: dict[tuple[Terms, int], dict[str, Group]] = {}
@@ -119,7 +126,7 @@ def load_ends_too_early(patches: Patches) -> None:
 def load_never_ends(patches: Patches) -> None:
     @patches.instead_of(Terms, "_read")
     async def read(original: Any, self: Terms, term: Term) -> dict[str, Group]:
-        loading = terms._Loading()
+        loading = terms._Loading(term.leading_since_epoch)
         partition = self._replicas.leader(term.topic_partition)
         offset = partition.log.log_start_offset
         while offset < term.end_offset and not term.is_over:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from minibroker.broker.groups.coordinator import MAX_MEMBER_BYTES
+from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import Outcome
 from minibroker.protocol.consumer_protocol import (
@@ -671,6 +672,35 @@ def test_a_static_member_that_does_not_join_keeps_its_place_for_its_session(tmp_
         back = await groups.join(instance="away")
         assert (back.generation_id, groups.group().is_in(GroupState.STABLE)) == (2, True)
         assert bytes((await groups.sync(back.member_id, 2)).assignment) == b"A"
+
+    with_groups(tmp_path, scenario)
+
+
+def test_static_members_that_are_away_are_not_waited_for_in_a_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    original = Group.elect_joined_leader
+
+    def elect_joined_leader(group: Group) -> bool:
+        nonlocal looks
+        looks += 1
+        return original(group)
+
+    async def scenario(groups: CoordinatedGroups) -> None:
+        away = await groups.join(instance="away", rebalance_timeout_ms=2_000, session_timeout_ms=30_000)
+        await groups.sync(away.member_id, 1, {away.member_id: b"A"})
+        member, joining = groups.join_new(rebalance_timeout_ms=2_000)
+        answer = await joining
+        await groups.sync(member, answer.generation_id, {away.member_id: b"A"})
+        groups.group().members[away.member_id].rebalance_timeout_ms = 0  # with which nobody else can ever sync
+        monkeypatch.setattr(Group, "elect_joined_leader", elect_joined_leader)
+        groups.leave(member)
+        await asyncio.sleep(10)
+        assert groups.group().is_in(GroupState.PREPARING_REBALANCE)
+        assert looks <= 11
+        await asyncio.sleep(30)
+        assert groups.group().is_in(GroupState.EMPTY)
 
     with_groups(tmp_path, scenario)
 
