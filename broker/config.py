@@ -347,9 +347,9 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     """What a topic may set for itself; None: the broker's own setting of the same meaning."""
 
     min_insync_replicas: Count | None = None
-    """As the broker's; not above the replication factor. With fewer in sync, acks=all is refused and consumers see
-    nothing new, records of acks=1 included: so a replica that leaves the ISR then can still be elected without a
-    loss."""
+    """As the broker's. With fewer in sync, acks=all is refused and consumers see nothing new, records of acks=1
+    included: so a replica that leaves the ISR then can still be elected without a loss. Of a topic with fewer replicas
+    than that, all must be in sync."""
     unclean_leader_election_enable: bool | None = None
     """As the broker's."""
     durability: Durability | None = None

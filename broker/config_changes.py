@@ -22,7 +22,6 @@ from minibroker.protocol.messages import AlterableConfig
 from minibroker.protocol.model import DURABILITY, INTERNAL_TOPICS, AlterOperation
 
 _TOPIC_SETTINGS = frozenset(field.encode_name for field in msgspec.structs.fields(TopicConfig))
-MIN_INSYNC_REPLICAS = "min.insync.replicas"
 CLEANUP_POLICY = "cleanup.policy"
 
 
@@ -76,7 +75,6 @@ def altered_topic(
     known: Mapping[str, str],
     changes: Sequence[AlterableConfig],
     broker: BrokerConfig,
-    replication_factor: int,
     topic: str = "",
 ) -> dict[str, str]:
     """A topic's settings after the changes. Raises BrokerError with the value, the rule and the remedy. `topic`: its
@@ -104,13 +102,6 @@ def altered_topic(
                 f"{CLEANUP_POLICY}={policy}, but the brokers keep their own state in {topic}, and what is older than "
                 f"its retention would be lost: give {CLEANUP_POLICY}=compact",
             )
-    least = topic_config(values).min_insync_replicas
-    if least is not None and least > replication_factor and any(c.name == MIN_INSYNC_REPLICAS for c in changes):
-        raise BrokerError(
-            ErrorCode.INVALID_CONFIG,
-            f"{MIN_INSYNC_REPLICAS}={least}, but each partition has {replication_factor} replicas, so that nothing "
-            f"could be written with acks=all: give 1 to {replication_factor}",
-        )
     return values
 
 

@@ -95,7 +95,7 @@ class ClusterView(NamedTuple):
         return [
             name
             for name, state in self.partitions.items()
-            if len(state.isr_nodes) < self.min_insync_replicas.get(name.topic, 0)
+            if len(state.isr_nodes) < min(self.min_insync_replicas.get(name.topic, 0), len(state.replica_nodes))
         ]
 
 

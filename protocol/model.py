@@ -200,15 +200,10 @@ class ReplicaAssignment(NamedTuple):
 
 
 def min_insync_replicas(configured: int | None, replication_factor: int) -> int:
-    """How many replicas must be in sync for acks=all. `configured` is the topic's own setting, or else the broker's;
-    None: 2 for three or more replicas, otherwise 1."""
-    return configured or (2 if replication_factor >= 3 else 1)
-
-
-def replicas_to_commit(configured: int | None, replication_factor: int) -> int:
-    """How many replicas must be in sync for anything to be committed, that is, for the high watermark to advance
-    (KIP-966): as above, but never more than there are."""
-    return min(min_insync_replicas(configured, replication_factor), replication_factor)
+    """How many replicas must be in sync for acks=all, and for anything to be committed, that is, for the high watermark
+    to advance (KIP-966). `configured` is the topic's own setting, or else the broker's, and never asks for more than
+    there are (Kafka's `Partition.effectiveMinIsr`); None: 2 for three or more replicas, otherwise 1."""
+    return min(configured or (2 if replication_factor >= 3 else 1), replication_factor)
 
 
 def eligible_after(

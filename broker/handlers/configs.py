@@ -27,7 +27,7 @@ from minibroker.broker.config import (
     topic_config,
     with_dynamic,
 )
-from minibroker.broker.config_changes import MIN_INSYNC_REPLICAS, altered_broker, altered_topic, check_changed_once
+from minibroker.broker.config_changes import altered_broker, altered_topic, check_changed_once
 from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
@@ -76,6 +76,7 @@ from minibroker.protocol.world import (
 )
 from minibroker.protocol.znodes import MalformedZnode, TopicZnode
 
+MIN_INSYNC_REPLICAS = "min.insync.replicas"
 TIMEOUT_MS = 20_000
 """Neither request has a timeout of its own. Less than a client's default."""
 RETRY_S = 0.05
@@ -417,7 +418,7 @@ def _altered(
     configs: DynamicConfigManager, found: _Found, name: str, changes: Sequence[AlterableConfig]
 ) -> dict[str, str]:
     if found.topic is not None:
-        return altered_topic(found.values, changes, configs.config, found.replication_factor, name)
+        return altered_topic(found.values, changes, configs.config, name)
     return altered_broker(found.values, changes, configs.static, configs.default if name else {})
 
 

@@ -154,7 +154,7 @@ def proposal(
 ) -> LeaderAndIsr:
     """The state to be written over `known`, so that `isr` are in sync. Members keep the broker epoch that is on record
     for them; one that joins has everything in the epoch under which it fetches. `to_commit`:
-    `model.replicas_to_commit`."""
+    `model.min_insync_replicas`."""
     before = {member.broker_id: member for member in known.in_sync_members}
     isr = tuple(isr)
     joining = {b: Member(b, followers[b].broker_epoch if b in followers else NO_EPOCH) for b in isr if b not in before}

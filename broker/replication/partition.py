@@ -39,7 +39,6 @@ from minibroker.protocol.model import (
     ReplicaAssignment,
     TopicPartition,
     min_insync_replicas,
-    replicas_to_commit,
 )
 from minibroker.protocol.records import HEADER_SIZE, parse_header
 from minibroker.protocol.world import Clock
@@ -238,10 +237,6 @@ class Partition:
     def min_insync_replicas(self) -> int:
         return min_insync_replicas(self._configured_min_insync_replicas, self.replication_factor)
 
-    @property
-    def _replicas_to_commit(self) -> int:
-        return replicas_to_commit(self._configured_min_insync_replicas, self.replication_factor)
-
     def append(self, records: Buffer, *, required_acks: int, now_ms: int, is_checked: bool = False) -> AppendInfo:
         """Append as leader. `is_checked`: as for `validated_headers`. Raises BrokerError: NOT_LEADER_OR_FOLLOWER,
         NOT_ENOUGH_REPLICAS (acks=all), and what the log refuses; then nothing was written."""
@@ -287,7 +282,7 @@ class Partition:
         was committed before, and would lack what is committed now."""
         if self.role is not Role.LEADER or self.high_watermark >= self.log.log_end_offset:
             return False  # nearly always, where there are very many partitions
-        if self.eligible or len(self.isr) < self._replicas_to_commit:
+        if self.eligible or len(self.isr) < self.min_insync_replicas:
             return False
         of_replicas = isr_rules.high_watermark(
             self.log.log_end_offset,
@@ -336,7 +331,7 @@ class Partition:
         joining = [b for b in self.followers if b not in self.isr and self._may_join(b)]
         to_be_cleared = (
             bool(self.eligible)
-            and len(self.isr) >= self._replicas_to_commit
+            and len(self.isr) >= self.min_insync_replicas
             and all(follower.log_end_offset >= 0 for b, follower in self.followers.items() if b in self.isr)
         )
         if not out and not joining and not to_be_cleared:
@@ -363,7 +358,7 @@ class Partition:
         """From now on the high watermark waits for the members of `isr` too. Returns what to write; the write must be
         conditional on `partition_epoch`, the version of the znode that it replaces."""
         self.proposed_isr = isr
-        return isr_rules.proposal(self._committed(), isr, self.followers, self._replicas_to_commit)
+        return isr_rules.proposal(self._committed(), isr, self.followers, self.min_insync_replicas)
 
     def _committed(self) -> LeaderAndIsr:
         return LeaderAndIsr(
@@ -522,7 +517,7 @@ class Partition:
             return error
         others = {*self.isr} - {self._settings.broker_id}
         in_sync_then = others if reader == CONSUMER else others | {reader}
-        if not others or len(in_sync_then) < self._replicas_to_commit:
+        if not others or len(in_sync_then) < self.min_insync_replicas:
             return error
         self._give_up(self, error.detail)
         return BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, error.detail)

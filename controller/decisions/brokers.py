@@ -38,7 +38,7 @@ from minibroker.controller.plan import DeletedTopic, EnsureNode, Plan, PlanBuild
 from minibroker.controller.states.partition import PartitionState
 from minibroker.controller.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition, replicas_to_commit
+from minibroker.protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition, min_insync_replicas
 from minibroker.protocol.znodes import delete_topic_path, partitions_path
 
 
@@ -329,7 +329,7 @@ def _settle_known(
         state.leadership[partition],
         elections.trusted_by_what_is_flushed(live_brokers) if settings.is_synced else live_brokers,
         state.controller_epoch,
-        to_commit=replicas_to_commit(settings.min_insync_replicas, state.assignment(partition).replication_factor),
+        to_commit=min_insync_replicas(settings.min_insync_replicas, state.assignment(partition).replication_factor),
         unclean=settings.unclean_leader_election,
         log_ends=state.log_ends(partition),
         stopping=state.shutting_down_brokers,

@@ -217,7 +217,7 @@ def decide(
     stopping: Collection[int] = (),
 ) -> Decision:
     """What the state must become now that the brokers in `live`, and no others, are alive. `to_commit`:
-    `model.replicas_to_commit`. `stopping`: those of the live brokers that are shutting down.
+    `model.min_insync_replicas`. `stopping`: those of the live brokers that are shutting down.
 
     A replica that has died or is not trusted leaves the ISR, and becomes eligible if the ISR falls too low, or one of
     those that leave lives and is not trusted, or others are eligible already. Where none can be elected there is no

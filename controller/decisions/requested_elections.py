@@ -17,7 +17,7 @@ from minibroker.controller.decisions import brokers, elections
 from minibroker.controller.events import ElectionOutcome
 from minibroker.controller.plan import Plan, PlanBuilder, RemoveAsRead
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.model import NO_EPOCH, NO_LEADER, ElectionType, TopicPartition, replicas_to_commit
+from minibroker.protocol.model import NO_EPOCH, NO_LEADER, ElectionType, TopicPartition, min_insync_replicas
 from minibroker.protocol.znodes import PREFERRED_REPLICA_ELECTION
 
 _SHOWN = 20
@@ -104,7 +104,7 @@ def _decide(
     if settings.is_synced:
         live = elections.trusted_by_what_is_flushed(live)
     factor = state.assignment(partition).replication_factor
-    to_commit = replicas_to_commit(settings.min_insync_replicas, factor)
+    to_commit = min_insync_replicas(settings.min_insync_replicas, factor)
     if election_type is ElectionType.PREFERRED:
         if assignment[0] in state.shutting_down_brokers:
             return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE

@@ -23,7 +23,6 @@ MAX_TOPIC_BYTES = 900_000
 
 MAX_MESSAGE_LENGTH = 1_000
 
-MIN_INSYNC_REPLICAS = "min.insync.replicas"
 
 DEFAULT = -1
 """In a request: as the broker is configured."""
@@ -109,7 +108,7 @@ def validate(
             _check_name(request.name, state, existing, taken)
             topic_id = topic_ids.make(state.controller_epoch, next(numbers), _nonce(request, random))
             assignment = _assignment(request, state, defaults, random)
-            config = _config(request, check_config, len(assignment[0]), defaults.durability)
+            config = _config(request, check_config, defaults.durability)
             new_topic = NewTopic(request.name, TopicZnode(topic_id, assignment), config)
             _check_size(new_topic)
         except _Refused as refused:
@@ -260,9 +259,7 @@ def _explicit_assignment(assignments: Sequence[CreatableAssignment], state: Clus
     return dict(sorted(given.items()))
 
 
-def _config(
-    request: CreatableTopic, check_config: ConfigCheck, replication_factor: int, durability: str
-) -> dict[str, str]:
+def _config(request: CreatableTopic, check_config: ConfigCheck, durability: str) -> dict[str, str]:
     config: dict[str, str] = {}
     for entry in request.configs:
         if entry.value is None:
@@ -282,13 +279,6 @@ def _config(
     if durability != REPLICATED:
         # For good: replicas are elected by it, and no broker may take the topic for anything else.
         config.setdefault(DURABILITY, durability)
-    least = int(config.get(MIN_INSYNC_REPLICAS, 1))
-    if least > replication_factor:
-        raise _Refused(
-            ErrorCode.INVALID_CONFIG,
-            f"{MIN_INSYNC_REPLICAS} is {least}, and the replication factor {replication_factor}: nothing could ever be "
-            f"written with acks=all; give at most {replication_factor}, or more replicas",
-        )
     return config
 
 

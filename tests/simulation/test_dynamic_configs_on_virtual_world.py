@@ -174,7 +174,7 @@ def test_what_makes_no_sense_is_refused_with_value_rule_and_remedy() -> None:
             (ORDERS, set_to("segment.bytes", "many"), ErrorCode.INVALID_CONFIG, "segment.bytes='many': give a whole"),
             (ORDERS, set_to("segment.byte", 5), ErrorCode.INVALID_CONFIG, "did you mean segment.bytes?"),
             (ORDERS, ConfigChange.delete("segment.byte"), ErrorCode.INVALID_CONFIG, "did you mean segment.bytes?"),
-            (ORDERS, set_to("min.insync.replicas", 4), ErrorCode.INVALID_CONFIG, "give 1 to 3"),
+            (ORDERS, set_to("min.insync.replicas", 0), ErrorCode.INVALID_CONFIG, "min.insync.replicas"),
             (ORDERS, set_to("durability", "synced"), ErrorCode.INVALID_CONFIG, "Create another topic"),
             (ORDERS, ConfigChange.append("segment.bytes", "5"), ErrorCode.INVALID_CONFIG, "not a list"),
             (ORDERS, ConfigChange("segment.bytes", AlterOperation.SET), ErrorCode.INVALID_REQUEST, "has no value"),
@@ -400,6 +400,22 @@ def test_with_more_replicas_required_nothing_is_acknowledged_and_with_fewer_agai
         await admin.incremental_alter_configs({ORDERS: [set_to("min.insync.replicas", 1)]})
         await cluster.until(lambda: cluster.state(P0).eligible == ())
         assert await world.process.run(acknowledged(cluster, world, b"with one of one"))
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("resource", [ORDERS, ALL])
+def test_no_more_replicas_are_required_than_there_are(resource: ConfigResource) -> None:
+    """As by Kafka's `effectiveMinIsr`: brokers of production and topics of one replica go together in tests."""
+
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        world = cluster.client("producer")
+        await admin.incremental_alter_configs({resource: [set_to("min.insync.replicas", 7)]})
+        await asyncio.sleep(1)
+        assert await world.process.run(acknowledged(cluster, world, b"with three of three"))
+        cluster.kill_broker(2)
+        await cluster.until(lambda: 2 not in cluster.state(P0).isr)
+        assert not await world.process.run(acknowledged(cluster, world, b"with two of three"))
 
     play(scenario)
 

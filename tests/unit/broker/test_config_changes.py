@@ -56,7 +56,6 @@ def test_a_change_is_carried_out_and_to_repeat_it_changes_nothing(
         ([change("durability", SET, "synced")], ErrorCode.INVALID_CONFIG),
         ([change("durability", DELETE)], ErrorCode.INVALID_CONFIG),
         ([change("cleanup.policy", SUBTRACT, "delete")], ErrorCode.INVALID_CONFIG),
-        ([change("min.insync.replicas", SET, "3")], ErrorCode.INVALID_CONFIG),
         (
             [change("min.compaction.lag.ms", SET, "9"), change("max.compaction.lag.ms", SET, "8")],
             ErrorCode.INVALID_CONFIG,
@@ -65,7 +64,7 @@ def test_a_change_is_carried_out_and_to_repeat_it_changes_nothing(
 )
 def test_what_a_topic_cannot_have_is_refused(changes: list[AlterableConfig], code: ErrorCode) -> None:
     with pytest.raises(BrokerError) as refused:
-        altered_topic({}, changes, STATIC, replication_factor=2)
+        altered_topic({}, changes, STATIC)
     assert refused.value.code is code
 
 
@@ -83,20 +82,20 @@ def test_what_the_brokers_keep_for_themselves_is_compacted_and_never_deleted(
     one: AlterableConfig, is_taken: bool
 ) -> None:
     known = {"cleanup.policy": "compact"}
-    altered_topic(known, [one], STATIC, replication_factor=3, topic="orders")
+    altered_topic(known, [one], STATIC, topic="orders")
     if is_taken:
-        altered_topic(known, [one], STATIC, replication_factor=3, topic="__consumer_offsets")
+        altered_topic(known, [one], STATIC, topic="__consumer_offsets")
         return
     with pytest.raises(BrokerError, match="give cleanup.policy=compact") as refused:
-        altered_topic(known, [one], STATIC, replication_factor=3, topic="__consumer_offsets")
+        altered_topic(known, [one], STATIC, topic="__consumer_offsets")
     assert refused.value.code is ErrorCode.INVALID_CONFIG
 
 
 def test_what_was_edited_by_hand_and_is_no_setting_may_be_deleted_and_nothing_else_done_before() -> None:
     known = {"retention.hours": "5", "segment.bytes": "5000"}
     with pytest.raises(BrokerError, match=r"'retention.hours' is not known; did you mean"):
-        altered_topic(known, [change("segment.bytes", SET, "6000")], STATIC, replication_factor=3)
-    mended = altered_topic(known, [change("retention.hours", DELETE)], STATIC, replication_factor=3)
+        altered_topic(known, [change("segment.bytes", SET, "6000")], STATIC)
+    mended = altered_topic(known, [change("retention.hours", DELETE)], STATIC)
     assert mended == {"segment.bytes": "5000"}
 
 

@@ -164,7 +164,7 @@ def test_a_restart_begins_at_the_checkpointed_high_watermark_within_the_log(tmp_
 
 @pytest.mark.parametrize(
     ("replicas", "configured", "needed"),
-    [((1,), None, 1), ((1, 2), None, 1), ((1, 2, 3), None, 2), ((1, 2, 3), 3, 3), ((1, 2, 3), 1, 1)],
+    [((1,), None, 1), ((1, 2), None, 1), ((1, 2, 3), None, 2), ((1, 2, 3), 3, 3), ((1, 2, 3), 1, 1), ((1, 2), 3, 2)],
 )
 def test_min_insync_replicas_is_the_topics_own_or_follows_from_the_replicas(
     tmp_path: Path, replicas: tuple[int, ...], configured: int | None, needed: int

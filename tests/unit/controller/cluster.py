@@ -29,7 +29,7 @@ from minibroker.protocol.model import (
     Endpoint,
     LeaderAndIsr,
     TopicPartition,
-    replicas_to_commit,
+    min_insync_replicas,
 )
 from minibroker.protocol.world import (
     Check,
@@ -173,7 +173,7 @@ class ObedientBroker:
             tuple(role.eligible_epochs),
         )
         followers = {b.id: Follower(broker_epoch=b.epoch) for b in self.cluster.brokers.values()}
-        state = proposal(known, isr, followers, replicas_to_commit(None, len(role.replicas)))
+        state = proposal(known, isr, followers, min_insync_replicas(None, len(role.replicas)))
         stat = await self.session.set(znodes.state_path(partition), znodes.encode_state(state), role.partition_epoch)
         role.partition_epoch, role.isr, role.isr_epochs = stat.version, list(isr), list(state.isr_epochs)
         role.eligible, role.eligible_epochs = list(state.eligible), list(state.eligible_epochs)

@@ -127,11 +127,6 @@ def configured(*configs: tuple[str, str | None]) -> CreatableTopic:
             "is given as '1' and as '2'",
         ),
         (
-            configured(("min.insync.replicas", "2")),
-            ErrorCode.INVALID_CONFIG,
-            "min.insync.replicas is 2, and the replication factor 1: nothing could ever be written with acks=all",
-        ),
-        (
             configured(("retention.ms", "1" * 900_000)),
             ErrorCode.INVALID_REQUEST,
             "bytes in ZooKeeper: the limit is 900000",

@@ -21,7 +21,7 @@ from minibroker.protocol.model import (
     Member,
     TopicPartition,
     eligible_after,
-    replicas_to_commit,
+    min_insync_replicas,
 )
 from tests.unit.controller.cluster import Cluster, simulate
 from tests.unit.controller.pictures import broker, carry_out, leads, lines, picture, text
@@ -199,7 +199,7 @@ def test_a_new_partition_has_the_epochs_of_the_replicas_that_live() -> None:
 def test_as_many_must_be_in_sync_as_the_setting_says_but_not_more_than_there_are(
     configured: int | None, replicas: int, needed: int
 ) -> None:
-    assert replicas_to_commit(configured, replicas) == needed
+    assert min_insync_replicas(configured, replicas) == needed
 
 
 def test_the_eligible_are_kept_while_too_few_are_in_sync_but_for_those_that_join() -> None:
