@@ -78,6 +78,7 @@ from minibroker.client.partitioners import (
     partitions_of,
 )
 from minibroker.client.settings import check_topic_name
+from minibroker.client.shown import shown
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import Header
@@ -361,11 +362,11 @@ class Accumulator:
         try:
             partition = chooser(state.name, key, value, Partitions(count, state.available))
         except Exception as error:
-            raise PartitionerFailed(f"the partitioner failed for a record of {state.name}: {error!r}") from error
+            raise PartitionerFailed(f"the partitioner failed for a record of {state.name}: {shown(error)}") from error
         if type(partition) is not int or not 0 <= partition < count:
             raise PartitionerFailed(
-                f"the partitioner returned {partition!r} for a record of {state.name}: it must be an int from 0 to "
-                f"{count - 1}"
+                f"the partitioner returned {shown(partition)} for a record of {state.name}: it must be an int from "
+                f"0 to {count - 1}"
             )
         return partition
 

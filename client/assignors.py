@@ -27,6 +27,7 @@ from itertools import cycle
 from typing import NamedTuple, Protocol
 
 from minibroker.client.errors import InvalidAssignment, InvalidSetting
+from minibroker.client.shown import shown
 from minibroker.protocol.consumer_protocol import NO_GENERATION, decode_sticky_user_data, encode_sticky_user_data
 from minibroker.protocol.errors import InvalidMessage
 from minibroker.protocol.model import TopicPartition
@@ -180,7 +181,9 @@ class _OfUser:
         owners: dict[TopicPartition, str] = {}
         for member_id, mine in decided.items():
             if member_id not in members:
-                raise InvalidAssignment(self.name, f"{member_id!r} is no member; they are {', '.join(sorted(members))}")
+                raise InvalidAssignment(
+                    self.name, f"{shown(member_id)} is no member; they are {', '.join(sorted(members))}"
+                )
             for partition in mine:
                 if partition in owners:
                     both = f"{owners[partition]} and {member_id}"

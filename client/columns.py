@@ -16,6 +16,7 @@ from operator import add, itemgetter
 from typing import Any, Protocol
 
 from minibroker.client.batch import RECORD_OVERHEAD
+from minibroker.client.shown import shown
 from minibroker.protocol.errors import BrokerError, ErrorCode
 
 BytesLike = bytes | bytearray | memoryview
@@ -145,7 +146,7 @@ def checked_timestamps(timestamps_ms: object) -> list[int]:
         )
         raise BrokerError(
             ErrorCode.INVALID_TIMESTAMP,
-            f"timestamps_ms[{index}]={wrong!r}: give milliseconds since 1970, a whole number from 0 on",
+            f"timestamps_ms[{index}]={shown(wrong)}: give milliseconds since 1970, a whole number from 0 on",
             is_complete=True,
         )
     return column

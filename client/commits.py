@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from minibroker.client.coordinators import Coordinators
@@ -80,10 +81,13 @@ class _Ticket:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         claims: Mapping[TopicPartition, object],
         topic_ids: Mapping[TopicPartition, str],
+        lost: Mapping[TopicPartition, MinibrokerError],
     ) -> None:
         self.offsets = offsets
         self.claims = claims
         self.topic_ids = topic_ids
+        self.lost = lost
+        """What was to be committed, too, and why it cannot be."""
         self.is_next = asyncio.Event()
         """Its own: if each commit woke all that wait, a queue of thousands would take minutes of processor time."""
 
@@ -109,6 +113,10 @@ class Committer(Protocol):
 
     def why_not(self, partition: TopicPartition, claim: object) -> str | None:
         """Why it may not commit this partition, of which it had that claim; None: it may."""
+        ...
+
+    def committed(self, partition: TopicPartition, claim: object, offset: int) -> None:
+        """The coordinator has this offset, that was committed under that claim."""
         ...
 
     def refused(self, membership: Membership, code: ErrorCode) -> None:
@@ -140,6 +148,9 @@ class Nobody:
 
     def why_not(self, partition: TopicPartition, claim: object) -> str | None:
         return None
+
+    def committed(self, partition: TopicPartition, claim: object, offset: int) -> None:
+        pass
 
     def refused(self, membership: Membership, code: ErrorCode) -> None:
         pass
@@ -176,14 +187,18 @@ class Commits:
     # -- writing --
 
     def ticket(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], topic_id: Callable[[TopicPartition], str]
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        topic_id: Callable[[TopicPartition], str],
+        lost: Mapping[TopicPartition, MinibrokerError] = MappingProxyType({}),
     ) -> _Ticket:
         """A place in the queue, for `commit`. `topic_id`: of the topic that a partition's offset is in; empty: of
-        whichever has the name."""
+        whichever has the name. `lost`: partitions that cannot be committed any more, and why: the commit fails."""
         ticket = _Ticket(
             dict(offsets),
             {partition: self.committer.claim(partition) for partition in offsets},
             {partition: topic_id(partition) for partition in offsets},
+            lost,
         )
         self._queue[ticket] = None
         self._call_next()
@@ -221,7 +236,7 @@ class Commits:
         """Why some of them are not committed."""
         clock = self._runtime.clock
         pending = dict(ticket.offsets)
-        errors: dict[TopicPartition, MinibrokerError] = {}
+        errors = dict(ticket.lost)
         began = clock.monotonic()
         patience_until = min(deadline, began + UNKNOWN_TOPIC_PATIENCE_S)
         while True:
@@ -261,7 +276,7 @@ class Commits:
             missing = await self._runtime.metadata.missing(for_long) if for_long else []
             for partition, code in codes.items():
                 if code is ErrorCode.NONE:
-                    del pending[partition]
+                    self.committer.committed(partition, ticket.claims[partition], pending.pop(partition).offset)
                 elif partition in gone:
                     why = (
                         f"committing offset {pending[partition].offset}: the topic was deleted and created again since"

@@ -24,7 +24,6 @@ from minibroker.client.consumer_status import ConsumerStatus, describe
 from minibroker.client.coordinators import Coordinators
 from minibroker.client.errors import (
     ApiTimedOut,
-    CommitFailed,
     CorruptBatch,
     DeserializationFailed,
     InvalidSetting,
@@ -669,7 +668,7 @@ class Consumer(Client):
     def _end_batch(self) -> None:
         """The records handed out last are consumed, and with them the rest of the batch, which holds no records."""
         if self._current is not None and self._batch is not None and self._is_handing_out(self._current):
-            self._current.position = self._batch.next_offset
+            self._current.pass_over(self._batch.next_offset)
         self._drop_batch()
 
     def _is_handing_out(self, state: PartitionState | None) -> bool:
@@ -742,7 +741,7 @@ class Consumer(Client):
                 continue
             if len(batch):
                 return fetched.state, self._deserialized(fetched, batch)
-            fetched.state.position = batch.next_offset
+            fetched.state.pass_over(batch.next_offset)
         return None
 
     def _decoded(self, fetched: FetchedBatch) -> ConsumerBatch | None:
@@ -864,6 +863,7 @@ class Consumer(Client):
                 self._drop_batch()
             self._fetcher.move(state, position, reset, epoch)
             state.handed_out_of = ""
+            state.saved = None  # the user's choice is news to the group
 
     def seek_to_time(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
         """Go on at the first record at or after that time, in milliseconds since 1970; where there is none, at the end.
@@ -908,15 +908,14 @@ class Consumer(Client):
         goes on there, whatever happens.
 
         Retries through failovers and rebalances for `default_api_timeout_ms`, and then raises CommitFailed, which names
-        the partitions; a member also cannot commit what it does not have any more. Raises InvalidSetting without a
-        group.
+        the partitions; a member also cannot commit what it does not have any more. Where it was put out of the group,
+        that is raised for what was handed out and not committed, until it has an assignment again. Raises
+        InvalidSetting without a group.
         """
         commits = self._commits_of_group()
-        to_commit = self._to_commit(offsets)
-        if not to_commit and offsets is None and self._member is not None and (why := self._member.untold) is not None:
-            raise CommitFailed(commits.group, dict.fromkeys(self._member.lost, why))
-        if to_commit:
-            await commits.commit(commits.ticket(to_commit, self._topic_id_of(offsets)), self._api_timeout_s)
+        to_commit, lost = self._to_commit(offsets)
+        if to_commit or lost:
+            await commits.commit(commits.ticket(to_commit, self._topic_id_of(offsets), lost), self._api_timeout_s)
 
     def commit_nowait(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
@@ -924,8 +923,8 @@ class Consumer(Client):
         """As `commit`, but in the background: await what this returns, or not; a failure is a WARNING in any case.
         Commits are carried out in the order of the calls."""
         commits = self._commits_of_group()
-        to_commit = self._to_commit(offsets)
-        ticket = commits.ticket(to_commit, self._topic_id_of(offsets))
+        to_commit, lost = self._to_commit(offsets)
+        ticket = commits.ticket(to_commit, self._topic_id_of(offsets), lost)
         task = asyncio.get_running_loop().create_task(commits.commit(ticket, self._api_timeout_s), name="commit")
         self._commit_tasks[task] = None
         running, who = self._commit_tasks, self._runtime.connections.client_id
@@ -972,10 +971,14 @@ class Consumer(Client):
 
     def _to_commit(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None
-    ) -> dict[TopicPartition, OffsetAndMetadata]:
+    ) -> tuple[dict[TopicPartition, OffsetAndMetadata], Mapping[TopicPartition, MinibrokerError]]:
+        """And what was to be committed, but was lost, with the reason: there are positions of the present assignment,
+        or of the one that was lost."""
         to_commit = positions(self._fetcher) if offsets is None else check_offsets(offsets)
         self._vouched |= {partition: committed.offset for partition, committed in to_commit.items()}
-        return to_commit
+        if offsets is None and not to_commit and self._member is not None:
+            return {}, self._member.lost_positions()
+        return to_commit, {}
 
     def status(self) -> ConsumerStatus:
         """Why nothing arrives, in words, if nothing does. Asks nobody: what this consumer knows."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from minibroker.client.shown import shown, shows_only
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
@@ -41,7 +42,7 @@ class InvalidSetting(MinibrokerError, ValueError):
     """A setting has a value that it cannot have. Raised by constructors, before anything is started."""
 
     def __init__(self, name: str, value: object, rule: str) -> None:
-        super().__init__(f"{name}={value!r}: {rule}")
+        super().__init__(f"{name}={shown(value)}: {rule}")
         self.name = name
         self.value = value
 
@@ -135,6 +136,7 @@ class DeliveryTimedOut(MinibrokerError, TimeoutError):
     """A record was not acknowledged within `delivery_timeout_ms`. It may be in the log all the same."""
 
 
+@shows_only("topic", "partition", "timestamp_ms", "error")
 class FailedRecord(NamedTuple):
     """A record that is not known to be in the log, and why."""
 

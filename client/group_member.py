@@ -201,6 +201,9 @@ class GroupMember:
         self._told_of: MinibrokerError | None = None
         self.lost: list[TopicPartition] = []
         """The partitions that it has lost last, with an error for the user."""
+        self._uncommitted: dict[TopicPartition, MinibrokerError] = {}
+        """Why the partitions were lost of which something was to be committed, until there is another assignment: a
+        commit of all positions is not to pass then for one that has nothing to do."""
         self.fenced: MinibrokerError | None = None
         """Another has taken its group_instance_id: it does not join again, or each would fence the other for ever."""
         self._is_parked = False
@@ -222,6 +225,8 @@ class GroupMember:
                 if not subscribed.includes(partition.topic):  # until it is given up, or subscribed to again (M8)
                     state.is_held = True
             self._fetcher.cut()
+        else:
+            self._uncommitted.clear()  # the user lets go of its positions, lost or not
         self._why_rejoin = "the subscription has changed"
         self.fenced, self._is_parked = None, False
         self._waker.wake()
@@ -244,6 +249,12 @@ class GroupMember:
     def untold(self) -> MinibrokerError | None:
         """Why it has lost `lost`, as long as the next call for records is still to raise that."""
         return self._told_of if self._told_of in self._errors else None
+
+    def lost_positions(self) -> dict[TopicPartition, MinibrokerError]:
+        """What cannot be committed any more, and why: as long as the user is still to be told of the loss, all that
+        was lost."""
+        untold = self.untold
+        return self._uncommitted | ({} if untold is None else dict.fromkeys(self.lost, untold))
 
     @property
     def is_refused(self) -> bool:
@@ -325,12 +336,16 @@ class GroupMember:
     def why_not(self, partition: TopicPartition, claim: object) -> str | None:
         if claim is not None and self._fetcher.states.get(partition) is claim and self.membership() is not None:
             return None
-        error = self.untold if self._loss is None else self._loss[1]
+        error = self.untold or self._uncommitted.get(partition) if self._loss is None else self._loss[1]
         if error is not None:
             return f"the member has lost its partitions: {error}"
         if self.generation_id == NO_GENERATION:
             return "the member is in no generation of the group now, so it may not commit"
         return f"{partition} is not assigned to this member, or no longer: another member may have it"
+
+    def committed(self, partition: TopicPartition, claim: object, offset: int) -> None:
+        if isinstance(claim, PartitionState):
+            claim.saved = offset
 
     def refused(self, membership: Membership, code: ErrorCode) -> None:
         """By the coordinator: a heartbeat or a commit."""
@@ -603,6 +618,7 @@ class GroupMember:
         added = [partition for partition in assigned if partition not in self._fetcher.states]
         if added:
             await self._begin_at_committed(added)
+        self._uncommitted.clear()  # a commit is about this assignment from here on
         # M8: the user is told; then it gets records.
         await self._tell("on_partitions_assigned", added)
         self._check()
@@ -770,10 +786,18 @@ class GroupMember:
                 self._is_giving_up = False
         else:
             await self._tell("on_partitions_lost", sorted(partitions))
+            self._note_uncommitted(partitions)
         self._fetcher.remove(partitions)
         if not is_lost and self._fetcher.states:
             self._activity.is_quiet = False
             self._fetcher.pulse.notify()
+
+    def _note_uncommitted(self, lost: Iterable[TopicPartition]) -> None:
+        error = None if self._loss is None else self._loss[1]
+        if self._subscribed is not None:
+            why = error or MinibrokerError("the group went on without this member")
+            states = self._fetcher.states
+            self._uncommitted |= {p: why for p in lost if p in states and states[p].has_uncommitted}
 
     def _raised(self, error: Exception) -> None:
         self._errors.append(error)

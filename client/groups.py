@@ -14,6 +14,7 @@ from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.coordinators import Answered, Coordinator, Coordinators
 from minibroker.client.errors import InvalidSetting
 from minibroker.client.settings import check_choice
+from minibroker.client.shown import shown
 from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DELETE_GROUPS, DESCRIBE_GROUPS, OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
@@ -82,14 +83,14 @@ def check_group(name: str, group: str) -> str:
 def check_groups(name: str, groups: Iterable[str]) -> list[str]:
     """Each once. Raises InvalidSetting."""
     if isinstance(groups, str):
-        raise InvalidSetting(name, groups, f"give a list: [{groups!r}]")
+        raise InvalidSetting(name, groups, f"give a list: [{shown(groups)}]")
     return list(dict.fromkeys(check_group(name, group) for group in groups))
 
 
 def check_states(states: Iterable[str] | None) -> list[str]:
     """Raises InvalidSetting."""
     if isinstance(states, str):
-        raise InvalidSetting("states", states, f"give a list: [{states!r}]")
+        raise InvalidSetting("states", states, f"give a list: [{shown(states)}]")
     return [check_choice("states", state, GROUP_STATES) for state in states or ()]
 
 

@@ -39,6 +39,7 @@ from minibroker.client.runtime import ClientRuntime
 from minibroker.client.sender import Sender
 from minibroker.client.serializers import Serializer, SerializerChoice, choose_serializer, serialize
 from minibroker.client.settings import check_boolean, check_choice, check_integer, check_ms
+from minibroker.client.shown import shown
 from minibroker.client.tasks import Pulse, Turns
 from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
@@ -537,7 +538,7 @@ def check_partition(partition: object) -> None:
     if partition < 0:
         raise BrokerError(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            f"partition={partition!r}: give a whole number from 0 on",
+            f"partition={shown(partition)}: give a whole number from 0 on",
             is_complete=True,
         )
 
@@ -557,7 +558,7 @@ def check_timestamp_ms(timestamp_ms: object) -> None:
         rule = "give whole milliseconds since 1970, as int(time.time() * 1000), or None for now"
         raise InvalidSetting("timestamp_ms", timestamp_ms, rule)
     if not 0 <= timestamp_ms < MAX_TIMESTAMP_MS:
-        raise BrokerError(ErrorCode.INVALID_TIMESTAMP, f"timestamp_ms={timestamp_ms!r}")
+        raise BrokerError(ErrorCode.INVALID_TIMESTAMP, f"timestamp_ms={shown(timestamp_ms)}")
 
 
 def _check_partitioner(partitioner: object) -> None:
@@ -581,7 +582,7 @@ def checked_headers(headers: _Headers) -> _Headers:
     if isinstance(headers, dict):
         raise TypeError("headers must be a list of (str, bytes or None), not a dict: list(headers.items())")
     if not isinstance(headers, (list, tuple)):
-        raise TypeError(f"headers must be a list of (str, bytes or None), not {headers!r}")
+        raise TypeError(f"headers must be a list of (str, bytes or None), not {shown(headers)}")
     for header in headers:
         if (
             type(header) is not tuple
@@ -589,5 +590,5 @@ def checked_headers(headers: _Headers) -> _Headers:
             or type(header[0]) is not str
             or not (header[1] is None or type(header[1]) is bytes)
         ):
-            raise TypeError(f"headers must be a list of (str, bytes or None), not {header!r}")
+            raise TypeError(f"headers must be a list of (str, bytes or None), not {shown(header)}")
     return list(headers)

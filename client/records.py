@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 
 from minibroker.client.serializers import Deserializer, deserialize
+from minibroker.client.shown import shows_only
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header
 
 
+@shows_only("topic", "partition", "offset")
 class Record(msgspec.Struct, frozen=True, gc=False):
     """One record. The garbage collector need not track it: it refers to nothing that could refer to it."""
 

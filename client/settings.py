@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from minibroker.client.errors import InvalidSetting
+from minibroker.client.shown import shown
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition, topic_name_problem
 
@@ -55,7 +56,7 @@ def check_names(name: str, values: Iterable[str]) -> list[str]:
     """The topics' names, each once. A single name is refused: it would be taken for a list of letters. Raises
     InvalidSetting."""
     if isinstance(values, str):
-        raise InvalidSetting(name, values, f"give a list: [{values!r}]")
+        raise InvalidSetting(name, values, f"give a list: [{shown(values)}]")
     if not isinstance(values, Iterable):
         raise InvalidSetting(name, values, 'give a list: ["name"]')
     checked = list(values)
@@ -68,7 +69,7 @@ def check_names(name: str, values: Iterable[str]) -> list[str]:
 
 def check_topic_name(topic: object) -> None:
     """Raises BrokerError: INVALID_TOPIC_EXCEPTION, with the rule."""
-    problem = topic_name_problem(topic) if isinstance(topic, str) else f"{topic!r}: a name is a str"
+    problem = topic_name_problem(topic) if isinstance(topic, str) else f"{shown(topic)}: a name is a str"
     if problem is not None:
         raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem, is_complete=True)
 

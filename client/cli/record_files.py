@@ -16,6 +16,7 @@ import msgpack
 import msgspec
 
 from minibroker.client.cli.lines import CHUNK_BYTES, read_chunks, read_lines
+from minibroker.client.shown import shown
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header
 
@@ -103,7 +104,7 @@ def _from_map(found: object, number: int, begins_at: int) -> InputRecord:
         raise _no_record("record", number, begins_at, f"a map is expected, not {_named(found)}")
     if not found.keys() <= _FIELDS:
         unknown = next(name for name in found if name not in _FIELDS)
-        raise _no_record("record", number, begins_at, f"there is no field {unknown!r}")
+        raise _no_record("record", number, begins_at, f"there is no field {shown(unknown)}")
     if "value" not in found:
         raise _no_record("record", number, begins_at, _NO_VALUE)
     try:

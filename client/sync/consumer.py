@@ -485,8 +485,9 @@ class Consumer(Facade[AsyncConsumer]):
         goes on there, whatever happens.
 
         Retries through failovers and rebalances for `default_api_timeout_ms`, and then raises CommitFailed, which names
-        the partitions; a member also cannot commit what it does not have any more. Raises InvalidSetting without a
-        group.
+        the partitions; a member also cannot commit what it does not have any more. Where it was put out of the group,
+        that is raised for what was handed out and not committed, until it has an assignment again. Raises
+        InvalidSetting without a group.
         """
         self._call(lambda: self._client.commit(offsets))
 

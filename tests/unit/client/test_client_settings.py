@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from typing import Any
 
 import pytest
@@ -9,10 +10,13 @@ import pytest
 import minibroker
 import minibroker.sync
 from minibroker import Admin, ConfigChange, ConfigResource, RebalanceListener
+from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import InvalidSetting
+from minibroker.client.errors import FailedRecord, InvalidSetting
 from minibroker.client.producer import Producer
+from minibroker.client.records import Record
 from minibroker.client.settings import Address, parse_bootstrap
+from minibroker.client.shown import shown
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
@@ -165,3 +169,57 @@ def test_six_requests_in_flight_are_possible_without_idempotence() -> None:
 def test_a_consumer_setting_with_an_impossible_value_is_refused(settings: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting):
         Consumer("localhost:9092", **settings)  # type: ignore[arg-type]
+
+
+SECRET = b"DE89 3704"
+A_RECORD = Record("orders", 3, 7, 1_000, SECRET, SECRET * 100_000, [("h", SECRET)])
+WHERE = r"Record\(topic='orders', partition=3, offset=7\)"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (A_RECORD, WHERE),
+        ([A_RECORD] * 500, rf"\[{WHERE}, {WHERE}, ... 498 more\]"),
+        ((A_RECORD,), rf"\({WHERE},\)"),
+        ({TopicPartition("orders", 3): A_RECORD}, rf"{{TopicPartition\(topic='orders', partition=3\): {WHERE}}}"),
+        ({3: A_RECORD}.values(), rf"dict_values\(\[{WHERE}\]\)"),
+        (deque([A_RECORD]), rf"deque\(\[{WHERE}\]\)"),
+        ({1: [{2: A_RECORD}]}, rf"{{1: \[{{2: {WHERE}}}\]}}"),
+        (FailedRecord("t", 0, SECRET, SECRET, 5, (), InvalidSetting("a", 1, "b")), r"FailedRecord\(topic='t', .*\)"),
+        (b"z" * 900_000, r"b'z{98}... \(900000 bytes\)"),
+        (b"\0" * 900_000, r"b'(\\x00){24}.{2,}... \(900000 bytes\)"),
+        (["z" * 900_000] * 2, r"\['z{97}... \(900000 characters\), ... 1 more\]"),
+        (list(range(1_000)), r"\[0, 1, 2, .*, ... 9\d\d more\]"),
+        (TopicPartition("t" * 249, 12), r"TopicPartition\(topic='t{49}..., partition=12\)"),
+        (10**6_000, "an int of 19932 bits"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_shows_of_a_value_what_is_short_and_of_a_record_where_it_is(value: object, text: str) -> None:
+    error = InvalidSetting("offsets", value, "give a dict")
+    assert re.fullmatch(f"offsets={text}: give a dict", str(error))
+    assert len(str(error)) < 200
+    assert SECRET.decode() not in str(error)
+    assert error.value is value
+
+
+def test_a_list_that_contains_itself_can_be_shown() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    assert len(shown(endless)) < 150
+    assert len(shown(OffsetAndMetadata(endless))) < 150  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(1, 1.5, "x", b"x", True, None, float("nan"), print, Producer, range(3), re.compile("a")),
+        *([], [1], (), (1,), (1, 2), {}, {"a": [1, {"b": None}]}, set(), {1}, frozenset(), frozenset({1}), deque([1])),
+        *(TopicPartition("orders", 0), [TopicPartition("orders", 0)], "x" * 90, RebalanceListener()),
+        *(ConfigResource.of_topic("orders"), [ConfigChange.set("a", 1)], ConfigResource.of_topic),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_short_value_is_shown_as_python_writes_it(value: object) -> None:
+    assert str(InvalidSetting("name", value, "rule")) == f"name={value!r}: rule"

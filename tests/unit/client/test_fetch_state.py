@@ -114,3 +114,18 @@ def test_a_leader_is_left_alone_while_one_of_its_partitions_or_all_together_have
         state.fetched_bytes = 50
     assert due(*states).by_leader == {}
     assert len(due(*states[:10]).by_leader[1]) == 10
+
+
+def test_what_holds_no_records_for_the_user_leaves_nothing_to_commit() -> None:
+    state = reading(0, position=10)
+    seen = [state.has_uncommitted]  # the consumer has begun there by itself
+    state.pass_over(12)
+    seen.append(state.has_uncommitted)
+    state.position = 15
+    state.pass_over(17)
+    seen.append(state.has_uncommitted)
+    state.saved = 17
+    seen.append(state.has_uncommitted)
+    state.go_back(13)
+    seen.append(state.has_uncommitted)
+    assert seen == [False, False, True, False, True]

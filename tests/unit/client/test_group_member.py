@@ -429,6 +429,9 @@ def test_a_static_member_whose_name_was_taken_says_so_and_does_not_fence_the_oth
             for _ in range(2):
                 with pytest.raises(BrokerError, match="FENCED_INSTANCE_ID"):
                     await take(consumer, 9)
+                with pytest.raises(CommitFailed, match="FENCED_INSTANCE_ID") as raised:
+                    await consumer.commit()
+                assert raised.value.errors.keys() == {P0}
             assert ("lost", [P0, P1]) in diary.entries
             joins = len(cluster.requests(JOIN_GROUP))
             await asyncio.sleep(0.1)
@@ -459,6 +462,98 @@ def test_a_member_that_is_not_asked_for_records_for_too_long_leaves_and_says_why
     with caplog.at_level(logging.WARNING):
         run(scenario)
     assert "leaves group billing" in caplog.text
+
+
+@pytest.mark.parametrize("enable_auto_commit", [False, True])
+def test_a_commit_after_the_member_was_idle_for_too_long_fails_until_it_has_joined_again(
+    enable_auto_commit: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+        settings = {"max_poll_interval_ms": 300, "enable_auto_commit": enable_auto_commit}
+        async with member(cluster, **settings) as consumer:
+            await take(consumer, 2)
+            await cluster.until(lambda: len(cluster.requests(LEAVE_GROUP)) == 1)
+            with pytest.raises(MaxPollIntervalExceeded):
+                await consumer.poll(timeout_ms=5_000)
+            for _ in range(2):
+                with pytest.raises(CommitFailed, match="billing were not committed: orders-0.*has left") as raised:
+                    await consumer.commit()
+                assert raised.value.errors.keys() == {P0}, "nothing was read of the other"
+                assert isinstance(raised.value.errors[P0], MaxPollIntervalExceeded)
+            with pytest.raises(CommitFailed, match="max_poll_interval_ms=300"):
+                await consumer.commit_nowait()
+            with pytest.raises(CommitFailed, match="max_poll_interval_ms=300"):
+                await consumer.commit({P0: 1})
+            assert not cluster.requests(OFFSET_COMMIT)
+            assert numbers(await take(consumer, 1)) == [0]
+            await consumer.commit()
+            assert cluster.groups.group("billing").offsets["orders", 0].offset == 1
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario)
+    assert "commit_nowait: offsets of group billing were not committed" in caplog.text
+
+
+def test_a_commit_after_a_loss_has_nothing_to_complain_of_where_all_was_committed_before() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+        async with member(cluster, max_poll_interval_ms=300) as consumer:
+            await take(consumer, 2)
+            await consumer.commit({P0: 2})
+            await cluster.until(lambda: len(cluster.requests(LEAVE_GROUP)) == 1)
+            with pytest.raises(MaxPollIntervalExceeded):
+                await anext(consumer)
+            await consumer.commit()
+            await consumer.commit_nowait()
+            assert len(cluster.requests(OFFSET_COMMIT)) == 1
+
+    run(scenario)
+
+
+def test_a_position_that_the_user_has_chosen_is_among_what_cannot_be_committed_after_a_loss() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+        async with member(cluster, max_poll_interval_ms=300) as consumer:
+            await take(consumer, 2)
+            await consumer.commit()
+            consumer.seek(P1, 0)
+            await cluster.until(lambda: len(cluster.requests(LEAVE_GROUP)) == 1)
+            with pytest.raises(MaxPollIntervalExceeded):
+                await anext(consumer)
+            with pytest.raises(CommitFailed) as raised:
+                await consumer.commit()
+            assert raised.value.errors.keys() == {P1}
+            await consumer.unsubscribe()  # with that, its positions do not matter any more
+            await consumer.commit()
+
+    run(scenario)
+
+
+def test_a_member_that_was_put_out_and_told_nothing_commits_nothing_silently_before_it_has_joined_again() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+
+        def loads(received: Received) -> Action | None:
+            return reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) if received.api is JOIN_GROUP else None
+
+        async with member(cluster) as consumer:
+            await take(consumer, 2)
+            cluster.rules.append(loads)
+            cluster.script(HEARTBEAT, reject(ErrorCode.UNKNOWN_MEMBER_ID))
+            await until(lambda: consumer.status().generation_id < 0, 10)
+            assert await consumer.poll(timeout_ms=0) == []
+            await assigned(consumer)
+            for _ in range(2):
+                with pytest.raises(CommitFailed, match="orders-0.*the group went on without this member") as raised:
+                    await consumer.commit()
+                assert raised.value.errors.keys() == {P0}
+            cluster.rules.remove(loads)
+            await assigned(consumer, P0, P1)
+            await consumer.commit()  # of the new assignment, in which nothing was read yet
+            assert numbers(await take(consumer, 2)) == [0, 1]
+
+    run(scenario)
 
 
 @pytest.mark.slow

@@ -10,13 +10,15 @@ from itertools import islice
 import pytest
 
 import minibroker
-from minibroker.client.errors import Closed, InvalidSetting, WithinListener
+from minibroker.client.errors import Closed, CommitFailed, InvalidSetting, MaxPollIntervalExceeded, WithinListener
 from minibroker.client.sync import Consumer, RebalanceListener
 from minibroker.client.sync.background import Call
+from minibroker.protocol.apis import LEAVE_GROUP
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import encode_batch
 from tests.unit.client.scripted_thread import ClusterThread, scripted_cluster
+from tests.waiting import until_true
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
@@ -171,6 +173,25 @@ def test_closing_commits_what_another_thread_has_in_hand_only_if_that_is_through
 class _Asynchronous(RebalanceListener):
     async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:  # type: ignore[override]
         """Nobody would await it."""
+
+
+def test_a_commit_after_the_member_was_idle_for_too_long_fails_until_it_has_joined_again(
+    cluster: ClusterThread,
+) -> None:
+    fill(cluster, [b"0", b"1"])
+    with Consumer(cluster.bootstrap, topics=["orders"], group="billing", max_poll_interval_ms=300) as consumer:
+        assert len(consumer.poll(timeout_ms=10_000)) == 2
+        until_true(lambda: cluster.cluster.requests(LEAVE_GROUP), every_s=0.005)
+        with pytest.raises(MaxPollIntervalExceeded):
+            consumer.poll(timeout_ms=10_000)
+        for _ in range(2):
+            with pytest.raises(CommitFailed, match="max_poll_interval_ms=300"):
+                consumer.commit()
+        with pytest.raises(CommitFailed, match="max_poll_interval_ms=300"):
+            consumer.commit_nowait().result(10)
+        assert len(consumer.poll(timeout_ms=10_000)) == 2
+        consumer.commit()
+        assert cluster.cluster.groups.group("billing").offsets["orders", 0].offset == 2
 
 
 def test_errors_are_raised_to_the_caller_and_iterating_anew_tries_again(cluster: ClusterThread) -> None:

@@ -16,7 +16,8 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.errors import InvalidSetting
 from minibroker.client.producer import Producer
 from minibroker.client.rebalance_listener import RebalanceListener
-from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.client.records import Record
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import decode_batch, iterate_batches
 from tests.unit.client.scripted_broker import ScriptedCluster
@@ -106,6 +107,36 @@ OF_PRODUCER: list[tuple[Call, type[Exception], str]] = [
     ),
     (lambda p: p.send_batch("orders", [b"x"], timestamps_ms=pa.array([None], "int64")), BrokerError, r"_ms\[0\]=None"),
 ]
+
+
+A_MEGABYTE = b"iban " * 200_000
+A_RECORD = Record("orders", 0, 5, 1_000, b"iban", A_MEGABYTE, [("h", b"iban")])
+OF_BOTH: list[tuple[Call, Call]] = [
+    (lambda c: c.commit(A_RECORD), lambda p: p.send("orders", b"", headers=A_MEGABYTE)),
+    (lambda c: c.commit([A_RECORD] * 500), lambda p: p.send("orders", b"", headers=[A_RECORD])),
+    (lambda c: c.commit({P0: A_RECORD}), lambda p: p.send("orders", b"", partition=A_MEGABYTE)),
+    (lambda c: c.seek(A_RECORD, 1), lambda p: p.send("orders", b"", timestamp_ms=A_RECORD)),
+    (lambda c: c.commit_nowait({A_RECORD.topic: 5}), lambda p: p.send(A_MEGABYTE, b"")),
+    (lambda c: c.subscribe(A_MEGABYTE.decode()), lambda p: p.send_batch("orders", [b""], timestamps_ms=[A_RECORD])),
+]
+
+
+def test_what_is_passed_by_mistake_is_not_written_out() -> None:
+    async def main() -> None:
+        async with ScriptedCluster(1) as cluster:
+            cluster.add_topic("orders", 1)
+            consumer = Consumer(cluster.bootstrap, topics=["orders"], group="billing")
+            async with consumer, Producer(cluster.bootstrap) as producer:
+                await producer.send("orders", b"x")
+                for of_consumer, of_producer in OF_BOTH:
+                    for call, client in ((of_consumer, consumer), (of_producer, producer)):
+                        with pytest.raises((MinibrokerError, TypeError)) as raised:
+                            await _result(call, client)
+                        text = str(raised.value)
+                        assert len(text) < 500, text[:500]
+                        assert "key=" not in text
+
+    asyncio.run(main())
 
 
 def test_arguments_of_a_producer() -> None:
