@@ -63,8 +63,8 @@ class SyncLocalCluster:
 
     At the end every process is killed and every file removed; also after an exception or Ctrl-C, and, by the guardian,
     after this process was killed. Calls raise LaunchError, with the remedy, and LaunchTimedOut where something takes
-    too long. WHO is a broker id, `"controller"`, `"leader:TOPIC-PARTITION"`, `"all"` or `"zookeeper"`. Any thread may
-    call.
+    too long. WHO is a broker id, `"controller"`, `"leader:TOPIC-PARTITION"`, `"coordinator:GROUP"`, `"all"` or
+    `"zookeeper"`. Any thread may call.
     """
 
     def __init__(
