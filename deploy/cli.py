@@ -58,7 +58,10 @@ _TAIL_BLOCK_BYTES = 64 * 1024
 
 WhoArgument = Annotated[
     str,
-    typer.Argument(metavar="WHO", help="A broker id, controller, leader:TOPIC-PARTITION, all, or zookeeper."),
+    typer.Argument(
+        metavar="WHO",
+        help="A broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, all, or zookeeper.",
+    ),
 ]
 
 

@@ -37,8 +37,17 @@ from minibroker.deploy.processes import (
 )
 from minibroker.deploy.recovery import ask_recoveries
 from minibroker.deploy.status import Status, status_of_processes
-from minibroker.deploy.who import AllBrokers, BrokerId, Controller, LeaderOf, Who, ZooKeeperServer
-from minibroker.protocol.model import NO_LEADER
+from minibroker.deploy.who import (
+    AllBrokers,
+    BrokerId,
+    Controller,
+    CoordinatorOf,
+    Elected,
+    LeaderOf,
+    Who,
+    ZooKeeperServer,
+)
+from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
 
 DEFAULT_BROKERS = 3
 DEFAULT_BASE_PORT = 9092
@@ -134,10 +143,11 @@ class LocalCluster:
         )
 
     def resolve(self, who: Who) -> list[Member]:
-        """The members meant. Raises LaunchError where there is no such broker, topic, partition, leader, controller.
+        """The members meant. Raises LaunchError where there is no such broker, topic, partition, leader, coordinator,
+        controller.
 
-        Who was killed just now is taken for the leader, or controller, for a moment still, and then there may be none:
-        this waits for the next one, for ELECTION_TIMEOUT_S at most."""
+        Who was killed just now is taken for the leader, coordinator or controller for a moment still, and then there
+        may be none: this waits for the next one, for ELECTION_TIMEOUT_S at most."""
         members: list[Member] = []
         nobody: _NobodyElected | None = None
 
@@ -148,11 +158,11 @@ class LocalCluster:
             except _NobodyElected as error:
                 nobody = error
                 return False
-            return not isinstance(who, Controller | LeaderOf) or self.state_of(members[0]) is not ProcessState.GONE
+            return not isinstance(who, Elected) or self.state_of(members[0]) is not ProcessState.GONE
 
         wait_until(are_those_meant, ELECTION_TIMEOUT_S)
         if nobody is not None:
-            raise nobody
+            raise LaunchError(str(nobody))  # that it could be waited for is nobody's business any more
         return members
 
     def _named(self, who: Who) -> list[Member]:
@@ -177,22 +187,25 @@ class LocalCluster:
                     )
                 return [cluster.broker(controller_id).id]
             case LeaderOf(partition):
-                view = self.view()
-                if view.is_unknown:
+                view = self._view_that_tells(f"the leader of {partition}")
+                return [cluster.broker(_leader_of(partition, view)).id]
+            case CoordinatorOf(group):
+                # Not asked for by FindCoordinator: that would make the topic, and one broker's answer may be old.
+                view = self._view_that_tells(f"the coordinator of the group {group!r}")
+                partitions = sum(name.topic == OFFSETS_TOPIC for name in view.partitions)
+                if not partitions:
                     raise LaunchError(
-                        f"no broker answers that could tell the leader of {partition}: see `minibroker status`"
+                        f"no group has been used yet, so {group!r} has no coordinator: start a consumer in it first "
+                        f"(that makes the topic {OFFSETS_TOPIC}, whose leaders are the coordinators)"
                     )
-                state = view.partitions.get(partition)
-                if state is None:
-                    raise LaunchError(
-                        f"no broker knows a partition {partition}: see `minibroker topics list`, or `minibroker status`"
-                    )
-                if state.leader_id == NO_LEADER:
-                    raise _NobodyElected(
-                        f"partition {partition} has no leader now: start the brokers of its ISR "
-                        f"({', '.join(str(broker) for broker in state.isr_nodes)})"
-                    )
-                return [cluster.broker(state.leader_id).id]
+                partition = TopicPartition(OFFSETS_TOPIC, offsets_partition(group, partitions))
+                return [cluster.broker(_leader_of(partition, view)).id]
+
+    def _view_that_tells(self, what: str) -> ClusterView:
+        view = self.view()
+        if view.is_unknown:
+            raise LaunchError(f"no broker answers that could tell {what}: see `minibroker status`")
+        return view
 
     # -- the whole --
 
@@ -322,8 +335,10 @@ class LocalCluster:
 
     def start(self, who: Who) -> list[Member]:
         """Start members that are gone, and wait until they serve; `AllBrokers` means those that are gone."""
-        if isinstance(who, Controller | LeaderOf):
-            raise LaunchError("a leader or controller is running already: give `start` a broker id, all or zookeeper")
+        if isinstance(who, Elected):
+            raise LaunchError(
+                "a leader, coordinator or controller is running already: give `start` a broker id, all or zookeeper"
+            )
         with self._naming_a_full_disk():
             return self._start_zookeeper(who) if isinstance(who, ZooKeeperServer) else self._start_brokers(who)
 
@@ -591,6 +606,21 @@ def _planned(
         settings=dict(settings or {}),
         log_dirs=log_dirs or 1,
     )
+
+
+def _leader_of(partition: TopicPartition, view: ClusterView) -> int:
+    """Raises LaunchError."""
+    state = view.partitions.get(partition)
+    if state is None:
+        raise LaunchError(
+            f"no broker knows a partition {partition}: see `minibroker topics list`, or `minibroker status`"
+        )
+    if state.leader_id == NO_LEADER:
+        raise _NobodyElected(
+            f"partition {partition} has no leader now: start the brokers of its ISR "
+            f"({', '.join(str(broker) for broker in state.isr_nodes)})"
+        )
+    return state.leader_id
 
 
 def _why_not_started(broker_id: Member, state: ProcessState) -> str:

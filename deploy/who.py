@@ -1,4 +1,5 @@
-"""WHO, as commands take it: a broker id, `controller`, `leader:TOPIC-PARTITION`, `all` or `zookeeper`."""
+"""WHO, as commands take it: a broker id, `controller`, `leader:TOPIC-PARTITION`, `coordinator:GROUP`, `all` or
+`zookeeper`."""
 
 from __future__ import annotations
 
@@ -20,6 +21,10 @@ class LeaderOf(NamedTuple):
     partition: TopicPartition
 
 
+class CoordinatorOf(NamedTuple):
+    group: str
+
+
 class AllBrokers(NamedTuple):
     pass
 
@@ -28,7 +33,9 @@ class ZooKeeperServer(NamedTuple):
     pass
 
 
-Who = BrokerId | Controller | LeaderOf | AllBrokers | ZooKeeperServer
+Elected = Controller | LeaderOf | CoordinatorOf
+"""Who they are changes, and for a moment there may be none."""
+Who = BrokerId | Elected | AllBrokers | ZooKeeperServer
 
 
 class MalformedWho(MinibrokerError, ValueError):
@@ -47,8 +54,11 @@ def parse_who(text: str) -> Who:
         return BrokerId(int(text))
     if text.startswith("leader:"):
         return LeaderOf(_partition(text))
+    if text.startswith("coordinator:"):
+        return CoordinatorOf(_group(text))
     raise MalformedWho(
-        f"{text!r} names no process: give a broker id, controller, leader:TOPIC-PARTITION, all or zookeeper"
+        f"{text!r} names no process: give a broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, all or "
+        f"zookeeper"
     )
 
 
@@ -59,3 +69,11 @@ def _partition(text: str) -> TopicPartition:
             f"{text!r} names no partition: leader:TOPIC-PARTITION is expected, for instance leader:orders-0"
         )
     return TopicPartition(topic, int(number))
+
+
+def _group(text: str) -> str:
+    """Any name will do that brokers can be sent, which takes UTF-8."""
+    group = text.removeprefix("coordinator:")
+    if not group or group.encode(errors="ignore").decode() != group:
+        raise MalformedWho(f"{text!r} names no group: coordinator:GROUP is expected, for instance coordinator:billing")
+    return group

@@ -273,8 +273,21 @@ class AlterOperation(IntEnum):
     SUBTRACT = 3
 
 
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+OFFSETS_TOPIC = "__consumer_offsets"
+INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, "__transaction_state"})
 """The brokers' own (Kafka's `Topic.isInternal`): they alone create, delete and write to them; clients may read them."""
+
+
+def offsets_partition(group_id: str, partitions: int) -> int:
+    """The partition of `__consumer_offsets` that a group belongs to, as everywhere in Kafka: by Java's
+    `String.hashCode`, over UTF-16 units."""
+    value = 0
+    data = group_id.encode("utf-16-be")
+    for position in range(0, len(data), 2):
+        value = (31 * value + (data[position] << 8 | data[position + 1])) & 0xFFFFFFFF
+    if value >= 1 << 31:
+        value = (1 << 32) - value  # the absolute value of what Java has for a negative number
+    return 0 if value == 1 << 31 else value % partitions
 
 
 def topic_name_problem(name: str) -> str | None:

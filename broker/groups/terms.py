@@ -50,13 +50,11 @@ from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.slices import Slices
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, offsets_partition
 from minibroker.protocol.records import DecodedBatch, decode_batch, encode_batch, iterate_batches
 from minibroker.protocol.world import Clock
 
 logger = logging.getLogger("minibroker.groups")
-
-OFFSETS_TOPIC = "__consumer_offsets"
 
 MAX_GROUP_ID_BYTES = 32_767
 """As much as a record's key can say."""
@@ -157,18 +155,6 @@ class TermListener:
         """Its groups are another broker's, or nobody's."""
 
 
-def partition_of(group_id: str, partitions: int) -> int:
-    """The partition of `__consumer_offsets` that a group belongs to, as everywhere in Kafka: by Java's
-    `String.hashCode`, over UTF-16 units."""
-    value = 0
-    data = group_id.encode("utf-16-be")
-    for position in range(0, len(data), 2):
-        value = (31 * value + (data[position] << 8 | data[position + 1])) & 0xFFFFFFFF
-    if value >= 1 << 31:
-        value = (1 << 32) - value  # the absolute value of what Java has for a negative number
-    return 0 if value == 1 << 31 else value % partitions
-
-
 class Terms:
     """A LeadershipListener of the replica manager."""
 
@@ -213,7 +199,7 @@ class Terms:
         if not group_id or len(group_id.encode()) > MAX_GROUP_ID_BYTES:
             return _E.INVALID_GROUP_ID
         partitions = self._metadata.partition_count(OFFSETS_TOPIC)
-        term = self._terms.get(partition_of(group_id, partitions)) if partitions else None
+        term = self._terms.get(offsets_partition(group_id, partitions)) if partitions else None
         if term is None:
             return _E.NOT_COORDINATOR
         return self._up_to_date(term) if term.is_loaded else _E.COORDINATOR_LOAD_IN_PROGRESS

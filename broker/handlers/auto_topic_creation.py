@@ -8,7 +8,6 @@ from typing import Any
 
 from minibroker.broker.config import BrokerConfig
 from minibroker.broker.forwarding import ForwardingManager
-from minibroker.broker.groups.terms import OFFSETS_TOPIC
 from minibroker.broker.handlers.administration import Administration
 from minibroker.protocol.apis import CREATE_TOPICS
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -18,6 +17,7 @@ from minibroker.protocol.messages import (
     CreatableTopicResult,
     CreateTopicsRequest,
 )
+from minibroker.protocol.model import OFFSETS_TOPIC
 
 logger = logging.getLogger("minibroker.topics")
 

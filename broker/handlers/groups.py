@@ -1,13 +1,19 @@
 """Groups: who coordinates one, its members, and its offsets. Labels R1..R7: ARCHITECTURE.md."""
 
 from minibroker.broker.groups.listing import describe, list_groups
-from minibroker.broker.groups.terms import OFFSETS_TOPIC, partition_of
 from minibroker.broker.handlers.producer_ids import warn_of_transactions
 from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.model import NO_EPOCH, NO_LEADER, TopicPartition, topic_name_problem
+from minibroker.protocol.model import (
+    NO_EPOCH,
+    NO_LEADER,
+    OFFSETS_TOPIC,
+    TopicPartition,
+    offsets_partition,
+    topic_name_problem,
+)
 
 DELETION_TIMEOUT_MS = 30_000
 """Of all groups in a request together."""
@@ -39,7 +45,7 @@ def _coordinator(services: Services, request: Request, key_type: int, key: str) 
     if not partitions:
         services.auto_topic_creation.create_soon([OFFSETS_TOPIC])
         return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{OFFSETS_TOPIC} is being created")
-    topic_partition = TopicPartition(OFFSETS_TOPIC, partition_of(key, partitions))
+    topic_partition = TopicPartition(OFFSETS_TOPIC, offsets_partition(key, partitions))
     state = services.metadata.partition(topic_partition)
     leader = NO_LEADER if state is None else state.leader
     endpoint = services.metadata.listener_endpoint(leader, request.listener)

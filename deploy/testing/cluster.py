@@ -34,7 +34,7 @@ from minibroker.deploy.errors import LaunchError, LaunchTimedOut
 from minibroker.deploy.local_cluster import DEFAULT_BROKERS, MAX_BROKERS, Member
 from minibroker.deploy.local_cluster import LocalCluster as Launcher
 from minibroker.deploy.ports import LOOPBACK, PortLease, lease_ports
-from minibroker.deploy.processes import Process, ProcessState, send_signal, spawn, wait_until, wait_until_gone
+from minibroker.deploy.processes import Process, ProcessState, send_signal, spawn, state_of, wait_until, wait_until_gone
 from minibroker.deploy.testing import guardian
 from minibroker.deploy.testing.isolation import Isolation
 from minibroker.deploy.who import AllBrokers, ZooKeeperServer, parse_who
@@ -52,6 +52,7 @@ _COMMAND = re.compile("`(minibroker (?![^`]*--(?:data|help))[^`]+)`")
 """In a message: one that does not say yet which cluster it is for."""
 
 Topics = Iterable[str | NewTopic]
+_History = tuple[int, list[Process]]
 
 
 class SyncLocalCluster:
@@ -63,8 +64,8 @@ class SyncLocalCluster:
 
     At the end every process is killed and every file removed; also after an exception or Ctrl-C, and, by the guardian,
     after this process was killed. Calls raise LaunchError, with the remedy, and LaunchTimedOut where something takes
-    too long. WHO is a broker id, `"controller"`, `"leader:TOPIC-PARTITION"`, `"all"` or `"zookeeper"`. Any thread may
-    call.
+    too long. WHO is a broker id, `"controller"`, `"leader:TOPIC-PARTITION"`, `"coordinator:GROUP"`, `"all"` or
+    `"zookeeper"`. Any thread may call.
     """
 
     def __init__(
@@ -90,6 +91,10 @@ class SyncLocalCluster:
         self._guardian: Process | None = None
         self._lease: PortLease | None = None
         self._isolation: Isolation | None = None
+        self._unseen_faults = 0
+        """Those so far of which the processes tell nothing once they are over."""
+        self._healthy: _History | None = None
+        """As it was when all was found healthy the last time."""
 
     # -- the whole --
 
@@ -126,6 +131,7 @@ class SyncLocalCluster:
                 if self._topics:
                     admin.create_topics(self._topics)
             self.wait_healthy()
+            self._healthy = self._history()
         except BaseException as error:
             if isinstance(error, LaunchError):
                 error.add_note(self._last_lines())
@@ -239,6 +245,10 @@ class SyncLocalCluster:
             if not wait_until(is_healthy, timeout_s):
                 raise LaunchTimedOut(f"the cluster is not healthy after {timeout_s:g} s: {'; '.join(problems)}")
 
+    def _history(self) -> _History:
+        """It changes with every fault and every start of a process, also by the command line."""
+        return self._unseen_faults, self._running.file().processes()
+
     # -- topics --
 
     def create_topics(self, topics: Topics) -> None:
@@ -280,6 +290,7 @@ class SyncLocalCluster:
     def pause(self, who: int | str) -> list[Member]:
         """SIGSTOP: as a machine that hangs. Connections stay open and nothing is answered."""
         with self._acting() as launcher:
+            self._unseen_faults += 1
             return launcher.pause(parse_who(str(who)))
 
     def resume(self, who: int | str) -> list[Member]:
@@ -296,6 +307,7 @@ class SyncLocalCluster:
         assert self._isolation is not None
         if "zookeeper" in members:
             raise LaunchError("ZooKeeper cannot be isolated: pause it, or isolate every broker")
+        self._unseen_faults += 1
         for id in members:
             assert isinstance(id, int)
             self._isolation.isolate(launcher.file().broker(id))
@@ -316,7 +328,16 @@ class SyncLocalCluster:
             if launcher.state_of("zookeeper") is ProcessState.GONE:
                 launcher.start(ZooKeeperServer())
             launcher.start(AllBrokers())
+        restored = self._history()
         self.wait_healthy(timeout_s)
+        self._healthy = restored
+
+    def _restore_if_touched(self) -> None:
+        """`restore` where something was done to a process since it was healthy, or one has ended by itself. No broker
+        is asked, so this takes no time where all is well."""
+        history = self._history()
+        if history != self._healthy or any(state_of(process) is not ProcessState.RUNNING for process in history[1]):
+            self.restore()
 
 
 class LocalCluster:

@@ -24,6 +24,8 @@ _MARKER = "minibroker_topic"
 _LONGEST_NAME = 200
 
 _numbers = itertools.count(1)
+_CLUSTER = pytest.StashKey["SyncLocalCluster"]()
+"""That of `minibroker_cluster`, while it lives."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,6 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
         f"{_MARKER}(partitions=None, replication_factor=None, configs={{}}): "
         "how the topic of the fixture minibroker_topic is made for this test.",
     )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that uses the cluster finds it whole, whatever the one before it has done. A hook instead of a fixture,
+    which would come after those of its users that have a wider scope, and be part of every test of everybody. Called
+    after pytest has looked whether the test is skipped, and before it makes any fixture for it."""
+    cluster = item.config.stash.get(_CLUSTER, None)
+    if cluster is not None and "minibroker_cluster" in getattr(item, "fixturenames", ()):
+        with _without_traceback():
+            cluster._restore_if_touched()
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +81,7 @@ def minibroker_broker_settings(pytestconfig: pytest.Config) -> Mapping[int, Mapp
 
 @pytest.fixture(scope="session")
 def minibroker_cluster(
+    pytestconfig: pytest.Config,
     minibroker_brokers: int,
     minibroker_settings: Mapping[str, str],
     minibroker_broker_settings: Mapping[int, Mapping[str, str]],
@@ -83,7 +96,9 @@ def minibroker_cluster(
                 minibroker_brokers, settings=minibroker_settings, broker_settings=minibroker_broker_settings
             )
             until_end.enter_context(cluster)
+        pytestconfig.stash[_CLUSTER] = cluster
         yield cluster
+        del pytestconfig.stash[_CLUSTER]
 
 
 @pytest.fixture(scope="session")

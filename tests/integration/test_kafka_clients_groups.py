@@ -18,10 +18,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError as AiokafkaError
 
-from minibroker.broker.groups.terms import OFFSETS_TOPIC, partition_of
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.who import AllBrokers, LeaderOf
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, offsets_partition
 from minibroker.sync import Admin, Consumer, Producer
 from tests.live_cluster import live_cluster
 from tests.waiting import until_true
@@ -259,7 +258,7 @@ def test_a_group_reads_all_while_members_come_and_its_coordinator_dies_and_goes_
         members.append(Running(member, bootstrap, group, topic))
         until_true(lambda: members[1].is_well() and len(members[1].read) > 0, within_s=LONG_S)
         both_read.set()
-        cluster.kill(LeaderOf(TopicPartition(OFFSETS_TOPIC, partition_of(group, OFFSETS_PARTITIONS))))
+        cluster.kill(LeaderOf(TopicPartition(OFFSETS_TOPIC, offsets_partition(group, OFFSETS_PARTITIONS))))
 
         written = writing.result()
         everything = {(p, o) for p in range(PARTITIONS) for o in range(written // PARTITIONS)}

@@ -9,15 +9,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 import minibroker
 from minibroker import sync
 from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local_cluster import LocalCluster as Launcher
 from minibroker.deploy.testing import isolation
+from minibroker.deploy.who import BrokerId
 from minibroker.testing import LaunchTimedOut, LocalCluster, SyncLocalCluster
 from tests.testing_support import OWNER, left_behind, owner
 from tests.waiting import until_true
@@ -81,6 +84,65 @@ def test_leaders_are_killed_one_after_the_other_as_fast_as_they_are_elected() ->
         killed = [*cluster.kill("leader:orders-0"), *cluster.kill("leader:orders-0")]
         assert len(set(killed)) == 2
         cluster.restore()
+
+
+@pytest.mark.slow
+def test_the_coordinator_of_a_group_is_killed_and_the_next_one_is_found() -> None:
+    with SyncLocalCluster(topics=["orders"]) as cluster, sync.Admin(cluster.bootstrap_servers) as admin:
+        partition = minibroker.TopicPartition("orders", 0)
+        admin.alter_group_offsets("billing", {partition: 0})
+        former = cluster.find("coordinator:billing")
+        assert former == [admin.describe_groups(["billing"])["billing"].coordinator.node_id]
+        assert cluster.kill("coordinator:billing") == former
+        assert partition in admin.list_group_offsets("billing")
+        assert cluster.find("coordinator:billing") != former
+        assert cluster.find("coordinator:billing") == [
+            admin.describe_groups(["billing"])["billing"].coordinator.node_id
+        ]
+
+
+@pytest.mark.slow
+def test_what_was_touched_since_all_was_well_is_known_without_asking_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_restored() -> bool:
+        class Asked(Exception):
+            pass
+
+        def view(_: Launcher) -> NoReturn:
+            raise Asked
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Launcher, "view", view)
+            try:
+                cluster._restore_if_touched()
+            except Asked:
+                return True
+            return False
+
+    def pause_and_resume() -> None:
+        cluster.pause(1)
+        cluster.resume(1)
+
+    def kill_and_start() -> None:
+        cluster.kill(1)
+        cluster.start(1)
+
+    def kill_by_the_command_line() -> None:
+        Launcher(cluster.directory).kill(BrokerId(1))
+
+    with SyncLocalCluster(1) as cluster:
+        assert not is_restored()
+        touches: list[Callable[[], object]] = [
+            pause_and_resume,
+            kill_and_start,
+            kill_by_the_command_line,
+            lambda: cluster.pause("zookeeper"),
+            lambda: cluster.kill("all"),
+        ]
+        for touch in touches:
+            touch()
+            assert is_restored()
+            cluster.restore()
+            assert not is_restored()
 
 
 @pytest.mark.slow

@@ -173,6 +173,106 @@ def test_the_fixtures_serve_functions_coroutines_and_classes_and_obey_ini_fixtur
     assert "1 failed, 7 passed, 2 errors" in printed, printed
 
 
+WRECKERS = """
+import pytest
+from minibroker.testing import LaunchTimedOut
+
+clusters = []
+
+def is_whole(cluster):
+    try:
+        cluster.wait_healthy(0)
+    except LaunchTimedOut:
+        return False
+    return True
+
+@pytest.fixture(scope="module")
+def topic(minibroker_cluster):
+    minibroker_cluster.wait_healthy(0)  # so early already
+    minibroker_cluster.create_topics(["of-the-module"])
+
+@pytest.fixture(scope="class")
+def topic_of_class(minibroker_cluster):
+    minibroker_cluster.wait_healthy(0)
+    minibroker_cluster.create_topics(["of-the-class"])
+    minibroker_cluster.kill("all")
+
+@pytest.fixture
+def without_1(minibroker_cluster):
+    return minibroker_cluster.kill(1)
+
+def test_that_kills_all(minibroker_cluster):
+    clusters.append(minibroker_cluster)
+    minibroker_cluster.kill("all")
+    minibroker_cluster.kill("zookeeper")
+
+@pytest.mark.skip
+def test_that_is_skipped(minibroker_cluster):
+    raise AssertionError("must not run")
+
+def test_without_a_cluster():
+    assert not is_whole(clusters[0])  # it waits for nothing
+
+def test_with_a_fixture_for_the_module(topic, minibroker_cluster):
+    minibroker_cluster.kill(1)
+    minibroker_cluster.start(1)
+
+@pytest.mark.asyncio
+async def test_under_pytest_asyncio(minibroker_async_cluster):
+    await minibroker_async_cluster.wait_healthy(0)
+    await minibroker_async_cluster.kill("controller")
+
+@pytest.mark.anyio
+async def test_under_anyio(minibroker_async_cluster):
+    await minibroker_async_cluster.wait_healthy(0)
+    await minibroker_async_cluster.pause(1)
+    await minibroker_async_cluster.resume(1)
+    await minibroker_async_cluster.pause("zookeeper")
+
+class TestOfAClass:
+    def test_first(self, topic_of_class, minibroker_cluster):
+        assert not is_whole(minibroker_cluster)  # its own fixture has the last word
+
+    def test_second(self, topic_of_class, minibroker_cluster):
+        minibroker_cluster.wait_healthy(0)
+
+def test_with_a_fault_of_its_own_fixture(without_1, minibroker_cluster):
+    assert without_1 == [1]
+    assert not is_whole(minibroker_cluster)
+"""
+
+
+@pytest.mark.slow
+def test_each_test_finds_the_cluster_whole_whatever_the_one_before_has_done(run: Run) -> None:
+    run.write("pytest.ini", "[pytest]\nminibroker_brokers = 2\nasyncio_default_fixture_loop_scope = function\n")
+    run.write("conftest.py", CONFTEST)
+    run.write("test_wreckers.py", WRECKERS)
+    code, printed = run.pytest("-p", "pytest_asyncio.plugin", "-p", "anyio.pytest_plugin")
+    assert (code, "8 passed, 1 skipped" in printed) == (0, True), printed
+
+
+UNREPAIRED = """
+def test_that_breaks_what_is_not_mended(minibroker_cluster):
+    minibroker_cluster.kill(1)
+    (minibroker_cluster.directory / "broker.secret").unlink()
+    (minibroker_cluster.directory / "broker.secret").mkdir()
+
+def test_after_it(minibroker_cluster):
+    raise AssertionError("must not run")
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_that_cannot_be_repaired_is_told_in_a_sentence(run: Run) -> None:
+    run.write("pytest.ini", "[pytest]\nminibroker_brokers = 1\n")
+    run.write("test_unrepaired.py", UNREPAIRED)
+    code, printed = run.pytest()
+    assert (code, "1 passed, 1 error" in printed) == (1, True), printed
+    [told] = re.findall(r"ERROR at setup of test_after_it _+\n(.*?)\n=", printed, re.DOTALL)
+    assert "broker 1" in told, printed
+    assert ".py:" not in told, printed
+
+
 WORKERS = """
 import os
 import pathlib
@@ -185,6 +285,11 @@ def test_number(minibroker_cluster, minibroker_topic, number, worker_id):
     seen.write_text(minibroker_cluster.bootstrap_servers)
     minibroker_cluster.kill(1)
     minibroker_cluster.start(1)
+
+@pytest.mark.parametrize("number", range(4))
+def test_that_leaves_nobody(minibroker_cluster, number):
+    minibroker_cluster.wait_healthy(0)
+    minibroker_cluster.kill("all")
 """
 
 
@@ -193,7 +298,7 @@ def test_each_worker_of_xdist_has_a_cluster_of_its_own(run: Run) -> None:
     run.write("pytest.ini", "[pytest]\nminibroker_brokers = 1\n")
     run.write("test_workers.py", WORKERS)
     code, printed = run.pytest("-p", "xdist.plugin", "-n", "2")
-    assert (code, "4 passed" in printed) == (0, True), printed
+    assert (code, "8 passed" in printed) == (0, True), printed
     seen = [path.read_text() for path in (run.directory / "seen").iterdir()]
     assert len(set(seen)) == 2
 

@@ -29,13 +29,12 @@ from typing import Any
 import confluent_kafka
 import uvloop
 
-from minibroker.broker.groups.terms import OFFSETS_TOPIC, partition_of
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import free_ports
 from minibroker.deploy.who import BrokerId, LeaderOf
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, offsets_partition
 from tests.kafka_clients.programs import PROGRAMS, CannotBuild, Program
 from tests.kafka_clients.records import (
     NULL,
@@ -343,7 +342,7 @@ def group(strategy: str, coordinator_killed: bool) -> Callable[[Bench], Awaitabl
                 await member.until(partial(assigned, member), "partitions for each member")
             if coordinator_killed:
                 partitions = len((await bench.admin.describe_topic(OFFSETS_TOPIC)).partitions)
-                async with bench.killed(TopicPartition(OFFSETS_TOPIC, partition_of(name, partitions))):
+                async with bench.killed(TopicPartition(OFFSETS_TOPIC, offsets_partition(name, partitions))):
                     await feeder.feed(FED, over_s=2)
                     await first.until(lambda: seen() == 2 * FED, "records after the coordinator was killed")
             else:

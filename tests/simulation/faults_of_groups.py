@@ -11,13 +11,12 @@ import itertools
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from minibroker.broker.groups.terms import partition_of
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import GroupErrors
 from minibroker.protocol.apis import OFFSET_COMMIT
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from minibroker.protocol.model import NO_LEADER, LeaderAndIsr
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, offsets_partition
 from tests.simulation.cluster import PORT, host_name
 from tests.simulation.faults_of_starts import broker_of, next_of, request_key
 from tests.simulation.history import Anomaly
@@ -226,7 +225,7 @@ async def deletion_at_a_deposed_coordinator(storm: Storm) -> None:
     old = dice.choice(coordinators)
     offsets = dice.choice([p.partition for p in storm.groups.partitions if cluster.state(p).leader == old])
     names = (f"unheard-of-{number}" for number in itertools.count(dice.randrange(1_000_000)))
-    group = next(name for name in names if partition_of(name, len(storm.groups.partitions)) == offsets)
+    group = next(name for name in names if offsets_partition(name, len(storm.groups.partitions)) == offsets)
     partition = dice.choice(sorted(p for p in storm.partitions if p.topic.startswith(DURABLE)))
     of_group = dice.random() < 0.5
     losses_before = storm.losses_of_power

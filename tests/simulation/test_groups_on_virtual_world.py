@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from minibroker.broker.groups.terms import OFFSETS_TOPIC, partition_of
 from minibroker.client.admin import Admin
 from minibroker.client.configs import ConfigResource
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
-from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.group_members import NOT_NOW, GroupClient, GroupMember, codes_of
 from tests.simulation.loop import run
@@ -256,7 +255,7 @@ def test_a_coordinator_that_was_paused_claims_of_nothing_that_it_is_gone_when_it
         fresh = GroupClient(cluster, world, "billing")
         await fresh.fetch_group([ORDERS], broker_id=old)
         cluster.pause_broker(old)
-        offsets = TopicPartition(OFFSETS_TOPIC, partition_of("billing", 4))
+        offsets = TopicPartition(OFFSETS_TOPIC, offsets_partition("billing", 4))
         await cluster.until(lambda: cluster.state(offsets).leader not in (old, NO_LEADER))
         assert await client.commit({ORDERS: 2}) == [ErrorCode.NONE]
         if asked_for == "the group":
@@ -448,7 +447,7 @@ def test_a_group_whose_deletion_is_in_doubt_is_neither_shown_nor_left_half_delet
         client = GroupClient(cluster, world, "billing")
         assert await client.commit({ORDERS: 7}) == [ErrorCode.NONE]
         coordinator = await client.find_coordinator()
-        offsets = TopicPartition(OFFSETS_TOPIC, partition_of("billing", 4))
+        offsets = TopicPartition(OFFSETS_TOPIC, offsets_partition("billing", 4))
         others = [broker_id for broker_id in cluster.broker_ids if broker_id != coordinator]
         for broker_id in others:
             cluster.pause_broker(broker_id)
@@ -617,10 +616,10 @@ def test_a_clock_that_is_set_ahead_while_unused_offsets_are_looked_for_deletes_n
         groups = cluster.broker(0)._groups
         assert groups is not None
         first, second = (term.topic_partition.partition for term in groups.terms.loaded())
-        of_first = [name for name in (f"old-{n}" for n in range(200)) if partition_of(name, 2) == first]
+        of_first = [name for name in (f"old-{n}" for n in range(200)) if offsets_partition(name, 2) == first]
         for name in of_first:
             assert await GroupClient(cluster, world, name).commit({ORDERS: 1}, broker_id=0) == [ErrorCode.NONE]
-        young = next(name for name in (f"young-{n}" for n in range(50)) if partition_of(name, 2) == second)
+        young = next(name for name in (f"young-{n}" for n in range(50)) if offsets_partition(name, 2) == second)
         await asyncio.sleep(590 - asyncio.get_running_loop().time() % 600)
         client = GroupClient(cluster, world, young)
         assert await client.commit({ORDERS: 42}, broker_id=0) == [ErrorCode.NONE]

@@ -8,11 +8,10 @@ from random import Random
 
 import pytest
 
-from minibroker.broker.groups.terms import OFFSETS_TOPIC, partition_of
 from minibroker.client.admin import Admin, NewTopic
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
-from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
 from minibroker.protocol.world import World
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.faults_of_groups import late_commit
@@ -49,7 +48,7 @@ async def _twice(cluster: VirtualCluster, change: Awaitable[object]) -> int:
     """The change is sent, its connection turns slow and breaks for its client, which makes it by another. Returns who
     has the first one still to come."""
     network = cluster.simulation.network
-    node = cluster.state(TopicPartition(OFFSETS_TOPIC, partition_of(GROUP, 4))).leader
+    node = cluster.state(TopicPartition(OFFSETS_TOPIC, offsets_partition(GROUP, 4))).leader
     assert network.delay_standing(MEMBER, host_name(node), LATE_S)
     changing = asyncio.ensure_future(change)
     await asyncio.sleep(0.05)
@@ -60,7 +59,7 @@ async def _twice(cluster: VirtualCluster, change: Awaitable[object]) -> int:
 
 async def _coordinates(cluster: VirtualCluster, node: int, *, is_so: bool = True) -> None:
     """The node's session ends, or those of others, until it is the coordinator, or is none."""
-    offsets = TopicPartition(OFFSETS_TOPIC, partition_of(GROUP, 4))
+    offsets = TopicPartition(OFFSETS_TOPIC, offsets_partition(GROUP, 4))
     while (cluster.state(offsets).leader == node) != is_so or cluster.state(offsets).leader == NO_LEADER:
         cluster.simulation.zookeeper.expire(host_name(cluster.state(offsets).leader))
         await asyncio.sleep(1)

@@ -9,11 +9,10 @@ import pytest
 
 from minibroker.broker.groups.records import OffsetKey, decode_key
 from minibroker.broker.groups.states import GroupState
-from minibroker.broker.groups.terms import OFFSETS_TOPIC
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.consumer_protocol import ConsumerProtocolSubscription, encode_subscription
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition
 from minibroker.protocol.records import decode_batch, iterate_batches
 from minibroker.protocol.topic_ids import make
 from tests.groups_support import GROUP, OFFSETS, OFFSETS_ID, ORDERS_ID, CoordinatedGroups, with_groups

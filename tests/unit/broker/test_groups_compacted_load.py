@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from minibroker.broker.groups.terms import OFFSETS_TOPIC
 from minibroker.broker.storage.key_map import ENTRY_BYTES, KeyMap
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition
 from minibroker.protocol.records import iterate_batches
 from minibroker.protocol.topic_ids import make
 from tests.groups_support import GROUP, OFFSETS, OFFSETS_ID, ORDERS_ID, CoordinatedGroups, Scenario, with_groups

@@ -22,7 +22,7 @@ from minibroker.broker.groups.records import (
     encode_offset_key,
     encode_offset_value,
 )
-from minibroker.broker.groups.terms import partition_of
+from minibroker.protocol.model import offsets_partition
 from minibroker.protocol.topic_ids import make
 
 TEXT = st.text(max_size=40)
@@ -134,4 +134,4 @@ def test_a_group_belongs_to_the_partition_of_javas_hash_code(group: str, hash_co
     if hash_code is not None:
         assert java == hash_code
     expected = 0 if java == -(2**31) else abs(java)
-    assert partition_of(group, 50) == expected % 50
+    assert offsets_partition(group, 50) == expected % 50

@@ -6,6 +6,7 @@ from minibroker.deploy.who import (
     AllBrokers,
     BrokerId,
     Controller,
+    CoordinatorOf,
     LeaderOf,
     MalformedWho,
     Who,
@@ -24,16 +25,22 @@ from minibroker.protocol.model import TopicPartition
         ("zookeeper", ZooKeeperServer()),
         ("leader:orders-0", LeaderOf(TopicPartition("orders", 0))),
         ("leader:orders-by-day-12", LeaderOf(TopicPartition("orders-by-day", 12))),
+        ("coordinator:billing", CoordinatorOf("billing")),
+        ("coordinator:any name: ünlike a topic's/1", CoordinatorOf("any name: ünlike a topic's/1")),
     ],
 )
-def test_who_can_be_named_in_five_ways(text: str, who: Who) -> None:
+def test_who_can_be_named_in_six_ways(text: str, who: Who) -> None:
     assert parse_who(text) == who
     assert type(parse_who(text)) is type(who)
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1.5", "٣", "99999999999", "Controller", "broker-1", "leader"])
+@pytest.mark.parametrize(
+    "text", ["", "-1", "1.5", "٣", "99999999999", "Controller", "broker-1", "leader", "coordinator"]
+)
 def test_what_names_nobody_is_refused_with_what_is_expected(text: str) -> None:
-    with pytest.raises(MalformedWho, match="broker id, controller, leader:TOPIC-PARTITION, all or zookeeper"):
+    with pytest.raises(
+        MalformedWho, match="broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, all or zookeeper"
+    ):
         parse_who(text)
 
 
@@ -42,4 +49,10 @@ def test_what_names_nobody_is_refused_with_what_is_expected(text: str) -> None:
 )
 def test_a_leader_needs_a_topic_and_a_partition(text: str) -> None:
     with pytest.raises(MalformedWho, match="leader:orders-0"):
+        parse_who(text)
+
+
+@pytest.mark.parametrize("text", ["coordinator:", "coordinator:\udcff"])
+def test_a_coordinator_needs_a_group_with_a_name_that_brokers_can_be_sent(text: str) -> None:
+    with pytest.raises(MalformedWho, match="coordinator:billing"):
         parse_who(text)

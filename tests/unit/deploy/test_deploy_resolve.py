@@ -1,0 +1,76 @@
+"""Whom WHO means where there is nobody: told as a LaunchError, with the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minibroker.deploy import cluster_file, local_cluster
+from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.cluster_view import ClusterView
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.who import parse_who
+from minibroker.protocol.messages import MetadataPartition
+from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
+
+NOBODY_ANSWERS = ClusterView({}, None, None, {})
+NO_CONTROLLER = NOBODY_ANSWERS._replace(brokers={1: ("127.0.0.1", 9092)})
+OFFSETS = [TopicPartition(OFFSETS_TOPIC, number) for number in range(50)]
+
+
+def partition(number: int, leader: int) -> MetadataPartition:
+    return MetadataPartition(0, number, leader, 1, [1, 2], [1, 2], [])
+
+
+def led(leader: int, billing: int) -> ClusterView:
+    """Where one leads all partitions of the groups, but for that of the group `billing`, which another does."""
+    states = {name: partition(name.partition, leader) for name in OFFSETS}
+    of_billing = OFFSETS[offsets_partition("billing", len(OFFSETS))]
+    states[of_billing] = partition(of_billing.partition, billing)
+    return NO_CONTROLLER._replace(partitions=states)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
+    """Nothing of it runs."""
+    monkeypatch.setattr(local_cluster, "ELECTION_TIMEOUT_S", 0.0)
+    brokers = tuple(BrokerEntry(id, 9091 + id) for id in (1, 2))
+    cluster_file.save(tmp_path, ClusterFile(ZooKeeperEntry("127.0.0.1:2181"), brokers))
+    return LocalCluster(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("who", "view", "told"),
+    [
+        ("controller", NO_CONTROLLER, "there is no controller that any broker knows of"),
+        ("leader:orders-0", NOBODY_ANSWERS, "no broker answers that could tell the leader of orders-0"),
+        ("leader:orders-0", NO_CONTROLLER, "no broker knows a partition orders-0"),
+        ("coordinator:billing", NOBODY_ANSWERS, "no broker answers that could tell the coordinator of the group 'bill"),
+        ("coordinator:billing", NO_CONTROLLER, "no group has been used yet, so 'billing' has no coordinator: start a"),
+        ("coordinator:billing", led(1, NO_LEADER), "has no leader now: start the brokers of its ISR .1, 2."),
+        ("coordinator:billing", led(1, 7), "there is no broker 7 in this cluster: its ids are 1, 2"),
+    ],
+)
+def test_where_nobody_is_meant_a_launch_error_says_why(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, who: str, view: ClusterView, told: str
+) -> None:
+    monkeypatch.setattr(cluster, "view", lambda: view)
+    with pytest.raises(LaunchError, match=told) as raised:
+        cluster.resolve(parse_who(who))
+    assert raised.type is LaunchError  # its name stands in tracebacks
+
+
+def test_the_coordinator_of_a_group_is_the_leader_of_its_partition_of_the_offsets(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "view", lambda: led(1, 2))
+    assert cluster.resolve(parse_who("coordinator:billing")) == [2]
+    assert cluster.resolve(parse_who("coordinator:shipping")) == [1]
+
+
+@pytest.mark.parametrize("who", ["controller", "leader:orders-0", "coordinator:billing"])
+def test_who_is_elected_cannot_be_started(cluster: LocalCluster, who: str) -> None:
+    with pytest.raises(LaunchError, match="is running already: give `start` a broker id, all or zookeeper"):
+        cluster.start(parse_who(who))
