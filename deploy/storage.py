@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import SystemRandom
@@ -107,12 +107,13 @@ class StorageBench:
                 async with self._topic(name, [LEADER], configs) as topic, self._producer() as producer:
                     await self._fill(producer, topic, keys=self._count // _RECORDS_PER_KEY)
                     await asyncio.sleep(seconds)
-                    quiet += took(time.monotonic() - seconds, time.monotonic())
+                    quiet += await took(time.monotonic() - seconds)
                     later_ms = time.time_ns() // 1_000_000 + 2 * _HOUR_MS
                     await producer.send(topic, b"", key=b"the last", timestamp_ms=later_ms)
                     compacted = await self._line_of_log(f"{topic}-0{_COMPACTED}")
-                    cleaning += took(time.monotonic() - float(compacted[2]), time.monotonic())
-                rates.append(int(compacted[1]) / float(compacted[2]) / 1e6)
+                    cleaning_s = max(float(compacted[2]), 1 / RATE)  # of little, it is told to have taken no time
+                    cleaning += await took(time.monotonic() - cleaning_s)
+                rates.append(int(compacted[1]) / cleaning_s / 1e6)
         with_ms, without_ms = (percentile(sorted(times), 0.99) * 1_000 for times in (cleaning, quiet))
         return [
             Figure("compaction: read and written", median(rates), "MB/s"),
@@ -128,14 +129,15 @@ class StorageBench:
             return found
 
     @asynccontextmanager
-    async def _latencies(self, topic: str) -> AsyncIterator[Callable[[float, float], list[float]]]:
+    async def _latencies(self, topic: str) -> AsyncIterator[Callable[[float], Awaitable[list[float]]]]:
         """Records are sent at a steady rate meanwhile, with acks=all. Yields what says how long it took, from when each
-        was due, for those that were due between two moments and have been acknowledged."""
-        taken: list[tuple[float, float]] = []
+        was due, for those that were due from a moment to now: it waits for the last of them."""
+        taken: dict[float, float | None] = {}
+        """When each was due, and how long it took, once that is known."""
 
         async def acknowledged(due_s: float, delivery: Delivery) -> None:
             await delivery
-            taken.append((due_s, time.monotonic() - due_s))
+            taken[due_s] = time.monotonic() - due_s
 
         async def send(producer: Producer, group: asyncio.TaskGroup) -> None:
             due_s, number = time.monotonic(), 0
@@ -143,11 +145,23 @@ class StorageBench:
                 due_s, number = due_s + 1 / RATE, number + 1
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
                 delivery = producer.send(topic, self._values.make(self._run, number, 100))
+                taken[due_s] = None
                 group.create_task(acknowledged(due_s, delivery))
+
+        async def took(begin_s: float) -> list[float]:
+            end_s = time.monotonic()
+            await _until(
+                lambda: max(taken, default=0.0) >= end_s and None not in between(begin_s, end_s),
+                "records that are produced meanwhile are not acknowledged",
+            )
+            return [took_s for took_s in between(begin_s, end_s) if took_s is not None]
+
+        def between(begin_s: float, end_s: float) -> list[float | None]:
+            return [took_s for due_s, took_s in taken.items() if begin_s <= due_s < end_s]
 
         async with self._producer() as producer, asyncio.TaskGroup() as group:
             sending = group.create_task(send(producer, group))
-            yield lambda begin_s, end_s: [took_s for due_s, took_s in taken if begin_s <= due_s < end_s]
+            yield took
             sending.cancel()
 
     # -- recovery, and catching up --
