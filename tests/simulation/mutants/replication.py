@@ -326,9 +326,22 @@ def join_with_what_was_deleted(patches: Patches) -> None:
     "a deletion is acknowledged whatever min.insync.replicas is, and without those who are eligible beside the ISR",
 )
 def deletion_acknowledged_below_min_isr(patches: Patches) -> None:
+    is_about_a_deletion = False
+
     @patches.instead_of(Partition, "min_insync_replicas")
-    def min_insync_replicas(original: Any, self: Partition) -> int:
-        return 1
+    def min_insync_replicas(original: Any, self: Partition) -> Any:
+        return 1 if is_about_a_deletion else original(self)
+
+    def forgetful(original: Any, *what: Any) -> Any:
+        nonlocal is_about_a_deletion
+        is_about_a_deletion = True
+        try:
+            return original(*what)
+        finally:
+            is_about_a_deletion = False
+
+    patches.instead_of(Partition, "delete_records")(forgetful)
+    patches.instead_of(Partition, "deletion")(forgetful)
 
     @patches.instead_of(Partition, "low_watermark")
     def low_watermark(original: Any, self: Partition) -> int:
