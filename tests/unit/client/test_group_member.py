@@ -530,6 +530,7 @@ def test_a_position_that_the_user_has_chosen_is_among_what_cannot_be_committed_a
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_member_that_was_put_out_and_told_nothing_commits_nothing_silently_before_it_has_joined_again() -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         fill(cluster.log("orders"), 10)
