@@ -32,9 +32,9 @@ PYTEST := $(BIN)/pytest -n auto --dist loadscope --no-loadscope-reorder
 test: setup
 	$(PYTEST) -m "not slow"
 
-# The rest, too.
+# The rest, too. Much of it waits for processes, so a core has room for more than one test at a time.
 test-all: test
-	$(PYTEST) -m slow
+	$(PYTEST) -n $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)') -m slow
 
 check: setup
 	$(BIN)/ruff format --check .
