@@ -41,7 +41,7 @@ from minibroker.protocol.errors import (
 )
 from minibroker.protocol.fetch_schedule import MAX_REQUESTS, cut, most_in_a_request, schedule
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
-from minibroker.protocol.records import CorruptRecord, iterate_batches
+from minibroker.protocol.records import CorruptRecord, check_places, iterate_batches
 from minibroker.protocol.rpc import Connection
 
 logger = logging.getLogger("minibroker.client")
@@ -578,9 +578,10 @@ class Fetcher:
                 self._doubt(state, leader, partial(self._diverged, state, partition.diverging_epoch))
             else:
                 state.high_watermark = partition.high_watermark
-                self._arrived(state, offset, partition.records)
+                self._arrived(state, offset, partition, leader)
 
-    def _arrived(self, state: PartitionState, offset: int, records: memoryview) -> None:
+    def _arrived(self, state: PartitionState, offset: int, answer: m.FetchPartitionResponse, leader: Leader) -> None:
+        records = answer.records
         state.trouble = None
         state.is_busy = len(records) > 0
         if not records:
@@ -589,6 +590,7 @@ class Fetcher:
         self.states[state.partition] = self.states.pop(state.partition)
         try:
             batches = list(iterate_batches(records))
+            check_places(batches, offset, answer.high_watermark, leader.epoch)
         except CorruptRecord as error:
             told = CorruptBatch(state.partition, f"at or after offset {offset}: {error}", "Use seek() to skip it")
             if not self.is_first_suspicion(state, told):
@@ -602,8 +604,6 @@ class Fetcher:
             self._stop(state, MinibrokerError(error_text))
             return
         for header, start, end in batches:
-            if header.next_offset <= state.fetch_offset:
-                continue
             # Control batches hold no records for the user, but the position passes them.
             state.arrived(FetchedBatch(state, header, records, start, end))
         if state.fetched:

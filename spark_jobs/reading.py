@@ -35,7 +35,16 @@ from minibroker.protocol.errors import (
     error_of,
 )
 from minibroker.protocol.model import NO_EPOCH
-from minibroker.protocol.records import BatchSlice, CorruptRecord, DecodedBatch, decode_batch, iterate_batches
+from minibroker.protocol.records import (
+    LIMIT,
+    NO_LEADER_EPOCH,
+    BatchSlice,
+    CorruptRecord,
+    DecodedBatch,
+    check_places,
+    decode_batch,
+    iterate_batches,
+)
 from minibroker.protocol.world import World
 from minibroker.spark_jobs.arrow import BatchBuilder
 from minibroker.spark_jobs.connecting import PATIENCE_S, UNKNOWN_TOPIC_PATIENCE_S, connect, new_cluster
@@ -123,7 +132,9 @@ class RangeFetcher:
         if records is None:
             return None
         try:
-            batches = [batch for batch in iterate_batches(records) if batch.header.next_offset > self._position]
+            batches = list(iterate_batches(records))
+            latest = NO_LEADER_EPOCH if self._leader is None else self._leader.epoch
+            check_places(batches, self._position, LIMIT, latest)
         except CorruptRecord as error:
             raise self._corrupt(self._position, error) from error
         if not batches:

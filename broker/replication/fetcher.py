@@ -61,7 +61,9 @@ class _Follow(msgspec.Struct, eq=False):
     not_before_s: float = 0.0
     backoff_s: float = 0.0
     is_suspect: bool = False
-    """The last answer was corrupt: the leader is to look at its disk (`FetchPartition.suspect`)."""
+    """The last answer was corrupt, or fits to nothing: the leader is to look at its disk (`FetchPartition.suspect`)."""
+    has_appended: bool = False
+    """Something that this leader has sent in this epoch."""
 
 
 class _Request(NamedTuple):
@@ -337,6 +339,12 @@ class Fetcher:
                 try:
                     settled = self._apply_one(follow, answer)
                 except LogInvariantViolated as error:
+                    if not follow.is_suspect:
+                        # Kafka's CRC does not cover where a batch says it is: first the leader looks at its own.
+                        logger.warning("%s: asking leader %d to look again: %s", topic_partition, self.leader_id, error)
+                        follow.is_suspect = True
+                        self._let_rest(topic_partition, follow, now_s)
+                        continue
                     self.remove(topic_partition)
                     self._set_aside(follow.partition, f"the log of its leader {self.leader_id} does not fit: {error}")
                     continue
@@ -373,6 +381,7 @@ class Fetcher:
                 partition.follower_quota.record(len(answer.records))
             follow.is_in_sync = partition.log.log_end_offset >= answer.high_watermark
             follow.is_busy = fetched.appended or fetched.truncated_to is not None
+            follow.has_appended |= fetched.appended
             if fetched.appended:
                 # To the end of the next request, so that a flood here cannot starve the partitions behind it.
                 self._unasked[partition.topic_partition] = self._unasked.pop(partition.topic_partition)
@@ -384,6 +393,11 @@ class Fetcher:
                     fetched.truncated_to,
                     self.leader_id,
                 )
+                if follow.has_appended:
+                    # What this leader gave is cut, as it has less. A batch has another offset than it had, which no CRC
+                    # covers in Kafka's format: the leader is to look.
+                    follow.is_suspect = True
+                    return False
             return not fetched.is_stuck
         if code is ErrorCode.OFFSET_OUT_OF_RANGE and partition.is_to_restart(answer.log_start_offset):
             logger.warning(

@@ -719,7 +719,7 @@ class Partition:
         appended = len(response.records) > 0
         if appended:
             self._begin_with(response.records)
-            self.log.append_as_follower(response.records)
+            self.log.append_as_follower(response.records, self.leader_epoch)
             self.traffic.replication_bytes_in += len(response.records)
         self.high_watermark = max(self.high_watermark, min(response.high_watermark, self.log.log_end_offset))
         self.log.move_log_start_offset(min(response.log_start_offset, self.high_watermark))

@@ -69,6 +69,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import (
     CRC_END,
+    LIMIT,
     BatchHeader,
     Buffer,
     CorruptRecord,
@@ -313,8 +314,8 @@ class Log:
             self._producers.update(first, first_offset, now_ms)
         return AppendInfo(first_offset, offset - 1, max_timestamp)
 
-    def append_as_follower(self, records: Buffer) -> AppendInfo:
-        """Append batches as the leader has them, offsets and epochs included.
+    def append_as_follower(self, records: Buffer, leader_epoch: int = LIMIT) -> AppendInfo:
+        """Append batches as the leader in that epoch has them, offsets and epochs included.
 
         They must begin at the log's end or after it: compaction leaves gaps. It may have been switched on before this
         broker heard of it, and what it has left behind is there after it was switched off, so gaps are always taken.
@@ -333,10 +334,10 @@ class Log:
                 validate_batch(records, header, position)
             except CorruptRecord as error:
                 raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{self.partition}, fetched batch: {error}") from error
-            if header.base_offset < offset or header.partition_leader_epoch < epoch:
+            if header.base_offset < offset or not epoch <= header.partition_leader_epoch <= leader_epoch:
                 raise LogInvariantViolated(
-                    f"{self.partition} is at offset {offset} in epoch {epoch}; a batch of offset {header.base_offset} "
-                    f"and epoch {header.partition_leader_epoch} does not continue it"
+                    f"{self.partition} is at offset {offset} in epoch {epoch}, and follows in {leader_epoch}; a batch "
+                    f"of offset {header.base_offset} and epoch {header.partition_leader_epoch} does not continue it"
                 )
             offset, epoch = header.next_offset, header.partition_leader_epoch
             max_timestamp = max(max_timestamp, header.max_timestamp)
@@ -459,14 +460,28 @@ class Log:
         return b""
 
     def check(self, data: Buffer) -> None:
-        """Whether batches that were read match their CRC: what is sent is not looked at otherwise, and this takes a
-        millisecond or more for each 4 MiB. Raises BrokerError CORRUPT_MESSAGE."""
-        position = 0
+        """Whether batches that were read match their CRC and are where they say, of which Kafka's CRC knows nothing:
+        what is sent is not looked at otherwise, and this takes a millisecond or more for each 4 MiB. Raises BrokerError
+        CORRUPT_MESSAGE."""
+        position = at = 0
         try:
             while position < len(data):
                 header = parse_header(data, position)
                 validate_batch(data, header, position)
+                # The beginning may lie before the log's start, of which the epochs know no more.
+                written_in = self._epochs.epoch_at(header.last_offset)
+                if not at <= header.base_offset <= header.last_offset < self._log_end_offset:
+                    raise CorruptRecord(
+                        f"a batch of the offsets {header.base_offset} to {header.last_offset} behind {at}, in a log "
+                        f"that ends at {self._log_end_offset}"
+                    )
+                if header.partition_leader_epoch != written_in:
+                    raise CorruptRecord(
+                        f"the batch at {header.base_offset} has leader epoch {header.partition_leader_epoch}, but what "
+                        f"is there was written in {written_in}"
+                    )
                 position += header.size
+                at = header.next_offset
         except CorruptRecord as error:
             self._report_damage(error)
 

@@ -1,13 +1,14 @@
 """The 61 bytes in front of a batch: all that a broker looks at.
 
 Kafka's CRC leaves out the first 17 of them, among them the base offset and the leader epoch, since a leader writes
-these anew: so where one of their bits flips on a disk or on the way, records get other offsets, and nobody sees it. In
+these anew: so where one of their bits flips on a disk or on the way, records get other offsets, and no CRC sees it. In
 a batch of columns, whose format is ours, the leader mixes a checksum of these 17 bytes into the CRC (`stamp`), and
-readers take it out again (`validate_batch`). Batches of Kafka's format stay as Kafka's.
+readers take it out again (`validate_batch`). Batches of Kafka's format stay as Kafka's; their readers see at least that
+a batch cannot be where it says (`check_places`).
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -180,6 +181,25 @@ def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[BatchSlice]:
             return
         yield BatchSlice(header, position, end)
         position = end
+
+
+def check_places(batches: Iterable[BatchSlice], offset: int, end_offset: int, leader_epoch: int) -> None:
+    """Raises CorruptRecord where what was fetched at `offset` cannot be what a leader has in `leader_epoch`
+    (NO_LEADER_EPOCH: not known), or has below `end_offset`: batches that do not go up, or come from later."""
+    at = offset
+    is_first = True
+    for header, _, _ in batches:
+        if not (header.next_offset > at if is_first else header.base_offset >= at):
+            raise CorruptRecord(f"a batch of the offsets {header.base_offset} to {header.last_offset} comes at {at}")
+        if header.base_offset >= end_offset:
+            raise CorruptRecord(f"a batch begins at {header.base_offset}, where {end_offset} is the end")
+        if header.partition_leader_epoch > leader_epoch != NO_LEADER_EPOCH:
+            raise CorruptRecord(
+                f"the batch at {header.base_offset} has leader epoch {header.partition_leader_epoch}, where "
+                f"{leader_epoch} is the latest"
+            )
+        at = header.next_offset
+        is_first = False
 
 
 def validate_batch(buffer: Buffer, header: BatchHeader, position: int = 0, *, as_produced: bool = False) -> None:

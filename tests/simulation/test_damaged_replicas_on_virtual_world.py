@@ -11,11 +11,12 @@ import pytest
 from minibroker.broker.replication.healing import may_be_deleted
 from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
+from minibroker.client.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CorruptBatch
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
-from minibroker.protocol.records import HEADER_SIZE
+from minibroker.protocol.records import HEADER_SIZE, MAGIC_RECORDS, iterate_batches
 from tests.simulation.cluster import LOG_DIR, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted
@@ -206,6 +207,51 @@ def test_a_follower_that_meets_a_damaged_batch_gets_it_from_another_leader() -> 
         await _whole(cluster)
         assert _healed(cluster, victim) == 1
         await _read(cluster, 10)
+
+    _simulate(scenario)
+
+
+@pytest.mark.parametrize("reader", ["follower", "consumer"])
+@pytest.mark.parametrize(
+    ("position", "bit", "batch"),
+    [
+        pytest.param(6, 2, 3, id="an offset is higher"),
+        pytest.param(6, 2, 9, id="the last offset is higher"),
+        pytest.param(7, 2, 5, id="an offset is lower"),
+        pytest.param(14, 2, 9, id="an epoch is later"),
+    ],
+)
+def test_a_batch_of_kafkas_format_that_cannot_be_where_it_says_is_read_from_another_broker(
+    position: int, bit: int, batch: int, reader: str
+) -> None:
+    """No CRC covers that."""
+
+    async def scenario(cluster: VirtualCluster) -> None:
+        world = cluster.client("admin")
+
+        async def take_records() -> None:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                changes = {ConfigResource.of_topic(TOPIC): [ConfigChange.set("record.format", "kafka")]}
+                await admin.incremental_alter_configs(changes)
+
+        await world.process.run(take_records())
+        behind = next(b for b in cluster.broker_ids if b != cluster.state(HURT).leader)
+        if reader == "follower":
+            cluster.kill_broker(behind)
+            await cluster.until(lambda: behind not in cluster.state(HURT).isr)
+        await _send(cluster, 0, 10)
+        victim = cluster.state(HURT).leader
+        batches = list(iterate_batches(_data(cluster, victim)))
+        assert [each.header.magic for each in batches] == 10 * [MAGIC_RECORDS]
+        path = f"{LOG_DIR}/{HURT}/00000000000000000000.log"
+        cluster.simulation.host(host_name(victim)).disk.rot(path, batches[batch].start + position, bit)
+        if reader == "follower":
+            await cluster.start_broker(behind)
+            await cluster.until(lambda: cluster.state(HURT).leader not in (victim, NO_LEADER))
+        await _read(cluster, 10)
+        await _whole(cluster)
+        assert _healed(cluster, victim) == 1
+        assert len({_data(cluster, broker_id) for broker_id in cluster.broker_ids}) == 1
 
     _simulate(scenario)
 

@@ -22,6 +22,8 @@ from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.broker.storage.segment import IndexWrite, Segment
 from minibroker.broker.storage.swap import Swap
+from minibroker.client import fetcher
+from minibroker.protocol.records import iterate_batches, validate_batch
 from tests.simulation.mutants.planting import Patches, mutant
 
 
@@ -31,6 +33,23 @@ def recovery_point_without_sync(patches: Patches) -> None:
     def carry_out(original: Any, self: Any, *rest: Any) -> None:
         self.files = []
         original(self, *rest)
+
+
+@mutant(
+    "no CRC covers it", "a leader that is asked to look again looks at CRCs alone, and not where batches say they are"
+)
+def places_are_believed(patches: Patches) -> None:
+    @patches.instead_of(Log, "check")
+    def check(original: Any, self: Log, data: Any) -> None:
+        for header, start, _ in iterate_batches(data):
+            validate_batch(data, header, start)
+
+
+@mutant("no CRC covers it", "consumers take batches wherever these say they are")
+def consumers_believe_places(patches: Patches) -> None:
+    @patches.instead_of(fetcher, "check_places")
+    def check_places(original: Any, *what: Any) -> None:
+        pass
 
 
 @mutant(

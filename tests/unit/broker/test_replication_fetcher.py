@@ -198,7 +198,13 @@ def test_a_log_that_cannot_go_on_with_its_leader_costs_no_other_partition(tmp_pa
             fetcher.add(leader.partition(index))
         await leader.asks_for([0, 1, 2])
         leader.answer(leader.waiting[0], {0: one_record(), 1: one_record() + one_record(), 2: one_record()})
-        await leader.asks_for([0, 2])
+        await leader.asks_for([0, 2], [1])
+        assert not leader.set_aside
+        asked = leader.request_for(1).body
+        assert isinstance(asked, FetchRequest)
+        assert asked.topics[0].partitions[0].suspect, "it is the leader's log that may be damaged"
+        leader.answer(leader.request_for(1), {1: one_record() + one_record()})
+        await until(lambda: leader.set_aside)
         assert [leader.log_end(index) for index in range(3)] == [1, 0, 1]
         assert list(leader.set_aside) == [1]
         assert "a batch of offset 0 and epoch 0 does not continue it" in leader.set_aside[1]
