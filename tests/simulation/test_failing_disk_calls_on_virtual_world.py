@@ -50,7 +50,7 @@ KEYS = 3
 VICTIM = 1
 WITHIN_S = 10
 SEEDS = 4
-POINTS = 200
+POINTS = 100
 SAMPLE = 5
 ERRORS = (errno.EIO, errno.ENOSPC)
 
@@ -317,7 +317,7 @@ def test_a_directory_may_begin_to_fail_with_any_call(number: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_directory_may_begin_to_fail_with_each_of_200_calls() -> None:
+def test_a_directory_may_begin_to_fail_with_each_of_100_calls() -> None:
     outcomes: dict[str, list[tuple[Point, Outcome]]] = defaultdict(list)
     failures: list[str] = []
     for point in _points(POINTS):

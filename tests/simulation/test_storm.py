@@ -1,4 +1,4 @@
-"""A few short storms in every test run; `make simulate` has the long ones, by the hundred."""
+"""A few short storms in every test run; `make simulate` has the long ones, by the hundred, with their floors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _story(report: Report) -> str:
 
 @pytest.mark.parametrize(
     ("seed", "minutes"),
-    [(2, 0.25), *(pytest.param(seed, SHORT_MINUTES, marks=pytest.mark.slow) for seed in range(1, 9))],
+    [(2, 0.25), *(pytest.param(seed, SHORT_MINUTES, marks=pytest.mark.slow) for seed in range(1, 3))],
 )
 def test_a_storm_breaks_no_promise(seed: int, minutes: float) -> None:
     report = simulate(seed, minutes)
@@ -60,13 +60,7 @@ def test_a_storm_of_consumer_groups_breaks_no_promise(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_storm_of_full_length_reaches_its_floors() -> None:
-    report = simulate(9, 3)
-    assert not report.anomalies, _story(report)
-    assert report.below_floors() == []
-
-
-@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_storm_runs_the_same_way_in_every_process_with_the_same_seed() -> None:
     program = f"from tests.simulation.storm import simulate; print(simulate(10, {SHORT_MINUTES}).trace)"
     traces = [
