@@ -531,7 +531,7 @@ class LogManager:
         which no log is of use, and to the segments that those which are here begin."""
         files, used, limit = self._disk.descriptors()
         if files + count - 1 > limit * MOST_FOR_FILES or used + count - 1 > limit * MOST_IN_ALL:
-            reason = f"{used} of the {limit} descriptors that this process may have are taken, {files} of them by files"
+            reason = f"{used} or more of the {limit} descriptors of this process are taken, {files} of them by files"
             raise shortage(f"creating {self._path(str(partition))}", reason)
 
     def _create_logs(self, partitions: Sequence[TopicPartition], topic_id: str) -> list[_Opened]:

@@ -316,7 +316,8 @@ class RealDisk:
                 raise
             return Descriptors(len(_open_files), limit, limit)
         os.close(lowest_free)
-        return Descriptors(len(_open_files), lowest_free, limit)
+        # There may be more above it: the files, where one of the first to be opened was closed.
+        return Descriptors(len(_open_files), max(lowest_free, len(_open_files)), limit)
 
     def boot_id(self) -> str:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -101,6 +102,17 @@ def test_open_files_are_counted_against_the_limit(play: Play, tmp_path: Path) ->
         assert disk.descriptors() == before
 
     play(scenario, tmp_path)
+
+
+def test_no_fewer_descriptors_are_used_than_files_though_a_low_one_is_free_again(tmp_path: Path) -> None:
+    disk = RealDisk()
+    low = os.open("/", os.O_RDONLY)
+    files = [disk.open(f"{tmp_path}/{number}", create=True) for number in range(low + 1)]
+    os.close(low)
+    now = disk.descriptors()
+    for file in files:
+        file.close()
+    assert now.used >= now.files >= low + 1
 
 
 @everywhere
