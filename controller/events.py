@@ -445,6 +445,10 @@ class ControlledShutdownRequest(AdminRequest):
     def cause(self) -> str:
         return f"broker {self.broker_id} (epoch {self.broker_epoch}) asks for a controlled shutdown"
 
+    @property
+    def details(self) -> dict[str, object]:
+        return {"broker": self.broker_id}
+
 
 # --- From the controller itself, as follow-ups of a plan ---------------------------------------------------------
 

@@ -90,6 +90,16 @@ class ClusterView(NamedTuple):
         """Those with fewer replicas in sync than assigned."""
         return [name for name, state in self.partitions.items() if len(state.isr_nodes) < len(state.replica_nodes)]
 
+    def not_preferred_partitions(self) -> list[TopicPartition]:
+        """Those whose preferred leader, the first of their replicas, is in sync, and another leads."""
+        return [
+            name
+            for name, state in self.partitions.items()
+            if state.replica_nodes
+            and state.leader_id not in (NO_LEADER, state.replica_nodes[0])
+            and state.replica_nodes[0] in state.isr_nodes
+        ]
+
     def under_min_isr_partitions(self) -> list[TopicPartition]:
         """Those with fewer replicas in sync than `min.insync.replicas`, as far as is known."""
         return [

@@ -68,6 +68,8 @@ class Status(msgspec.Struct, frozen=True):
     """`TOPIC-PARTITION` of those with fewer replicas in sync than assigned. None: unknown."""
     under_min_isr_partitions: list[str] | None = None
     """`TOPIC-PARTITION` of those with fewer replicas in sync than `min.insync.replicas`. None: unknown."""
+    not_preferred_partitions: list[str] | None = None
+    """`TOPIC-PARTITION` of those whose preferred broker is in sync, and another leads. None: unknown."""
     full_disk: str | None = None
     """The directory of the cluster, where its disk has no room left."""
 
@@ -204,6 +206,7 @@ def _status(
             None if view.is_unknown else [str(name) for name in view.under_replicated_partitions()]
         ),
         under_min_isr_partitions=(None if view.is_unknown else [str(name) for name in view.under_min_isr_partitions()]),
+        not_preferred_partitions=(None if view.is_unknown else [str(name) for name in view.not_preferred_partitions()]),
         full_disk=full_disk,
     )
 

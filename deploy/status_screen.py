@@ -51,6 +51,12 @@ def status_lines(found: Status) -> list[str]:
         lines.append(f"ZooKeeper at {found.zookeeper.connect}: {state}")
     lines.append(f"offline partitions: {_partitions(found.offline_partitions)}")
     lines.append(f"under-replicated partitions: {_partitions(found.under_replicated_partitions)}")
+    if found.not_preferred_partitions:
+        lines.append(
+            f"not led by their preferred broker: {some_of(found.not_preferred_partitions)}: "
+            + pastable("`minibroker elect --preferred --all` moves their leaders back at once")
+            + ", the controller where too many are away (leader.imbalance.check.interval.seconds)"
+        )
     return lines
 
 

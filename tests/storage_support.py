@@ -18,6 +18,7 @@ from minibroker.broker.storage.directory import LogDirectory, partition_of
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery import recover
+from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import (
@@ -331,7 +332,7 @@ def everything(log: Log) -> bytes:
 
 def check_indexes(log: Log, *, time_indexes_are_whole: bool = True) -> None:
     """Every entry of every index says what the batches say, and what lies before an entry of the offset index is in the
-    time index, if nobody else has taken entries away."""
+    time index, if nobody else has taken entries away. Nor does a leader that looks at the log find anything wrong."""
     for segment in log._segments:
         positions: dict[int, int] = {}
         newest: dict[int, tuple[int, int] | None] = {}
@@ -352,6 +353,10 @@ def check_indexes(log: Log, *, time_indexes_are_whole: bool = True) -> None:
             if key == 0:
                 break
         assert segment.max_timestamp == (-1 if largest is None else largest[0])
+    try:
+        log.check(everything(log))
+    except BrokerError as error:
+        raise AssertionError(error.detail) from error
 
 
 def coverage(changes: Iterable[tuple[str, str]]) -> str:

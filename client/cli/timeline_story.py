@@ -7,7 +7,7 @@ answered. Times are relative to the beginning, by the clocks of the brokers that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from minibroker.client.cli.timeline_words import (
@@ -30,7 +30,11 @@ TOGETHER_MS = 2_000
 """Losses that follow each other faster are one failover."""
 
 _SIGNS = ("ControllerSuspected", "ControllerRemoved", "BrokerSuspected", "Resignation")
+_BY_OTHERS = ("ControllerSuspected", "ControllerRemoved")
+"""What other brokers record of a controller."""
+_STOPS = "ControlledShutdownRequest"
 _ANSWERS = ("LeaderAndIsrAnswered", "StopReplicaAnswered", "UpdateMetadataAnswered")
+_SESSION_TIMEOUT = "`zookeeper.session.timeout.ms` (6 s, where nobody has set it)"
 
 
 class Step(NamedTuple):
@@ -146,7 +150,7 @@ def _victims(entries: Sequence[Entry], index: int) -> set[int]:
     victims = set(entry.get("unreachable", []))
     for earlier in reversed(entries[:index]):
         if earlier["epoch"] < entry["epoch"]:
-            if earlier["event"] in ("ControllerSuspected", "ControllerRemoved"):
+            if earlier["event"] in _BY_OTHERS:
                 victims.add(earlier["broker"])
             else:
                 victims.add(earlier["controller"])
@@ -281,7 +285,13 @@ class _Teller:
         if turn["event"] == "Startup":
             yield from self._new_controller(turn)
         else:
-            yield self._step(turn, 0.0, f"{sentence(turn)} Its entry in /brokers/ids is no longer there.")
+            text = f"{sentence(turn)} Its entry in /brokers/ids is no longer there."
+            if silent := self._silent(turn["lost"], turn):
+                text += (
+                    f" Nobody had found {_brokers(silent)} unreachable before: a broker that hangs is noticed when "
+                    f"ZooKeeper ends its session, {_SESSION_TIMEOUT} after its last word."
+                )
+            yield self._step(turn, 0.0, text)
         yield from self._elections(turn)
         sent = [order for order in turn.get("sent", []) if order["partitions"]]
         if sent:
@@ -289,7 +299,30 @@ class _Teller:
             text = "The controller tells the brokers what they lead and follow now, and what clients must know."
             yield self._step(turn, sent[0]["at_ms"], text, told)
 
+    def _silent(self, brokers: Iterable[int], turn: Entry) -> list[int]:
+        """Those of them that nobody had found unreachable, and that had not said that they stop."""
+        known = {sign["controller"] if sign["event"] == "Resignation" else sign["broker"] for sign in self._signs}
+        for entry in self._entries:
+            if entry["event"] == _STOPS and 0 <= turn["time_ms"] - entry["time_ms"] <= SIGNS_WITHIN_MS:
+                known.add(entry.get("broker"))
+        return [broker for broker in brokers if broker not in known and broker not in turn.get("added", [])]
+
     def _new_controller(self, turn: Entry) -> Iterator[Step]:
+        before = next(
+            (
+                entry["controller"]
+                for entry in reversed(self._entries)
+                if entry["epoch"] < turn["epoch"] and entry["event"] not in _BY_OTHERS
+            ),
+            None,
+        )
+        if before is not None and not self._begins_anew and self._silent([before], turn):
+            text = (
+                f"Broker {before}, the controller until now, has not resigned, and nobody had found it unreachable: "
+                f"one that hangs loses its office when ZooKeeper ends its session, {_SESSION_TIMEOUT} after its last "
+                f"word."
+            )
+            yield self._step(turn, 0.0, text)
         text = (
             f"Broker {turn['controller']} is elected controller: it was the first to create /controller in ZooKeeper. "
             f"Its epoch is {turn['epoch']}; brokers obey no lower one from now on."
@@ -328,6 +361,10 @@ class _Teller:
         if others and not omitted:
             text = f"In {_counted(len(others), 'partition')} the leader stays, and other copies count as in sync."
             yield self._step(turn, others[-1]["at_ms"], text, tuple(cut([state_line(s) for s in others])))
+
+
+def _brokers(ids: Sequence[int]) -> str:
+    return "it" if len(ids) == 1 else f"brokers {numbers(ids)}"
 
 
 def _began_ms(entry: Entry) -> int:

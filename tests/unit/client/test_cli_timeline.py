@@ -179,6 +179,38 @@ def test_a_controller_that_stops_in_good_order_and_is_gone_later_is_one_story() 
     assert story.ending() == "In all: no partition had to change its leader."
 
 
+def test_of_brokers_that_hung_a_story_says_by_what_they_were_noticed() -> None:
+    recorder = Recorder()
+    recorder.add(0, 1, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
+    recorder.add(90_000, 2, 6, "Startup", brokers=[2, 3], unreachable=[], topics=0, partitions=0)
+    recorder.add(90_001, 2, 6, "BrokerChange", lost=[1], added=[])
+    story = last_failover(recorder.entries)
+    assert story is not None
+    silent, _, gone = (step.text for step in story.steps)
+    assert silent == (
+        "Broker 1, the controller until now, has not resigned, and nobody had found it unreachable: one that hangs "
+        "loses its office when ZooKeeper ends its session, `zookeeper.session.timeout.ms` (6 s, where nobody has set "
+        "it) after its last word."
+    )
+    assert gone == (
+        "Broker 1 is gone from the cluster. Its entry in /brokers/ids is no longer there. Nobody had found it "
+        "unreachable before: a broker that hangs is noticed when ZooKeeper ends its session, "
+        "`zookeeper.session.timeout.ms` (6 s, where nobody has set it) after its last word."
+    )
+
+
+def test_of_a_broker_that_was_stopped_or_started_again_a_story_does_not_say_that_it_may_have_hung() -> None:
+    recorder = Recorder()
+    recorder.add(0, 1, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
+    recorder.add(90_000, 1, 5, "ControlledShutdownRequest", broker=2)
+    recorder.add(90_400, 1, 5, "BrokerChange", lost=[2, 3], added=[3])
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert [step.text for step in story.steps] == [
+        "Broker 2 is gone from the cluster. Broker 3 has registered anew. Its entry in /brokers/ids is no longer there."
+    ]
+
+
 def test_the_time_in_which_all_brokers_were_stopped_is_no_part_of_the_story() -> None:
     recorder = controller_failover()
     recorder.add(10_000, 3, 6, "BrokerChange", lost=[2], added=[])

@@ -93,6 +93,13 @@ def test_partitions_that_refuse_acks_all_are_told_apart_from_those_that_lack_a_r
     assert status.problems()[-1].startswith("orders-1 with fewer replicas in sync than min.insync.replicas: ")
 
 
+def test_partitions_are_away_from_their_preferred_broker_only_where_that_one_could_lead() -> None:
+    partitions = {0: (1, 0, [1, 2, 3]), 1: (2, 3, [1, 2]), 2: (2, 3, [2, 3]), 3: (-1, 3, [1])}
+    status = status_of_view(merge([answer(partitions=partitions)]))
+    assert status.not_preferred_partitions == ["orders-1"]
+    assert status_of_view(merge([])).not_preferred_partitions is None
+
+
 def test_why_a_broker_ended_and_that_the_disk_is_full_is_told() -> None:
     states = {**ALL_RUN, 3: ProcessState.GONE}
     status = status_of_processes(

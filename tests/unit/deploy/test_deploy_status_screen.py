@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from minibroker.client.cli.output import Format
@@ -35,6 +36,14 @@ def test_a_broker_is_shown_with_its_leaders_and_the_controller_with_its_epoch() 
     assert lines[1].split() == ["1", "9092", "101", "running", "2", "epoch", "7"]
     assert lines[2].split() == ["2", "9093", "-", "not", "running", "0"]
     assert lines[-1] == "under-replicated partitions: t-0"
+
+
+def test_where_leaders_are_away_from_their_preferred_brokers_the_remedy_is_told() -> None:
+    away = msgspec.structs.replace(STATUS, not_preferred_partitions=["t-0", "t-1"])
+    assert status_lines(away)[-1] == (
+        "not led by their preferred broker: t-0, t-1: `minibroker elect --preferred --all` moves their leaders back at "
+        "once, the controller where too many are away (leader.imbalance.check.interval.seconds)"
+    )
 
 
 def test_what_no_broker_tells_is_shown_as_unknown() -> None:
