@@ -101,6 +101,7 @@ def test_kafka_python_reads_what_we_write_and_writes_the_same(api: KafkaApi, kin
         assert bytes(message.encode(version=version)) == data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("api", "kind", "version"), ROWS)
 @settings(max_examples=5, deadline=None)  # of each of 306; `tests/faults/hostile_kafka.py` has 200,000
 @given(data=st.data())
