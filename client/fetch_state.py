@@ -45,6 +45,8 @@ class PartitionState:
         self.fetch_offset = 0
         """The offset after what was fetched; `position` once that is consumed."""
         self.last_epoch = NO_EPOCH
+        self.arrived_epoch = NO_EPOCH
+        """Of the last batch that has arrived since the last move. (`last_epoch` may be what a user has committed.)"""
         """The leader epoch of the batch before `fetch_offset`: a log without it there is not the one that was read."""
         self._epochs: list[tuple[int, int]] = []
         """What was read, up to `fetch_offset`: leader epochs, and where each begins, both ascending."""
@@ -139,6 +141,7 @@ class PartitionState:
         self.fetched.append(batch)
         self.fetched_bytes += batch.end - batch.start
         self.fetch_offset = header.next_offset
+        self.arrived_epoch = header.partition_leader_epoch
         if header.partition_leader_epoch != self.last_epoch:
             self.last_epoch = header.partition_leader_epoch
             self._epochs.append((header.partition_leader_epoch, header.base_offset))
@@ -167,6 +170,7 @@ class PartitionState:
         else:
             self.fetch_offset = position
         self.last_epoch = epoch
+        self.arrived_epoch = NO_EPOCH
         self._epochs = [] if epoch == NO_EPOCH or not position else [(epoch, position - 1)]
         self.generation += 1
         self.fetched.clear()

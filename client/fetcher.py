@@ -41,7 +41,7 @@ from minibroker.protocol.errors import (
 )
 from minibroker.protocol.fetch_schedule import MAX_REQUESTS, cut, most_in_a_request, schedule
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
-from minibroker.protocol.records import CorruptRecord, check_places, iterate_batches
+from minibroker.protocol.records import placed_batches
 from minibroker.protocol.rpc import Connection
 
 logger = logging.getLogger("minibroker.client")
@@ -588,20 +588,11 @@ class Fetcher:
             return
         # To the end of the next request: a broker fills its answer in the order of the request.
         self.states[state.partition] = self.states.pop(state.partition)
-        try:
-            batches = list(iterate_batches(records))
-            check_places(batches, offset, answer.high_watermark, leader.epoch)
-        except CorruptRecord as error:
-            told = CorruptBatch(state.partition, f"at or after offset {offset}: {error}", "Use seek() to skip it")
+        batches, trouble = placed_batches(records, offset, answer.high_watermark, leader.epoch, state.arrived_epoch)
+        if not batches:  # else what comes before the trouble is well, and the next request begins with it
+            told = CorruptBatch(state.partition, f"at or after offset {offset}: {trouble}", "Use seek() to skip it")
             if not self.is_first_suspicion(state, told):
                 self._stop(state, told)
-            return
-        if not batches:
-            error_text = (
-                f"{state.partition} at offset {offset}: {len(records)} bytes hold no whole batch; "
-                f"raise max_partition_fetch_bytes={self._max_partition_bytes}"
-            )
-            self._stop(state, MinibrokerError(error_text))
             return
         for header, start, end in batches:
             # Control batches hold no records for the user, but the position passes them.
@@ -634,9 +625,11 @@ class Fetcher:
                 return  # it is asked for again once what was fetched is consumed
             self._doubt(state, leader, partial(self._out_of_range, state, answer))
             return
-        if code is ErrorCode.CORRUPT_MESSAGE and state.suspicion is not None:
-            self._stop(state, state.suspicion)  # and no other broker can lead
-            state.suspicion = None
+        if code is ErrorCode.CORRUPT_MESSAGE:  # and no other broker can lead
+            what = f"at or after offset {state.fetch_offset}: the leader's log is damaged there"
+            told = state.suspicion or CorruptBatch(state.partition, what, "Use seek() to skip it")
+            if not self.is_first_suspicion(state, told):
+                self._stop(state, told)
             return
         info = ERRORS[code]
         if code in DOUBTS_OF_BROKERS:

@@ -41,9 +41,8 @@ from minibroker.protocol.records import (
     BatchSlice,
     CorruptRecord,
     DecodedBatch,
-    check_places,
     decode_batch,
-    iterate_batches,
+    placed_batches,
 )
 from minibroker.protocol.world import World
 from minibroker.spark_jobs.arrow import BatchBuilder
@@ -112,6 +111,8 @@ class RangeFetcher:
         self._last_epoch = NO_EPOCH
         self._leader: Leader | None = None
         """The leader that was asked last."""
+        self._suspicion: CorruptBatch | None = None
+        """What was fetched last cannot be what a leader has."""
         self._next: asyncio.Task[memoryview | None] | None = None
 
     async def start(self) -> None:
@@ -127,20 +128,20 @@ class RangeFetcher:
     async def next(self) -> tuple[int, Iterator[DecodedBatch]] | None:
         """The next batches, decoded as they are iterated over; None at the end of the range. Records before the offset
         that comes with them do not belong to it: brokers return whole batches."""
-        task, self._next = self._next, None
-        records = await (self._fetched() if task is None else task)
-        if records is None:
-            return None
-        try:
-            batches = list(iterate_batches(records))
+        while True:
+            task, self._next = self._next, None
+            records = await (self._fetched() if task is None else task)
+            if records is None:
+                return None
             latest = NO_LEADER_EPOCH if self._leader is None else self._leader.epoch
-            check_places(batches, self._position, LIMIT, latest)
-        except CorruptRecord as error:
-            raise self._corrupt(self._position, error) from error
-        if not batches:
-            raise MinibrokerError(
-                f"{self._partition}: {len(records)} bytes fetched at offset {self._position} hold no whole batch"
-            )
+            batches, trouble = placed_batches(records, self._position, LIMIT, latest, self._last_epoch)
+            if batches:  # what comes before the trouble is well, and the next request begins with it
+                self._suspicion = None
+                break
+            if self._suspicion is not None:
+                raise self._suspicion
+            # The leader is to look at its log first, and another may lead then.
+            self._suspicion = self._corrupt(self._position, trouble)
         first_offset = self._position
         # A batch says where the next one begins, which is more than its last record's offset plus one if compaction has
         # removed its last records: a range ends when that offset is reached, not when a record is seen.
@@ -160,7 +161,7 @@ class RangeFetcher:
             except CorruptRecord as error:
                 raise self._corrupt(header.base_offset, error) from error
 
-    def _corrupt(self, offset: int, error: CorruptRecord) -> CorruptBatch:
+    def _corrupt(self, offset: int, error: CorruptRecord | None) -> CorruptBatch:
         return CorruptBatch(
             self._partition,
             f"at or after offset {offset}: {error}",
@@ -188,6 +189,8 @@ class RangeFetcher:
                     "`minibroker status`"
                 )
                 asks_everyone = True
+            elif code is ErrorCode.CORRUPT_MESSAGE and self._suspicion is not None:
+                raise self._suspicion  # and no other broker can lead
             elif code is ErrorCode.OFFSET_OUT_OF_RANGE and answer is not None:
                 if await self._leads():
                     self._skip(answer)
@@ -263,7 +266,17 @@ class RangeFetcher:
                 m.FetchTopic(
                     topic,
                     self._range.topic_id,
-                    [m.FetchPartition(index, leader.epoch, self._position, self._last_epoch, -1, FETCH_BYTES)],
+                    [
+                        m.FetchPartition(
+                            index,
+                            leader.epoch,
+                            self._position,
+                            self._last_epoch,
+                            -1,
+                            FETCH_BYTES,
+                            suspect=self._suspicion is not None,
+                        )
+                    ],
                 )
             ],
         )

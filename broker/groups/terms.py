@@ -279,7 +279,7 @@ class Terms:
         while offset < term.end_offset and not term.is_over:
             try:
                 data = partition.log.read(offset, LOAD_BYTES, term.end_offset)
-                partition.log.check(data)
+                partition.log.check(data, offset)
             except BrokerError as error:
                 raise partition.considered(error) from error
             if not data:

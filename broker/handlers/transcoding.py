@@ -237,7 +237,7 @@ class Transcoder:
         except CorruptRecord as error:
             if not batches:
                 try:
-                    part.partition.log.check(records)
+                    part.partition.log.check(records, part.offset)
                 except BrokerError as damage:
                     raise part.partition.considered(damage) from error
                 # As it was produced, and as every replica has it.

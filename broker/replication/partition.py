@@ -504,7 +504,7 @@ class Partition:
         try:
             records = self.log.read(fetch.fetch_offset, limit, end, min_one=at_least_one)
             if fetch.suspect:
-                self.log.check(records)
+                self.log.check(records, fetch.fetch_offset)
         except BrokerError as error:
             return self.refusal(self.considered(error, replica_id).code)
         return self._response(records)

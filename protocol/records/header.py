@@ -4,11 +4,11 @@ Kafka's CRC leaves out the first 17 of them, among them the base offset and the 
 these anew: so where one of their bits flips on a disk or on the way, records get other offsets, and no CRC sees it. In
 a batch of columns, whose format is ours, the leader mixes a checksum of these 17 bytes into the CRC (`stamp`), and
 readers take it out again (`validate_batch`). Batches of Kafka's format stay as Kafka's; their readers see at least that
-a batch cannot be where it says (`check_places`).
+a batch cannot be where it says (`placed_batches`).
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -183,23 +183,34 @@ def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[BatchSlice]:
         position = end
 
 
-def check_places(batches: Iterable[BatchSlice], offset: int, end_offset: int, leader_epoch: int) -> None:
-    """Raises CorruptRecord where what was fetched at `offset` cannot be what a leader has in `leader_epoch`
-    (NO_LEADER_EPOCH: not known), or has below `end_offset`: batches that do not go up, or come from later."""
+def placed_batches(
+    buffer: Buffer, offset: int, end_offset: int, leader_epoch: int, least_epoch: int = NO_LEADER_EPOCH
+) -> tuple[list[BatchSlice], CorruptRecord | None]:
+    """What a leader in `leader_epoch` (NO_LEADER_EPOCH: not known) sent from `offset` on: its whole batches, up to the
+    first that cannot be where it says, and what is wrong with that one. They go up, begin below `end_offset`, and their
+    epochs neither go down from `least_epoch` on nor come from later. No batch at all is wrong, too."""
+    placed: list[BatchSlice] = []
     at = offset
-    is_first = True
-    for header, _, _ in batches:
-        if not (header.next_offset > at if is_first else header.base_offset >= at):
-            raise CorruptRecord(f"a batch of the offsets {header.base_offset} to {header.last_offset} comes at {at}")
-        if header.base_offset >= end_offset:
-            raise CorruptRecord(f"a batch begins at {header.base_offset}, where {end_offset} is the end")
-        if header.partition_leader_epoch > leader_epoch != NO_LEADER_EPOCH:
-            raise CorruptRecord(
-                f"the batch at {header.base_offset} has leader epoch {header.partition_leader_epoch}, where "
-                f"{leader_epoch} is the latest"
-            )
-        at = header.next_offset
-        is_first = False
+    try:
+        for batch in iterate_batches(buffer):
+            header, epoch = batch.header, batch.header.partition_leader_epoch
+            if not (header.base_offset >= at if placed else header.next_offset > at):
+                raise CorruptRecord(
+                    f"a batch of the offsets {header.base_offset} to {header.last_offset} comes at {at}"
+                )
+            if header.base_offset >= end_offset:
+                raise CorruptRecord(f"a batch begins at {header.base_offset}, where {end_offset} is the end")
+            if NO_LEADER_EPOCH < epoch < least_epoch:
+                raise CorruptRecord(f"the batch at {header.base_offset} has leader epoch {epoch}, behind {least_epoch}")
+            if epoch > leader_epoch != NO_LEADER_EPOCH:
+                raise CorruptRecord(
+                    f"the batch at {header.base_offset} has leader epoch {epoch}, where {leader_epoch} is the latest"
+                )
+            at, least_epoch = header.next_offset, max(epoch, least_epoch)
+            placed.append(batch)
+    except CorruptRecord as error:
+        return placed, error
+    return placed, None if placed else CorruptRecord(f"{len(buffer)} bytes hold no whole batch")
 
 
 def validate_batch(buffer: Buffer, header: BatchHeader, position: int = 0, *, as_produced: bool = False) -> None:

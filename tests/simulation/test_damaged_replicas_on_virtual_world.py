@@ -94,10 +94,22 @@ def _replica(cluster: VirtualCluster, broker_id: int, partition: TopicPartition 
     return broker._replicas.partition(partition) if broker is not None and broker._replicas is not None else None
 
 
-def _rot(cluster: VirtualCluster, broker_id: int) -> None:
-    """A bit of the records of the first batch of the replica."""
+def _rot(cluster: VirtualCluster, broker_id: int, position: int = HEADER_SIZE + 1, bit: int = 3) -> None:
+    """A bit of the replica; of the records of its first batch, where nothing else is said."""
     path = f"{LOG_DIR}/{HURT}/00000000000000000000.log"
-    cluster.simulation.host(host_name(broker_id)).disk.rot(path, HEADER_SIZE + 1, 3)
+    cluster.simulation.host(host_name(broker_id)).disk.rot(path, position, bit)
+
+
+async def _write_kafkas_format(cluster: VirtualCluster) -> None:
+    """From now on; its CRC does not cover where a batch says it is."""
+    world = cluster.client("admin")
+
+    async def alter() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            changes = {ConfigResource.of_topic(TOPIC): [ConfigChange.set("record.format", "kafka")]}
+            await admin.incremental_alter_configs(changes)
+
+    await world.process.run(alter())
 
 
 def _healed(cluster: VirtualCluster, broker_id: int) -> int:
@@ -219,6 +231,7 @@ def test_a_follower_that_meets_a_damaged_batch_gets_it_from_another_leader() -> 
         pytest.param(6, 2, 9, id="the last offset is higher"),
         pytest.param(7, 2, 5, id="an offset is lower"),
         pytest.param(14, 2, 9, id="an epoch is later"),
+        pytest.param(8, 6, 9, id="a length is larger"),
     ],
 )
 def test_a_batch_of_kafkas_format_that_cannot_be_where_it_says_is_read_from_another_broker(
@@ -227,14 +240,7 @@ def test_a_batch_of_kafkas_format_that_cannot_be_where_it_says_is_read_from_anot
     """No CRC covers that."""
 
     async def scenario(cluster: VirtualCluster) -> None:
-        world = cluster.client("admin")
-
-        async def take_records() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                changes = {ConfigResource.of_topic(TOPIC): [ConfigChange.set("record.format", "kafka")]}
-                await admin.incremental_alter_configs(changes)
-
-        await world.process.run(take_records())
+        await _write_kafkas_format(cluster)
         behind = next(b for b in cluster.broker_ids if b != cluster.state(HURT).leader)
         if reader == "follower":
             cluster.kill_broker(behind)
@@ -243,8 +249,7 @@ def test_a_batch_of_kafkas_format_that_cannot_be_where_it_says_is_read_from_anot
         victim = cluster.state(HURT).leader
         batches = list(iterate_batches(_data(cluster, victim)))
         assert [each.header.magic for each in batches] == 10 * [MAGIC_RECORDS]
-        path = f"{LOG_DIR}/{HURT}/00000000000000000000.log"
-        cluster.simulation.host(host_name(victim)).disk.rot(path, batches[batch].start + position, bit)
+        _rot(cluster, victim, batches[batch].start + position, bit)
         if reader == "follower":
             await cluster.start_broker(behind)
             await cluster.until(lambda: cluster.state(HURT).leader not in (victim, NO_LEADER))
@@ -254,6 +259,75 @@ def test_a_batch_of_kafkas_format_that_cannot_be_where_it_says_is_read_from_anot
         assert len({_data(cluster, broker_id) for broker_id in cluster.broker_ids}) == 1
 
     _simulate(scenario)
+
+
+def test_a_follower_whose_leader_sends_what_was_before_its_end_is_not_set_aside_but_the_leader_is_left() -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        await _write_kafkas_format(cluster)
+        await _send(cluster, 0, 5)
+        leader = cluster.state(HURT).leader
+        behind = next(b for b in cluster.broker_ids if b != leader)
+        cluster.pause_broker(behind)  # in the ISR, and its next fetch is due at offset 5 in the same epoch
+        await asyncio.sleep(1)
+        sending = asyncio.ensure_future(_send(cluster, 5, 1))
+        await cluster.until(lambda: len(list(iterate_batches(_data(cluster, leader)))) == 6)
+        *_, last = iterate_batches(_data(cluster, leader))
+        _rot(cluster, leader, last.start + 7, 2)  # 5 becomes 1
+        cluster.resume_broker(behind)
+        await sending
+        await cluster.until(lambda: cluster.state(HURT).leader not in (leader, NO_LEADER))
+        await _whole(cluster)
+        assert _healed(cluster, leader) == 1
+        assert _healed(cluster, behind) == 0
+        await _read(cluster, 6)
+
+    _simulate(scenario)
+
+
+def test_a_consumer_leaves_a_leader_whose_epochs_go_down_and_reads_everything_once() -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        await _write_kafkas_format(cluster)
+        await _send(cluster, 0, 3)
+        while cluster.state(HURT).leader_epoch < 2:
+            leader = cluster.state(HURT).leader
+            cluster.kill_broker(leader)
+            await cluster.until(lambda: leader not in cluster.state(HURT).isr)  # noqa: B023
+            await cluster.start_broker(leader)
+            await cluster.until(lambda: leader in cluster.state(HURT).isr)  # noqa: B023
+        await _send(cluster, 3, 3)
+        leader = cluster.state(HURT).leader
+        *_, last = iterate_batches(_data(cluster, leader))
+        epoch = last.header.partition_leader_epoch
+        _rot(cluster, leader, last.start + 15, epoch.bit_length() - 1)  # the highest bit that is set
+        await _read(cluster, 6)
+        await cluster.until(lambda: cluster.state(HURT).leader not in (leader, NO_LEADER))
+        await _whole(cluster)
+        assert _healed(cluster, leader) == 1
+
+    _simulate(scenario)
+
+
+def test_what_comes_before_a_misplaced_batch_is_read_where_no_other_broker_can_lead() -> None:
+    async def scenario(cluster: VirtualCluster) -> None:
+        await _write_kafkas_format(cluster)
+        await _send(cluster, 0, 10)
+        leader = cluster.state(HURT).leader
+        _rot(cluster, leader, list(iterate_batches(_data(cluster, leader)))[6].start + 6, 4)  # 6 becomes 4102
+        world = cluster.client("consumer")
+        found: set[int] = set()
+
+        async def consume() -> None:
+            async with Consumer(
+                cluster.bootstrap, partitions=[HURT], auto_offset_reset="earliest", world=world
+            ) as consumer:
+                async for record in consumer:
+                    found.add(record.offset)
+
+        with pytest.raises(CorruptBatch, match="at or after offset 6"):
+            await asyncio.wait_for(world.process.run(consume()), 60)
+        assert found == set(range(6))
+
+    _simulate(scenario, brokers=1, replicas=1)
 
 
 def test_the_last_in_sync_replica_leads_on_with_its_damage_and_the_reader_is_told() -> None:

@@ -40,16 +40,37 @@ def recovery_point_without_sync(patches: Patches) -> None:
 )
 def places_are_believed(patches: Patches) -> None:
     @patches.instead_of(Log, "check")
-    def check(original: Any, self: Log, data: Any) -> None:
+    def check(original: Any, self: Log, data: Any, offset: int) -> None:
         for header, start, _ in iterate_batches(data):
             validate_batch(data, header, start)
 
 
+@mutant("no CRC covers it", "a leader that is asked to look does not ask itself what was asked for")
+def lower_batches_are_passed(patches: Patches) -> None:
+    @patches.instead_of(Log, "check")
+    def check(original: Any, self: Log, data: Any, offset: int) -> None:
+        self._check(data, 0)
+
+
+@mutant("no CRC covers it", "a leader that is asked to look leaves out the batch before")
+def batch_before_is_passed(patches: Patches) -> None:
+    @patches.instead_of(Log, "check")
+    def check(original: Any, self: Log, data: Any, offset: int) -> None:
+        self._check(data, offset)
+
+
+@mutant("no CRC covers it", "consumers take leader epochs that go down")
+def epochs_may_go_down(patches: Patches) -> None:
+    @patches.instead_of(fetcher, "placed_batches")
+    def placed_batches(original: Any, records: Any, offset: int, end: int, leader_epoch: int, _: int) -> Any:
+        return original(records, offset, end, leader_epoch)
+
+
 @mutant("no CRC covers it", "consumers take batches wherever these say they are")
 def consumers_believe_places(patches: Patches) -> None:
-    @patches.instead_of(fetcher, "check_places")
-    def check_places(original: Any, *what: Any) -> None:
-        pass
+    @patches.instead_of(fetcher, "placed_batches")
+    def placed_batches(original: Any, records: Any, *where: Any) -> Any:
+        return list(iterate_batches(records)), None
 
 
 @mutant(

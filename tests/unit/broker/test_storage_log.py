@@ -262,10 +262,22 @@ def test_damage_that_many_readers_meet_is_told_once(path: str, caplog: pytest.Lo
     log = open_log(path).log
     one, other = (stamped(batch(2), offset, 0) for offset in (0, 2))
     log.append_as_follower(one + other)
-    for damaged in (one[:-1] + b"\0", other[:-1] + b"\0"):
+    for offset, damaged in ((0, one[:-1] + b"\0"), (2, other[:-1] + b"\0")):
         for _ in range(3):
-            assert refusal(lambda: log.check(damaged)) is ErrorCode.CORRUPT_MESSAGE  # noqa: B023
+            assert refusal(lambda: log.check(damaged, offset)) is ErrorCode.CORRUPT_MESSAGE  # noqa: B023
     assert len([record for record in caplog.records if "damaged on disk" in record.message]) == 2
+
+
+def test_a_leader_that_looks_at_a_batch_looks_at_the_one_before_it_too(path: str) -> None:
+    log = open_log(path).log
+    for offset in (0, 2):
+        sent = bytes(encode_batch([b"a", b"b"], base_timestamp=NOW, magic=MAGIC_RECORDS))
+        log.append_as_follower(stamped(sent, offset, 0))
+    log.check(log.read(2, 1_000, 4), 2)
+    with open(f"{path}/{0:020}.log", "r+b") as file:
+        file.seek(15)
+        file.write(b"\x01")  # the first batch's leader epoch
+    assert refusal(lambda: log.check(log.read(2, 1_000, 4), 2)) is ErrorCode.CORRUPT_MESSAGE
 
 
 def test_a_follower_takes_batches_that_are_larger_than_its_own_limits(path: str) -> None:

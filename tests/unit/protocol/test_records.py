@@ -31,6 +31,7 @@ from minibroker.protocol.records import (
     encode_control_batch,
     iterate_batches,
     parse_header,
+    placed_batches,
     stamp,
     validate_batch,
     validate_produced,
@@ -716,3 +717,39 @@ def test_the_module_is_pure(module: Path) -> None:
 def test_timestamps_that_no_reader_would_take_are_refused(arguments: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         encode_batch([b"a", b"b"], **arguments)
+
+
+@pytest.mark.parametrize(
+    ("places", "well", "trouble"),
+    [
+        ([(4, 0), (6, 0), (9, 2)], 3, None),
+        ([(3, 0), (5, 0)], 2, None),  # the first holds offset 4
+        ([(4, -1), (6, 0)], 2, None),
+        ([(1, 0)], 0, "the offsets 1 to 2 comes at 4"),
+        ([(4, 0), (5, 0)], 1, "the offsets 5 to 6 comes at 6"),
+        ([(4, 0), (20, 0)], 1, "a batch begins at 20, where 20 is the end"),
+        ([(4, 2), (6, 1)], 1, "the batch at 6 has leader epoch 1, behind 2"),
+        ([(4, 0), (6, 3)], 1, "the batch at 6 has leader epoch 3, where 2 is the latest"),
+        ([], 0, "0 bytes hold no whole batch"),
+    ],
+)
+def test_batches_count_up_to_the_first_that_cannot_be_where_it_says(
+    places: list[tuple[int, int]], well: int, trouble: str | None
+) -> None:
+    """Of two records each, fetched at offset 4 from a leader in epoch 2."""
+    sent = bytearray()
+    for offset, epoch in places:
+        one = encode_batch([b"a", b"b"], base_timestamp=1, magic=MAGIC_RECORDS)
+        header = parse_header(one)
+        sent += stamp(header, offset, epoch) + one[CRC_END:]
+    placed, error = placed_batches(sent, 4, 20, 2)
+    assert [(each.header.base_offset, each.header.partition_leader_epoch) for each in placed] == places[:well]
+    assert (error is None) == (trouble is None)
+    assert trouble is None or trouble in str(error)
+
+
+def test_epochs_do_not_go_down_from_what_was_read_before() -> None:
+    one = encode_batch([b"a"], base_timestamp=1, magic=MAGIC_RECORDS)
+    sent = stamp(parse_header(one), 4, 1) + one[CRC_END:]
+    assert placed_batches(sent, 4, 20, 2, 1)[1] is None
+    assert str(placed_batches(sent, 4, 20, 2, 2)[1]) == "the batch at 4 has leader epoch 1, behind 2"
