@@ -110,12 +110,12 @@ def late_answer_is_appended(patches: Patches) -> None:
         original(self, {partition: self._follows.get(partition) for partition in asked}, response)
 
     @patches.instead_of(Log, "append_as_follower")
-    def append_as_follower(original: Any, self: Log, records: Any) -> Any:
+    def append_as_follower(original: Any, self: Log, records: Any, leader_epoch: int) -> Any:
         info = None
         for header, start, end in iterate_batches(records):
             if header.partition_leader_epoch >= self.latest_epoch:
                 self._log_end_offset = header.base_offset
-                info = original(self, memoryview(records)[start:end])
+                info = original(self, memoryview(records)[start:end], leader_epoch)
         return info
 
 
