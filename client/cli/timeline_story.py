@@ -61,6 +61,8 @@ class Story(NamedTuple):
     """Until the last of these leaders stood in ZooKeeper; None: nobody was elected."""
     led_ms: float | None
     """Until the last of them had confirmed that it leads; None: not on record."""
+    is_hang: bool = False
+    """Somebody hung, as it seems, and what began when that was noticed is told, not the session's timeout before."""
 
     def ending(self) -> str:
         parts = []
@@ -79,7 +81,8 @@ class Story(NamedTuple):
             parts.append("no partition had to change its leader")
         if self.leaderless:
             parts.append(f"without a leader: {', '.join(cut(self.leaderless))}")
-        return f"In all: {'; '.join(parts)}."
+        since = ", from when that was noticed" if self.is_hang else ""
+        return f"In all{since}: {'; '.join(parts)}."
 
     def lines(self, short: bool = False) -> list[str]:
         """With `short`, without the details."""
@@ -116,7 +119,8 @@ def last_failover(entries: Sequence[Entry]) -> Story | None:
             break
         distance_ms = entries[chosen[0]]["time_ms"] - entries[index]["time_ms"]
         before = _victims(entries, index)
-        if distance_ms > (SIGNS_WITHIN_MS if victims & before else TOGETHER_MS):
+        same = victims & before - _came_back(entries, index, chosen[0])
+        if distance_ms > (SIGNS_WITHIN_MS if same else TOGETHER_MS):
             break
         chosen.insert(0, index)
         victims |= before
@@ -124,11 +128,24 @@ def last_failover(entries: Sequence[Entry]) -> Story | None:
 
 
 def _is_turn(entries: Sequence[Entry], index: int) -> bool:
-    """A broker was lost, or another controller elected (not the first one ever)."""
+    """A broker was lost or made others lead before it stops, or another controller elected (not the first one ever)."""
     entry = entries[index]
     if entry["event"] == "BrokerChange":
         return bool(entry.get("lost"))
+    if entry["event"] == _STOPS:
+        return bool(entry.get("states"))
     return bool(entry["event"] == "Startup" and entry["epoch"] > 1)
+
+
+def _came_back(entries: Sequence[Entry], begin: int, end: int) -> set[int]:
+    """Which brokers were seen to live again in these entries."""
+    back: set[int] = set()
+    for entry in entries[begin:end]:
+        if entry["event"] == "BrokerChange":
+            back.update(entry.get("added", []))
+        elif entry["event"] == "Startup":
+            back.add(entry["controller"])
+    return back
 
 
 def _begins_anew(entries: Sequence[Entry], index: int) -> bool:
@@ -147,6 +164,8 @@ def _victims(entries: Sequence[Entry], index: int) -> set[int]:
     entry = entries[index]
     if entry["event"] == "BrokerChange":
         return set(entry["lost"])
+    if entry["event"] == _STOPS:
+        return {entry["broker"]}
     victims = set(entry.get("unreachable", []))
     for earlier in reversed(entries[:index]):
         if earlier["epoch"] < entry["epoch"]:
@@ -161,12 +180,16 @@ def _victims(entries: Sequence[Entry], index: int) -> set[int]:
 class _Teller:
     def __init__(self, entries: Sequence[Entry], turns: Sequence[int], victims: set[int]) -> None:
         self._entries = entries
+        self._last_turn = turns[-1]
         self._turns = [entries[index] for index in turns]
         self._victims = victims
         self._begins_anew = _begins_anew(entries, turns[0])
         self._signs = [] if self._begins_anew else list(self._find_signs(turns[0]))
         self._answers = list(self._find_answers(turns[0]))
-        self._began_ms = min(_began_ms(entry) for entry in [*self._signs, *self._turns][: max(len(self._signs), 1)])
+        self._stopped = {turn["broker"] for turn in self._turns if turn["event"] == _STOPS}
+        self._is_hang = False
+        first = self._turns[:1] if self._turns[0]["event"] == _STOPS else self._signs or self._turns[:1]
+        self._began_ms = min(map(_began_ms, first))
 
     def story(self) -> Story:
         steps = [self._step(sign, 0.0, sentence(sign), tuple(cut(sign.get("writes", [])))) for sign in self._signs]
@@ -182,9 +205,17 @@ class _Teller:
         ]
         elections = [(turn, state) for turn in self._turns for state in turn.get("states", []) if _is_election(state)]
         last = {state["partition"]: state for _, state in elections}
-        leaderless = tuple(sorted(p for p, state in last.items() if state["leader"] == NO_LEADER))
+        led_later = {
+            state["partition"]
+            for entry in self._entries[self._last_turn + 1 :]
+            for state in entry.get("states", [])
+            if state["leader"] != NO_LEADER
+        }
+        leaderless = tuple(
+            sorted(p for p, state in last.items() if state["leader"] == NO_LEADER and p not in led_later)
+        )
         led = {state["leader"] for state in last.values()} - {NO_LEADER}
-        elected = len(last) - len(leaderless)
+        elected = sum(state["leader"] != NO_LEADER for state in last.values())
         written = [self._at(turn, state["at_ms"]) for turn, state in elections if state["leader"] != NO_LEADER]
         for turn in self._turns:
             if turn.get(
@@ -207,20 +238,29 @@ class _Teller:
             leaderless,
             max(written, default=None),
             max(max(confirmed.values()), max(written)) if is_confirmed else None,
+            self._is_hang,
         )
 
     def _title(self) -> str:
         changes = [turn for turn in self._turns if turn["event"] == "Startup"]
-        lost = sorted({b for turn in self._turns for b in (*turn.get("lost", []), *turn.get("unreachable", []))})
-        gone = (
-            f"broker{'s' * (len(lost) > 1)} {numbers(lost)} {'was' if len(lost) == 1 else 'were'} lost" if lost else ""
-        )
+        gone = {b for turn in self._turns for b in (*turn.get("lost", []), *turn.get("unreachable", []))}
+        lost, stopped = sorted(gone - self._stopped), sorted(self._stopped)
+        happened = []
+        if stopped:
+            happened.append(f"broker{'s' * (len(stopped) > 1)} {numbers(stopped)} stopped in good order")
+        if lost:
+            happened.append(f"broker{'s' * (len(lost) > 1)} {numbers(lost)} {'was' if len(lost) == 1 else 'were'} lost")
         if changes:
             moved = f"broker {changes[-1]['controller']} became the controller"
             if self._begins_anew:
                 moved += " when brokers were started again, all of which had been stopped"
-            return f"The last failover: {gone} and {moved}" if gone else f"The last failover: {moved}"
-        return f"The last failover: {gone}"
+            elif not happened and (before := self._controller_before(changes[-1])) not in (
+                None,
+                changes[-1]["controller"],
+            ):
+                moved += f" in the place of broker {before}"
+            happened.append(moved)
+        return f"The last failover: {' and '.join(happened)}"
 
     # -- which entries belong to it --
 
@@ -232,13 +272,22 @@ class _Teller:
             is_old = self._entries[first_turn]["time_ms"] - entry["time_ms"] > SIGNS_WITHIN_MS
             if is_old or _is_turn(self._entries, index):
                 break
-            who = entry["controller"] if entry["event"] == "Resignation" else entry.get("broker")
-            if entry["event"] in _SIGNS and who in self._victims:
+            if entry["event"] in _SIGNS and self._is_of_victim(entry, self._entries[first_turn]):
                 found.insert(0, entry)
         yield from found
-        for entry in self._entries[first_turn:]:
-            if entry["event"] == "BrokerSuspected" and entry["broker"] in self._victims:
+        for index, entry in enumerate(self._entries):
+            if entry["event"] == "BrokerSuspected" and index >= first_turn and self._is_of_victim(entry, entry):
                 yield entry
+            is_resignation = entry["event"] == "Resignation" and first_turn <= index <= self._last_turn
+            if is_resignation and self._is_of_victim(entry, self._turns[-1]):
+                yield entry
+
+    def _is_of_victim(self, sign: Entry, turn: Entry) -> bool:
+        if sign["event"] != "Resignation":
+            return sign.get("broker") in self._victims
+        # Who hung finds out when it wakes up that its session has expired, long after another took over.
+        woke_up = "expired" in sign["cause"] and sign["time_ms"] > turn["time_ms"]
+        return sign["controller"] in self._victims and not woke_up
 
     def _find_answers(self, first_turn: int) -> Iterator[Entry]:
         """Answers to the orders that left in its course."""
@@ -284,9 +333,12 @@ class _Teller:
     def _turn(self, turn: Entry) -> Iterator[Step]:
         if turn["event"] == "Startup":
             yield from self._new_controller(turn)
+        elif turn["event"] == _STOPS:
+            yield self._step(turn, 0.0, sentence(turn))
         else:
             text = f"{sentence(turn)} Its entry in /brokers/ids is no longer there."
             if silent := self._silent(turn["lost"], turn):
+                self._is_hang = True
                 text += (
                     f" Nobody had found {_brokers(silent)} unreachable before: a broker that hangs is noticed when "
                     f"ZooKeeper ends its session, {_SESSION_TIMEOUT} after its last word."
@@ -302,13 +354,14 @@ class _Teller:
     def _silent(self, brokers: Iterable[int], turn: Entry) -> list[int]:
         """Those of them that nobody had found unreachable, and that had not said that they stop."""
         known = {sign["controller"] if sign["event"] == "Resignation" else sign["broker"] for sign in self._signs}
-        for entry in self._entries:
-            if entry["event"] == _STOPS and 0 <= turn["time_ms"] - entry["time_ms"] <= SIGNS_WITHIN_MS:
-                known.add(entry.get("broker"))
+        now = next(index for index, entry in enumerate(self._entries) if entry is turn)
+        for index, entry in enumerate(self._entries[:now]):
+            if entry["event"] == _STOPS and turn["time_ms"] - entry["time_ms"] <= SIGNS_WITHIN_MS:
+                known |= {entry.get("broker")} - _came_back(self._entries, index, now)
         return [broker for broker in brokers if broker not in known and broker not in turn.get("added", [])]
 
-    def _new_controller(self, turn: Entry) -> Iterator[Step]:
-        before = next(
+    def _controller_before(self, turn: Entry) -> int | None:
+        return next(
             (
                 entry["controller"]
                 for entry in reversed(self._entries)
@@ -316,12 +369,16 @@ class _Teller:
             ),
             None,
         )
+
+    def _new_controller(self, turn: Entry) -> Iterator[Step]:
+        before = self._controller_before(turn)
         if before is not None and not self._begins_anew and self._silent([before], turn):
             text = (
                 f"Broker {before}, the controller until now, has not resigned, and nobody had found it unreachable: "
                 f"one that hangs loses its office when ZooKeeper ends its session, {_SESSION_TIMEOUT} after its last "
                 f"word."
             )
+            self._is_hang = True
             yield self._step(turn, 0.0, text)
         text = (
             f"Broker {turn['controller']} is elected controller: it was the first to create /controller in ZooKeeper. "

@@ -199,6 +199,68 @@ def test_of_brokers_that_hung_a_story_says_by_what_they_were_noticed() -> None:
     )
 
 
+def test_a_controller_that_wakes_up_after_a_hang_does_not_change_the_story() -> None:
+    recorder = Recorder()
+    recorder.add(0, 1, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
+    recorder.add(90_000, 2, 6, "Startup", brokers=[2, 3], unreachable=[], topics=0, partitions=0)
+    asleep = last_failover(recorder.entries)
+    recorder.add(92_000, 1, 5, "Resignation", cause="the ZooKeeper session 0x1 has expired")
+    assert asleep is not None
+    by_broker = {1: [recorder.entries[0], recorder.entries[2]], 2: [recorder.entries[1]]}
+    assert last_failover(merged(by_broker)) == asleep
+    assert asleep.title == "The last failover: broker 2 became the controller in the place of broker 1"
+    assert asleep.ending() == "In all, from when that was noticed: no partition had to change its leader."
+
+
+def test_a_broker_that_is_lost_came_back_and_is_lost_again_is_two_stories() -> None:
+    recorder = controller_failover()
+    for at_ms in (300_000, 309_000):
+        recorder.add(at_ms, 3, 6, "BrokerSuspected", broker=2, reason="host:2: it refuses connections")
+        recorder.add(at_ms + 4, 3, 6, "BrokerChange", lost=[2], added=[])
+        recorder.add(at_ms + 4_000, 3, 6, "BrokerChange", lost=[], added=[2])
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert [step.at_ms for step in story.steps] == [0.0, 4.0]
+    assert story.began_ms == NOON_MS + 309_000
+
+
+def test_a_broker_that_stops_in_good_order_makes_others_lead_first() -> None:
+    recorder = Recorder()
+    recorder.add(0, 1, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
+    recorder.add(
+        90_000,
+        1,
+        5,
+        "ControlledShutdownRequest",
+        cause="broker 2 asks for a controlled shutdown",
+        broker=2,
+        states=[state("a-0", (2, 1), ([1, 2, 3], [1, 3]), 3.0)],
+        sent=[order("LeaderAndIsr", 1)],
+    )
+    recorder.add(90_400, 1, 5, "BrokerChange", lost=[2], added=[])
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.title == "The last failover: broker 2 stopped in good order"
+    assert [step.text for step in story.steps] == [
+        "Broker 2 asks for a controlled shutdown.",
+        "New leaders are elected for 1 partition, each from the copies that are in sync (the ISR).",
+        "The controller tells the brokers what they lead and follow now, and what clients must know.",
+        "Broker 2 is gone from the cluster. Its entry in /brokers/ids is no longer there.",
+    ]
+    assert (story.elected, story.written_ms) == (1, 3.0)
+
+
+def test_partitions_that_were_led_again_once_a_broker_came_back_are_not_said_to_be_without_a_leader() -> None:
+    recorder = controller_failover()
+    recorder.add(300_004, 3, 6, "BrokerChange", lost=[2], added=[], states=[state("a-0", (2, -1), ([2], []), 2.0)])
+    lost = last_failover(recorder.entries)
+    recorder.add(310_000, 3, 6, "BrokerChange", lost=[], added=[2], states=[state("a-0", (-1, 2), ([], [2]), 2.0)])
+    found = last_failover(recorder.entries)
+    assert lost is not None
+    assert found is not None
+    assert (lost.leaderless, found.leaderless) == (("a-0",), ())
+
+
 def test_of_a_broker_that_was_stopped_or_started_again_a_story_does_not_say_that_it_may_have_hung() -> None:
     recorder = Recorder()
     recorder.add(0, 1, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
