@@ -215,8 +215,9 @@ def some_of(partitions: Sequence[str]) -> str:
     """The first few of them by name, the users' before those of internal topics, and how many more there are of each
     topic: a line that can be read."""
     ordered = sorted(partitions, key=lambda name: name.rpartition("-")[0] in INTERNAL_TOPICS)
-    shown = ", ".join(ordered[:_NAMED])
-    rest = Counter(name.rpartition("-")[0] for name in ordered[_NAMED:])
+    named = len(ordered) if len(ordered) == _NAMED + 1 else _NAMED  # its name is shorter than "1 more"
+    shown = ", ".join(ordered[:named])
+    rest = Counter(name.rpartition("-")[0] for name in ordered[named:])
     if not rest:
         return shown
     counts = [f"{topic} {count:,}" for topic, count in rest.most_common(_NAMED)]

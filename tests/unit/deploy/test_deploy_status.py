@@ -141,6 +141,8 @@ def test_where_no_broker_answers_nothing_is_known_and_that_is_no_health() -> Non
 def test_a_few_partitions_are_named_and_the_rest_is_counted_by_topic() -> None:
     assert some_of([]) == ""
     assert some_of(["a-b-0", "c-1"]) == "a-b-0, c-1"
+    six = [f"orders-{number}" for number in range(6)]
+    assert some_of(six) == ", ".join(six)
     many = [f"orders-{number}" for number in range(1_500)] + [f"pay-ments-{number}" for number in range(700)]
     assert some_of(many) == (
         "orders-0, orders-1, orders-2, orders-3, orders-4 and 2,195 more partitions (orders 1,495, pay-ments 700)"
