@@ -63,6 +63,20 @@ class WrongEventLoop(MinibrokerError, RuntimeError):
     thread in which none runs. Nothing was done."""
 
 
+class ListenerTimedOut(MinibrokerError, TimeoutError):
+    """A rebalance listener took longer than `max_poll_interval_ms`, for which its group waited, and was cancelled."""
+
+    def __init__(self, method: str, max_poll_interval_ms: int) -> None:
+        self._arguments = method, max_poll_interval_ms
+        super().__init__(
+            f"{method} did not return within max_poll_interval_ms={max_poll_interval_ms}, and was cancelled: let it do "
+            "less, or bound what it waits for, or raise max_poll_interval_ms"
+        )
+
+    def __reduce__(self) -> tuple[type[ListenerTimedOut], tuple[str, int]]:
+        return type(self), self._arguments
+
+
 class WithinListener(MinibrokerError, RuntimeError):
     """A rebalance listener has called `unsubscribe` or `close`, or has asked for records: these wait until it has
     returned. Nothing was done."""

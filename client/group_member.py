@@ -31,7 +31,7 @@ from minibroker.client.assignors import Assignor, RebalanceProtocol, Subscriptio
 from minibroker.client.commits import Commits, OffsetAndMetadata
 from minibroker.client.connections import exponential_backoff_s
 from minibroker.client.coordinators import Coordinators
-from minibroker.client.errors import MaxPollIntervalExceeded
+from minibroker.client.errors import ListenerTimedOut, MaxPollIntervalExceeded
 from minibroker.client.fetch_state import PartitionState
 from minibroker.client.fetcher import Fetcher
 from minibroker.client.group_states import MOVES, MemberState, Reaction, reaction
@@ -809,16 +809,16 @@ class GroupMember:
         self.stirred.notify()
         token = _listener_call.set(call)  # what it starts by `create_task` or `wait_for` inherits that
         try:
-            async with asyncio.timeout(self._rebalance_timeout_s):
+            async with asyncio.timeout(self._rebalance_timeout_s) as limit:
                 await getattr(self._listener, method)(partitions)
         except TimeoutError as error:
-            logger.warning(
-                "%s: %s did not return within max_poll_interval_ms=%d, and was cancelled",
-                self._who,
-                method,
-                round(self._rebalance_timeout_s * 1_000),
-            )
-            self._raised(error)
+            if limit.expired():  # else it is the listener's own
+                timed_out = ListenerTimedOut(method, round(self._rebalance_timeout_s * 1_000))
+                timed_out.__cause__ = error.__cause__  # where it was
+                logger.warning("%s: %s", self._who, timed_out)
+                self._raised(timed_out)
+            else:
+                self._raised(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the user's
             self._raised(error)
         finally:

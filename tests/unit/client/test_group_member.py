@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import pickle
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,7 +11,14 @@ import pytest
 
 from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import Closed, CommitFailed, InvalidSetting, MaxPollIntervalExceeded, WithinListener
+from minibroker.client.errors import (
+    Closed,
+    CommitFailed,
+    InvalidSetting,
+    ListenerTimedOut,
+    MaxPollIntervalExceeded,
+    WithinListener,
+)
 from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.client.records import Record
 from minibroker.protocol.apis import (
@@ -969,13 +977,42 @@ def test_a_listener_that_hangs_is_cancelled_when_the_rebalance_is_over_for_it(ca
     async def scenario(cluster: ScriptedCluster) -> None:
         fill(cluster.log("orders"), 10)
         async with member(cluster, listener=Listener(), max_poll_interval_ms=200) as consumer:
-            with pytest.raises(TimeoutError):
+            with pytest.raises(ListenerTimedOut, match="did not return within max_poll_interval_ms=200"):
                 await take(consumer, 2)
             assert numbers(await take(consumer, 2)) == [0, 1]
 
     with caplog.at_level(logging.WARNING):
         run(scenario)
     assert "on_partitions_assigned did not return" in caplog.text
+
+
+def test_a_timeout_of_the_listeners_own_is_raised_as_it_is() -> None:
+    class Listener(RebalanceListener):
+        async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+            raise TimeoutError("the database does not answer")
+
+    async def scenario(cluster: ScriptedCluster) -> None:
+        async with member(cluster, listener=Listener()) as consumer:
+            with pytest.raises(TimeoutError, match="the database does not answer") as caught:
+                await take(consumer, 2)
+            assert type(caught.value) is TimeoutError
+
+    run(scenario)
+
+
+def test_a_listener_that_hangs_at_the_end_is_an_error_of_ours_with_a_remedy() -> None:
+    class Listener(RebalanceListener):
+        async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
+            await asyncio.Event().wait()
+
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 10)
+        with pytest.raises(ListenerTimedOut, match="raise max_poll_interval_ms") as caught:
+            async with member(cluster, listener=Listener(), max_poll_interval_ms=200) as consumer:
+                await take(consumer, 2)
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+    run(scenario)
 
 
 def test_a_member_that_is_closed_while_its_body_reads_commits_and_leaves_before_the_body_is_through() -> None:
