@@ -133,7 +133,7 @@ def _is_turn(entries: Sequence[Entry], index: int) -> bool:
     if entry["event"] == "BrokerChange":
         return bool(entry.get("lost"))
     if entry["event"] == _STOPS:
-        return bool(entry.get("states"))
+        return "broker" in entry and bool(entry.get("states"))  # a file of before does not say which
     return bool(entry["event"] == "Startup" and entry["epoch"] > 1)
 
 

@@ -268,7 +268,7 @@ def test_a_follower_whose_leader_sends_what_was_before_its_end_is_not_set_aside_
         leader = cluster.state(HURT).leader
         behind = next(b for b in cluster.broker_ids if b != leader)
         cluster.pause_broker(behind)  # in the ISR, and its next fetch is due at offset 5 in the same epoch
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # of virtual time, in which the fetch that waits at the leader ends empty (after 0.5 s)
         sending = asyncio.ensure_future(_send(cluster, 5, 1))
         await cluster.until(lambda: len(list(iterate_batches(_data(cluster, leader)))) == 6)
         *_, last = iterate_batches(_data(cluster, leader))

@@ -248,6 +248,10 @@ def test_a_broker_that_stops_in_good_order_makes_others_lead_first() -> None:
         "Broker 2 is gone from the cluster. Its entry in /brokers/ids is no longer there.",
     ]
     assert (story.elected, story.written_ms) == (1, 3.0)
+    del recorder.entries[1]["broker"]  # as it was recorded before it said which
+    before = last_failover(recorder.entries)
+    assert before is not None
+    assert before.title == "The last failover: broker 2 was lost"
 
 
 def test_partitions_that_were_led_again_once_a_broker_came_back_are_not_said_to_be_without_a_leader() -> None:
