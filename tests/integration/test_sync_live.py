@@ -434,7 +434,9 @@ def test_the_examples_of_the_page_run_without_a_warning(cluster: LocalCluster, t
         ran = subprocess.run(
             [sys.executable, "-W", "error", "-X", "dev", script], capture_output=True, text=True, timeout=PATIENCE_S
         )
-        assert (ran.returncode, ran.stderr) == (0, ""), example
+        # asyncio's debug mode, which -X dev turns on, also tells of each step that took long: the machine was busy.
+        warned = re.sub(r"^Executing <.* took [0-9.]+ seconds\n", "", ran.stderr, flags=re.MULTILINE)
+        assert (ran.returncode, warned) == (0, ""), example
         told.append(ran.stdout)
     assert told[0].strip().isdigit()
     assert "of" in told[2]

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import threading
+import weakref
 
 import pytest
 
@@ -285,6 +287,62 @@ def test_what_is_buried_makes_no_event_loop(monkeypatch: pytest.MonkeyPatch) -> 
     run(main())
     gc.collect()
     assert not made
+
+
+def test_what_a_run_has_left_is_gone_when_the_next_one_begins() -> None:
+    """Thousands of runs share the process of a worker of pytest."""
+    tasks: list[weakref.ref[asyncio.Task[None]]] = []
+
+    async def main() -> list[object]:
+        task = asyncio.create_task(asyncio.sleep(1))
+        tasks.append(weakref.ref(task))
+        await task
+        left: list[object] = [task]
+        left.append(left)
+        return left
+
+    for _ in range(3):
+        run(main())  # what is left is in its caller's hand until it returns
+    run(asyncio.sleep(1))
+    assert [task() for task in tasks] == [None] * 3
+
+
+class _TooSlow(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["callbacks end", "one does not"])
+def test_an_alarm_ends_the_run_whichever_task_it_interrupts(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.simulation.loop._ALARM_AGAIN_S", 0.01)
+    interrupted: list[BaseException] = []
+
+    async def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGALRM)
+            while not ends:
+                pass
+        except BaseException as error:
+            interrupted.append(error)
+            raise
+
+    async def main() -> None:
+        process = Process(_loop(), "program", "10.0.0.1")
+        process.start(work())
+        await asyncio.sleep(1)
+
+    def ring(number: int, frame: object) -> None:
+        raise _TooSlow
+
+    before = signal.getsignal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, ring)
+    try:
+        with pytest.raises(_TooSlow):
+            run(main())
+        assert signal.getsignal(signal.SIGALRM) is ring
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert bool(interrupted) is not ends
 
 
 def test_time_does_not_stop_at_the_timers_of_killed_processes() -> None:
