@@ -328,6 +328,7 @@ def test_a_tail_that_is_cut_or_overwritten_leaves_the_batches_before_it(tail: Ta
     check_tail(tail, range(tail.begin, len(tail.content), 331))
 
 
+@pytest.mark.timeout(600)  # hundreds of logs, on a disk that may be busy
 @pytest.mark.slow
 def test_a_tail_that_is_cut_or_overwritten_at_every_seventh_byte_leaves_the_batches_before_it(tail: Tail) -> None:
     """At every byte it takes a quarter of an hour; each offset within a batch's header has its turn here, too."""

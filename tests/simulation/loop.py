@@ -128,6 +128,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Those that may not be done."""
         self._remains: list[object] = []
         self._alarm: Callable[[], object] | None = None
+        """What SIGALRM's handler would have done."""
 
     # -- time --
 
@@ -223,9 +224,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._untraced.append(_describe(handle, owner))
             handle._run()
             if self._alarm is not None:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                alarm, self._alarm = self._alarm, None
-                alarm()
+                self._ring()
             if self.callbacks % _CALLBACKS_PER_COLLECTION == 0:
                 gc.collect()
                 self._undone_tasks()  # the others are forgotten
@@ -233,7 +232,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     @contextlib.contextmanager
     def alarms_between_callbacks(self) -> Iterator[None]:
         """What SIGALRM raises (pytest's timeout) ends the run. A task in which it was raised would take it for an error
-        of its own, so that a run that is too slow looked like a bug of what is tested."""
+        of its own, and a weak reference's callback would lose it: a run that is too slow looked like a bug of what is
+        tested."""
         handler = signal.getsignal(signal.SIGALRM)
         if not callable(handler) or threading.current_thread() is not threading.main_thread():
             yield
@@ -250,6 +250,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
             yield
         finally:
             signal.signal(signal.SIGALRM, handler)
+            if self._alarm is not None:
+                self._ring()
+
+    def _ring(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        alarm, self._alarm = self._alarm, None
+        if alarm is not None:
+            alarm()
 
     def _shuffle(self) -> None:
         """Change the order of tasks that wake up one right after the other."""
@@ -430,28 +438,31 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, limit_s: float = VIRTUAL
     loop = VirtualLoop(seed, limit_s, shuffle)
     collecting = gc.isenabled()
     gc.disable()
+    try:
+        with loop.alarms_between_callbacks(), contextlib.closing(loop):
+            return _run(loop, main)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _run(loop: VirtualLoop, main: Coroutine[Any, Any, T]) -> T:
     gc.collect()  # what the run before has left: its caller had it in hand until it returned
     if not gc.get_freeze_count():
         gc.freeze()  # no collection need look at all that was imported; later runs add little to it
     try:
-        try:
-            with loop.alarms_between_callbacks():
-                result = loop.run_until_complete(main)
-                loop.cancel_strays()
-        except BaseException as error:
-            with contextlib.suppress(Stuck):
-                loop.cancel_strays()
-            for failure in loop.failures():
-                error.add_note(f"before that, unhandled: {failure!r}")
-            raise
-        gc.collect()  # reports tasks that failed and that nobody has looked at
-        if failures := loop.failures():
-            raise ExceptionGroup("failed in callbacks, or in tasks that nobody awaited", failures)
-        return result
-    finally:
-        loop.close()
-        if collecting:
-            gc.enable()
+        result = loop.run_until_complete(main)
+        loop.cancel_strays()
+    except BaseException as error:
+        with contextlib.suppress(Stuck):
+            loop.cancel_strays()
+        for failure in loop.failures():
+            error.add_note(f"before that, unhandled: {failure!r}")
+        raise
+    gc.collect()  # reports tasks that failed and that nobody has looked at
+    if failures := loop.failures():
+        raise ExceptionGroup("failed in callbacks, or in tasks that nobody awaited", failures)
+    return result
 
 
 def _owner(handle: asyncio.Handle) -> Process | None:
