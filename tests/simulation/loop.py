@@ -223,7 +223,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.callbacks += 1
             self._untraced.append(_describe(handle, owner))
             handle._run()
-            if self._alarm is not None:
+            if self._alarm is not None:  # asked here, too: a call for each callback costs more
                 self._ring()
             if self.callbacks % _CALLBACKS_PER_COLLECTION == 0:
                 gc.collect()
@@ -250,13 +250,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
             yield
         finally:
             signal.signal(signal.SIGALRM, handler)
-            if self._alarm is not None:
-                self._ring()
+            self._ring()
 
     def _ring(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        alarm, self._alarm = self._alarm, None
-        if alarm is not None:
+        if self._alarm is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            alarm, self._alarm = self._alarm, None
             alarm()
 
     def _shuffle(self) -> None:
