@@ -55,6 +55,9 @@ class ClusterView(NamedTuple):
     """By topic and number."""
     answered: frozenset[Address] = frozenset()
     """Where somebody did."""
+    uninformed: frozenset[Address] = frozenset()
+    """Where somebody did who has not heard from a controller since the start. What the others say of that broker may be
+    of its run before: a registration outlives the process for seconds."""
     min_insync_replicas: Mapping[str, int] = MappingProxyType({})
     """Of topics that have replicas out of sync, as far as a broker has said."""
 
@@ -111,8 +114,7 @@ class ClusterView(NamedTuple):
 
 def merge(answers: Sequence[MetadataResponse]) -> ClusterView:
     """The newest picture that the answers make up together. The first wins between equals."""
-    # An answer without brokers is from one that has not been told of all topics yet.
-    newest = max(answers, key=lambda answer: (bool(answer.brokers), answer.controller_epoch), default=None)
+    newest = max(answers, key=lambda answer: (_is_informed(answer), answer.controller_epoch), default=None)
     if newest is None:
         return ClusterView({}, None, None, {})
     states = {
@@ -140,7 +142,15 @@ async def ask_cluster(addresses: Sequence[Address], timeout_s: float = ASK_TIMEO
         *(_ask(host, port, METADATA, MetadataRequest(None), timeout_s) for host, port in addresses)
     )
     answers = {address: result for address, result in zip(addresses, results, strict=True) if result is not None}
-    return merge(list(answers.values()))._replace(answered=frozenset(answers))
+    return merge(list(answers.values()))._replace(
+        answered=frozenset(answers),
+        uninformed=frozenset(address for address, answer in answers.items() if not _is_informed(answer)),
+    )
+
+
+def _is_informed(answer: MetadataResponse) -> bool:
+    """An answer without brokers is from one that has not been told of all topics yet."""
+    return bool(answer.brokers)
 
 
 async def with_min_insync_replicas(view: ClusterView, timeout_s: float = ASK_TIMEOUT_S) -> ClusterView:

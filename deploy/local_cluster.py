@@ -118,20 +118,20 @@ class LocalCluster:
         else:
             server = self.state_of(ZOOKEEPER)
         view = asyncio.run(with_min_insync_replicas(self.view() if view is None else view))
+        silent = [
+            entry
+            for entry in cluster.brokers
+            if states[entry.id] is ProcessState.RUNNING and (LOOPBACK, entry.port) not in view.answered
+        ]
         return status_of_processes(
             cluster,
             states,
             server,
             view,
+            silent=[entry.id for entry in silent],
             offline_log_dirs=asyncio.run(ask_offline_log_dirs(view)),
             recoveries=ask_recoveries(
-                {
-                    entry.id: entry.metrics_port
-                    for entry in cluster.brokers
-                    if states[entry.id] is ProcessState.RUNNING
-                    and entry.metrics_port is not None
-                    and (LOOPBACK, entry.port) not in view.answered
-                }
+                {entry.id: entry.metrics_port for entry in silent if entry.metrics_port is not None}
             ),
             last_errors={
                 broker_id: error

@@ -6,13 +6,14 @@ What only brokers can tell is None where none of them answers: zeros and empty l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
 
 from minibroker.deploy.cluster_file import ClusterFile
 from minibroker.deploy.cluster_view import ClusterView
+from minibroker.deploy.ports import LOOPBACK
 from minibroker.deploy.processes import ProcessState
 from minibroker.protocol.model import INTERNAL_TOPICS
 from minibroker.protocol.recovery_progress import RecoveryProgress
@@ -29,7 +30,7 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     port: int
     paused: bool
     registered: bool | None
-    """The controller knows it as a live broker. None: unknown."""
+    """The controller knows it as a live broker, and not from its run before. None: unknown."""
     leaders: int | None
     """How many partitions it leads. None: unknown."""
     metrics_port: int | None = None
@@ -40,6 +41,8 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     """Its log directories whose disks have failed, and what the disk said, as far as it answers."""
     recovery: RecoveryProgress | None = None
     """How far it is with opening its logs, which comes before it serves. None: it is not at that, or does not say."""
+    silent: bool = False
+    """It runs, and did not answer when it was asked just now."""
 
 
 class ControllerStatus(msgspec.Struct, frozen=True):
@@ -101,6 +104,11 @@ class Status(msgspec.Struct, frozen=True):
                 found.append(f"broker {broker.id} is paused: `minibroker resume {broker.id}`")
             elif broker.recovery is not None:
                 found.append(f"broker {broker.id} is recovering ({broker.recovery}): wait")
+            elif broker.silent and not self.is_unknown:
+                found.append(
+                    f"broker {broker.id} runs but does not answer: wait if it was just started, else see "
+                    f"`minibroker logs {broker.id}`"
+                )
             elif broker.registered is False:
                 found.append(f"broker {broker.id} runs but is not in the cluster: see `minibroker logs {broker.id}`")
             for path, reason in broker.offline_log_dirs.items():
@@ -140,10 +148,11 @@ def status_of_processes(
     full_disk: str | None = None,
     offline_log_dirs: Mapping[int, dict[str, str]] = MappingProxyType({}),
     recoveries: Mapping[int, RecoveryProgress] = MappingProxyType({}),
+    silent: Collection[int] = (),
 ) -> Status:
     """Of a cluster that was started here. `states` are those of the brokers' processes, `last_errors` why some of them
-    ended, `recoveries` how far others are with their start; a ZooKeeper elsewhere is RUNNING if it answers, else GONE.
-    """
+    ended, `silent` who of the rest did not answer, `recoveries` how far some of these are with their start; a ZooKeeper
+    elsewhere is RUNNING if it answers, else GONE."""
     view = view.without([broker for broker, state in states.items() if state is ProcessState.GONE])
     brokers = [
         BrokerStatus(
@@ -152,12 +161,15 @@ def status_of_processes(
             alive=states[entry.id] is not ProcessState.GONE,
             port=entry.port,
             paused=states[entry.id] is ProcessState.PAUSED,
-            registered=None if view.is_unknown else entry.id in view.brokers,
+            registered=(
+                None if view.is_unknown else entry.id in view.brokers and (LOOPBACK, entry.port) not in view.uninformed
+            ),
             leaders=None if view.is_unknown else view.leader_count(entry.id),
             last_error=last_errors.get(entry.id),
             offline_log_dirs=offline_log_dirs.get(entry.id, {}),
             metrics_port=entry.metrics_port,
             recovery=recoveries.get(entry.id),
+            silent=entry.id in silent,
         )
         for entry in cluster.brokers
     ]

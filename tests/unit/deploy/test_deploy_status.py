@@ -128,6 +128,21 @@ def test_a_process_that_is_not_registered_is_a_problem() -> None:
     assert status.problems() == ["broker 2 runs but is not in the cluster: see `minibroker logs 2`"]
 
 
+def test_a_broker_that_was_started_anew_is_not_taken_for_its_run_before() -> None:
+    told_of_both_runs = merge([answer(brokers=(1, 2, 3), partitions={0: (1, 0, [1, 2, 3])})])
+    view = told_of_both_runs._replace(uninformed=frozenset([("127.0.0.1", 9093)]))
+    status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view)
+    assert [broker.registered for broker in status.brokers] == [True, False, True]
+    assert status.problems() == ["broker 2 runs but is not in the cluster: see `minibroker logs 2`"]
+
+
+def test_a_broker_that_says_nothing_is_a_problem_though_the_others_count_on_it() -> None:
+    status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, merge([answer()]), silent=[2])
+    assert status.problems() == [
+        "broker 2 runs but does not answer: wait if it was just started, else see `minibroker logs 2`"
+    ]
+
+
 def test_where_no_broker_answers_nothing_is_known_and_that_is_no_health() -> None:
     status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, merge([]))
     assert status.controller.id is None
