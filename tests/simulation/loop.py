@@ -448,7 +448,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, limit_s: float = VIRTUAL
 def _run(loop: VirtualLoop, main: Coroutine[Any, Any, T]) -> T:
     gc.collect()  # what the run before has left: its caller had it in hand until it returned
     if not gc.get_freeze_count():
-        gc.freeze()  # no collection need look at all that was imported; later runs add little to it
+        gc.freeze()  # no collection need look at all that was imported; for what comes later see tests/conftest.py
     try:
         result = loop.run_until_complete(main)
         loop.cancel_strays()
