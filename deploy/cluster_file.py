@@ -36,6 +36,11 @@ class BrokerEntry(msgspec.Struct, frozen=True):
     group_id: int | None = None
     """Under which it runs, where that is not the launcher's own."""
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it answers, or would."""
+        return LOOPBACK, self.port
+
 
 class ZooKeeperEntry(msgspec.Struct, frozen=True):
     """What the brokers connect to. `port` and `process` are set only where it was started here."""

@@ -121,7 +121,7 @@ class LocalCluster:
         silent = [
             entry
             for entry in cluster.brokers
-            if states[entry.id] is ProcessState.RUNNING and (LOOPBACK, entry.port) not in view.answered
+            if states[entry.id] is ProcessState.RUNNING and entry.address not in view.answered
         ]
         return status_of_processes(
             cluster,
@@ -387,7 +387,7 @@ class LocalCluster:
     def _answering_addresses(self, cluster: ClusterFile) -> list[tuple[str, int]]:
         # One that is paused would accept the connection and say nothing.
         return [
-            (LOOPBACK, entry.port)
+            entry.address
             for entry in cluster.brokers
             if entry.process is not None and state_of(entry.process) is ProcessState.RUNNING
         ]

@@ -1,6 +1,8 @@
 """`minibroker status`: which processes live, what the cluster says of itself, and whether that is healthy.
 
 What only brokers can tell is None where none of them answers: zeros and empty lists would look like health.
+So would what the others know of a broker that was just started: its registration may be of the run before, so that it
+is in the cluster once it has itself heard from the controller.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import msgspec
 
 from minibroker.deploy.cluster_file import ClusterFile
 from minibroker.deploy.cluster_view import ClusterView
-from minibroker.deploy.ports import LOOPBACK
 from minibroker.deploy.processes import ProcessState
 from minibroker.protocol.model import INTERNAL_TOPICS
 from minibroker.protocol.recovery_progress import RecoveryProgress
@@ -161,9 +162,7 @@ def status_of_processes(
             alive=states[entry.id] is not ProcessState.GONE,
             port=entry.port,
             paused=states[entry.id] is ProcessState.PAUSED,
-            registered=(
-                None if view.is_unknown else entry.id in view.brokers and (LOOPBACK, entry.port) not in view.uninformed
-            ),
+            registered=(None if view.is_unknown else entry.id in view.brokers and entry.address not in view.uninformed),
             leaders=None if view.is_unknown else view.leader_count(entry.id),
             last_error=last_errors.get(entry.id),
             offline_log_dirs=offline_log_dirs.get(entry.id, {}),
