@@ -127,10 +127,8 @@ class OffsetCommits:
         self._terms.write(term, records, written)
 
     def _why_not_this(self, topic_partition: TopicPartition, value: OffsetValue) -> ErrorCode:
-        if len(value.metadata.encode()) > self._config.offset_metadata_max_bytes:
+        if _java_length(value.metadata) > self._config.offset_metadata_max_bytes:
             return _E.OFFSET_METADATA_TOO_LARGE
-        if value.offset < 0:
-            return _E.INVALID_REQUEST
         if self._metadata.partition(topic_partition) is None:
             return _E.UNKNOWN_TOPIC_OR_PARTITION
         if value.topic_id != self._metadata.topic_id(topic_partition.topic):
@@ -317,6 +315,11 @@ def _why_no_commit(group: Group, body: g.OffsetCommitRequest) -> ErrorCode:
     if error is _E.NONE and group.is_in(_S.COMPLETING_REBALANCE):
         return _E.REBALANCE_IN_PROGRESS  # it has given up what it had before, and does not know what it has now
     return error
+
+
+def _java_length(text: str) -> int:
+    """Return the length as Kafka measures it: in UTF-16 units (`String.length`)."""
+    return len(text.encode("utf-16-le")) // 2
 
 
 def _all(body: g.OffsetCommitRequest, code: ErrorCode) -> CommitTopics:

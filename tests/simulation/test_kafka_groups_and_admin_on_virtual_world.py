@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import admin, data, groups, metadata
+from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, decode_batch, iterate_batches
 from minibroker.protocol.topic_ids import make
 from tests.kafka_connection import KafkaConnection, connect
@@ -20,6 +23,7 @@ from tests.simulation.test_kafka_dialect_on_virtual_world import ORDERS, about, 
 from tests.simulation.world import VirtualWorld
 
 GROUP = "readers"
+ORDERS_0 = TopicPartition(ORDERS, 0)
 
 
 async def to_coordinator(world: VirtualWorld) -> KafkaConnection:
@@ -73,6 +77,47 @@ def test_a_member_older_than_kip_394_joins_at_once_commits_and_leaves(version: i
         leave = wire(groups.LEAVE_GROUP, group_id=GROUP, member_id=me, members=[])
         assert (await connection.request(groups.LEAVE_GROUP, 0, leave)).error_code == ErrorCode.NONE
         assert (await connection.request(groups.LEAVE_GROUP, 2, leave)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+    with_cluster(program, {"group.initial.rebalance.delay.ms": "0"})
+
+
+async def commit(connection: KafkaConnection, offset: int) -> int:
+    """Commit as somebody who is no member; return the error code."""
+    request = g.OffsetCommitRequest(
+        GROUP, -1, "", None, [g.OffsetCommitTopic(ORDERS, [g.OffsetCommitPartition(0, offset, -1, "")])]
+    )
+    while True:
+        answer: g.OffsetCommitResponse = await connection.request(groups.OFFSET_COMMIT, 2, request)
+        code = answer.topics[0].partitions[0].error_code
+        if code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            return code
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("offset", [-1, -2, -5])
+def test_a_group_that_was_reset_to_a_negative_offset_begins_by_policy(offset: int) -> None:
+    """kafkajs resets a group's offsets by committing -1 or -2."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            for number in range(3):
+                await producer.send(ORDERS, b"%d" % number)
+        connection = await to_coordinator(world)
+        assert await commit(connection, 2) == ErrorCode.NONE
+        assert await commit(connection, offset) == ErrorCode.NONE
+        async with Admin(cluster.bootstrap, world=world) as administrator:
+            assert await administrator.list_group_offsets(GROUP, [ORDERS_0]) == {ORDERS_0: None}
+            assert await administrator.list_group_offsets(GROUP) == {}
+        async with Consumer(
+            cluster.bootstrap, topics=[ORDERS], group=GROUP, auto_offset_reset="earliest", world=world
+        ) as consumer:
+            assert (await consumer.committed(ORDERS_0))[ORDERS_0] is None
+            assert [record.value for record in await consumer.poll(10_000, 1)] == [b"0"]
+            await consumer.commit()
+        async with Admin(cluster.bootstrap, world=world) as administrator:
+            found = (await administrator.list_group_offsets(GROUP))[ORDERS_0]
+            assert found is not None
+            assert found.offset == 1
 
     with_cluster(program, {"group.initial.rebalance.delay.ms": "0"})
 

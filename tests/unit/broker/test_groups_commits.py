@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.broker.groups.records import OffsetKey, decode_key
+from minibroker.broker.groups.records import OffsetKey, decode_key, decode_offset_value
 from minibroker.broker.groups.states import GroupState
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.consumer_protocol import ConsumerProtocolSubscription, encode_subscription
@@ -53,9 +53,10 @@ def log_of(groups: CoordinatedGroups) -> list[tuple[bytes, bytes | None]]:
         ({"partition": TopicPartition("orders", 1)}, E.UNKNOWN_TOPIC_OR_PARTITION),
         ({"topic_id": NEWER_ID}, E.INCONSISTENT_TOPIC_ID),
         ({"topic_id": ORDERS_ID}, E.NONE),
-        ({"metadata": "é" * 2_049}, E.OFFSET_METADATA_TOO_LARGE),
-        ({"metadata": "é" * 2_048}, E.NONE),
-        ({"offset": -1}, E.INVALID_REQUEST),
+        ({"metadata": "é" * 4_097}, E.OFFSET_METADATA_TOO_LARGE),
+        ({"metadata": "é" * 4_096}, E.NONE),
+        ({"metadata": "𝄞" * 2_049}, E.OFFSET_METADATA_TOO_LARGE),
+        ({"metadata": "𝄞" * 2_048}, E.NONE),
         ({}, E.NONE),
     ],
 )
@@ -65,6 +66,22 @@ def test_a_commit_that_is_not_taken_says_why(tmp_path: Path, change: dict[str, o
         asked = {"offset": 7, "member_id": member, "generation_id": 1} | change
         assert await groups.commit(**asked) == expected  # type: ignore[arg-type]
         assert await groups.committed() == (7 if expected is E.NONE else -1)
+
+    with_groups(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("offset", [-1, -2, -5, -(2**63)])
+def test_a_negative_offset_is_stored_and_returned_as_it_is(tmp_path: Path, offset: int) -> None:
+    """kafkajs resets offsets by committing -1 or -2."""
+
+    async def scenario(groups: CoordinatedGroups) -> None:
+        assert await groups.commit(7) == E.NONE
+        assert await groups.commit(offset) == E.NONE
+        assert await groups.committed() == offset
+        key, value = log_of(groups)[-1]
+        assert decode_key(key) == OffsetKey(GROUP, *ORDERS)
+        assert value is not None
+        assert decode_offset_value(value).offset == offset
 
     with_groups(tmp_path, scenario)
 
