@@ -51,7 +51,7 @@ from minibroker.client.settings import (
 from minibroker.client.stalls import LOOK_EVERY_S, STALL_S, Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
-from minibroker.protocol.model import NO_EPOCH, TopicPartition, topic_name_problem
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import CorruptRecord, decode_batch
 from minibroker.protocol.world import World
 
@@ -1083,8 +1083,8 @@ def _assignors(strategy: Strategy | list[Strategy] | tuple[Strategy, ...]) -> li
 
 
 def _checked_instance_id(instance_id: str | None) -> str | None:
-    if instance_id is not None and (not isinstance(instance_id, str) or topic_name_problem(instance_id) is not None):
-        rule = "use 1 to 249 of the characters a-z A-Z 0-9 . _ -, another for each member of the group"
+    if instance_id is not None and (not isinstance(instance_id, str) or not 1 <= len(instance_id) <= 1_000):
+        rule = "use 1 to 1,000 characters, another for each member of the group"
         raise InvalidSetting("group_instance_id", instance_id, rule)
     return instance_id
 

@@ -66,7 +66,7 @@ class FindCoordinatorResponse(Message):
 
 
 class JoinGroupProtocol(Message):
-    name: Name
+    name: String
     metadata: Opaque
 
 
@@ -76,7 +76,7 @@ class JoinGroupRequest(Message):
     rebalance_timeout_ms: Int32
     member_id: MemberId
     group_instance_id: String | None
-    protocol_type: Name
+    protocol_type: String
     protocols: Annotated[list[JoinGroupProtocol], Meta(max_length=MAX_PROTOCOLS)]
     reason: String | None = None
     """KIP-800."""
@@ -94,8 +94,8 @@ class JoinGroupResponse(Message):
     throttle_time_ms: Int32
     error_code: Int16
     generation_id: Int32 = -1
-    protocol_type: Name | None = None
-    protocol_name: Name | None = None
+    protocol_type: String | None = None
+    protocol_name: String | None = None
     leader: MemberId = ""
     skip_assignment: bool = False
     """For a static leader that came back: the assignment stands (KIP-814)."""
@@ -120,8 +120,8 @@ class SyncGroupRequest(Message):
     generation_id: Int32
     member_id: MemberId
     group_instance_id: String | None
-    protocol_type: Name | None
-    protocol_name: Name | None
+    protocol_type: String | None
+    protocol_name: String | None
     assignments: Annotated[list[SyncGroupAssignment], Meta(max_length=MAX_MEMBERS)]
     """From the leader; empty from the others."""
 
@@ -129,8 +129,8 @@ class SyncGroupRequest(Message):
 class SyncGroupResponse(Message):
     throttle_time_ms: Int32
     error_code: Int16
-    protocol_type: Name | None = None
-    protocol_name: Name | None = None
+    protocol_type: String | None = None
+    protocol_name: String | None = None
     assignment: Opaque = b""
 
 
@@ -319,8 +319,8 @@ class DescribedGroup(Message):
     error_code: Int16
     group_id: GroupId
     group_state: Name
-    protocol_type: Name
-    protocol_data: Name
+    protocol_type: String
+    protocol_data: String
     """The name of the protocol, that is the assignor, that the members agreed on."""
     members: Annotated[list[DescribedGroupMember], Meta(max_length=MAX_MEMBERS)]
 
@@ -331,13 +331,13 @@ class DescribeGroupsResponse(Message):
 
 
 class ListGroupsRequest(Message):
-    states_filter: Annotated[list[Name], Meta(max_length=1_000)] = msgspec.field(default_factory=list)
+    states_filter: Annotated[list[String], Meta(max_length=1_000)] = msgspec.field(default_factory=list)
     """Empty: all states (KIP-518)."""
 
 
 class ListedGroup(Message):
     group_id: GroupId
-    protocol_type: Name
+    protocol_type: String
     group_state: Name
 
 

@@ -87,7 +87,7 @@ class ProduceTopic(Message):
 class ProduceRequest(Message):
     """`acks`: 0, 1, or -1 for all. With acks 0 no response is sent."""
 
-    transactional_id: Name | None
+    transactional_id: String | None
     acks: Int16
     timeout_ms: Int32
     topic_data: Annotated[list[ProduceTopic], Meta(max_length=MAX_TOPICS)]
@@ -569,7 +569,7 @@ class DeleteRecordsResponse(Message):
 
 
 class InitProducerIdRequest(Message):
-    transactional_id: Name | None
+    transactional_id: String | None
     transaction_timeout_ms: Int32 = 60_000
     producer_id: Int64 = -1
     producer_epoch: Int16 = -1

@@ -194,7 +194,7 @@ class OffsetCommits:
     def delete(self, body: g.OffsetDeleteRequest, respond: Callable[[g.OffsetDeleteResponse], None]) -> None:
         """Of topics that no member reads. `respond` once the log says so, or it is certain that no other coordinator
         has committed what this one does not know."""
-        found = self._terms.find(body.group_id)
+        found = self._terms.find_named(body.group_id)
         if isinstance(found, ErrorCode):
             respond(g.OffsetDeleteResponse(found, 0, []))
             return

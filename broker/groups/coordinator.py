@@ -151,7 +151,7 @@ class GroupCoordinator(TermListener):
 
     def _find_to_join(self, body: g.JoinGroupRequest) -> tuple[ErrorCode, Term | None, Group | None]:
         """The group, which need not be known yet, or why it cannot be joined."""
-        found = self._terms.find(body.group_id)
+        found = self._terms.find_named(body.group_id)
         if isinstance(found, ErrorCode):
             return found, None, None
         term, group = found
@@ -436,7 +436,7 @@ class GroupCoordinator(TermListener):
         def refuse(code: ErrorCode) -> None:
             respond(g.SyncGroupResponse(0, code))
 
-        found = self._terms.find(body.group_id)
+        found = self._terms.find_named(body.group_id)
         if isinstance(found, ErrorCode):
             # The generation is not in the log, so it has to be joined again in any case.
             refuse(_E.REBALANCE_IN_PROGRESS if found is _E.COORDINATOR_LOAD_IN_PROGRESS else found)
@@ -497,7 +497,7 @@ class GroupCoordinator(TermListener):
 
     def heartbeat(self, body: g.HeartbeatRequest) -> ErrorCode:
         """R6."""
-        found = self._terms.find(body.group_id)
+        found = self._terms.find_named(body.group_id)
         if isinstance(found, ErrorCode):
             # While the groups are loaded no session runs, so nobody need do anything.
             return _E.NONE if found is _E.COORDINATOR_LOAD_IN_PROGRESS else found
@@ -512,7 +512,7 @@ class GroupCoordinator(TermListener):
 
     def leave(self, body: g.LeaveGroupRequest) -> g.LeaveGroupResponse:
         """Several members may be removed at once, static ones by their names (KIP-345)."""
-        found = self._terms.find(body.group_id)
+        found = self._terms.find_named(body.group_id)
         if isinstance(found, ErrorCode):
             return g.LeaveGroupResponse(0, found, [])
         term, group = found

@@ -196,7 +196,7 @@ class Terms:
 
     def of(self, group_id: str) -> Term | ErrorCode:
         """The loaded term that the group belongs to, or why there is none."""
-        if not group_id or len(group_id.encode()) > MAX_GROUP_ID_BYTES:
+        if len(group_id.encode()) > MAX_GROUP_ID_BYTES:
             return _E.INVALID_GROUP_ID
         partitions = self._metadata.partition_count(OFFSETS_TOPIC)
         term = self._terms.get(offsets_partition(group_id, partitions)) if partitions else None
@@ -214,6 +214,11 @@ class Terms:
         if group is not None and group.is_being_deleted:
             return _E.COORDINATOR_NOT_AVAILABLE
         return term, group
+
+    def find_named(self, group_id: str) -> tuple[Term, Group | None] | ErrorCode:
+        """As `find`; INVALID_GROUP_ID for the group without a name. As in Kafka, that one has offsets and no members:
+        consumers of old commit to it."""
+        return self.find(group_id) if group_id else _E.INVALID_GROUP_ID
 
     # -- what this broker leads (LeadershipListener) --
 

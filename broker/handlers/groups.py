@@ -6,13 +6,13 @@ from minibroker.broker.handlers.services import Services, answer_later, check_na
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.kafka.primitives import MAX_STRING_BYTES
 from minibroker.protocol.model import (
     NO_EPOCH,
     NO_LEADER,
     OFFSETS_TOPIC,
     TopicPartition,
     offsets_partition,
-    topic_name_problem,
 )
 
 DELETION_TIMEOUT_MS = 30_000
@@ -37,8 +37,6 @@ def _coordinator(services: Services, request: Request, key_type: int, key: str) 
     if key_type != GROUP_KEY:
         warn_of_transactions(request, key)
         return refuse(ErrorCode.INVALID_REQUEST, "there are no transactions yet")
-    if not key:
-        return refuse(ErrorCode.INVALID_GROUP_ID, "the group has no name")
     partitions = services.metadata.partition_count(OFFSETS_TOPIC)
     if services.metadata.told_all_epoch == NO_EPOCH:
         return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, "this broker has not been told what there is yet")
@@ -64,13 +62,22 @@ def _coordinator(services: Services, request: Request, key_type: int, key: str) 
 
 
 async def handle_join_group(services: Services, request: Request) -> None:
-    """Raises BrokerError(INVALID_REQUEST) for a static member whose name is no name."""
+    """Raises BrokerError(INVALID_REQUEST) for a name that a record of the group has no room for.
+
+    As in Kafka, there is no other rule: that of its Java client for group.instance.id is not its broker's."""
     body = request.body
     assert isinstance(body, g.JoinGroupRequest)
-    name = body.group_instance_id
-    problem = None if name is None else topic_name_problem(name)  # the same rule, as in Kafka
-    if problem is not None:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"group.instance.id: {problem.replace('topic name', 'name')}")
+    protocols = [("a protocol's name", protocol.name) for protocol in body.protocols]
+    for what, name in (
+        ("group.instance.id", body.group_instance_id or ""),
+        ("the protocol type", body.protocol_type),
+        *protocols,
+    ):
+        size = len(name.encode())
+        if size > MAX_STRING_BYTES:
+            raise BrokerError(
+                ErrorCode.INVALID_REQUEST, f"{what} has {size} bytes; at most {MAX_STRING_BYTES} are allowed"
+            )
     host = request.peer.rpartition(":")[0]
     services.groups.members.join(body, request.client_id or "", host, request.respond, lambda: request.closed)
 

@@ -513,12 +513,27 @@ def test_a_group_is_deleted_and_expires_that_has_more_offsets_than_the_log_takes
     with_topic(program, few | {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "10000"})
 
 
-def test_a_static_member_whose_name_is_no_name_is_refused_with_the_rule() -> None:
+@pytest.mark.parametrize("name", ["myGroup/0", "", "x" * 32_767])
+def test_static_members_and_protocols_have_any_name_and_keep_it_with_the_next_coordinator(name: str) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        member = GroupMember(cluster, world, "billing", group_instance_id="no name")
-        with pytest.raises(
-            BrokerError, match=r"INVALID_REQUEST: JoinGroup: group\.instance\.id: name 'no name' contains ' '"
-        ):
+        member = GroupMember(cluster, world, "billing", group_instance_id=name, protocols=[(name, b"topics")])
+        await member.join_and_sync()
+        coordinator = await member.find_coordinator()
+        await cluster.stop_broker(coordinator)
+        again = GroupMember(cluster, world, "billing", group_instance_id=name, protocols=[(name, b"topics")])
+        await again.join_and_sync()
+        assert again.member_id != member.member_id
+        described = await again.of_coordinator(apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["billing"]))
+        assert [one.group_instance_id for one in described.groups[0].members] == [name]
+        assert described.groups[0].protocol_data == name
+
+    with_topic(program)
+
+
+def test_a_name_that_a_record_of_the_group_has_no_room_for_is_refused_with_the_rule() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        member = GroupMember(cluster, world, "billing", group_instance_id="é" * 16_384)
+        with pytest.raises(BrokerError, match=r"INVALID_REQUEST: JoinGroup: group\.instance\.id has 32768 bytes"):
             await member.join_once()
 
     with_topic(program)

@@ -48,7 +48,7 @@ def log_of(groups: CoordinatedGroups) -> list[tuple[bytes, bytes | None]]:
         ({"member_id": "nobody"}, E.UNKNOWN_MEMBER_ID),
         ({"member_id": "", "generation_id": -1}, E.UNKNOWN_MEMBER_ID),
         ({"group_id": "other"}, E.ILLEGAL_GENERATION),
-        ({"group_id": ""}, E.INVALID_GROUP_ID),
+        ({"group_id": ""}, E.ILLEGAL_GENERATION),
         ({"partition": TopicPartition("unknown", 0)}, E.UNKNOWN_TOPIC_OR_PARTITION),
         ({"partition": TopicPartition("orders", 1)}, E.UNKNOWN_TOPIC_OR_PARTITION),
         ({"topic_id": NEWER_ID}, E.INCONSISTENT_TOPIC_ID),
@@ -82,6 +82,15 @@ def test_a_negative_offset_is_stored_and_returned_as_it_is(tmp_path: Path, offse
         assert decode_key(key) == OffsetKey(GROUP, *ORDERS)
         assert value is not None
         assert decode_offset_value(value).offset == offset
+
+    with_groups(tmp_path, scenario)
+
+
+def test_the_group_without_a_name_has_offsets_and_no_members(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        assert await groups.commit(7, group_id="") == E.NONE
+        assert (await groups.fetch(group_id="")).topics[0].partitions[0].committed_offset == 7
+        assert await delete_offset(groups, group_id="") == E.INVALID_GROUP_ID
 
     with_groups(tmp_path, scenario)
 
@@ -232,7 +241,7 @@ def test_a_broker_that_can_have_no_successor_writes_nothing_to_tell_an_offset(tm
 def test_a_group_that_is_not_known_has_no_offsets(tmp_path: Path) -> None:
     async def scenario(groups: CoordinatedGroups) -> None:
         assert await groups.committed(group_id="other") == -1
-        assert (await groups.fetch(group_id="")).error_code == E.INVALID_GROUP_ID
+        assert (await groups.fetch(group_id="")).error_code == E.NONE
 
     with_groups(tmp_path, scenario)
 
