@@ -176,7 +176,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     log_cleaner_enable: bool = True
     """Whether logs are compacted at all."""
     log_cleaner_backoff_ms: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 15_000
-    """How long a broker that finds no log to compact waits before it looks again."""
+    """How long a broker that finds no log to compact waits before it looks again. Less than 100 counts as 100."""
     log_cleaner_dedupe_buffer_size: Annotated[int, Meta(ge=1024 * 1024, le=2**63 - 1)] = 128 * 1024 * 1024
     """How much memory a compaction may take for the keys that it has seen (about 200 bytes each). A log with more new
     keys than that is compacted in several passes."""
@@ -420,6 +420,7 @@ DYNAMIC = frozenset(SYNONYMS.values()) - {"log.durability"} | {
     "log.cleaner.backoff.ms",
     "log.cleaner.dedupe.buffer.size",
     "log.cleaner.io.max.bytes.per.second",
+    "log.retention.check.interval.ms",
     "leader.replication.throttled.rate",
     "follower.replication.throttled.rate",
 }

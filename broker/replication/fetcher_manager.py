@@ -94,6 +94,11 @@ class FetcherManager:
         if fetcher is not None:
             fetcher.wake()
 
+    def wake_all(self) -> None:
+        """Their rates may have changed."""
+        for fetcher in self._fetchers.values():
+            fetcher.wake()
+
     def close_idle(self) -> None:
         """Those that have nothing to follow any more."""
         for leader_id in [leader_id for leader_id, fetcher in self._fetchers.items() if fetcher.idle]:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.sleeps import Sleeps
+from minibroker.broker.replication.throttle import Quota
 from minibroker.broker.storage.cleanable import Candidate, Cleanable, dirtiest
 from minibroker.broker.storage.compaction import CannotBeCleaned
 from minibroker.broker.storage.key_map import KeyMap
@@ -20,6 +22,9 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
 
 logger = logging.getLogger("minibroker.replication")
+
+LEAST_BACKOFF_S = 0.1
+"""A look goes over all partitions, and a back-off of 0 is to leave time for other work."""
 
 
 class CleanerSettings(NamedTuple):
@@ -37,17 +42,18 @@ class LogCleaner:
         logs: LogDirs,
         partitions: Mapping[TopicPartition, Partition],
         settings: CleanerSettings,
+        sleeps: Sleeps,
     ) -> None:
         """`partitions` is read anew each time."""
         self._world = world
         self._logs = logs
         self._partitions = partitions
-        self.settings = settings
-        """May be set anew at any time."""
+        self._settings = settings
+        self._sleeps = sleeps
         self._uncleanable: dict[TopicPartition, Log] = {}
         """Logs that are left alone, since they could not be read."""
-        self._paid_until_s = 0.0
-        """When what was read and written so far should be over."""
+        self._quota = Quota(settings.io_max_bytes_per_second, world.clock, burst_s=0)
+        """Of what is read and written."""
         self._done_bytes = 0
         """Read and written by the pass that is under way."""
         self.passes = 0
@@ -61,12 +67,17 @@ class LogCleaner:
             for partition in self._partitions.values()
         )
 
+    def configure(self, settings: CleanerSettings) -> None:
+        """At any time. Who sleeps is to be woken."""
+        self._settings = settings
+        self._quota.change_rate(settings.io_max_bytes_per_second)
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             while await self.run_once():
                 pass
-            await asyncio.sleep(self.settings.backoff_ms / 1_000)
+            await self._sleeps.sleep(lambda: max(LEAST_BACKOFF_S, self._settings.backoff_ms / 1_000))
 
     async def run_once(self) -> bool:
         """One pass over the dirtiest log; where that is given up, over the next one. False: none is dirty enough."""
@@ -88,7 +99,7 @@ class LogCleaner:
 
     async def _compact(self, log: Log, what: Cleanable) -> bool:
         """False: it was given up."""
-        key_map = KeyMap(self.settings.dedupe_buffer_size, self._world.random.randbytes(16))
+        key_map = KeyMap(self._settings.dedupe_buffer_size, self._world.random.randbytes(16))
         before_bytes, began_s, self._done_bytes = log.size, self._world.clock.monotonic(), 0
         try:
             if not await log.compact(what, key_map, self._pace):
@@ -122,10 +133,5 @@ class LogCleaner:
 
     async def _pace(self, done: int, stopped: asyncio.Event) -> None:
         self._done_bytes += done
-        now_s = self._world.clock.monotonic()
-        self._paid_until_s = max(self._paid_until_s, now_s) + done / self.settings.io_max_bytes_per_second
-        try:
-            async with asyncio.timeout(self._paid_until_s - now_s):
-                await stopped.wait()
-        except TimeoutError:
-            pass
+        self._quota.record(done)
+        await self._sleeps.sleep_until(lambda: self._quota.free_at_s, stopped)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.sleeps import Sleeps
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
@@ -25,13 +26,16 @@ class LogRetention:
         partitions: Mapping[TopicPartition, Partition],
         interval_ms: int,
         on_start_stored: Callable[[TopicPartition], None],
+        sleeps: Sleeps,
     ) -> None:
         """`partitions` is read anew each time. `on_start_stored`: where the partition's log began when it was to be
         stored soon is on disk."""
         self._clock = clock
         self._logs = logs
         self._partitions = partitions
-        self._interval_s = interval_ms / 1_000
+        self.interval_ms = interval_ms
+        """May be set anew at any time. Who sleeps is to be woken."""
+        self._sleeps = sleeps
         self._on_start_stored = on_start_stored
         self._to_store: dict[str, dict[TopicPartition, None]] = {path: {} for path in logs.paths}
         self._has_moved = {path: asyncio.Event() for path in logs.paths}
@@ -54,7 +58,7 @@ class LogRetention:
     async def run(self, log_dir: str) -> None:
         """For one directory, until cancelled."""
         while True:
-            await asyncio.sleep(self._interval_s)
+            await self._sleeps.sleep(lambda: self.interval_ms / 1_000)
             await self.run_once(log_dir)
 
     async def run_once(self, log_dir: str) -> None:

@@ -33,7 +33,8 @@ from minibroker.broker.replication.log_cleaner import CleanerSettings, LogCleane
 from minibroker.broker.replication.log_retention import LogRetention
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
 from minibroker.broker.replication.refused_batches import RefusedBatches
-from minibroker.broker.replication.throttle import ReplicationQuota, is_throttled
+from minibroker.broker.replication.sleeps import Sleeps
+from minibroker.broker.replication.throttle import Quota, is_throttled
 from minibroker.broker.replication.topic_configs import TopicConfigs
 from minibroker.broker.storage.io_errors import Shortage
 from minibroker.broker.storage.log import Log
@@ -211,12 +212,14 @@ class ReplicaManager:
         self._checkpoint = HighWatermarkCheckpoint(
             logs, self._partitions, config.replica_high_watermark_checkpoint_interval_ms
         )
+        self._sleeps = Sleeps(world.clock)
         self._retention = LogRetention(
             world.clock,
             logs,
             self._partitions,
             config.log_retention_check_interval_ms,
             self._deletions.check_soon,
+            self._sleeps,
         )
         self.healer = Healer(logs, sessions, config.broker_id)
         self.cleaner = LogCleaner(
@@ -224,6 +227,7 @@ class ReplicaManager:
             logs,
             self._partitions,
             _cleaner_settings(config),
+            self._sleeps,
         )
 
     # -- start and stop --
@@ -657,7 +661,9 @@ class ReplicaManager:
         self._settings = _settings(config)
         self._leader_quota = _changed(self._leader_quota, config.leader_replication_throttled_rate, clock)
         self._follower_quota = _changed(self._follower_quota, config.follower_replication_throttled_rate, clock)
-        self.cleaner.settings = _cleaner_settings(config)
+        self.cleaner.configure(_cleaner_settings(config))
+        self._retention.interval_ms = config.log_retention_check_interval_ms
+        self._sleeps.look_again()
         await self._reconfigure(self.partitions())
 
     async def _reconfigure(self, partitions: Sequence[Partition]) -> None:
@@ -666,6 +672,7 @@ class ReplicaManager:
                 self._reconfigure_one(partition)
             if number % PARTITIONS_PER_SLICE == 0:
                 await asyncio.sleep(BREATH_S)
+        self._fetchers.wake_all()
 
     def _reconfigure_one(self, partition: Partition) -> None:
         topic_partition = partition.topic_partition
@@ -674,6 +681,7 @@ class ReplicaManager:
         log_config = msgspec.structs.replace(self._log_config(topic), synced=partition.log.config.synced)
         if log_config != partition.log.config:
             partition.log.configure(log_config)
+        was_throttled = partition.leader_quota is not None
         to_commit = partition.min_insync_replicas
         partition.reconfigure(self._settings, topic.min_insync_replicas, *self._quotas_of(topic_partition, topic))
         if partition.min_insync_replicas != to_commit:
@@ -681,6 +689,8 @@ class ReplicaManager:
             if partition.advance_high_watermark():
                 self._high_watermark_moved(partition)
             self._check_waits(topic_partition)
+        elif was_throttled:
+            self._fetches.check_soon(topic_partition)
 
     # -- control requests --
 
@@ -873,18 +883,14 @@ class ReplicaManager:
         log.on_flushed = lambda: self._flushed(partition)
         return partition
 
-    def _quotas_of(
-        self, topic_partition: TopicPartition, topic: TopicConfig
-    ) -> tuple[ReplicationQuota | None, ReplicationQuota | None]:
+    def _quotas_of(self, topic_partition: TopicPartition, topic: TopicConfig) -> tuple[Quota | None, Quota | None]:
         """As a leader, and as a follower."""
         return (
             self._quota_of(topic_partition, self._leader_quota, topic.leader_replication_throttled_replicas),
             self._quota_of(topic_partition, self._follower_quota, topic.follower_replication_throttled_replicas),
         )
 
-    def _quota_of(
-        self, topic_partition: TopicPartition, quota: ReplicationQuota | None, replicas: str
-    ) -> ReplicationQuota | None:
+    def _quota_of(self, topic_partition: TopicPartition, quota: Quota | None, replicas: str) -> Quota | None:
         return quota if is_throttled(replicas, topic_partition.partition, self._config.broker_id) else None
 
     def _flushed(self, partition: Partition) -> None:
@@ -1130,16 +1136,16 @@ def _cleaner_settings(config: BrokerConfig) -> CleanerSettings:
     )
 
 
-def _changed(quota: ReplicationQuota | None, bytes_per_s: int | None, clock: Clock) -> ReplicationQuota | None:
+def _changed(quota: Quota | None, bytes_per_s: int | None, clock: Clock) -> Quota | None:
     """What was used up of the quota still counts."""
     if quota is None or bytes_per_s is None:
         return _quota(bytes_per_s, clock)
-    quota.bytes_per_s = bytes_per_s
+    quota.change_rate(bytes_per_s)
     return quota
 
 
-def _quota(bytes_per_s: int | None, clock: Clock) -> ReplicationQuota | None:
-    return None if bytes_per_s is None else ReplicationQuota(bytes_per_s, clock)
+def _quota(bytes_per_s: int | None, clock: Clock) -> Quota | None:
+    return None if bytes_per_s is None else Quota(bytes_per_s, clock)
 
 
 def _either(of_topic: int | None, of_broker: int) -> int:

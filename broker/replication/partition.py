@@ -16,7 +16,7 @@ import msgspec
 
 from minibroker.broker.replication import isr as isr_rules
 from minibroker.broker.replication.isr import Follower
-from minibroker.broker.replication.throttle import ReplicationQuota
+from minibroker.broker.replication.throttle import Quota
 from minibroker.broker.storage import retention
 from minibroker.broker.storage.log import AppendInfo, Log
 from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_snapshot, encode_snapshot
@@ -108,8 +108,8 @@ class Partition:
         traffic: Traffic | None = None,
         may_be_deposed: Callable[[int], bool] = lambda told_in_broker_epoch: False,
         store_start_soon: Callable[[TopicPartition], None] = lambda topic_partition: None,
-        leader_quota: ReplicationQuota | None = None,
-        follower_quota: ReplicationQuota | None = None,
+        leader_quota: Quota | None = None,
+        follower_quota: Quota | None = None,
         give_up: Callable[["Partition", str], None] = lambda partition, reason: None,
     ) -> None:
         """`store_start_soon`: called where the log begins later than it would after a crash, and others wait for it.
@@ -157,8 +157,8 @@ class Partition:
         self,
         settings: Settings,
         min_insync_replicas: int | None,
-        leader_quota: ReplicationQuota | None,
-        follower_quota: ReplicationQuota | None,
+        leader_quota: Quota | None,
+        follower_quota: Quota | None,
     ) -> None:
         """As in the constructor, from now on. Whoever calls it looks after what waits, and after the ISR: with another
         min.insync.replicas something may be committed, or be no longer."""
@@ -420,7 +420,7 @@ class Partition:
         """Consumers read up to the high watermark, replicas up to the end."""
         return self.high_watermark if replica_id == CONSUMER else self.log.log_end_offset
 
-    def quota_for(self, replica_id: int) -> ReplicationQuota | None:
+    def quota_for(self, replica_id: int) -> Quota | None:
         """What is sent to that replica counts towards it. None for those that the high watermark waits for."""
         quota = self.leader_quota
         if quota is None or replica_id == CONSUMER or replica_id in self.maximal_isr:

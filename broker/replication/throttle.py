@@ -1,4 +1,4 @@
-"""How fast replicas that are out of sync may catch up (Kafka's ReplicationQuotaManager, KIP-73).
+"""How fast replicas that are out of sync may catch up (Kafka's ReplicationQuotaManager, KIP-73), and logs be compacted.
 
 A broker has a rate for what it sends as a leader, and one for what it fetches as a follower; topics name the replicas
 to which they apply. While a rate is exceeded, such a partition is left out of the answer, or of the fetch. A replica
@@ -14,18 +14,27 @@ BURST_S = 1.0
 they may."""
 
 
-class ReplicationQuota:
-    """Over any time, no more than `bytes_per_s` times that, and BURST_S, and one answer."""
+class Quota:
+    """Over any time, no more than `bytes_per_s` times that, and `burst_s`, and one answer."""
 
-    def __init__(self, bytes_per_s: int, clock: Clock) -> None:
-        self.bytes_per_s = bytes_per_s
+    def __init__(self, bytes_per_s: float, clock: Clock, burst_s: float = BURST_S) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._burst_s = burst_s
         self._clock = clock
-        self.free_at_s = clock.monotonic() - BURST_S
+        self.free_at_s = clock.monotonic() - burst_s
         """When all that was recorded will have had its time. By the monotonic clock."""
 
     def record(self, size: int) -> None:
-        begin_s = max(self.free_at_s, self._clock.monotonic() - BURST_S)
-        self.free_at_s = begin_s + size / self.bytes_per_s
+        begin_s = max(self.free_at_s, self._clock.monotonic() - self._burst_s)
+        self.free_at_s = begin_s + size / self._bytes_per_s
+
+    def change_rate(self, bytes_per_s: float) -> None:
+        """What was recorded takes less time at a higher rate. At a lower one it takes no more than it would have: it
+        was sent while that was allowed."""
+        now_s = self._clock.monotonic()
+        if self.free_at_s > now_s and bytes_per_s > self._bytes_per_s:
+            self.free_at_s = now_s + (self.free_at_s - now_s) * (self._bytes_per_s / bytes_per_s)
+        self._bytes_per_s = bytes_per_s
 
     @property
     def is_exceeded(self) -> bool:

@@ -36,7 +36,9 @@ _TOPIC: dict[str, list[str]] = {
 }
 _BROKER: dict[str, list[str]] = {
     "log.roll.ms": ["1000", "604800000"],
-    "log.cleaner.backoff.ms": ["100", "5000"],
+    "log.cleaner.backoff.ms": ["0", "100", "5000"],
+    "log.cleaner.io.max.bytes.per.second": ["20000", "1000000000"],
+    "log.retention.check.interval.ms": ["500", "300000"],
     "leader.replication.throttled.rate": ["200000", "5000000"],
     "follower.replication.throttled.rate": ["200000", "5000000"],
 }

@@ -6,7 +6,9 @@ from typing import Any
 
 from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.broker.handlers import configs
+from minibroker.broker.replication.fetcher_manager import FetcherManager
 from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.sleeps import Sleeps
 from minibroker.broker.replication.topic_configs import TopicConfigs
 from minibroker.controller.decisions import reassignment
 from minibroker.protocol.messages import NO_VERSION
@@ -47,4 +49,15 @@ def settings_of_the_topic_before(patches: Patches) -> None:
 
     @patches.instead_of(TopicConfigs, "forget")
     def forget(original: Any, self: TopicConfigs, topic: str) -> None:
+        """Nothing."""
+
+
+@mutant("a sleep by an old setting", "whoever sleeps for as long as a setting said hears of another one afterwards")
+def settings_wake_nobody(patches: Patches) -> None:
+    @patches.instead_of(Sleeps, "look_again")
+    def look_again(original: Any, self: Sleeps) -> None:
+        """Nothing."""
+
+    @patches.instead_of(FetcherManager, "wake_all")
+    def wake_all(original: Any, self: FetcherManager) -> None:
         """Nothing."""

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from minibroker.broker.replication.partition import Partition, Settings
-from minibroker.broker.replication.throttle import ReplicationQuota
+from minibroker.broker.replication.throttle import Quota
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     EARLIEST_TIMESTAMP,
@@ -478,7 +478,7 @@ def test_what_is_over_the_rate_is_kept_from_those_that_the_high_watermark_does_n
     partition, clock = open_partition(tmp_path)
     partition.become_leader(state(isr=(1, 2), replicas=(1, 2, 3)))
     append(partition, 4)
-    partition.leader_quota = quota = ReplicationQuota(100, clock)
+    partition.leader_quota = quota = Quota(100, clock)
     fetches(partition, 3, 0)
     fetches(partition, 2, 4)
 

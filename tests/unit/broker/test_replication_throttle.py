@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 
 from minibroker.broker.config import InvalidConfig, topic_config
-from minibroker.broker.replication.throttle import ReplicationQuota, is_throttled
+from minibroker.broker.replication.throttle import Quota, is_throttled
 from tests.storage_support import Clock
 
 
 def test_the_rate_holds_in_the_long_run_whatever_the_sizes() -> None:
     clock = Clock()
-    quota = ReplicationQuota(1_000, clock)
+    quota = Quota(1_000, clock)
     taken = 0
     began = clock.monotonic()
     while clock.monotonic() < began + 60:
@@ -23,12 +23,23 @@ def test_the_rate_holds_in_the_long_run_whatever_the_sizes() -> None:
 
 def test_what_was_not_used_for_long_is_not_made_up_for() -> None:
     clock = Clock()
-    quota = ReplicationQuota(1_000, clock)
+    quota = Quota(1_000, clock)
     clock.now_ms += 3_600_000
     quota.record(1_001)
     assert quota.is_exceeded
     clock.now_ms += 2
     assert not quota.is_exceeded
+
+
+@pytest.mark.parametrize(("rate", "owed_s"), [(10_000, 1), (1_000, 10), (10, 10)])
+def test_what_was_sent_takes_less_time_at_a_higher_rate_and_no_more_at_a_lower_one(rate: int, owed_s: int) -> None:
+    clock = Clock()
+    quota = Quota(1_000, clock, burst_s=0)
+    quota.record(10_000)
+    quota.change_rate(rate)
+    assert quota.free_at_s == clock.monotonic() + owed_s
+    quota.record(rate)
+    assert quota.free_at_s == clock.monotonic() + owed_s + 1
 
 
 @pytest.mark.parametrize(
