@@ -12,6 +12,7 @@ from msgspec import Meta
 from minibroker.protocol.messages import (
     MAX_PARTITIONS,
     MAX_TOPICS,
+    NO_OPERATIONS,
     Int8,
     Int16,
     Int32,
@@ -304,6 +305,7 @@ class OffsetDeleteResponse(Message):
 
 class DescribeGroupsRequest(Message):
     groups: Annotated[list[GroupId], Meta(max_length=MAX_GROUPS)]
+    include_authorized_operations: bool = False
 
 
 class DescribedGroupMember(Message):
@@ -323,6 +325,7 @@ class DescribedGroup(Message):
     protocol_data: String
     """The name of the protocol, that is the assignor, that the members agreed on."""
     members: Annotated[list[DescribedGroupMember], Meta(max_length=MAX_MEMBERS)]
+    authorized_operations: Int32 = NO_OPERATIONS
 
 
 class DescribeGroupsResponse(Message):

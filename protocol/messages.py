@@ -42,6 +42,9 @@ MAX_BROKERS = 10_000
 MAX_FETCH_SLOTS = 32
 """Of one connection."""
 
+NO_OPERATIONS = -(2**31)
+"""Authorized operations (KIP-430) that were not asked for."""
+
 FetchSlot = Annotated[int, Meta(ge=-1, lt=MAX_FETCH_SLOTS)]
 
 Buffer = bytes | bytearray | memoryview
@@ -252,6 +255,8 @@ class MetadataRequest(Message):
     topics: Annotated[list[String], Meta(max_length=MAX_TOPICS)] | None
     allow_auto_topic_creation: bool = False
     topic_ids: Annotated[list[TopicId], Meta(max_length=MAX_TOPICS)] = []
+    include_topic_authorized_operations: bool = False
+    include_cluster_authorized_operations: bool = False
 
 
 class MetadataBroker(Message):
@@ -277,6 +282,8 @@ class MetadataTopic(Message):
     topic_id: TopicId
     is_internal: bool
     partitions: Annotated[list[MetadataPartition], Meta(max_length=MAX_PARTITIONS)]
+    topic_authorized_operations: Int32 = NO_OPERATIONS
+    """What the client may do with the topic: bit N for operation N of Kafka's AclOperation (KIP-430)."""
 
 
 class MetadataResponse(Message):
@@ -287,6 +294,7 @@ class MetadataResponse(Message):
     topics: Annotated[list[MetadataTopic], Meta(max_length=MAX_TOPICS)]
     controller_epoch: Int32 = -1
     """That of the last UpdateMetadata that the broker took; tells which of two brokers' metadata is newer."""
+    cluster_authorized_operations: Int32 = NO_OPERATIONS
 
 
 # --- LeaderAndIsr (4), StopReplica (5), UpdateMetadata (6): from the controller alone --------------------------
@@ -1035,6 +1043,7 @@ BROKER_ENDPOINTS = 1
 
 class DescribeClusterRequest(Message):
     endpoint_type: Int8 = BROKER_ENDPOINTS
+    include_cluster_authorized_operations: bool = False
 
 
 class DescribeClusterBroker(Message):
@@ -1052,6 +1061,7 @@ class DescribeClusterResponse(Message):
     controller_id: Int32 = -1
     brokers: Annotated[list[DescribeClusterBroker], Meta(max_length=MAX_BROKERS)] = []
     endpoint_type: Int8 = BROKER_ENDPOINTS
+    cluster_authorized_operations: Int32 = NO_OPERATIONS
 
 
 class DescribeProducersTopic(Message):

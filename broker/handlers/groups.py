@@ -1,6 +1,7 @@
 """Groups: who coordinates one, its members, and its offsets. Labels R1..R7: ARCHITECTURE.md."""
 
 from minibroker.broker.groups.listing import describe, list_groups
+from minibroker.broker.handlers.authorized_operations import ON_GROUP
 from minibroker.broker.handlers.producer_ids import warn_of_transactions
 from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
@@ -124,6 +125,10 @@ async def handle_describe_groups(services: Services, request: Request) -> None:
     assert isinstance(body, g.DescribeGroupsRequest)
     # Each once: it may be large, and a small request name it often.
     groups = [describe(services.groups.terms, group_id) for group_id in dict.fromkeys(body.groups)]
+    if body.include_authorized_operations:
+        for group in groups:
+            if group.error_code == ErrorCode.NONE:
+                group.authorized_operations = ON_GROUP
     request.respond(g.DescribeGroupsResponse(0, groups))
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection
 from functools import partial
 
+from minibroker.broker.handlers.authorized_operations import ON_CLUSTER, ON_TOPIC
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.handlers.topics import may_change
 from minibroker.broker.network.request_channel import Request
@@ -16,6 +17,7 @@ from minibroker.broker.purgatory.purgatory import DelayedOperation
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     BROKER_ENDPOINTS,
+    NO_OPERATIONS,
     ApiVersionsRequest,
     ApiVersionsResponse,
     DescribeClusterBroker,
@@ -98,13 +100,19 @@ async def handle_metadata(services: Services, request: Request) -> None:
 def _described(
     services: Services, request: Request, body: MetadataRequest, lost_leaders: Collection[int]
 ) -> MetadataResponse:
-    return services.metadata.describe(
+    described = services.metadata.describe(
         body.topics,
         request.listener,
         body.topic_ids,
         with_departed=request.source.dialect.drops_unnamed_brokers,
         lost_leaders=lost_leaders,
     )
+    if body.include_topic_authorized_operations:
+        for topic in described.topics:
+            topic.topic_authorized_operations = ON_TOPIC
+    if body.include_cluster_authorized_operations:
+        described.cluster_authorized_operations = ON_CLUSTER
+    return described
 
 
 def _missing(described: MetadataResponse) -> list[MetadataTopic]:
@@ -140,5 +148,6 @@ async def handle_describe_cluster(services: Services, request: Request) -> None:
             cluster_id=known.cluster_id or "",
             controller_id=known.controller_id,
             brokers=[DescribeClusterBroker(b.node_id, b.host, b.port, b.rack) for b in known.brokers],
+            cluster_authorized_operations=ON_CLUSTER if body.include_cluster_authorized_operations else NO_OPERATIONS,
         )
     )

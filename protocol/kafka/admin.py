@@ -13,7 +13,6 @@ from msgspec import Meta
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.kafka.metadata import NOT_ASKED_OPERATIONS
 from minibroker.protocol.kafka.schema import (
     BOOL,
     INT8,
@@ -702,7 +701,7 @@ DESCRIBE_CLUSTER = KafkaApi(
                 )
             ),
         ),
-        Field("cluster_authorized_operations", INT32, default=NOT_ASKED_OPERATIONS),
+        Field("cluster_authorized_operations", INT32, default=m.NO_OPERATIONS),
     ),
     failed=lambda request, code, message: m.DescribeClusterResponse(0, code, message),
 )

@@ -14,7 +14,6 @@ from minibroker.protocol import apis
 from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.kafka.metadata import NOT_ASKED_OPERATIONS
 from minibroker.protocol.kafka.schema import (
     BOOL,
     BYTES,
@@ -411,7 +410,7 @@ DESCRIBE_GROUPS = KafkaApi(
                             )
                         ),
                     ),
-                    Field("authorized_operations", INT32, "3+", default=NOT_ASKED_OPERATIONS),
+                    Field("authorized_operations", INT32, "3+", default=m.NO_OPERATIONS),
                 )
             ),
         ),

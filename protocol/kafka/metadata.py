@@ -56,9 +56,6 @@ API_VERSIONS = KafkaApi(
 
 # --- Metadata (3) --------------------------------------------------------------------------------------------
 
-NOT_ASKED_OPERATIONS = -(2**31)
-"""Authorized operations (KIP-430), where they are not told."""
-
 
 class _MetadataRequestTopic(m.Message):
     topic_id: m.TopicId
@@ -68,16 +65,27 @@ class _MetadataRequestTopic(m.Message):
 class _MetadataRequest(m.Message):
     topics: Annotated[list[_MetadataRequestTopic], Meta(max_length=m.MAX_TOPICS)] | None
     allow_auto_topic_creation: bool
+    include_topic_authorized_operations: bool = False
+    include_cluster_authorized_operations: bool = False
 
 
 def _metadata_request(wire: _MetadataRequest, version: int) -> m.MetadataRequest:
-    if wire.topics is None or (version == 0 and not wire.topics):  # the first version has no null
-        return m.MetadataRequest(None)
-    names = [topic.name for topic in wire.topics if topic.name is not None]
-    if version < 12 and len(names) < len(wire.topics):
-        raise InvalidMessage(f"a topic without a name in version {version} of Metadata; names may be null from 12 on")
-    topic_ids = [topic.topic_id for topic in wire.topics if topic.name is None]
-    return m.MetadataRequest(names, wire.allow_auto_topic_creation, topic_ids)
+    names: list[str] | None = None
+    topic_ids: list[str] = []
+    if wire.topics or (wire.topics is not None and version > 0):  # the first version has no null
+        names = [topic.name for topic in wire.topics if topic.name is not None]
+        if version < 12 and len(names) < len(wire.topics):
+            raise InvalidMessage(
+                f"a topic without a name in version {version} of Metadata; names may be null from 12 on"
+            )
+        topic_ids = [topic.topic_id for topic in wire.topics if topic.name is None]
+    return m.MetadataRequest(
+        names,
+        wire.allow_auto_topic_creation,
+        topic_ids,
+        wire.include_topic_authorized_operations,
+        wire.include_cluster_authorized_operations,
+    )
 
 
 def _metadata_failed(request: m.MetadataRequest, code: ErrorCode, message: str) -> m.MetadataResponse:
@@ -149,11 +157,11 @@ METADATA = KafkaApi(
                             )
                         ),
                     ),
-                    Field("topic_authorized_operations", INT32, "8+", default=NOT_ASKED_OPERATIONS),
+                    Field("topic_authorized_operations", INT32, "8+", default=m.NO_OPERATIONS),
                 )
             ),
         ),
-        Field("cluster_authorized_operations", INT32, "8-10", default=NOT_ASKED_OPERATIONS),
+        Field("cluster_authorized_operations", INT32, "8-10", default=m.NO_OPERATIONS),
     ),
     to_ours=_metadata_request,
     failed=_metadata_failed,

@@ -153,6 +153,39 @@ def test_who_asks_the_wrong_broker_for_offsets_is_told_so_where_its_version_look
     with_cluster(program)
 
 
+OPERATIONS_ON_TOPIC, OPERATIONS_ON_CLUSTER, OPERATIONS_ON_GROUP = 0xDF8, 0x1FA0, 0x148
+"""As Apache Kafka 3.9.1 without an authorizer answers: 8, 7 and 3 operations."""
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_who_asks_is_told_what_it_may_do_with_topics_groups_and_the_cluster(asks: bool) -> None:
+    def told(operations: int) -> int:
+        return operations if asks else m.NO_OPERATIONS
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_coordinator(world)
+        for version in (8, 10, 11, 12):
+            asked = about(ORDERS, "nobody-has-it")
+            asked.include_topic_authorized_operations = asks
+            asked.include_cluster_authorized_operations = asks
+            answer = await connection.request(metadata.METADATA, version, asked)
+            found = [topic.topic_authorized_operations for topic in answer.topics]
+            assert found == [told(OPERATIONS_ON_TOPIC)] * 2
+            of_cluster = told(OPERATIONS_ON_CLUSTER) if version <= 10 else m.NO_OPERATIONS
+            assert answer.cluster_authorized_operations == of_cluster
+        described = await connection.request(admin.DESCRIBE_CLUSTER, 1, m.DescribeClusterRequest(1, asks))
+        assert described.cluster_authorized_operations == told(OPERATIONS_ON_CLUSTER)
+        while True:
+            answer = await connection.request(groups.DESCRIBE_GROUPS, 5, g.DescribeGroupsRequest([GROUP], asks))
+            if answer.groups[0].error_code == ErrorCode.NONE:
+                break
+            assert answer.groups[0].authorized_operations == m.NO_OPERATIONS
+            await asyncio.sleep(0.1)
+        assert answer.groups[0].authorized_operations == told(OPERATIONS_ON_GROUP)
+
+    with_cluster(program)
+
+
 def test_a_topic_is_deleted_by_its_id_and_no_other() -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         connection = await connect(world.network, host_name(1), PORT)
