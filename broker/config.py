@@ -22,6 +22,7 @@ from msgspec import Meta
 from minibroker.protocol.broker_proof import LEAST_SECRET_BYTES
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, REPLICATED, ConfigType, Endpoint
+from minibroker.protocol.records import MAX_BATCH_BYTES
 from minibroker.protocol.world import Disk
 
 Config = TypeVar("Config", bound=msgspec.Struct)
@@ -42,6 +43,7 @@ def _kafka_name(field: str) -> str:
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Milliseconds = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Bytes = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+BatchBytes = Annotated[int, Meta(ge=1, le=MAX_BATCH_BYTES)]
 _UNBOUNDED = 2**63 - 1
 """The bound is that of the type: for a person there is none."""
 Rate = Annotated[int, Meta(ge=1, le=_UNBOUNDED)]
@@ -153,8 +155,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """The `durability` of a topic whose creator does not say (not in Kafka). It is written down with the topic, for
     good."""
 
-    message_max_bytes: Bytes = 1_048_588
-    """The largest batch, as it is sent: where it is compressed, this is its compressed size."""
+    message_max_bytes: BatchBytes = 1_048_588
+    """The largest batch, as it is sent: where it is compressed, this is its compressed size. (In Kafka up to 2 GB.)
+    Whatever this is, the records of a batch take at most 64 MiB, decompressed, and their headers at most 8 MiB."""
     log_segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] = 1024 * 1024 * 1024
     """A segment that would become larger is closed, and the next one begun."""
     log_roll_ms: Age = 604_800_000
@@ -357,7 +360,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     in Kafka); `synced`, until it is on the disks of all of them, so that not even a power cut of all loses it. It is
     set when the topic is created, and stays: what was acknowledged before a change need not be on any disk. Not in
     Kafka: see durability.md."""
-    max_message_bytes: Bytes | None = None
+    max_message_bytes: BatchBytes | None = None
     """The broker's `message.max.bytes`, for this topic."""
     segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] | None = None
     """The broker's `log.segment.bytes`, for this topic."""
@@ -490,6 +493,7 @@ def _unknown(what: str, name: str, known: Sequence[str]) -> str:
 
 
 _INTEGER = re.compile("-?[0-9]+")
+_SHORT_NUMBER = re.compile("[0-9]{1,10}")
 
 
 @functools.cache
@@ -658,6 +662,18 @@ def zookeeper_digest(config: BrokerConfig, disk: Disk) -> str | None:
             f"`echo minibroker:$(openssl rand -hex 16) > {path}` makes one"
         )
     return f"{name}:{password}"
+
+
+_LOWERED = {"message.max.bytes": MAX_BATCH_BYTES, "max.message.bytes": MAX_BATCH_BYTES}
+
+
+def from_earlier_release(values: Mapping[str, str]) -> dict[str, str]:
+    """Settings as ZooKeeper has them, with those lowered that are refused today and were not once: a topic would have
+    no leader over them, or a broker without all that was set together with them."""
+    return {
+        name: str(min(int(value), _LOWERED[name])) if name in _LOWERED and _SHORT_NUMBER.fullmatch(value) else value
+        for name, value in values.items()
+    }
 
 
 def topic_config(values: Mapping[str, str]) -> TopicConfig:

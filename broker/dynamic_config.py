@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
-from minibroker.broker.config import BrokerConfig, InvalidConfig, dynamic_problem, with_dynamic
+from minibroker.broker.config import BrokerConfig, InvalidConfig, dynamic_problem, from_earlier_release, with_dynamic
 from minibroker.broker.replication.isr_writer import catch_up
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import MinibrokerError
@@ -226,7 +226,7 @@ class DynamicConfigManager:
         path = znodes.broker_config_path(broker_id)
         try:
             data, _ = await session.get(path)
-            layer = znodes.decode_config(path, data)
+            layer = from_earlier_release(znodes.decode_config(path, data))
             problem = dynamic_problem(layer)
             if problem is not None:
                 raise InvalidConfig(problem)

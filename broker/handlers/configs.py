@@ -24,6 +24,7 @@ from minibroker.broker.config import (
     config_type,
     default_texts,
     documentation,
+    from_earlier_release,
     topic_config,
     with_dynamic,
 )
@@ -209,7 +210,7 @@ async def _find(session: ZooKeeperSession, configs: DynamicConfigManager, kind: 
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"{kind} is no resource with settings: 2 is a topic, 4 a broker")
     try:
         data, stat = await session.get(path)
-        return _Found(path, znodes.decode_config(path, data), stat.version, stat.mzxid, topic)
+        return _Found(path, from_earlier_release(znodes.decode_config(path, data)), stat.version, stat.mzxid, topic)
     except NoNode:
         return _Found(path, {}, None, topic=topic)
     except MalformedZnode as error:

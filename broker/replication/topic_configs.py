@@ -8,7 +8,7 @@ import itertools
 
 import msgspec
 
-from minibroker.broker.config import TopicConfig, topic_config
+from minibroker.broker.config import TopicConfig, from_earlier_release, topic_config
 from minibroker.protocol import znodes
 from minibroker.protocol.world import NoNode, ZooKeeperSession
 
@@ -49,7 +49,7 @@ class TopicConfigs:
         except NoNode:
             config = TopicConfig()
         else:
-            config = topic_config(znodes.decode_config(path, data))
+            config = topic_config(from_earlier_release(znodes.decode_config(path, data)))
         if number < known.read:
             return False
         is_change = config != known.config

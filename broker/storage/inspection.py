@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, Layout, SparseIndex
-from minibroker.broker.storage.recovery import LARGEST_BATCH_BYTES, PAGE_BYTES
+from minibroker.broker.storage.recovery import PAGE_BYTES
 from minibroker.broker.storage.segment import LOG_SUFFIX, parse_file_name
 from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX, TOLD_SUFFIX
 from minibroker.protocol.records import (
     HEADER_SIZE,
     MAGIC_COLUMNS,
     MAGIC_RECORDS,
+    MAX_BATCH_BYTES,
     BatchHeader,
     CorruptRecord,
     check_header,
@@ -36,6 +37,8 @@ SUFFIXES = (LOG_SUFFIX, OFFSET_INDEX.suffix, TIME_INDEX.suffix, SNAPSHOT_SUFFIX,
 _MAGIC_POSITION = 16
 _MAGICS = re.compile(b"[%c%c]" % (MAGIC_RECORDS, MAGIC_COLUMNS))
 _SEARCH_BYTES = 1024 * 1024
+_LARGEST_SEARCHED = 2 * MAX_BATCH_BYTES
+"""Behind bad bytes: any two bytes may claim to begin a batch that takes the rest of the file to read."""
 
 
 class Batch(NamedTuple):
@@ -82,14 +85,14 @@ def scan(path: Path) -> Iterator[Batch | BadBytes]:
             position = end
 
 
-def _batch_at(file: BinaryIO, position: int, size: int) -> Batch | BadBytes:
+def _batch_at(file: BinaryIO, position: int, size: int, largest: int | None = None) -> Batch | BadBytes:
     left = size - position
     if left < HEADER_SIZE:
         return BadBytes(position, size, f"{left} bytes, and the header of a batch takes {HEADER_SIZE}", True)
     try:
         header = parse_header(_pread(file, HEADER_SIZE, position))
         check_header(header)
-        if header.size > LARGEST_BATCH_BYTES:
+        if largest is not None and header.size > largest:
             raise CorruptRecord(f"a batch of {header.size} bytes")
         if header.size > left:
             return BadBytes(position, size, f"{left} of {header.size} bytes of a batch", True)
@@ -106,7 +109,7 @@ def _next_batch(file: BinaryIO, position: int, size: int) -> int:
         chunk = _pread(file, _SEARCH_BYTES + HEADER_SIZE, position)
         for match in _MAGICS.finditer(chunk, _MAGIC_POSITION, _MAGIC_POSITION + _SEARCH_BYTES):
             start = position + match.start() - _MAGIC_POSITION
-            if isinstance(_batch_at(file, start, size), Batch):
+            if isinstance(_batch_at(file, start, size, _LARGEST_SEARCHED), Batch):
                 return start
         position += _SEARCH_BYTES
     return size

@@ -53,22 +53,20 @@ from minibroker.broker.storage.swap import finish_swap
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import (
     HEADER_SIZE,
-    MAX_BODY_BYTES,
+    MAX_BATCH_BYTES,
     NO_LEADER_EPOCH,
     BatchHeader,
     CorruptRecord,
     check_header,
     parse_header,
     validate_batch,
+    validate_pieces,
 )
 from minibroker.protocol.world import Disk
 
 _SCAN_BYTES = 1024 * 1024
 PAGE_BYTES = 4096
 """What the kernel copies of a write at a time, or a whole number of it."""
-LARGEST_BATCH_BYTES = 2 * MAX_BODY_BYTES
-"""No reader accepts a body larger than half of this: a damaged length must not make recovery take gigabytes."""
-
 _EVERY_OFFSET = 1 << 62
 
 
@@ -148,11 +146,16 @@ class _Scan:
                 check_header(header)
                 problem = self._contradiction(header)
                 if not problem and header.size > left:
-                    self.bad = _Bad(f"{left} of {header.size} bytes of a batch are there", is_torn)
+                    is_possible = header.size <= MAX_BATCH_BYTES  # nothing larger is appended
+                    self.bad = _Bad(f"{left} of {header.size} bytes of a batch are there", is_torn and is_possible)
                     return
-                if not problem:
+                if not problem and header.size > _SCAN_BYTES:
+                    # Of any size: a release without the present limit may have acknowledged it.
+                    validate_pieces(self._pieces(header.size), header)
+                    chunk = b""
+                elif not problem:
                     if at + header.size > len(chunk):
-                        chunk, chunk_position, at = self._read(max(_SCAN_BYTES, header.size)), self.position, 0
+                        chunk, chunk_position, at = self._read(_SCAN_BYTES), self.position, 0
                     validate_batch(chunk, header, at)
             except CorruptRecord as error:
                 problem = str(error)
@@ -164,13 +167,17 @@ class _Scan:
             yield self.position, header
             self.position += header.size
 
-    def _read(self, size: int) -> bytes:
-        self._progress.left(self._segment.size - self.position)
-        return self._segment.file.pread(size, self.position)
+    def _read(self, size: int, skipped: int = 0) -> bytes:
+        position = self.position + skipped
+        self._progress.left(self._segment.size - position)
+        return self._segment.file.pread(size, position)
+
+    def _pieces(self, size: int) -> Iterator[bytes]:
+        """A batch at `position`: a damaged length must not make recovery take gigabytes of memory."""
+        for done in range(0, size, _SCAN_BYTES):
+            yield self._read(min(_SCAN_BYTES, size - done), done)
 
     def _contradiction(self, header: BatchHeader) -> str:
-        if header.size > LARGEST_BATCH_BYTES:
-            return f"a batch of {header.size} bytes"
         if header.base_offset < self.next_offset:
             return f"offset {header.base_offset} where {self.next_offset} is next"
         if self._next_base is not None and header.last_offset >= self._next_base:

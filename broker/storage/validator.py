@@ -10,6 +10,7 @@ from minibroker.protocol.records import (
     HEADER_SIZE,
     LIMIT,
     MAGIC_POSITION,
+    MAX_BATCH_BYTES,
     MAX_BODY_BYTES,
     MAX_RECORDS,
     BatchHeader,
@@ -80,7 +81,7 @@ def validated_headers(
                 magic = records[position + MAGIC_POSITION]
                 raise InvalidRecord(f"records of magic {magic}, which nobody writes any more: upgrade the producer")
             header = parse_header(records, position)
-            if header.size > config.max_message_bytes:
+            if header.size > min(config.max_message_bytes, MAX_BATCH_BYTES):
                 raise BrokerError(
                     ErrorCode.MESSAGE_TOO_LARGE,
                     f"a batch of {header.size} bytes for {partition}, "

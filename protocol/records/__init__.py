@@ -14,7 +14,7 @@ Timestamps are milliseconds since the Unix epoch.
 """
 
 from minibroker.protocol.records.batch import decode_batch, encode_batch
-from minibroker.protocol.records.body import MAX_BODY_BYTES, MAX_HEADERS_BYTES, DecodedBatch, Header
+from minibroker.protocol.records.body import MAX_BATCH_BYTES, MAX_BODY_BYTES, MAX_HEADERS_BYTES, DecodedBatch, Header
 from minibroker.protocol.records.control import (
     ControlType,
     EndTransactionMarker,
@@ -44,6 +44,7 @@ from minibroker.protocol.records.header import (
     placed_batches,
     stamp,
     validate_batch,
+    validate_pieces,
     validate_produced,
 )
 from minibroker.protocol.records.rewriting import with_records, without_records
@@ -55,6 +56,7 @@ __all__ = [
     "MAGIC_COLUMNS",
     "MAGIC_POSITION",
     "MAGIC_RECORDS",
+    "MAX_BATCH_BYTES",
     "MAX_BODY_BYTES",
     "MAX_HEADERS_BYTES",
     "MAX_RECORDS",
@@ -81,6 +83,7 @@ __all__ = [
     "placed_batches",
     "stamp",
     "validate_batch",
+    "validate_pieces",
     "validate_produced",
     "with_records",
     "without_records",

@@ -6,12 +6,15 @@ from typing import Annotated
 
 import msgspec
 
-from minibroker.protocol.records.header import LIMIT, MAX_RECORDS, BatchHeader, CorruptRecord
+from minibroker.protocol.records.header import HEADER_SIZE, LIMIT, MAX_RECORDS, BatchHeader, CorruptRecord
 
 Header = tuple[str, bytes | None]
 
 MAX_BODY_BYTES = 64 << 20
 """The size of a body, decompressed."""
+
+MAX_BATCH_BYTES = HEADER_SIZE + MAX_BODY_BYTES
+"""The size of a batch as it is sent: the most that `message.max.bytes` and `max.message.bytes` may be."""
 
 MAX_HEADERS_BYTES = 8 << 20
 """The size of all record headers of a batch, encoded: a pair of two bytes or more becomes about 70 in memory."""

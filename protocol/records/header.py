@@ -8,7 +8,7 @@ a batch cannot be where it says (`placed_batches`).
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -225,11 +225,25 @@ def validate_batch(buffer: Buffer, header: BatchHeader, position: int = 0, *, as
         raise CorruptRecord(f"a batch of {header.size} bytes, {len(buffer) - position} are left")
     view = memoryview(buffer)
     computed = crc32c(view[position + CRC_END : end])
-    if computed != header.crc and (
-        as_produced
-        or header.magic != MAGIC_COLUMNS
-        or computed ^ crc32c(view[position : position + _CRC_POSITION]) != header.crc
-    ):
+    if computed != header.crc:
+        _check_crc(computed, header, None if as_produced else view[position : position + _CRC_POSITION])
+
+
+def validate_pieces(pieces: Iterable[Buffer], header: BatchHeader) -> None:
+    """`validate_batch` of a batch in a log that need not be in memory as a whole. `pieces` are all of its bytes, in
+    order, and the first one holds the header."""
+    check_header(header)
+    computed, place = 0, b""
+    for piece in pieces:
+        computed = crc32c(memoryview(piece)[CRC_END:] if not place else piece, computed)
+        place = place or bytes(piece[:_CRC_POSITION])
+    if computed != header.crc:
+        _check_crc(computed, header, place)
+
+
+def _check_crc(computed: int, header: BatchHeader, place: Buffer | None) -> None:
+    """`place`: the bytes before the CRC of a batch that has its place in a log (see `stamp`)."""
+    if place is None or header.magic != MAGIC_COLUMNS or computed ^ crc32c(place) != header.crc:
         raise CorruptRecord(f"the CRC is {computed:#010x}, the header says {header.crc:#010x}")
 
 

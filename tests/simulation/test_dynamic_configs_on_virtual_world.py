@@ -16,6 +16,7 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import AlterOperation, ConfigSource, ConfigType, TopicPartition
+from minibroker.protocol.records import MAX_BATCH_BYTES
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
@@ -332,6 +333,34 @@ def test_what_was_edited_by_hand_and_is_no_setting_is_described_without_its_valu
             assert "typo" not in (await admin.describe_configs([resource]))[resource]
 
     play(scenario)
+
+
+def test_a_limit_that_an_earlier_release_took_is_lowered_and_takes_no_other_setting_with_it() -> None:
+    """A topic would have no leader, and a broker forget what was set together with it."""
+
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        zookeeper = cluster.simulation.zookeeper
+        await admin.incremental_alter_configs({ALL: []})
+        for path, limit, segments in (
+            (znodes.topic_config_path("orders"), "max.message.bytes", "segment.bytes"),
+            (znodes.broker_config_path(None), "message.max.bytes", "log.segment.bytes"),
+        ):
+            zookeeper.remove(path)
+            zookeeper.make(path, znodes.encode_config({limit: "400000000", segments: "5000"}))
+        await cluster.stop_broker(1)
+        await cluster.start_broker(1)
+        await until_all_have(cluster, 5_000, (1,))
+        replicas = cluster.broker(1)._replicas
+        assert replicas is not None
+        partition = replicas.partition(P0)
+        assert partition is not None
+        assert partition.log.config.max_message_bytes == MAX_BATCH_BYTES
+        assert cluster.broker(1)._configs.config.message_max_bytes == MAX_BATCH_BYTES
+        await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 5)]})
+        found = (await admin.describe_configs([ORDERS], names=["max.message.bytes"]))[ORDERS]
+        assert found["max.message.bytes"].value == str(MAX_BATCH_BYTES)
+
+    play(scenario, configs={"segment.bytes": "4000"})
 
 
 # --- Two at once, and another topic of that name -----------------------------------------------------------------

@@ -23,7 +23,7 @@ from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.broker.storage.segment import IndexWrite, Segment
 from minibroker.broker.storage.swap import Swap
 from minibroker.client import fetcher
-from minibroker.protocol.records import iterate_batches, validate_batch
+from minibroker.protocol.records import MAX_BODY_BYTES, iterate_batches, validate_batch
 from tests.simulation.mutants.planting import Patches, mutant
 
 
@@ -71,6 +71,15 @@ def consumers_believe_places(patches: Patches) -> None:
     @patches.instead_of(fetcher, "placed_batches")
     def placed_batches(original: Any, records: Any, *where: Any) -> Any:
         return list(iterate_batches(records)), None
+
+
+@mutant(
+    "two limits for one thing", "a restart cuts the log at a batch that is larger than it expects, acknowledged or not"
+)
+def large_batches_are_cut(patches: Patches) -> None:
+    @patches.instead_of(recovery._Scan, "_contradiction")
+    def contradiction(original: Any, self: Any, header: Any) -> str:
+        return "a large batch" if header.size > MAX_BODY_BYTES // 2 else original(self, header)
 
 
 @mutant(

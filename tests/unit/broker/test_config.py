@@ -10,9 +10,11 @@ from minibroker.broker.config import (
     read_properties,
     topic_config,
     topic_config_problem,
+    with_dynamic,
     zookeeper_digest,
 )
 from minibroker.protocol.model import Endpoint
+from minibroker.protocol.records import MAX_BATCH_BYTES
 from minibroker.protocol.world.real import RealDisk
 
 REQUIRED = {"broker.id": "1", "log.dirs": "/data", "zookeeper.connect": "127.0.0.1:2181"}
@@ -35,6 +37,7 @@ def test_settings_have_kafkas_names_and_typed_values() -> None:
         ("min.insync.replicas", "many", "min.insync.replicas='many': give a whole number from 1"),
         ("metrics.listener", "9100", "metrics.listener='9100': give HOST:PORT, or nothing"),
         ("num.io.thread", "3", "num.io.thread"),
+        ("message.max.bytes", "400000000", "message.max.bytes='400000000': give a whole number from 1 to 67108925"),
         ("replica.fetch.wait.max.ms", "60000", "replica.lag.time.max.ms"),
         ("log.dirs", "/a,,/b", "names no directory"),
         ("log.dirs", "", "names no directory"),
@@ -82,6 +85,17 @@ def test_topic_settings_are_checked_by_name_and_value() -> None:
     assert topic_config_problem({"min.insync.replicas": "2"}, broker) is None
     assert "min.insync.replicas" in str(topic_config_problem({"min.insync.replicas": "0"}, broker))
     assert "not known" in str(topic_config_problem({"min.insync": "1"}, broker))
+
+
+def test_no_setting_allows_batches_that_readers_refuse() -> None:
+    """For a broker that starts: `test_a_bad_setting_is_named_with_its_rule`."""
+    broker = broker_config(REQUIRED)
+    at_most = {"max.message.bytes": str(MAX_BATCH_BYTES)}
+    assert topic_config_problem(at_most, broker) is None
+    problem = str(topic_config_problem({"max.message.bytes": str(MAX_BATCH_BYTES + 1)}, broker))
+    assert problem == f"topic setting max.message.bytes='67108926': give a whole number from 1 to {MAX_BATCH_BYTES}"
+    with pytest.raises(InvalidConfig, match="from 1 to 67108925"):
+        with_dynamic(broker, {"message.max.bytes": "67108926"})
 
 
 def test_a_topic_cannot_keep_records_from_compaction_for_longer_than_they_may_wait_for_it() -> None:

@@ -1,0 +1,83 @@
+"""What a leader accepts a restart keeps, whatever its size."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import msgspec
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from minibroker.broker.storage.log_config import LogConfig
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.records import (
+    HEADER_SIZE,
+    MAGIC_COLUMNS,
+    MAGIC_RECORDS,
+    MAX_BATCH_BYTES,
+    MAX_BODY_BYTES,
+    encode_batch,
+    parse_header,
+)
+from minibroker.protocol.records.header import write_header
+from tests.storage_support import NOW, batch, open_log
+
+SCAN = 1024 * 1024
+OVERHEAD = 100
+SIZES = st.one_of(st.integers(0, 3_000), st.integers(SCAN - 200, SCAN + 200), st.integers(2 * SCAN, 3 * SCAN))
+
+
+@example([10, MAX_BODY_BYTES - OVERHEAD, 5], MAX_BATCH_BYTES, MAGIC_RECORDS)
+@example([10, MAX_BODY_BYTES - OVERHEAD, 5], MAX_BATCH_BYTES, MAGIC_COLUMNS)
+@given(
+    st.lists(SIZES, min_size=1, max_size=4),
+    st.sampled_from([1_000, SCAN, MAX_BATCH_BYTES, 2**31 - 1]),
+    st.sampled_from([MAGIC_RECORDS, MAGIC_COLUMNS]),
+)
+@settings(max_examples=30, deadline=None)
+def test_recovery_keeps_every_batch_that_validation_accepts(sizes: list[int], limit: int, magic: int) -> None:
+    async def run(path: Path) -> None:
+        config = LogConfig(max_message_bytes=limit)
+        log = open_log(str(path), config).log
+        accepted, refused = 0, list[tuple[ErrorCode, bool]]()
+        for size in sizes:
+            try:
+                log.append_as_leader(encode_batch([bytes(size)], base_timestamp=NOW, magic=magic), 0, NOW)
+                accepted += 1
+            except BrokerError as error:
+                refused.append((error.code, size > limit - OVERHEAD))
+        assert set(refused) <= {(ErrorCode.MESSAGE_TOO_LARGE, True)}
+        held = log.read(0, 2**31, accepted)
+        await log.close()
+        again = open_log(str(path), config).log
+        assert again.log_end_offset == accepted
+        assert again.read(0, 2**31, accepted) == held
+        await again.close()
+
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(run(Path(directory) / "orders-0"))
+
+
+def test_recovery_keeps_a_batch_that_is_larger_than_any_that_is_accepted_today(tmp_path: Path) -> None:
+    """An earlier release acknowledged it."""
+
+    async def run() -> None:
+        path = str(tmp_path / "orders-0")
+        log = open_log(path).log
+        for number, size in enumerate((10, 2 * MAX_BODY_BYTES + SCAN, 5)):
+            log.append_as_follower(_of_any_size(size, number))
+        await log.close()
+        again = open_log(path).log
+        assert again.log_end_offset == 3
+        await again.close()
+
+    asyncio.run(run())
+
+
+def _of_any_size(size: int, base_offset: int) -> bytes:
+    header = parse_header(batch())
+    made = write_header(
+        bytearray(HEADER_SIZE + size),
+        msgspec.structs.replace(header, base_offset=base_offset, magic=MAGIC_RECORDS, partition_leader_epoch=0),
+    )
+    return bytes(made)
