@@ -47,7 +47,7 @@ from minibroker.protocol.rpc import Connection
 logger = logging.getLogger("minibroker.client")
 
 UNKNOWN_TOPIC_PATIENCE_S = 10.0
-"""How long a consumer waits for a topic that brokers say does not exist before it raises."""
+"""How long brokers may say that a topic does not exist before a reader raises (and a producer: its `max_block_ms`)."""
 
 DOUBTS_OF_BROKERS = (ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.UNKNOWN_LEADER_EPOCH)
 """Answers of a broker that may have been deposed, or has not heard of a leader epoch that the client knows."""

@@ -501,6 +501,18 @@ class Producer(Client):
         self._accumulator.fail_all(self._not_running())
 
 
+async def drain_patiently(producer: Producer) -> None:
+    """`producer.drain()` for a caller that has nothing better to do than to wait for brokers, such as a command that
+    reads a file. Waits beyond `max_block_ms`: until the records that fill the buffer are acknowledged, or have failed
+    (after `delivery_timeout_ms` at the latest). Raises as `drain` does, except BufferFull."""
+    while True:
+        try:
+            await producer.drain()
+            return
+        except BufferFull:
+            continue
+
+
 async def _flush(accumulator: Accumulator, sender: Sender, progress: Pulse) -> None:
     flush = accumulator.begin_flush()
     sender.wake()

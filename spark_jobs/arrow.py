@@ -26,6 +26,9 @@ ENOUGH_BYTES = 32 * 1024 * 1024
 _MICROSECONDS = pyarrow.scalar(1_000, pyarrow.int64())
 """In a millisecond. (Arrow takes longer to find the type of a Python int than to multiply 10,000 numbers by it.)"""
 
+_MOST_MS = ((1 << 63) - 1) // 1_000
+"""Spark counts microseconds in 64 bits."""
+
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
 
@@ -33,10 +36,13 @@ LOG_APPEND_TIME = 1
 class BatchBuilder:
     """Joins decoded batches into Arrow batches."""
 
-    def __init__(self, wanted: OffsetRange, schema: pyarrow.Schema, include_headers: bool) -> None:
+    def __init__(
+        self, wanted: OffsetRange, schema: pyarrow.Schema, include_headers: bool, fail_on_timestamp: bool = True
+    ) -> None:
         self._range = wanted
         self._schema = schema
         self._include_headers = include_headers
+        self._fail_on_timestamp = fail_on_timestamp
         self._constants: list[pyarrow.Array] = []
         """The columns topic and partition, of as many rows as were ever needed."""
         self._clear()
@@ -88,18 +94,14 @@ class BatchBuilder:
 
     def build(self) -> pyarrow.RecordBatch:
         """What was added, as columns in the order of the schema. Raises MinibrokerError for a timestamp out of Spark's
-        range."""
+        range if `fail_on_timestamp` is set; otherwise that row's timestamp is null."""
         rows = self.rows
         bases = _repeated(self._base_timestamps, pyarrow.int64())
         try:
             milliseconds = pyarrow.compute.add_checked(bases, _integers(self._timestamp_deltas))
             microseconds = pyarrow.compute.multiply_checked(milliseconds, _MICROSECONDS)
-        except pyarrow.ArrowInvalid as error:
-            latest = max(map(sum, zip(bases.to_pylist(), self._timestamp_deltas, strict=True)), key=abs)
-            raise MinibrokerError(
-                f"{self._range.topic_partition}: a timestamp of {latest} ms is more than "
-                "Spark's 64 bits of microseconds hold. Begin after that record with startingOffsets"
-            ) from error
+        except pyarrow.ArrowInvalid:
+            microseconds = self._microseconds_in_range(bases)
         topics, partitions = self._constant_columns(rows)
         columns = [
             self._bytes_column(self._keys, rows),
@@ -116,6 +118,21 @@ class BatchBuilder:
             columns.append(pyarrow.array(self._headers, kind) if self._headers else pyarrow.nulls(rows, kind))
         self._clear()
         return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _microseconds_in_range(self, bases: pyarrow.Array) -> pyarrow.Array:
+        """Row by row: null for each timestamp of which 64 bits do not hold the microseconds. Raises as `build`."""
+        milliseconds = list(map(sum, zip(bases.to_pylist(), self._timestamp_deltas, strict=True)))
+        found = [None if abs(each) > _MOST_MS else each * 1_000 for each in milliseconds]
+        if self._fail_on_timestamp:
+            row = found.index(None)
+            offset = _joined(self._offsets)[row].as_py()
+            raise MinibrokerError(
+                f"{self._range.topic_partition}: the record at offset {offset} has a timestamp of {milliseconds[row]} "
+                f"ms, and Spark's range ends at {_MOST_MS} ms (was it written in microseconds or nanoseconds?). Read "
+                "it with timestampOutOfRange=null (a job: --timestamp-out-of-range null), also after a restart from "
+                "the checkpoint"
+            )
+        return pyarrow.array(found, pyarrow.int64())
 
     @staticmethod
     def _bytes_column(values: list[bytes | None], rows: int) -> pyarrow.Array:

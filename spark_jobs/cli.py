@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -36,6 +37,17 @@ LimitOption = Annotated[
     int | None,
     typer.Option("--max-offsets-per-trigger", min=1, metavar="N", help="Most offsets of a batch. Default: 10 million."),
 ]
+
+
+class OutOfRange(StrEnum):
+    ERROR = "error"
+    NULL = "null"
+
+
+OutOfRangeOption = Annotated[
+    OutOfRange,
+    typer.Option("--timestamp-out-of-range", help="A timestamp that Spark cannot hold fails the job, or becomes null."),
+]
 MasterOption = Annotated[
     str | None,
     typer.Option(metavar="URL", help=f"Spark's master. Default: that of spark-submit, or else {jobs.DEFAULT_MASTER}."),
@@ -59,9 +71,11 @@ def main(arguments: Sequence[str]) -> NoReturn:
     sys.exit(run_app(app, list(arguments)))
 
 
-def _source(topics: str, bootstrap: str | None, data: Path, starting: str, limit: int | None) -> jobs.Source:
+def _source(
+    topics: str, bootstrap: str | None, data: Path, starting: str, limit: int | None, out_of_range: OutOfRange
+) -> jobs.Source:
     names = [checked_topic(name.strip()) for name in topics.split(",")]
-    return jobs.Source(bootstrap_servers(bootstrap, data), names, starting, limit)
+    return jobs.Source(bootstrap_servers(bootstrap, data), names, starting, limit, out_of_range.value)
 
 
 def _settings(conf: Sequence[str] | None) -> dict[str, str]:
@@ -111,6 +125,7 @@ def ingest(
     once: OnceOption = False,
     trigger: TriggerOption = "10s",
     max_offsets_per_trigger: LimitOption = None,
+    timestamp_out_of_range: OutOfRangeOption = OutOfRange.ERROR,
     compact_after: Annotated[
         int, typer.Option(min=0, metavar="N", help="Compact every N batches of small files into one. 0: never.")
     ] = 16,
@@ -124,7 +139,7 @@ def ingest(
     interval = _interval(trigger)
     if compact_after == 1:
         raise UsageError("--compact-after 1 would write every batch again: give 0, or 2 or more")
-    source = _source(topics, bootstrap, data, starting, max_offsets_per_trigger)
+    source = _source(topics, bootstrap, data, starting, max_offsets_per_trigger, timestamp_out_of_range)
     from minibroker.spark_jobs.ingest import run_ingest
 
     with jobs.job_session("ingest", master, _settings(conf)) as spark:
@@ -157,6 +172,7 @@ def kappa(
     once: OnceOption = False,
     trigger: TriggerOption = "10s",
     max_offsets_per_trigger: LimitOption = None,
+    timestamp_out_of_range: OutOfRangeOption = OutOfRange.ERROR,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     master: MasterOption = None,
@@ -165,7 +181,7 @@ def kappa(
     """Maintain a view of lines with one stream. A version started beside it replays the topics and replaces it."""
     check_packages()
     interval = _interval(trigger)
-    source = _source(topics, bootstrap, data, "earliest", max_offsets_per_trigger)
+    source = _source(topics, bootstrap, data, "earliest", max_offsets_per_trigger, timestamp_out_of_range)
     settings = _settings(conf)
     from minibroker.spark_jobs.kappa import run_kappa
     from minibroker.spark_jobs.views import view_named
@@ -194,6 +210,7 @@ def lambda_(
     once: OnceOption = False,
     trigger: TriggerOption = "10s",
     max_offsets_per_trigger: LimitOption = None,
+    timestamp_out_of_range: OutOfRangeOption = OutOfRange.ERROR,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     master: MasterOption = None,
@@ -202,7 +219,7 @@ def lambda_(
     """Maintain a view of lines with two layers, served as one: a batch job for the past, a stream for what is new."""
     check_packages()
     interval, late, every = _interval(trigger), _interval(lateness), _seconds(batch_every)
-    source = _source(topics, bootstrap, data, "earliest", max_offsets_per_trigger)
+    source = _source(topics, bootstrap, data, "earliest", max_offsets_per_trigger, timestamp_out_of_range)
     settings = _settings(conf)
     from minibroker.spark_jobs.lambda_ import run_lambda
     from minibroker.spark_jobs.views import view_named

@@ -14,8 +14,6 @@ PATIENCE_S = 120.0
 """How long a leader may be missing: an exception in a task costs an attempt, an exception on the driver the query."""
 FIRST_CONTACT_PATIENCE_S = 15.0
 """How long the driver tries to reach any broker at the start of a query: a mistyped address is noticed after that."""
-UNKNOWN_TOPIC_PATIENCE_S = 10.0
-"""How long brokers may say that a topic does not exist."""
 
 
 def new_cluster(bootstrap: str, client_id: str, world: World | None) -> ClientRuntime:

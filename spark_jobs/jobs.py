@@ -38,10 +38,16 @@ class Source:
     topics: Sequence[str]
     starting: str = "earliest"
     max_offsets_per_trigger: int | None = None
+    timestamp_out_of_range: str = "error"
 
     @property
     def subscription(self) -> dict[str, str]:
-        return {"bootstrap.servers": self.bootstrap, "subscribe": ",".join(self.topics), "includeHeaders": "true"}
+        return {
+            "bootstrap.servers": self.bootstrap,
+            "subscribe": ",".join(self.topics),
+            "includeHeaders": "true",
+            "timestampOutOfRange": self.timestamp_out_of_range,
+        }
 
     @property
     def stream_options(self) -> dict[str, str]:

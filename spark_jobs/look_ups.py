@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from minibroker.client.errors import no_such_partition
+from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S
 from minibroker.client.metadata import is_confirmed, is_denied
 from minibroker.client.offsets import Found, Known, find_offsets
 from minibroker.client.runtime import ClientRuntime
@@ -15,7 +16,6 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import METADATA
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError, error_of
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
-from minibroker.spark_jobs.connecting import UNKNOWN_TOPIC_PATIENCE_S
 from minibroker.spark_jobs.offsets import Offsets, TopicOffsets, by_partition, epochs_of, grouped
 from minibroker.spark_jobs.options import LATEST, Subscription
 

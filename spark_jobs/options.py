@@ -51,6 +51,7 @@ READ_OPTIONS = (
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
+    "timestampOutOfRange",
     "includeHeaders",
     "groupIdPrefix",
 )
@@ -116,6 +117,8 @@ class ReadOptions:
     min_partitions: int = 0
     max_records_per_partition: int | None = None
     fail_on_data_loss: bool = True
+    fail_on_timestamp: bool = True
+    """Whether a timestamp beyond Spark's range is an error, or null."""
     include_headers: bool = False
     client_id: str = DEFAULT_CLIENT_ID_PREFIX
     initial_offsets_file: str | None = None
@@ -163,6 +166,7 @@ def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> Rea
         min_partitions=_integer(given, "minPartitions", 1, 0),
         max_records_per_partition=most_records or None,
         fail_on_data_loss=_boolean(given, "failOnDataLoss", default=True),
+        fail_on_timestamp=_fails_on_timestamp(given),
         include_headers=_boolean(given, "includeHeaders", default=False),
         client_id=prefix,
         initial_offsets_file=given.get("initialoffsetsfile"),
@@ -176,6 +180,14 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     if topic is not None:
         _checked_topic("topic", topic)
     return WriteOptions(_bootstrap(given), topic)
+
+
+def _fails_on_timestamp(given: Mapping[str, str]) -> bool:
+    name = "timestampOutOfRange"
+    value = given.get(name.lower(), "error")
+    if value.lower() not in ("error", "null"):
+        raise InvalidSetting(name, value, "use error, or null for rows without a timestamp")
+    return value.lower() == "error"
 
 
 def _given(options: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:

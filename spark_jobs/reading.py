@@ -20,7 +20,7 @@ import pyarrow
 
 from minibroker.client.connections import Purpose
 from minibroker.client.errors import CorruptBatch
-from minibroker.client.fetcher import DOUBTS_OF_BROKERS
+from minibroker.client.fetcher import DOUBTS_OF_BROKERS, UNKNOWN_TOPIC_PATIENCE_S
 from minibroker.client.metadata import Leader, is_denied
 from minibroker.client.offsets import CONSUMER, READ_UNCOMMITTED
 from minibroker.protocol import messages as m
@@ -46,7 +46,7 @@ from minibroker.protocol.records import (
 )
 from minibroker.protocol.world import World
 from minibroker.spark_jobs.arrow import BatchBuilder
-from minibroker.spark_jobs.connecting import PATIENCE_S, UNKNOWN_TOPIC_PATIENCE_S, connect, new_cluster
+from minibroker.spark_jobs.connecting import PATIENCE_S, connect, new_cluster
 from minibroker.spark_jobs.offsets import OffsetRange, loss_error
 from minibroker.spark_jobs.options import ReadOptions
 
@@ -62,10 +62,17 @@ class ReadSettings(NamedTuple):
     client_id: str
     include_headers: bool
     fail_on_data_loss: bool
+    fail_on_timestamp: bool = True
 
     @classmethod
     def of(cls, options: ReadOptions) -> ReadSettings:
-        return cls(options.bootstrap, options.client_id, options.include_headers, options.fail_on_data_loss)
+        return cls(
+            options.bootstrap,
+            options.client_id,
+            options.include_headers,
+            options.fail_on_data_loss,
+            options.fail_on_timestamp,
+        )
 
 
 def read_range(
@@ -79,9 +86,10 @@ def read_range(
     """All records of a range in order, as batches of at least MIN_ROWS rows (but the last).
 
     Leaders that move or are missing are waited for, each time up to `patience_s`. Raises DataLost if records are gone
-    (unless `fail_on_data_loss` is off, which reads what is left), CorruptBatch, BrokerError, NetworkError.
+    (unless `fail_on_data_loss` is off, which reads what is left), CorruptBatch, BrokerError, NetworkError, and
+    MinibrokerError for a timestamp beyond Spark's range (unless `fail_on_timestamp` is off, which makes it null).
     """
-    builder = BatchBuilder(wanted, schema, settings.include_headers)
+    builder = BatchBuilder(wanted, schema, settings.include_headers, settings.fail_on_timestamp)
     with asyncio.Runner() as runner:
         fetcher = RangeFetcher(settings, wanted, patience_s, world)
         try:

@@ -90,13 +90,14 @@ from minibroker.spark_jobs.offsets import (
 )
 from minibroker.spark_jobs.options import (
     ReadOptions,
+    Subscription,
     WriteOptions,
     parse_include_headers,
     parse_read_options,
     parse_write_options,
 )
 from minibroker.spark_jobs.reading import ReadSettings, read_range
-from minibroker.spark_jobs.writing import Written, check_write_schema, write_batches
+from minibroker.spark_jobs.writing import WRITER_CLIENT_ID, Written, check_write_schema, write_batches
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +143,12 @@ class MinibrokerDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
             raise InvalidSetting("mode", "overwrite", 'a log can only be appended to: use mode("append")')
-        return BatchWriter(_checked_write_options(self.options, schema))
+        options = _checked_write_options(self.options, schema)
+        if options.topic is not None:
+            # Here, and not in tasks, of which each would wait for the topic, and fail, as often as Spark repeats it.
+            with LogClient(options.bootstrap, WRITER_CLIENT_ID) as client:
+                client.topics(Subscription(topics=(options.topic,)))
+        return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
         if overwrite:

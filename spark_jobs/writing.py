@@ -16,7 +16,7 @@ import pyarrow
 from pyspark.sql.datasource import WriterCommitMessage
 
 from minibroker.client.errors import InvalidSetting
-from minibroker.client.producer import Producer
+from minibroker.client.producer import Producer, drain_patiently
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.spark_jobs.options import WriteOptions
 
@@ -30,9 +30,8 @@ COLUMNS = {
 """The types that a column may have, by name. Only `value` is required; columns of other names are not written."""
 
 
+WRITER_CLIENT_ID = "minibroker-spark-writer"
 SLICE_BYTES = 8 * 1024 * 1024
-MAX_BLOCK_MS = 120_000
-"""As the producer's `delivery_timeout_ms`: a task has nothing better to do than to wait for brokers."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,7 @@ def write_batches(options: WriteOptions, batches: Iterable[pyarrow.RecordBatch])
 
 async def _write(options: WriteOptions, batches: Iterable[pyarrow.RecordBatch]) -> Written:
     rows = 0
-    async with Producer(
-        options.bootstrap, client_id="minibroker-spark-writer", linger_ms=5, max_block_ms=MAX_BLOCK_MS
-    ) as producer:
+    async with Producer(options.bootstrap, client_id=WRITER_CLIENT_ID, linger_ms=5) as producer:
         # Taking the next batch blocks the event loop while Spark computes it: nothing may be in flight then.
         for batch in batches:
             await _send(producer, options, batch)
@@ -89,7 +86,7 @@ async def _send(producer: Producer, options: WriteOptions, batch: pyarrow.Record
         if topic is None:
             raise MinibrokerError("a row's topic is null: give the option `topic`, or fill the column")
         producer.send(topic, value, key=key, partition=partition, headers=headers)
-        await producer.drain()
+        await drain_patiently(producer)
 
 
 async def _send_columns(producer: Producer, topic: str, batch: pyarrow.RecordBatch) -> None:
@@ -99,7 +96,7 @@ async def _send_columns(producer: Producer, topic: str, batch: pyarrow.RecordBat
     for first in range(0, batch.num_rows, rows):
         part = batch.slice(first, rows)
         producer.send_batch(topic, part.column("value"), part.column("key") if has_keys else None)
-        await producer.drain()
+        await drain_patiently(producer)
 
 
 def _column(batch: pyarrow.RecordBatch, name: str) -> Iterable[Any]:

@@ -37,7 +37,7 @@ from minibroker.client.cli.tally import Tally
 from minibroker.client.cli.times import parse_time_ms
 from minibroker.client.cli.topics import TopicArgument, checked_topic, described
 from minibroker.client.delivery import BatchDelivery
-from minibroker.client.producer import Producer
+from minibroker.client.producer import Producer, drain_patiently
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header
 
@@ -62,9 +62,6 @@ CompressionOption = Annotated[Codec, typer.Option("--compression", "-z", help="C
 MAX_REQUEST_SIZE = 1024 * 1024
 BATCH_SIZE = 256 * 1024
 """Both as the producer's defaults."""
-
-MAX_BLOCK_MS = 120_000
-"""As its `delivery_timeout_ms`: a command that reads a file has nothing better to do than to wait for brokers."""
 
 _ACKS: dict[Acks, Literal["all", 0, 1]] = {Acks.ALL: "all", Acks.LEADER: 1, Acks.NONE: 0}
 
@@ -360,7 +357,7 @@ async def _send_each(producer: Producer, topic: str, records: list[_Fields], tal
 
 async def _drain(producer: Producer, tally: Tally) -> None:
     try:
-        await producer.drain()
+        await drain_patiently(producer)
     except MinibrokerError:
         tally.has_failed = True
 
@@ -397,7 +394,6 @@ def open_producer(
     return Producer(
         bootstrap,
         batch_size=batch_size,
-        max_block_ms=MAX_BLOCK_MS,
         acks=_ACKS[acks],
         compression=compression.value,
         max_request_size=max_request_size,

@@ -20,8 +20,10 @@ from tests.spark.exactness import differences
 from tests.spark.logs import Logs
 
 
-def ingest(logs: Logs, directory: Path, limit: int | None = None, fan_in: int = 0) -> Ingested:
-    source = Source(logs.bootstrap, [logs.topic], max_offsets_per_trigger=limit)
+def ingest(
+    logs: Logs, directory: Path, limit: int | None = None, fan_in: int = 0, out_of_range: str = "error"
+) -> Ingested:
+    source = Source(logs.bootstrap, [logs.topic], max_offsets_per_trigger=limit, timestamp_out_of_range=out_of_range)
     prepare_session(logs.spark)
     return run_ingest(logs.spark, source, directory / "out", directory / "checkpoint", fan_in=fan_in)
 
@@ -42,6 +44,19 @@ def topic_up_to(logs: Logs, directory: Path) -> DataFrame:
 def produce(logs: Logs, count: int) -> None:
     for partition in (0, 1):
         logs.produce((b"%d" % number for number in range(count)), partition=partition, key=b"k", headers=[("h", b"1")])
+
+
+@pytest.mark.slow
+def test_records_without_a_usable_timestamp_are_ingested_with_null_after_a_failure(logs: Logs, tmp_path: Path) -> None:
+    logs.create(1)
+    logs.produce([b"0"])
+    logs.produce([b"1"], timestamp_ms=1_790_000_000_000_000_000)
+    with pytest.raises(MinibrokerError, match="offset 1 has a timestamp"):
+        ingest(logs, tmp_path)
+    assert ingest(logs, tmp_path, fan_in=2, out_of_range="null").rows == 2
+    assert ingest(logs, tmp_path, fan_in=2, out_of_range="null").rows == 0
+    rows = ingested(logs, tmp_path).orderBy("offset").collect()
+    assert [(bytes(row.value), row.timestamp is None) for row in rows] == [(b"0", False), (b"1", True)]
 
 
 @pytest.mark.slow

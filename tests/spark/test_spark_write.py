@@ -57,6 +57,7 @@ def test_what_cannot_be_written_is_told_with_the_remedy(logs: Logs) -> None:
         ("'x' as value", {"topic": logs.topic, "acks": "1"}, "this option is not known"),
         ("'x' as value;cast(null as string) as topic", {}, "a row's topic is null"),
         ("'x' as value;9 as partition", {"topic": logs.topic}, "UNKNOWN_TOPIC_OR_PARTITION"),
+        ("'x' as value;'missing' as topic", {}, r"UNKNOWN_TOPIC_OR_PARTITION: missing, after 1\d\.\d s"),
     ):
         with pytest.raises(PySparkException, match=expected):
             write(select, **options)

@@ -227,6 +227,12 @@ def test_switches_are_true_or_false() -> None:
     assert parse_include_headers({"INCLUDEHEADERS": "true"})
 
 
+def test_a_timestamp_beyond_sparks_range_is_an_error_or_null() -> None:
+    assert batch().fail_on_timestamp
+    assert not batch(timestampOutOfRange="null").fail_on_timestamp
+    assert "timestampOutOfRange='clamp': use error, or null" in problem(timestampOutOfRange="clamp")
+
+
 def test_a_group_id_prefix_names_the_client() -> None:
     assert batch(groupIdPrefix="billing").client_id == "billing"
     assert "groupIdPrefix=''" in problem(groupIdPrefix="")

@@ -53,6 +53,11 @@ READING = [
     ("failOnDataLoss", STREAM, "test_a_topic_that_was_created_again_ends_the_query_unless_losses_are_accepted"),
     ("failOnDataLoss", STREAM, "test_a_topic_that_is_deleted_while_a_query_runs_ends_it_unless_losses_are_accepted"),
     ("failOnDataLoss", READER, "test_a_new_partition_that_has_lost_its_beginning_is_a_loss"),
+    (
+        "timestampOutOfRange",
+        STREAM,
+        "test_a_stream_that_met_a_timestamp_in_nanoseconds_goes_on_with_null_after_a_restart",
+    ),
     ("includeHeaders", BATCH, "test_rows_are_those_of_kafkas_connector"),
     ("groupIdPrefix", READER, "test_the_group_id_prefix_names_clients_to_brokers"),
 ]

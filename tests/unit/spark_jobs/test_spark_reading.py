@@ -153,12 +153,18 @@ def test_a_damaged_batch_is_told_by_partition_and_offset(log: ScriptedLog) -> No
 
 
 @pytest.mark.parametrize(("delta", "told"), [(1 << 60, 1 << 61), (1 << 62, 5 << 60)])
-def test_a_timestamp_beyond_sparks_is_told(delta: int, told: int) -> None:
+def test_a_timestamp_beyond_sparks_range_is_reported_with_its_offset_or_is_null(delta: int, told: int) -> None:
     schema = to_arrow_schema(read_schema(False), timezone="UTC")
-    builder = BatchBuilder(OffsetRange("t", "id", 0, 0, 1), schema, False)
-    builder.add(decode_batch(encode_batch([b"x"], base_timestamp=told - delta, timestamp_deltas=[delta])), 0)
-    with pytest.raises(MinibrokerError, match=f"t-0: a timestamp of {told} ms is more"):
-        builder.build()
+    for fails in (True, False):
+        builder = BatchBuilder(OffsetRange("t", "id", 0, 0, 2), schema, False, fails)
+        builder.add(decode_batch(encode_batch([b"x"], base_timestamp=7)), 0)
+        bad = encode_batch([b"x"], base_timestamp=told - delta, timestamp_deltas=[delta], base_offset=1)
+        builder.add(decode_batch(bad), 0)
+        if fails:
+            with pytest.raises(MinibrokerError, match=rf"t-0: .* offset 1 .* {told} ms.*timestampOutOfRange=null"):
+                builder.build()
+        else:
+            assert builder.build().column("timestamp").cast(pyarrow.int64()).to_pylist() == [7_000, None]
 
 
 @pytest.mark.parametrize("deltas", [[0, 255, 7], [0, 256, 7], [3, -1, 1 << 40]], ids=["bytes", "larger", "negative"])

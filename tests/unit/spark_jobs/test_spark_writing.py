@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 import pyarrow
 import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from minibroker.client.errors import DeliveryFailed, InvalidSetting
 from minibroker.client.partitioners import crc32
 from minibroker.protocol.apis import PRODUCE
-from minibroker.protocol.errors import MinibrokerError
-from minibroker.spark_jobs import writing
+from minibroker.protocol.errors import BrokerError, MinibrokerError
+from minibroker.spark_jobs import look_ups, writing
 from minibroker.spark_jobs.options import WriteOptions
+from minibroker.spark_jobs.source import BatchWriter, MinibrokerDataSource
 from minibroker.spark_jobs.writing import Written, check_write_schema, write_batches
 from tests.unit.client.scripted_broker import CARRY_OUT_AND_DROP
 from tests.unit.spark_jobs.scripted_log import ScriptedLog, scripted_log
@@ -99,6 +101,18 @@ def test_rows_that_cannot_be_records_fail_the_task(log: ScriptedLog) -> None:
     lost = pyarrow.record_batch({"value": values, "topic": pyarrow.array(["t"]), "partition": pyarrow.array([7])})
     with pytest.raises((DeliveryFailed, MinibrokerError), match="UNKNOWN_TOPIC_OR_PARTITION"):
         write_batches(options, [lost])
+
+
+def test_a_missing_topic_is_reported_on_the_driver_before_tasks_run(
+    log: ScriptedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look_ups, "UNKNOWN_TOPIC_PATIENCE_S", 0.1)
+    schema = StructType([StructField("value", BinaryType())])
+    source = MinibrokerDataSource({"bootstrap.servers": log.bootstrap, "topic": "t"})
+    assert isinstance(source.writer(schema, overwrite=False), BatchWriter)
+    source = MinibrokerDataSource({"bootstrap.servers": log.bootstrap, "topic": "missing"})
+    with pytest.raises(BrokerError, match="missing.*minibroker topics create"):
+        source.writer(schema, overwrite=False)
 
 
 def test_the_columns_of_a_dataframe_are_checked_before_anything_is_written() -> None:
