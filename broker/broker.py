@@ -186,6 +186,7 @@ class Broker:
             lambda: self.broker_epoch,
             connections,
             self._has_session,
+            self._configs.read_broker_configs,
         )
         self._replicas.start()
         self._groups = Groups(world, config, self._metadata, self._replicas, self._supervisor.start)

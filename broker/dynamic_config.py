@@ -196,20 +196,24 @@ class DynamicConfigManager:
             except (InvalidConfig, MalformedZnode) as error:
                 self._complain(path, error)
 
-    async def read_broker_configs(self, session: ZooKeeperSession) -> None:
-        """What is set for this broker and for all of them; it holds from now on. Raises ZooKeeperError."""
+    async def read_broker_configs(self, session: ZooKeeperSession) -> bool:
+        """What is set for this broker and for all of them; it holds from now on. Returns whether all of it makes sense:
+        what does not is as it was before. Raises ZooKeeperError."""
         async with self._reading:  # or what was read first might be taken for the last
-            await self._read_broker_configs(session)
+            return await self._read_broker_configs(session)
 
-    async def _read_broker_configs(self, session: ZooKeeperSession) -> None:
-        default = await self._read_layer(session, None, self.default)
-        own = await self._read_layer(session, self.static.broker_id, self.own)
-        path = znodes.broker_config_path(self.static.broker_id)
+    async def _read_broker_configs(self, session: ZooKeeperSession) -> bool:
+        read_default = await self._read_layer(session, None)
+        read_own = await self._read_layer(session, self.static.broker_id)
+        default = self.default if read_default is None else read_default
+        own = self.own if read_own is None else read_own
+        paths = f"{znodes.broker_config_path(self.static.broker_id)} and {znodes.broker_config_path(None)}"
         try:
             config = with_dynamic(self.static, default, own)
         except InvalidConfig as error:
-            self._complain(f"{path} and {znodes.broker_config_path(None)}", error)
-            return
+            self._complain(paths, error)
+            return False
+        self._complained.pop(paths, None)
         self.default, self.own = default, own
         if config != self.config:
             self.config = config
@@ -218,11 +222,10 @@ class DynamicConfigManager:
             )
             if self._on_broker is not None:
                 await self._on_broker(config)
+        return read_default is not None and read_own is not None
 
-    async def _read_layer(
-        self, session: ZooKeeperSession, broker_id: int | None, known: Mapping[str, str]
-    ) -> Mapping[str, str]:
-        """`known` where it makes no sense."""
+    async def _read_layer(self, session: ZooKeeperSession, broker_id: int | None) -> Mapping[str, str] | None:
+        """None where it makes no sense."""
         path = znodes.broker_config_path(broker_id)
         try:
             data, _ = await session.get(path)
@@ -234,14 +237,19 @@ class DynamicConfigManager:
             return {}
         except (MalformedZnode, InvalidConfig) as error:
             self._complain(path, error)
-            return known
+            return None
         self._complained.pop(path, None)
         return layer
 
     def _complain(self, path: str, error: MinibrokerError) -> None:
         if self._complained.get(path) != str(error):
             self._complained[path] = str(error)
-            logger.error("the settings in %s make no sense, what held before holds on: %s", path, error)
+            logger.error(
+                "the settings in %s make no sense: what held before holds on, but nothing is deleted by it until they "
+                "are corrected: %s",
+                path,
+                error,
+            )
 
     async def _purge(self, session: ZooKeeperSession, names: list[str]) -> None:
         for name in names:

@@ -2,6 +2,10 @@
 
 Each replica compacts its own log, as far as it is committed. So replicas of one partition differ in what they still
 have of earlier records, never in what is the latest record of a key.
+
+Whether a topic is compacted is read again before each pass. Somebody may have set another policy since, and written
+records that are all to be kept; a replica that had not heard of it would be left with the latest, and might lead. What
+was there before the settings were read may go: it is as if it had gone then.
 """
 
 import asyncio
@@ -9,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.partition import Partition, WithPresentSettings
 from minibroker.broker.replication.sleeps import Sleeps
 from minibroker.broker.replication.throttle import Quota
 from minibroker.broker.storage.cleanable import Candidate, Cleanable, dirtiest
@@ -43,6 +47,7 @@ class LogCleaner:
         partitions: Mapping[TopicPartition, Partition],
         settings: CleanerSettings,
         sleeps: Sleeps,
+        with_present_settings: WithPresentSettings,
     ) -> None:
         """`partitions` is read anew each time."""
         self._world = world
@@ -50,6 +55,7 @@ class LogCleaner:
         self._partitions = partitions
         self._settings = settings
         self._sleeps = sleeps
+        self._with_present_settings = with_present_settings
         self._uncleanable: dict[TopicPartition, Log] = {}
         """Logs that are left alone, since they could not be read."""
         self._quota = Quota(settings.io_max_bytes_per_second, world.clock, burst_s=0)
@@ -81,21 +87,36 @@ class LogCleaner:
 
     async def run_once(self) -> bool:
         """One pass over the dirtiest log; where that is given up, over the next one. False: none is dirty enough."""
-        found: list[tuple[Log, Candidate]] = []
-        now_ms = self._world.clock.wall_ms()
-        for topic_partition, partition in list(self._partitions.items()):
-            log = partition.log
-            if log.config.compact and self._uncleanable.get(topic_partition) is not log:
-                try:
-                    found.append((log, log.candidate(partition.high_watermark, now_ms)))
-                except BrokerError as error:
-                    self._leave_alone(log, error)
+        found: list[tuple[Partition, Candidate]] = []
+        for partition in list(self._partitions.values()):
+            candidate = self._candidate(partition, partition.high_watermark)
+            if candidate is not None:
+                found.append((partition, candidate))
         while (chosen := dirtiest(candidate for _, candidate in found)) is not None:
-            log = next(log for log, candidate in found if candidate is chosen)
-            if await self._compact(log, chosen.cleanable):
+            partition = next(partition for partition, candidate in found if candidate is chosen)
+            what = await self._what_may_go(partition)
+            if what is not None and await self._compact(partition.log, what):
                 return True
-            found.remove((log, chosen))
+            found.remove((partition, chosen))
         return False
+
+    def _candidate(self, partition: Partition, limit: int) -> Candidate | None:
+        log = partition.log
+        if not log.config.compact or self._uncleanable.get(partition.topic_partition) is log:
+            return None
+        try:
+            return log.candidate(limit, self._world.clock.wall_ms())
+        except BrokerError as error:
+            self._leave_alone(log, error)
+            return None
+
+    async def _what_may_go(self, partition: Partition) -> Cleanable | None:
+        """By the settings as they are now. None: nothing, or they cannot be read."""
+        limit = partition.high_watermark  # of what comes later the settings that are read need not be true any more
+        if not await self._with_present_settings([partition]):
+            return None
+        candidate = self._candidate(partition, min(limit, partition.high_watermark))
+        return None if candidate is None or dirtiest([candidate]) is None else candidate.cleanable
 
     async def _compact(self, log: Log, what: Cleanable) -> bool:
         """False: it was given up."""

@@ -3,12 +3,15 @@
 Leaders decide where their logs begin (`Partition.expire`, `delete_records`), followers take it from the answers to
 their fetches; what lies below goes from the disks of both. Where a log begins is written to disk now and then, and soon
 where somebody waits for that. Each log directory is looked after by itself: a slow disk holds up no other.
+
+The settings by which records are to go may be outdated: somebody may have set a longer retention just now, and been
+told that it holds. So those of all topics that have something to delete are read again first, once in a round.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
 
-from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.partition import Partition, WithPresentSettings
 from minibroker.broker.replication.sleeps import Sleeps
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -27,6 +30,7 @@ class LogRetention:
         interval_ms: int,
         on_start_stored: Callable[[TopicPartition], None],
         sleeps: Sleeps,
+        with_present_settings: WithPresentSettings,
     ) -> None:
         """`partitions` is read anew each time. `on_start_stored`: where the partition's log began when it was to be
         stored soon is on disk."""
@@ -37,6 +41,7 @@ class LogRetention:
         """May be set anew at any time. Who sleeps is to be woken."""
         self._sleeps = sleeps
         self._on_start_stored = on_start_stored
+        self._with_present_settings = with_present_settings
         self._to_store: dict[str, dict[TopicPartition, None]] = {path: {} for path in logs.paths}
         self._has_moved = {path: asyncio.Event() for path in logs.paths}
 
@@ -63,12 +68,19 @@ class LogRetention:
 
     async def run_once(self, log_dir: str) -> None:
         """What is in a directory that is offline, or fails meanwhile, is left alone."""
+        now_ms = self._clock.wall_ms()
+        limits: dict[Partition, int] = {}
         for log in self._logs.logs_in(log_dir):
             partition = self._partitions.get(log.partition)
-            if partition is None or partition.log is not log:
-                continue  # it was deleted, or has failed, while others had their turn: its log is closed
+            # Else it was deleted, or has failed, while others had their turn: its log is closed.
+            if partition is not None and partition.log is log and partition.has_expired(now_ms):
+                limits[partition] = partition.high_watermark
+            await asyncio.sleep(0)
+        for partition in await self._with_present_settings(list(limits)) if limits else []:
+            if self._partitions.get(partition.topic_partition) is not partition:
+                continue
             try:
-                partition.expire(self._clock.wall_ms())
+                partition.expire(now_ms, limits[partition])
             except BrokerError as error:
                 if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
                     raise

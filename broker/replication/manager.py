@@ -66,6 +66,7 @@ from minibroker.protocol.world import (
     ConnectionLoss,
     SessionExpired,
     World,
+    ZooKeeperError,
     ZooKeeperSession,
 )
 from minibroker.protocol.znodes import MalformedZnode
@@ -81,6 +82,8 @@ ASSIGNED_AT_ONCE = 25
 """Replicas that get their part in one turn of the loop."""
 
 PARTITIONS_PER_SLICE = 100
+READS_AT_ONCE = 100
+"""Of topics' settings."""
 BREATH_S = 0.001
 
 DELETIONS_REMEMBERED = 10_000
@@ -143,6 +146,10 @@ class ToAppend(NamedTuple):
     """When, on the monotonic clock; None: now."""
 
 
+async def _no_broker_configs(_session: ZooKeeperSession) -> bool:
+    return True
+
+
 class _Assigned(NamedTuple):
     """One partition of a LeaderAndIsr request, ready to be applied."""
 
@@ -163,8 +170,10 @@ class ReplicaManager:
         broker_epoch: Callable[[], int],
         connections: BrokerConnections,
         is_in_touch: Callable[[], bool] = lambda: True,
+        read_broker_configs: Callable[[ZooKeeperSession], Awaitable[bool]] = _no_broker_configs,
     ) -> None:
-        """`connections` are those to leaders. `is_in_touch`: there is a connection to ZooKeeper, as far as is known."""
+        """`connections` are those to leaders. `is_in_touch`: there is a connection to ZooKeeper, as far as is known.
+        `read_broker_configs`: as in `DynamicConfigManager`; it calls `broker_config_changed` where they have."""
         self._world = world
         self._config = config
         self._logs = logs
@@ -173,6 +182,7 @@ class ReplicaManager:
         self._sessions = sessions
         self._broker_epoch = broker_epoch
         self._is_in_touch = is_in_touch
+        self._read_broker_configs = read_broker_configs
         self._partitions: dict[TopicPartition, Partition] = {}
         self._refused_topics: dict[str, str] = {}
         """Whose settings make no sense, and why: said once."""
@@ -220,6 +230,7 @@ class ReplicaManager:
             config.log_retention_check_interval_ms,
             self._deletions.check_soon,
             self._sleeps,
+            self._with_present_settings,
         )
         self.healer = Healer(logs, sessions, config.broker_id)
         self.cleaner = LogCleaner(
@@ -228,6 +239,7 @@ class ReplicaManager:
             self._partitions,
             _cleaner_settings(config),
             self._sleeps,
+            self._with_present_settings,
         )
 
     # -- start and stop --
@@ -665,6 +677,40 @@ class ReplicaManager:
         self._retention.interval_ms = config.log_retention_check_interval_ms
         self._sleeps.look_again()
         await self._reconfigure(self.partitions())
+
+    async def _with_present_settings(self, partitions: Sequence[Partition]) -> list[Partition]:
+        """Those of the partitions of which the settings were read just now, as ZooKeeper had them after this was asked,
+        and hold here. Asked before anything is deleted: a change may not have been heard of yet, or for long if this
+        broker is cut off, far away, or served by a ZooKeeper server that is behind. In a few requests for all of them.
+        """
+        if not self._is_in_touch():
+            return []
+        topics = list(dict.fromkeys(partition.topic_partition.topic for partition in partitions))
+        present: set[str] = set()
+        try:
+            session = await self._sessions()
+            await catch_up(session)
+            if not await self._read_broker_configs(session):
+                return []
+            for start in range(0, len(topics), READS_AT_ONCE):
+                some = topics[start : start + READS_AT_ONCE]
+                outcomes = await asyncio.gather(
+                    *(self.topic_config_changed(topic, session) for topic in some), return_exceptions=True
+                )
+                for topic, outcome in zip(some, outcomes, strict=True):
+                    if outcome is None:
+                        present.add(topic)
+                    elif not isinstance(outcome, InvalidConfig | MalformedZnode):
+                        raise outcome
+        except ZooKeeperError:
+            return []
+        found = []
+        for partition in partitions:
+            topic_partition = partition.topic_partition
+            if topic_partition.topic in present and self._partitions.get(topic_partition) is partition:
+                self._reconfigure_one(partition)  # whoever has read a change is perhaps still at work with it
+                found.append(partition)
+        return found
 
     async def _reconfigure(self, partitions: Sequence[Partition]) -> None:
         for number, partition in enumerate(partitions, 1):

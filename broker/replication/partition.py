@@ -9,7 +9,7 @@ its records. What is admitted stays so while this leadership lasts, as a leader'
 enough to ask `leads_in` before reading.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from enum import Enum
 
 import msgspec
@@ -667,20 +667,30 @@ class Partition:
             return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         return ErrorCode.NONE if self.low_watermark >= required_offset else None
 
-    def expire(self, now_ms: int) -> None:
-        """Let the log begin after what is too old or too much by the topic's settings. Only a leader does that, and
-        none that may have a successor, whose log would begin earlier. Raises BrokerError where the disk has failed."""
+    def has_expired(self, now_ms: int) -> bool:
+        """There is something to `expire`, by the settings as far as they are known here."""
+        return self._expired_until(now_ms, self.high_watermark) > self.log.log_start_offset
+
+    def expire(self, now_ms: int, limit: int) -> None:
+        """Let the log begin after what is too old or too much by the topic's settings, at `limit` at most. Only a
+        leader does that, and none that may have a successor, whose log would begin earlier. Raises BrokerError where
+        the disk has failed.
+
+        Called when the settings have just been read: `limit` is the high watermark of a moment before, when they may
+        have been others by which nothing was to be deleted that came later."""
+        self.log.move_log_start_offset(self._expired_until(now_ms, limit))
+
+    def _expired_until(self, now_ms: int, limit: int) -> int:
         if not self.is_leader or self._may_be_deposed(self.told_in_broker_epoch):
-            return
-        start = retention.expired(
+            return self.log.log_start_offset
+        return retention.expired(
             self.log.extents(),
             log_start_offset=self.log.log_start_offset,
-            high_watermark=self.high_watermark,
+            high_watermark=min(limit, self.high_watermark),
             now_ms=now_ms,
             retention_ms=self.log.config.retention_ms,
             retention_bytes=self.log.config.retention_bytes,
         )
-        self.log.move_log_start_offset(start)
 
     # -- follower --
 
@@ -769,3 +779,7 @@ class Partition:
         # A batch that reaches over the offset goes as a whole, so the log may end before it.
         self.high_watermark = min(self.high_watermark, self.log.log_end_offset)
         return self.log.log_end_offset
+
+
+WithPresentSettings = Callable[[Sequence[Partition]], Awaitable[list[Partition]]]
+"""Reads settings again, before something is deleted by them: `ReplicaManager._with_present_settings`."""

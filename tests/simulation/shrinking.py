@@ -98,12 +98,12 @@ class Shrinking:
         patches = Patches()
 
         @patches.instead_of(Partition, "expire")
-        def expire(original: Any, partition: Partition, now_ms: int) -> None:
+        def expire(original: Any, partition: Partition, now_ms: int, limit: int) -> None:
             if self._is_over:
                 return
             before = partition.log.log_start_offset
             batches = self._batches(partition) if partition.topic_partition.topic == SHRINKING else None
-            original(partition, now_ms)
+            original(partition, now_ms, limit)
             if partition.log.log_start_offset != before:
                 self._moved(partition, batches, now_ms)
 

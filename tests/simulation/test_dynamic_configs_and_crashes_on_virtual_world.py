@@ -249,11 +249,11 @@ def test_a_broker_whose_session_expires_while_it_starts_opens_another(monkeypatc
     read = DynamicConfigManager.read_broker_configs
 
     async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        async def read_after_expiry(self: DynamicConfigManager, session: ZooKeeperSession) -> None:
+        async def read_after_expiry(self: DynamicConfigManager, session: ZooKeeperSession) -> bool:
             if not expired:
                 expired.append(1)
                 cluster.simulation.zookeeper.expire(host_name(1))
-            await read(self, session)
+            return await read(self, session)
 
         monkeypatch.setattr(DynamicConfigManager, "read_broker_configs", read_after_expiry)
         cluster.kill_broker(1)

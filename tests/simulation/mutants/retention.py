@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from minibroker.broker.config import InvalidConfig
+from minibroker.broker.replication.log_cleaner import LogCleaner
+from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage import log, retention
 from minibroker.broker.storage.log import Log
 from minibroker.protocol.messages import FetchPartitionResponse
+from minibroker.protocol.znodes import MalformedZnode
 from tests.simulation.mutants.planting import Patches, mutant
 
 
@@ -41,20 +46,18 @@ def a_segment_too_many(patches: Patches) -> None:
 
 @mutant("retention", "followers decide by themselves what is too old or too much")
 def followers_delete_by_themselves(patches: Patches) -> None:
-    @patches.instead_of(Partition, "expire")
-    def expire(original: Any, self: Partition, now_ms: int) -> None:
+    @patches.instead_of(Partition, "_expired_until")
+    def expired_until(original: Any, self: Partition, now_ms: int, limit: int) -> Any:
         if self.is_leader:
-            original(self, now_ms)
-            return
-        start = retention.expired(
+            return original(self, now_ms, limit)
+        return retention.expired(
             self.log.extents(),
             log_start_offset=self.log.log_start_offset,
-            high_watermark=self.high_watermark,
+            high_watermark=min(limit, self.high_watermark),
             now_ms=now_ms,
             retention_ms=self.log.config.retention_ms,
             retention_bytes=self.log.config.retention_bytes,
         )
-        self.log.move_log_start_offset(start)
 
 
 @mutant("retention", "a follower does not let its log begin where its leader's does")
@@ -75,3 +78,32 @@ def begins_without_producers(patches: Patches) -> None:
 @mutant("a batch twice", "what such a replica was told of producers is not written down")
 def told_producers_are_not_written(patches: Patches) -> None:
     patches.set(log, "write_told", lambda *_: None)
+
+
+@mutant("outdated rule", "what deletes and compacts goes by the settings that this broker has heard of")
+def settings_not_read_before_deletion(patches: Patches) -> None:
+    @patches.instead_of(ReplicaManager, "_with_present_settings")
+    async def with_present_settings(_original: Any, self: ReplicaManager, partitions: Any) -> list[Partition]:
+        return list(partitions)
+
+
+@mutant("outdated rule", "what was written after the settings were read is compacted by them, too")
+def compacted_past_what_was_asked(patches: Patches) -> None:
+    @patches.instead_of(LogCleaner, "_candidate")
+    def candidate(original: Any, self: LogCleaner, partition: Partition, limit: int) -> Any:
+        return original(self, partition, partition.high_watermark)
+
+
+@mutant("outdated rule", "what was written after the settings were read is deleted by them, too")
+def deleted_past_what_was_asked(patches: Patches) -> None:
+    @patches.instead_of(Partition, "expire")
+    def expire(original: Any, self: Partition, now_ms: int, limit: int) -> None:
+        original(self, now_ms, self.high_watermark)
+
+
+@mutant("outdated rule", "by settings that cannot be read the broker goes on deleting as before")
+def deletes_by_what_held_before(patches: Patches) -> None:
+    @patches.instead_of(ReplicaManager, "topic_config_changed")
+    async def topic_config_changed(original: Any, self: ReplicaManager, topic: str, session: Any) -> None:
+        with suppress(InvalidConfig, MalformedZnode):
+            await original(self, topic, session)
