@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 from minibroker.client.activity import Activity
 from minibroker.client.commits import Commits, OffsetAndMetadata
@@ -65,12 +66,19 @@ class AutoCommit:
         """Now. A failure is a WARNING: the same offsets, or later ones, are tried again next time."""
         await self.commit_these(positions(self._fetcher), patience_s)
 
-    async def commit_these(self, offsets: dict[TopicPartition, OffsetAndMetadata], patience_s: float) -> None:
-        """Those of them that are news."""
-        noted: dict[TopicPartition, _Noted] = {
+    def news(self) -> list[TopicPartition]:
+        """The partitions whose positions are not committed."""
+        return [p for p, noted in self._noted(positions(self._fetcher)).items() if self._last.get(p) != noted]
+
+    def _noted(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, _Noted]:
+        return {
             partition: (self._fetcher.states.get(partition), self._fetcher.topic_id(partition), offset)
             for partition, offset in offsets.items()
         }
+
+    async def commit_these(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], patience_s: float) -> None:
+        """Those of them that are news."""
+        noted = self._noted(offsets)
         news = {
             partition: offset
             for partition, (*_, offset) in noted.items()

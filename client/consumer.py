@@ -59,6 +59,9 @@ logger = logging.getLogger("minibroker.client")
 
 Strategy = str | Assignor | AssignorCallable
 
+ENDING_LOOP_S = 0.5
+"""For so long `close` commits and leaves the group while the event loop ends."""
+
 YIELD_S = 0.05
 """A user that never waits, as there are always records, gives way to the tasks of its loop that often."""
 
@@ -294,8 +297,18 @@ class Consumer(Client):
             tasks.start(self._member.watch(), "waits of the group member")
         if self._auto_commit is not None:
             tasks.start(self._auto_commit.run(), "auto-commit")
-        self._apply()
+        if not self._runtime.loop_is_ending:
+            self._apply()
+        elif self._member is not None:
+            self._member.go_on()
+        elif self._commits is not None:
+            self._begin_by_hand([state for state in self._fetcher.states.values() if state.awaits_committed])
         tasks.start(self._fetcher.run(), "fetcher")
+
+    def _begin_by_hand(self, states: Sequence[PartitionState]) -> None:
+        assert self._commits is not None
+        begin = _begin_by_hand(self._fetcher, self._commits, states, self._api_timeout_s, self._errors)
+        self._runtime.tasks.start(begin, "find committed offsets")
 
     def _apply(self) -> None:
         """Begin to read what was subscribed to, or assigned."""
@@ -307,9 +320,7 @@ class Consumer(Client):
                 new = [partition for partition in self._assigned if partition not in self._fetcher.states]
                 self._fetcher.assign_partitions(new)
             else:
-                states = self._fetcher.add_held(self._assigned)
-                begin = _begin_by_hand(self._fetcher, self._commits, states, self._api_timeout_s, self._errors)
-                self._runtime.tasks.start(begin, "find committed offsets")
+                self._begin_by_hand(self._fetcher.add_held(self._assigned))
         elif self._member is not None:
             self._member.subscribe(self._subscribed)
         elif self._subscribed is not None:
@@ -326,8 +337,9 @@ class Consumer(Client):
     async def close(self, timeout_ms: float = 30_000) -> None:
         """Commit what is to be committed by itself, give up the partitions, leave the group, and end all tasks and
         connections, in no more than `timeout_ms`: what was not done by then is a WARNING. Calls that wait raise Closed.
-        A second `close` waits for the first, for `timeout_ms` at most. Raises WithinListener, and in the end what the
-        listener has raised (where `close` is called because of another exception, that gets it as a note).
+        A second `close` waits for the first, for `timeout_ms` at most. If the event loop ends, as `asyncio.run` does by
+        cancelling all tasks, `close` takes a second at most. Raises WithinListener, and in the end what the listener
+        has raised (where `close` is called because of another exception, that gets it as a note).
 
         What was handed out last is committed, too, unless it may not have been worked on: `close` is called because of
         an exception (in `finally`, or by leaving `async with`), or while another task is in the middle of it, or was
@@ -355,6 +367,8 @@ class Consumer(Client):
         if self._state == "closed":
             return
         self._check_loop()
+        if self._runtime.loop_is_ending:
+            timeout_s = min(timeout_s, ENDING_LOOP_S)
         self._check_not_within_listener("close")
         if self._state == "closing":  # as where a signal closes it, and the body that reads ends with that
             with suppress(TimeoutError):
@@ -367,14 +381,15 @@ class Consumer(Client):
         before = self._raised_by_listener()
         try:
             if was_running and self._commits is not None:
-                await self._within(self._say_goodbye(is_done), timeout_s, "leaving the group")
+                await self._within(self._say_goodbye(is_done), timeout_s, "leaving the group", self._undone)
         finally:
             self._state = "closed"
             self._calls.end()
             for task in self._commit_tasks:
                 task.cancel()
             self._tell()
-            left_s = max(1.0, deadline - self._runtime.clock.monotonic())
+            least_s = ENDING_LOOP_S if self._runtime.loop_is_ending else 1.0
+            left_s = max(least_s, deadline - self._runtime.clock.monotonic())
             try:
                 await self._within(self._runtime.close(), left_s, "ending its tasks")
             finally:
@@ -394,17 +409,33 @@ class Consumer(Client):
     def _raised_by_listener(self) -> Exception | None:
         return None if self._member is None else self._member.raised_by_listener
 
-    async def _within(self, work: Coroutine[Any, Any, None], timeout_s: float, doing: str) -> None:
+    async def _within(
+        self, work: Coroutine[Any, Any, None], timeout_s: float, doing: str, undone: Callable[[], str] = str
+    ) -> None:
+        """`undone`: what is not done yet."""
         task = asyncio.ensure_future(work)
+        began = self._runtime.clock.monotonic()
         try:
             await asyncio.wait([task], timeout=timeout_s)
         finally:
-            if not task.done():
+            if task.done() and not task.cancelled():
+                task.result()
+            else:
                 task.cancel()
-        if task.done():
-            task.result()
-        else:
-            logger.warning("%s: close: gave up %s after %.1f s", self._runtime.connections.client_id, doing, timeout_s)
+                who, took_s = self._runtime.connections.client_id, self._runtime.clock.monotonic() - began
+                why = ", as the event loop ends (asyncio.run has cancelled its tasks)"
+                why = why if self._runtime.loop_is_ending else ""
+                what = f": {text}" if (text := undone()) else ""
+                logger.warning("%s: close: gave up %s after %.1f s%s%s", who, doing, took_s, why, what)
+
+    def _undone(self) -> str:
+        """What `_say_goodbye` has not done."""
+        undone = []
+        if self._auto_commit is not None and (count := len(self._auto_commit.news())):
+            undone.append(f"{count} partition{'s were' if count > 1 else ' was'} not committed")
+        if self._member is not None and self._assigned is None and not self._member.has_left:
+            undone.append(self._member.not_left())
+        return "; ".join(undone)
 
     async def _say_goodbye(self, is_done: bool) -> None:
         self._put_down(is_done)

@@ -294,6 +294,16 @@ class GroupMember:
         while not self.has_left:
             await self._settled.wait()
 
+    def go_on(self) -> None:
+        """`run` was cancelled, and runs again."""
+        if self.state in (MemberState.PREPARING_REBALANCE, MemberState.COMPLETING_REBALANCE):
+            self._rejoin("its task was cancelled during a rebalance")
+
+    def not_left(self) -> str:
+        """What it means for the group that this member has not left."""
+        waits = f"it waits for session_timeout_ms={round(self._session_timeout_s * 1_000)} before it goes on"
+        return f"group {self._group} was not left: {waits}"
+
     @property
     def has_left(self) -> bool:
         return self.state is MemberState.UNJOINED and self._loss is None

@@ -46,6 +46,7 @@ class Client:
             metadata_max_age_ms=metadata_max_age_ms,
             world=world,
             on_crash=weakly(self._crashed),
+            on_cancelled=weakly(self._go),
         )
         self._calls = Calls()
         self._has_ended = asyncio.Event()
@@ -75,7 +76,7 @@ class Client:
         await self._runtime.start()
 
     def _go(self) -> None:
-        """Start the tasks that work in the background."""
+        """Start the tasks that work in the background: at the start, and again if the event loop has cancelled them."""
 
     def _tell(self) -> None:
         """Wake the coroutines that wait for this client: it has crashed, or is closed."""

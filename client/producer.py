@@ -203,7 +203,7 @@ class Producer(Client):
         """When `drain` last let the loop run."""
 
     def _go(self) -> None:
-        self._sending = self._runtime.tasks.start(self._sender.run(), "sender")
+        self._runtime.tasks.start(self._sender.run(), "sender")
 
     def _tell(self) -> None:
         self._progress.notify()
@@ -430,6 +430,9 @@ class Producer(Client):
         if state == "closing":
             await self._has_ended.wait()
             return
+        if self._runtime.loop_is_ending:
+            await self._close_soon()
+            return
         try:
             if state == "running":
                 self._state = "closing"
@@ -448,12 +451,10 @@ class Producer(Client):
         """`close` for a body that was cancelled: takes CANCELLED_FLUSH_S at most."""
         if self._state in ("closing", "closed"):
             return
+        self._check_loop()
         try:
             if self._state == "running":
                 self._state = "closing"
-                if self._sending.cancelling():  # asyncio.run is ending, and has cancelled every task
-                    self._runtime.go_on()
-                    self._go()
                 await _flush_briefly(self._accumulator, self._sender, self._progress)
         finally:
             await self._give_up()

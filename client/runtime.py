@@ -33,7 +33,9 @@ mistyped address nobody should wait longer."""
 
 
 class ClientRuntime:
-    """What one client works with. `on_crash` is called if one of its tasks dies of a bug.
+    """What one client works with. `on_crash` is called if one of its tasks dies of a bug; `on_cancelled`, to start the
+    client's tasks again, if the client is used after the event loop has cancelled them. `asyncio.run` does that at its
+    end, and a call in `finally` would wait for them without end.
 
     The constructor raises InvalidSetting, and starts nothing.
     """
@@ -48,6 +50,7 @@ class ClientRuntime:
         metadata_max_age_ms: float,
         world: World | None,
         on_crash: Callable[[BaseException], None],
+        on_cancelled: Callable[[], None] | None = None,
     ) -> None:
         addresses = parse_bootstrap(bootstrap)
         if not isinstance(client_id, str) or len(client_id) > 249:
@@ -65,6 +68,8 @@ class ClientRuntime:
         self.world = world
         self.clock = self.world.clock
         self.tasks = BackgroundTasks(on_crash)
+        self._on_cancelled = on_cancelled
+        self._were_cancelled = False
         self.connections = Connections(self.world, self.tasks, client_id=client_id, backoff_s=self.retry_backoff_s)
         self.metadata = Metadata(
             self.world,
@@ -82,17 +87,28 @@ class ClientRuntime:
         self.go_on()
 
     def go_on(self) -> None:
-        """Keep metadata fresh: from the start on, and again after all tasks of the loop were cancelled."""
+        """Keep metadata fresh."""
         self.tasks.start(self.metadata.run(), "metadata")
 
+    @property
+    def loop_is_ending(self) -> bool:
+        """Whether the event loop has cancelled the client's tasks: little time is left."""
+        return self._were_cancelled or self.tasks.are_cancelled
+
     def check_loop(self, who: str) -> None:
-        """Raises WrongEventLoop if the caller is not in the loop of `start`: it would wait for ever, since what it
-        waits for happens in the other one."""
+        """For a call that needs the client's tasks, which run again after this if the event loop has cancelled them.
+        Raises WrongEventLoop if the caller is not in the loop of `start`: it would wait for ever, since what it waits
+        for happens in the other one."""
         try:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
             running = None
         if running is self._loop or self._loop is None:
+            if self.tasks.are_cancelled and self._on_cancelled is not None:
+                self._were_cancelled = True
+                self.tasks.replace_all()
+                self.go_on()
+                self._on_cancelled()
             return
         here = "no event loop runs in this thread" if running is None else "this is another event loop"
         remedy = (

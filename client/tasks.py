@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
+from typing import ParamSpec
 from weakref import WeakMethod
+
+P = ParamSpec("P")
 
 
 class Pulse:
@@ -66,12 +69,37 @@ class Turns:
 class BackgroundTasks:
     """The tasks of one client. A task that raises is a bug: `on_crash` is called at once, in the loop.
 
-    `close` cancels the tasks that still run, and waits for them to end.
+    `close` cancels the tasks that still run, and waits for them to end. Nothing else cancels one of them, apart from an
+    event loop that ends: `asyncio.run` cancels all tasks of its loop first, whoever owns them.
     """
 
     def __init__(self, on_crash: Callable[[BaseException], None]) -> None:
         self._on_crash = on_crash
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._has_lost_one = False
+        """A task has ended because it was cancelled."""
+        self._is_closed = False
+        self._replaced: set[asyncio.Task[None]] = set()
+        """Tasks that are cancelled and have not ended yet, in whose place there are others."""
+
+    @property
+    def are_cancelled(self) -> bool:
+        """Whether the event loop has cancelled them. All of them count: `asyncio.timeout` cancels a single one for a
+        moment."""
+        if self._has_lost_one or self._is_closed:
+            return not self._is_closed
+        count = 0
+        for task in self._tasks:
+            if task not in self._replaced:
+                if not task.cancelling():
+                    return False
+                count += 1
+        return count > 0
+
+    def replace_all(self) -> None:
+        """The owner starts others in place of those that are cancelled."""
+        self._has_lost_one = False
+        self._replaced.update(self._tasks)
 
     def start(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
@@ -80,11 +108,16 @@ class BackgroundTasks:
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
+        del self._tasks[task]
+        if task in self._replaced:
+            self._replaced.remove(task)
+        elif task.cancelled():
+            self._has_lost_one = True
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_crash(error)
 
     async def close(self) -> None:
+        self._is_closed = True
         while self._tasks:
             tasks = list(self._tasks)
             for task in tasks:
@@ -92,15 +125,15 @@ class BackgroundTasks:
             await asyncio.wait(tasks)
 
 
-def weakly(listener: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
+def weakly(listener: Callable[P, None]) -> Callable[P, None]:
     """A method as a listener that does not keep its object alive: if a task held its client, the garbage collector
     could not notice that it was dropped without `close`."""
     reference = WeakMethod(listener)
 
-    def call(error: BaseException) -> None:
+    def call(*arguments: P.args, **named: P.kwargs) -> None:
         method = reference()
         if method is not None:
-            method(error)
+            method(*arguments, **named)
 
     return call
 

@@ -166,6 +166,10 @@ class Process:
         if not timers_first:
             self._loop.make_ready(timers)
 
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Those that have not ended."""
+        return [task for task in asyncio.all_tasks(self._loop) if getattr(task, "process", None) is self]
+
     def hold(self, handle: asyncio.Handle) -> None:
         """For the loop: the handle of a paused process, whose turn has come."""
         self._held.append(handle)

@@ -10,7 +10,7 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import CommitFailed, InvalidSetting, MaxPollIntervalExceeded, WithinListener
+from minibroker.client.errors import CommitFailed, GroupErrors, InvalidSetting, MaxPollIntervalExceeded, WithinListener
 from minibroker.client.heart import News, Overslept
 from minibroker.client.producer import Producer
 from minibroker.client.rebalance_listener import RebalanceListener
@@ -369,3 +369,41 @@ def test_a_topic_that_begins_to_match_is_read_within_half_a_minute(group: str | 
                     pass
 
     play(program)
+
+
+def test_a_member_whose_event_loop_ends_at_any_moment_commits_and_leaves_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As `asyncio.run` ends: all tasks are cancelled, those of the client too, in the middle of a join as well."""
+
+    async def program(scene: Scene) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def body(consumer: Consumer) -> None:
+            async with consumer:
+                async for _ in consumer:
+                    pass
+
+        for moment in range(36):
+            world = scene.cluster.client(f"ends-{moment}")
+            settings = {"group": f"ends-{moment}", "world": world, "enable_auto_commit": True}
+            if moment % 3 == 0:
+                settings |= {"topics": None, "partitions": [P0]}
+            task = world.process.start(body(scene.consumer(**settings)))
+            await asyncio.sleep(moment / 4_000)
+            began = loop.time()
+            doomed = world.process.tasks()
+            for each in doomed:
+                each.cancel()
+            await asyncio.wait(doomed)
+            assert task.cancelled()
+            assert loop.time() - began < 0.2
+            assert not world.process.tasks()
+            try:
+                described = (await scene.admin.describe_groups([f"ends-{moment}"]))[f"ends-{moment}"]
+            except GroupErrors:  # there is no such group yet
+                continue
+            assert not described.members, moment
+
+    play(program)
+    assert warnings(caplog) == []

@@ -119,6 +119,14 @@ def calls_outlive_their_client(patches: Patches) -> None:
         pass
 
 
+@mutant("calls that never end", "a client waits for its own tasks after the event loop has cancelled them")
+def cancelled_tasks_are_waited_for(patches: Patches) -> None:
+    @patches.instead_of(ClientRuntime, "check_loop")
+    def check_loop(original: Any, self: ClientRuntime, who: str) -> None:
+        self.tasks.replace_all()
+        original(self, who)
+
+
 @mutant("connections that nobody closes", "a client whose closing is cancelled closes no connection any more")
 def cancelled_closing_leaves_connections(patches: Patches) -> None:
     @patches.instead_of(ClientRuntime, "close")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +19,10 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.delivery import Delivery
 from minibroker.client.errors import Closed
 from minibroker.client.producer import Producer
-from minibroker.protocol.apis import PRODUCE, SYNC_GROUP
+from minibroker.client.records import Record
+from minibroker.protocol.apis import LEAVE_GROUP, OFFSET_COMMIT, PRODUCE, SYNC_GROUP
 from tests.unit.client.scripted_broker import HANG, ScriptedCluster
+from tests.unit.client.test_consumer import P0, fill, take
 
 
 @pytest.fixture(autouse=True)
@@ -314,5 +317,146 @@ def test_a_member_of_a_group_that_is_dropped_says_so_and_its_heart_stops() -> No
             gc.collect()
         assert len(warned) == 1
         # `run` waits until no connection is left, the heart's included.
+
+    run(scenario)
+
+
+# --- asyncio.run ends, and has cancelled every task of its loop, the client's own included ---
+
+
+def cut_off(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> Coroutine[Any, Any, float]:
+    """Runs the body as a task until it has set its event, ends `asyncio.run`, and returns how long that took."""
+
+    async def main() -> float:
+        ready = asyncio.Event()
+        tasks.append(asyncio.create_task(body(ready)))
+        await ready.wait()
+        return asyncio.get_running_loop().time()
+
+    def play() -> float:
+        began = asyncio.run(main())
+        return time.monotonic() - began
+
+    tasks: list[asyncio.Task[None]] = []
+    return asyncio.to_thread(play)
+
+
+def member(cluster: ScriptedCluster, is_assigned: bool) -> Consumer:
+    what: dict[str, Any] = {"partitions": [P0]} if is_assigned else {"topics": ["orders"]}
+    return Consumer(
+        cluster.bootstrap,
+        group="billing",
+        enable_auto_commit=True,
+        auto_commit_interval_ms=60_000,
+        **what,
+    )
+
+
+@pytest.mark.parametrize("is_assigned", [False, True])
+@pytest.mark.parametrize("ending", ["with", "finally", "generator"])
+def test_a_member_commits_and_leaves_though_asyncio_run_has_cancelled_every_task_of_its_loop(
+    ending: str, is_assigned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 3)
+
+        async def read(consumer: Consumer, ready: asyncio.Event) -> None:
+            await take(consumer, 3)
+            ready.set()
+            await asyncio.Event().wait()
+
+        async def body(ready: asyncio.Event) -> None:
+            if ending == "with":
+                async with member(cluster, is_assigned) as consumer:
+                    await read(consumer, ready)
+            consumer = member(cluster, is_assigned)
+            await consumer.start()
+            try:
+                await read(consumer, ready)
+            finally:
+                if ending == "finally":
+                    await consumer.commit({P0: 1})
+                await consumer.close()
+
+        async def records() -> AsyncIterator[Record]:
+            async with member(cluster, is_assigned) as consumer:
+                async for record in consumer:
+                    yield record
+
+        async def generator_body(ready: asyncio.Event) -> None:
+            kept.append(records())
+            async for record in kept[0]:
+                if record.offset == 2:
+                    break
+            ready.set()
+
+        kept: list[AsyncIterator[Record]] = []
+        took_s = await cut_off(generator_body if ending == "generator" else body)
+        group = cluster.groups.group("billing")
+        assert not group.members
+        assert group.offsets[P0].offset == 2, "the third record was in hand"
+        assert took_s < 1
+
+    run(scenario)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("is_assigned", [False, True])
+def test_a_member_that_cannot_leave_when_asyncio_run_ends_says_what_it_skipped_within_a_second(
+    is_assigned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        fill(cluster.log("orders"), 3)
+
+        async def body(ready: asyncio.Event) -> None:
+            async with member(cluster, is_assigned) as consumer:
+                await take(consumer, 2)
+                cluster.rules.append(lambda received: HANG if received.api in (OFFSET_COMMIT, LEAVE_GROUP) else None)
+                ready.set()
+                await anext(consumer)
+                await asyncio.Event().wait()
+
+        assert await cut_off(body) < 1
+
+    run(scenario)
+    (text,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "asyncio.run" in text
+    assert "1 partition was not committed" in text
+    assert ("group billing was not left: it waits for session_timeout_ms=45000" in text) is not is_assigned
+
+
+@pytest.mark.parametrize("call", ["flush", "close"])
+def test_a_producer_is_flushed_in_finally_though_asyncio_run_has_cancelled_every_task_of_its_loop(call: str) -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        async def body(ready: asyncio.Event) -> None:
+            producer = Producer(cluster.bootstrap, linger_ms=60_000)
+            await producer.start()
+            try:
+                producer.send("orders", b"v")
+                ready.set()
+                await asyncio.Event().wait()
+            finally:
+                if call == "flush":
+                    await producer.flush()
+                await producer.close()
+
+        assert await cut_off(body) < 1
+        assert cluster.log("orders").values() == [b"v"]
+
+    run(scenario)
+
+
+def test_an_admin_answers_in_finally_though_asyncio_run_has_cancelled_every_task_of_its_loop() -> None:
+    async def scenario(cluster: ScriptedCluster) -> None:
+        async def body(ready: asyncio.Event) -> None:
+            async with Admin(cluster.bootstrap) as admin:
+                try:
+                    ready.set()
+                    await asyncio.Event().wait()
+                finally:
+                    await admin.create_topic("late")
+
+        assert await cut_off(body) < 1
+        assert "late" in cluster.topics
 
     run(scenario)
