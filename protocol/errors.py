@@ -56,6 +56,7 @@ class ErrorCode(IntEnum):
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
     DUPLICATE_SEQUENCE_NUMBER = 46
     INVALID_PRODUCER_EPOCH = 47
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     KAFKA_STORAGE_ERROR = 56
     LOG_DIR_NOT_FOUND = 57
     UNKNOWN_PRODUCER_ID = 59
@@ -195,6 +196,9 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ),
     _E.DUPLICATE_SEQUENCE_NUMBER: ErrorInfo(False, False, "The batch is in the log already; there is nothing to do."),
     _E.INVALID_PRODUCER_EPOCH: ErrorInfo(False, False, "A newer producer with the same id is active."),
+    _E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: ErrorInfo(
+        False, False, "There are no transactions yet: remove transactional.id."
+    ),
     _E.KAFKA_STORAGE_ERROR: ErrorInfo(
         True, True, "The broker's disk failed: see its log, and whether the directory is full or unreadable."
     ),

@@ -42,6 +42,8 @@ class FindCoordinatorRequest(Message):
     key_type: Int8
     """0: groups, 1: transactions."""
     coordinator_keys: Annotated[list[GroupId], Meta(max_length=MAX_GROUPS)]
+    gives_up_at_init: bool = False
+    """The client gives up a transaction at an error of InitProducerId alone; one of FindCoordinator it retries."""
 
 
 class Coordinator(Message):

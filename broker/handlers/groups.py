@@ -2,7 +2,7 @@
 
 from minibroker.broker.groups.listing import describe, list_groups
 from minibroker.broker.handlers.authorized_operations import ON_GROUP
-from minibroker.broker.handlers.producer_ids import warn_of_transactions
+from minibroker.broker.handlers.producer_ids import NO_TRANSACTIONS, warn_of_transactions
 from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol import group_messages as g
@@ -18,26 +18,39 @@ from minibroker.protocol.model import (
 
 DELETION_TIMEOUT_MS = 30_000
 """Of all groups in a request together."""
-GROUP_KEY = 0
-"""The `key_type` of FindCoordinator that asks for groups; the other one is for transactions."""
+GROUP_KEY, TRANSACTION_KEY = 0, 1
+"""The `key_type` of FindCoordinator."""
 
 
 async def handle_find_coordinator(services: Services, request: Request) -> None:
     """R1. The broker that leads the group's partition of `__consumer_offsets`, which is created when it is first asked
-    for. COORDINATOR_NOT_AVAILABLE: not yet, ask again."""
+    for. COORDINATOR_NOT_AVAILABLE: not yet, ask again.
+
+    There are no transactions yet, and each client is to give up with a reason. librdkafka retries whatever
+    FindCoordinator answers but for two errors of authorization, with which it prints the message. franz-go retries all
+    errors of FindCoordinator, without a pause; so it is sent to this broker, whose answer to InitProducerId it takes
+    for final. The other clients give up either way."""
     body = request.body
     assert isinstance(body, g.FindCoordinatorRequest)
-    coordinators = [_coordinator(services, request, body.key_type, key) for key in body.coordinator_keys]
+    coordinators = [_coordinator(services, request, body, key) for key in body.coordinator_keys]
     request.respond(g.FindCoordinatorResponse(0, coordinators))
 
 
-def _coordinator(services: Services, request: Request, key_type: int, key: str) -> g.Coordinator:
+def _coordinator(services: Services, request: Request, body: g.FindCoordinatorRequest, key: str) -> g.Coordinator:
     def refuse(code: ErrorCode, message: str) -> g.Coordinator:
         return g.Coordinator(key, -1, "", -1, code, message)
 
-    if key_type != GROUP_KEY:
+    if body.key_type == TRANSACTION_KEY:
+        if body.gives_up_at_init:
+            me = services.configs.static.broker_id
+            endpoint = services.metadata.listener_endpoint(me, request.listener)
+            if endpoint is None:
+                return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, "this broker has not been told what there is yet")
+            return g.Coordinator(key, me, endpoint.host, endpoint.port, ErrorCode.NONE)
         warn_of_transactions(request, key)
-        return refuse(ErrorCode.INVALID_REQUEST, "there are no transactions yet")
+        return refuse(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS)
+    if body.key_type != GROUP_KEY:
+        return refuse(ErrorCode.INVALID_REQUEST, f"key type {body.key_type}: there are groups (0) and transactions (1)")
     partitions = services.metadata.partition_count(OFFSETS_TOPIC)
     if services.metadata.told_all_epoch == NO_EPOCH:
         return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, "this broker has not been told what there is yet")

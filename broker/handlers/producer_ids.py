@@ -19,6 +19,7 @@ from minibroker.protocol.records import NO_SEQUENCE
 
 logger = logging.getLogger("minibroker.transactions")
 
+NO_TRANSACTIONS = "there are no transactions yet: remove transactional.id; the producer can be idempotent without it"
 TIMEOUT_MS = 5_000
 """For a new block of ids. The client asks again, perhaps another broker."""
 
@@ -29,12 +30,12 @@ async def handle_init_producer_id(services: Services, request: Request) -> None:
     assert isinstance(body, InitProducerIdRequest)
     if body.transactional_id is not None:
         warn_of_transactions(request, body.transactional_id)
-        raise BrokerError(ErrorCode.INVALID_REQUEST, "transactional_id is set, and there are no transactions yet")
+        raise BrokerError(ErrorCode.UNSUPPORTED_VERSION, NO_TRANSACTIONS)
     answer_later(services, request, TIMEOUT_MS, lambda: _grant(services, request))
 
 
 def warn_of_transactions(request: Request, transactional_id: str) -> None:
-    """In the log, once for each connection: librdkafka asks again until its time is up, and then says only that."""
+    """Log it once for each connection: not all clients show the reason."""
     session = request.source.session
     if not session.wants_transactions:
         session.wants_transactions = True

@@ -189,7 +189,10 @@ class _FindCoordinatorResponse(m.Message):
 
 
 def _find_coordinator_request(wire: _FindCoordinatorRequest, version: int) -> g.FindCoordinatorRequest:
-    return g.FindCoordinatorRequest(wire.key_type, wire.coordinator_keys if version >= 4 else [wire.key])
+    # Version 4 is that of franz-go; librdkafka, whose last is 2, is the opposite.
+    return g.FindCoordinatorRequest(
+        wire.key_type, wire.coordinator_keys if version >= 4 else [wire.key], gives_up_at_init=version >= 4
+    )
 
 
 def _find_coordinator_response(ours: g.FindCoordinatorResponse, version: int) -> _FindCoordinatorResponse:

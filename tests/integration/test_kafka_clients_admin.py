@@ -4,6 +4,7 @@ elections, reassignments, producers."""
 from __future__ import annotations
 
 import importlib
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -177,6 +178,15 @@ def test_offsets_are_listed_and_records_deleted(cluster: LocalCluster, admin: An
     assert result(admin.delete_records([TopicPartition(topic, 0, 4)])).low_watermark == 4
     assert offset(kafka.OffsetSpec.earliest()) == 4
     assert refusal(admin.delete_records([TopicPartition(topic, 0, 99)])) == KafkaError.OFFSET_OUT_OF_RANGE
+
+
+def test_a_transactional_producer_gives_up_at_once_and_says_why(cluster: LocalCluster) -> None:
+    producer = Producer({"bootstrap.servers": cluster.bootstrap(), "transactional.id": "billing", "log_level": 0})
+    began_s = time.monotonic()
+    with pytest.raises(KafkaException, match="there are no transactions yet") as refused:
+        producer.init_transactions(PATIENCE_S)
+    assert refused.value.args[0].fatal()
+    assert time.monotonic() - began_s < PATIENCE_S / 4
 
 
 def test_a_leader_that_leads_already_needs_no_election(admin: Any) -> None:

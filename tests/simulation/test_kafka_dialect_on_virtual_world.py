@@ -387,11 +387,15 @@ def test_an_error_is_where_clients_of_kafka_look_for_it(caplog: pytest.LogCaptur
         answer = await connection.request(data.FETCH, 11, fetch(topic="nobody-has-it"))
         assert answer.error_code == ErrorCode.NONE
         assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        answer = await connection.request(data.INIT_PRODUCER_ID, 4, m.InitProducerIdRequest("t"))
-        assert answer.error_code == ErrorCode.INVALID_REQUEST
-        request = wire(metadata.FIND_COORDINATOR, key="t", key_type=1, coordinator_keys=[])
+        request = wire(metadata.FIND_COORDINATOR, key="t", key_type=1, coordinator_keys=["t"])
         answer = await connection.request(metadata.FIND_COORDINATOR, 1, request)
-        assert (answer.error_code, answer.node_id) == (ErrorCode.INVALID_REQUEST, -1)
+        assert (answer.error_code, answer.node_id) == (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)
+        assert "there are no transactions yet" in answer.error_message
+        answer = await connection.request(metadata.FIND_COORDINATOR, 4, request)
+        assert answer.coordinators[0].error_code == ErrorCode.NONE
+        assert answer.coordinators[0].host == host_name(answer.coordinators[0].node_id)
+        answer = await connection.request(data.INIT_PRODUCER_ID, 4, m.InitProducerIdRequest("t"))
+        assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
         [told] = [record.getMessage() for record in caplog.records if record.name == "minibroker.transactions"]
         assert "was refused transactional.id 't': there are no transactions yet" in told
         topics = [m.ListOffsetsTopic(ORDERS, [m.ListOffsetsPartition(0, 99, -1)])]

@@ -243,6 +243,16 @@ def admin(bootstrap: str, arguments: dict[str, str]) -> None:
         low = of_one(client.delete_records([TopicPartition(topic, 0, 5)])).low_watermark
         check(low == 5, low)
 
+    def refuse_transactions() -> None:
+        began_s = time.monotonic()
+        try:
+            Producer({"bootstrap.servers": bootstrap, "transactional.id": topic}).init_transactions(WAIT_S)
+        except KafkaException as error:
+            check(error.args[0].fatal() and "there are no transactions yet" in error.args[0].str(), error)
+        else:
+            raise AssertionError("there are transactions")
+        check(time.monotonic() - began_s < 10, time.monotonic() - began_s)
+
     def alter_offsets() -> None:
         wanted = ConsumerGroupTopicPartitions(group_id, [TopicPartition(topic, 0, 7)])
         of_one(client.alter_consumer_group_offsets([wanted]))
@@ -282,6 +292,7 @@ def admin(bootstrap: str, arguments: dict[str, str]) -> None:
             len(client.describe_cluster().result(WAIT_S).nodes) == 3, client.describe_cluster().result(WAIT_S)
         ),
     )
+    step("refuse transactions", refuse_transactions)
     step("alter offsets of a group", alter_offsets)
     step("list offsets of a group", lambda: check(committed() == 7, committed()))
     step("list groups", lambda: check(group_id in groups(), groups()))

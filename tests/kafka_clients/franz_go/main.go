@@ -425,6 +425,25 @@ func admin(ctx context.Context) error {
 		_, err := admin.ElectLeaders(ctx, kadm.ElectPreferredReplica, set)
 		return err
 	})
+	step("refuse transactions", func() error {
+		began := time.Now()
+		producer, err := connect(kgo.TransactionalID(topic), kgo.DefaultProduceTopic(topic))
+		if err != nil {
+			return err
+		}
+		defer producer.Close()
+		refusal := producer.BeginTransaction()
+		if refusal == nil {
+			refusal = producer.ProduceSync(ctx, kgo.StringRecord("never")).FirstErr()
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			return errors.New("it took " + took.String())
+		}
+		if refusal == nil || !strings.Contains(refusal.Error(), kerr.UnsupportedVersion.Error()) {
+			return fmt.Errorf("found %v", refusal)
+		}
+		return nil
+	})
 	step("delete topic", func() error {
 		found, err := admin.DeleteTopics(ctx, topic)
 		if err == nil {

@@ -330,6 +330,19 @@ public class Client {
                 until(() -> get(admin.listPartitionReassignments().reassignments()).isEmpty());
                 until(() -> described(admin, topic).partitions().get(0).replicas().size() == 2);
             });
+            step("refuse transactions", () -> {
+                long began = System.nanoTime();
+                try (KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(
+                        settings("transactional.id", topic), new ByteArraySerializer(), new ByteArraySerializer())) {
+                    producer.initTransactions();
+                    throw new AssertionError("there are transactions");
+                } catch (KafkaException error) {
+                    // Clients before 3.0 ask as librdkafka does, and get its answer.
+                    boolean isRefusal = error instanceof TransactionalIdAuthorizationException;
+                    if (!isRefusal && !String.valueOf(error.getMessage()).contains("version")) throw error;
+                }
+                if (System.nanoTime() - began > 10_000_000_000L) throw new AssertionError("it took 10 s");
+            });
             step("delete topic", () -> {
                 get(admin.deleteTopics(List.of(topic)).all());
                 until(() -> !get(admin.listTopics().names()).contains(topic));

@@ -189,6 +189,14 @@ async function admin() {
     check(found.groups[0].state === "Empty", found);
   });
   await step("delete group", () => client.deleteGroups([groupId]));
+  await step("refuse transactions", async () => {
+    const began = Date.now();
+    const producer = kafka.producer({ transactionalId: topic, maxInFlightRequests: 1, idempotent: true });
+    const error = await producer.connect().then(() => producer.transaction()).then(() => null, (refusal) => refusal);
+    check(error && error.name === "KafkaJSGroupCoordinatorNotFound", `${error}`);
+    check(Date.now() - began < 10_000, Date.now() - began);
+    await producer.disconnect();
+  });
   await step("delete topic", async () => {
     await client.deleteTopics({ topics: [topic] });
     await until(async () => !(await client.listTopics()).includes(topic));
