@@ -239,9 +239,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     offsets_commit_timeout_ms: Milliseconds = 5_000
     """How long a coordinator waits until what it wrote (a commit, an assignment) is replicated."""
     offsets_retention_minutes: Count = 10_080
-    """How long a committed offset is kept that nobody uses: since it was committed, and since its group has been
-    without members (KIP-211). By wall clocks: a broker that starts with one that is ahead by more than this deletes
-    younger ones, too."""
+    """How long a committed offset is kept that nobody uses: since it was committed, since its group has been without
+    members (KIP-211), and since the group has had its coordinator. (Kafka goes by wall clocks, and by no coordinator.)
+    """
     offsets_retention_check_interval_ms: Milliseconds = 600_000
     """How often a coordinator looks for offsets that need not be kept."""
     offset_metadata_max_bytes: Annotated[int, Meta(ge=0, le=32_767)] = 4_096

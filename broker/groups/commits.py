@@ -113,14 +113,14 @@ class OffsetCommits:
         group.offsets.begin(one.topic_partition for one in accepted)
 
         def written(outcome: Outcome) -> None:
-            _end_write(term, group, [(one.topic_partition, one.value) for one in accepted], outcome)
+            _end_write(self._terms, term, group, [(one.topic_partition, one.value) for one in accepted], outcome)
             if outcome.code is _E.NONE:
                 self.committed += len(accepted)
             else:
                 too_large = outcome.code is _E.MESSAGE_TOO_LARGE
                 for one in accepted:
                     one.answer.error_code = _E.INVALID_COMMIT_OFFSET_SIZE if too_large else outcome.code
-                term.forget_unused(group, self._clock.wall_ms())
+                term.forget_unused(group, self._clock.monotonic())
             respond(answers)
 
         records: list[Record] = [(_key(group, one.topic_partition), encode_offset_value(one.value)) for one in accepted]
@@ -253,7 +253,7 @@ def remove_offsets(
 
     def write(batch: list[TopicPartition]) -> None:
         def written(outcome: Outcome) -> None:
-            _end_write(term, group, [(topic_partition, None) for topic_partition in batch], outcome)
+            _end_write(terms, term, group, [(topic_partition, None) for topic_partition in batch], outcome)
             outcomes.append(outcome)
             if len(outcomes) == len(batches):
                 removed(_altogether(outcomes))
@@ -288,13 +288,17 @@ def _altogether(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def _end_write(
-    term: Term, group: Group, written: Sequence[tuple[TopicPartition, OffsetValue | None]], outcome: Outcome
+    terms: Terms,
+    term: Term,
+    group: Group,
+    written: Sequence[tuple[TopicPartition, OffsetValue | None]],
+    outcome: Outcome,
 ) -> None:
     """Of these offsets, or tombstones. What may be replicated later is on its way until then."""
 
     def complete() -> None:
         for position, (topic_partition, value) in enumerate(written):
-            group.offsets.complete(topic_partition, value, outcome.base_offset + position)
+            group.offsets.complete(topic_partition, value, outcome.base_offset + position, terms.now_s)
 
     if outcome.code is _E.NONE:
         complete()

@@ -88,7 +88,7 @@ class GroupCoordinator(TermListener):
             for member in group.members.values():
                 _answer_join(member, _refused_join(_E.NOT_COORDINATOR, member.member_id))
                 _answer_sync(member, g.SyncGroupResponse(0, _E.NOT_COORDINATOR))
-            group.transition_to(_S.DEAD, self._clock.wall_ms())
+            group.transition_to(_S.DEAD, self._clock.monotonic())
             for key in (group, *((group, member_id) for member_id in (*group.members, *group.pending_members))):
                 self._joins.check_soon(key)
                 self._heartbeats.check_soon(key)
@@ -309,7 +309,7 @@ class GroupCoordinator(TermListener):
             self._refuse_assignments(group, _E.REBALANCE_IN_PROGRESS)
         logger.info("group %r rebalances from generation %d: %s", group.group_id, group.generation_id, reason)
         is_first = group.is_in(_S.EMPTY)
-        group.transition_to(_S.PREPARING_REBALANCE, self._clock.wall_ms())
+        group.transition_to(_S.PREPARING_REBALANCE, self._clock.monotonic())
         delay_ms = self._config.group_initial_rebalance_delay_ms
         if is_first and delay_ms:
             self._wait_for_more(term, group, delay_ms, max(group.rebalance_timeout_ms - delay_ms, 0))
@@ -351,7 +351,7 @@ class GroupCoordinator(TermListener):
             # rebalance timeout may be 0.
             self._wait_for_all(term, group, _LEAST_WAIT_MS)
             return
-        group.begin_generation(self._clock.wall_ms())
+        group.begin_generation(self._clock.monotonic())
         self.rebalances += 1
         if group.is_in(_S.EMPTY):
             logger.info("group %r is empty in generation %d", group.group_id, group.generation_id)
@@ -404,7 +404,7 @@ class GroupCoordinator(TermListener):
             self._prepare_rebalance(term, group, f"member {member_id} is gone: {reason}")
         if group.is_in(_S.PREPARING_REBALANCE):
             self._joins.check_and_complete(group)
-        term.forget_unused(group, self._clock.wall_ms())
+        term.forget_unused(group, self._clock.monotonic())
 
     def _drop(self, group: Group, member_id: str) -> bool:
         """Whether it was a member. What it waits for ends with an error upon which it joins again."""
@@ -425,7 +425,7 @@ class GroupCoordinator(TermListener):
             if not term.is_over:
                 stored(outcome)
 
-        value = encode_group_value(group.as_value(assignments))
+        value = encode_group_value(group.as_value(assignments, self._clock.wall_ms()))
         self._terms.write(term, [(encode_group_key(group.group_id), value)], written)
 
     # -- SyncGroup --
@@ -478,7 +478,7 @@ class GroupCoordinator(TermListener):
                 self._refuse_assignments(group, outcome.code)
                 self._prepare_rebalance(term, group, f"the assignments could not be stored: {outcome.code.name}")
                 return
-            group.transition_to(_S.STABLE, self._clock.wall_ms())
+            group.transition_to(_S.STABLE, self._clock.monotonic())
             group.seen_counts = None
             for other in group.members.values():
                 other.assignment = assignments.get(other.member_id, b"")

@@ -85,8 +85,8 @@ class Group:
     def __init__(self, group_id: str, state: GroupState = GroupState.EMPTY) -> None:
         self.group_id = group_id
         self._state = state
-        self.state_since_ms: int | None = None
-        """Wall clock; None: not known."""
+        self.state_since_s = 0.0
+        """As far as this coordinator has seen it, by its monotonic clock."""
         self.protocol_type: str | None = None
         """None: nobody has ever joined."""
         self.generation_id = 0
@@ -126,11 +126,11 @@ class Group:
     def is_in(self, *states: GroupState) -> bool:
         return self._state in states
 
-    def transition_to(self, state: GroupState, now_ms: int) -> None:
+    def transition_to(self, state: GroupState, now_s: float) -> None:
         """Raises IllegalTransition."""
         check_transition(self.group_id, self._state, state)
         self._state = state
-        self.state_since_ms = now_ms
+        self.state_since_s = now_s
 
     # -- members --
 
@@ -333,7 +333,7 @@ class Group:
         self.assigned_in_generation = self.generation_id
         return is_first
 
-    def begin_generation(self, now_ms: int) -> None:
+    def begin_generation(self, now_s: float) -> None:
         """The next generation, of the members that there are."""
         highest = max(self.generation_id, self.generations_used)
         self.generation_id = highest + 1 if highest < _MOST_GENERATIONS else 1
@@ -341,14 +341,14 @@ class Group:
         self.pending_sync = {}
         if self.members:
             self.protocol_name = self.select_protocol()
-            self.transition_to(GroupState.COMPLETING_REBALANCE, now_ms)
+            self.transition_to(GroupState.COMPLETING_REBALANCE, now_s)
             self.pending_sync = {
                 member.member_id: None for member in self.members.values() if member.join_waiter is not None
             }
         else:
             self.protocol_name = None
             self.leader_id = None
-            self.transition_to(GroupState.EMPTY, now_ms)
+            self.transition_to(GroupState.EMPTY, now_s)
 
     def member_metadata(self) -> list[JoinGroupMember]:
         """For the leader, in the generation's protocol."""
@@ -371,13 +371,14 @@ class Group:
 
     # -- what is kept in the log --
 
-    def as_value(self, assignments: Mapping[str, bytes]) -> GroupValue:
+    def as_value(self, assignments: Mapping[str, bytes], now_ms: int) -> GroupValue:
+        """`now_ms`: by the wall clock."""
         return GroupValue(
             self.protocol_type or "",
             self.generation_id,
             self.protocol_name,
             self.leader_id,
-            -1 if self.state_since_ms is None else self.state_since_ms,
+            now_ms,
             [
                 MemberValue(
                     member.member_id,
@@ -394,7 +395,7 @@ class Group:
         )
 
 
-def group_from(group_id: str, value: GroupValue, terms_since: int = 1) -> Group:
+def group_from(group_id: str, value: GroupValue, now_s: float, terms_since: int = 1) -> Group:
     """A group as it was stored: Stable with the members of its last generation that got an assignment, or Empty.
     `terms_since`: as many coordinators as there can have been since, this one included. What numbers the others gave is
     not known, but they counted from here in the same way."""
@@ -403,7 +404,7 @@ def group_from(group_id: str, value: GroupValue, terms_since: int = 1) -> Group:
     group.generations_used = min(value.generation_id + terms_since * UNSTORED_GENERATIONS, _MOST_GENERATIONS)
     group.protocol_type = value.protocol_type or None
     group.protocol_name = value.protocol_name
-    group.state_since_ms = None if value.state_timestamp_ms < 0 else value.state_timestamp_ms
+    group.state_since_s = now_s
     for stored in value.members:
         member = Member(
             stored.member_id,

@@ -20,6 +20,8 @@ class Committed(msgspec.Struct, frozen=True):
     value: OffsetValue
     log_offset: int
     """Of its record."""
+    known_since_s: float
+    """To this coordinator, by its monotonic clock."""
 
 
 class GroupOffsets:
@@ -78,39 +80,41 @@ class GroupOffsets:
             if is_in_doubt:
                 self._in_doubt[topic_partition] = None
 
-    def complete(self, topic_partition: TopicPartition, value: OffsetValue | None, log_offset: int) -> None:
+    def complete(
+        self, topic_partition: TopicPartition, value: OffsetValue | None, log_offset: int, now_s: float
+    ) -> None:
         """The record that began is replicated; None: it was a tombstone. One that was written after it counts more."""
         known = self._committed.get(topic_partition)
         newest = max(-1 if known is None else known.log_offset, self._deleted_at.get(topic_partition, -1))
         if log_offset > newest:
-            self.load(topic_partition, value, log_offset)
+            self.load(topic_partition, value, log_offset, now_s)
             if value is None:
                 self._deleted_at[topic_partition] = log_offset
         self._end(topic_partition)
 
-    def load(self, topic_partition: TopicPartition, value: OffsetValue | None, log_offset: int) -> None:
+    def load(self, topic_partition: TopicPartition, value: OffsetValue | None, log_offset: int, now_s: float) -> None:
         """What the log has, in its order."""
         if value is None:
             self._committed.pop(topic_partition, None)
         else:
-            self._committed[topic_partition] = Committed(value, log_offset)
+            self._committed[topic_partition] = Committed(value, log_offset, now_s)
 
     # -- what need not be kept --
 
     def expired(
-        self, now_ms: int, retention_ms: int, *, unused_since_ms: int | None, subscribed: Container[str]
+        self, now_s: float, retention_s: float, *, unused_since_s: float | None, subscribed: Container[str]
     ) -> list[TopicPartition]:
-        """What nobody has used for `retention_ms` (KIP-211): since its commit or since `unused_since_ms`, whichever is
-        later; None: since its commit. Partitions of topics that are subscribed to are in use, and so is what is being
-        committed."""
+        """What nobody has used for `retention_s` (KIP-211): since its commit or since `unused_since_s`, whichever is
+        later; None: since its commit. A commit that was loaded counts as made then. Partitions of topics that are
+        subscribed to are in use, and so is what is being committed."""
         expired = []
         for topic_partition, committed in self._committed.items():
             if topic_partition in self._pending or topic_partition.topic in subscribed:
                 continue
-            value = committed.value
-            since_ms = max(value.commit_timestamp_ms, unused_since_ms or 0)
-            end_ms = value.expire_timestamp_ms if value.expire_timestamp_ms >= 0 else since_ms + retention_ms
-            if now_ms >= end_ms:
+            since_s = (
+                committed.known_since_s if unused_since_s is None else max(committed.known_since_s, unused_since_s)
+            )
+            if now_s >= since_s + retention_s:
                 expired.append(topic_partition)
         return expired
 

@@ -57,8 +57,6 @@ class OffsetValue(msgspec.Struct, frozen=True):
     commit_timestamp_ms: int
     topic_id: str = ""
     """Empty: not known."""
-    expire_timestamp_ms: int = -1
-    """From version 1 alone, in which each commit said how long it was to be kept; -1: the broker's setting holds."""
 
 
 class MemberValue(msgspec.Struct, frozen=True):
@@ -199,13 +197,14 @@ def decode_offset_value(data: bytes) -> OffsetValue:
     leader_epoch = reader.int32() if version >= 3 else -1
     metadata = reader.compact_string() if version >= 4 else reader.string()
     timestamp = reader.int64()
-    expires = reader.int64() if version == 1 else -1
+    if version == 1:
+        reader.int64()  # how long it was to be kept: the broker's setting holds
     topic_id = ""
     if version >= 4:
         topic_id_bytes = reader.tagged_fields().get(TOPIC_ID_TAG)
         if topic_id_bytes is not None:
             topic_id = base64.urlsafe_b64encode(topic_id_bytes).rstrip(b"=").decode()
-    return OffsetValue(offset, leader_epoch, metadata, timestamp, topic_id, expires)
+    return OffsetValue(offset, leader_epoch, metadata, timestamp, topic_id)
 
 
 def decode_group_value(data: bytes) -> GroupValue:

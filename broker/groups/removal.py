@@ -29,9 +29,6 @@ logger = logging.getLogger("minibroker.groups")
 _S = GroupState
 _E = ErrorCode
 
-JUMP_MS = 60_000
-"""By so much more than the monotonic clock the wall clock may advance between two looks before that is a jump."""
-
 
 class GroupRemoval(TermListener):
     def __init__(
@@ -47,9 +44,6 @@ class GroupRemoval(TermListener):
         self._metadata = metadata
         self._terms = terms
         self._start_task = start_task
-        self._jumped_ms = 0
-        """By which the wall clock has jumped ahead since the start."""
-        self._looked_at: tuple[int, float] | None = None
         self.expired = 0
         """Offsets, so far."""
         terms.add_listener(self)
@@ -84,7 +78,7 @@ class GroupRemoval(TermListener):
         done(outcome)
         if outcome.code is not _E.NONE and not outcome.is_in_doubt:
             group.is_being_deleted = False
-            term.forget_unused(group, self._clock.wall_ms())
+            term.forget_unused(group, self._clock.monotonic())
             return
         while not term.is_over and not group.is_in(_S.DEAD):
             await asyncio.sleep(RETRY_S)
@@ -100,7 +94,7 @@ class GroupRemoval(TermListener):
         key = encode_group_key(group.group_id)
         outcome = await _outcome(lambda done: self._terms.write(term, [(key, None)], done))
         if outcome.code is _E.NONE and not term.is_over:
-            term.forget(group, self._clock.wall_ms())
+            term.forget(group, self._clock.monotonic())
             logger.info("group %r is deleted", group.group_id)
         outcome.is_in_doubt |= bool(offsets)
         return outcome
@@ -109,7 +103,6 @@ class GroupRemoval(TermListener):
 
     async def run(self) -> None:
         """Looks for it as long as the broker runs."""
-        self._look_at_clocks()
         while True:
             await asyncio.sleep(self._config.offsets_retention_check_interval_ms / 1_000)
             for term in self._terms.loaded():
@@ -127,8 +120,7 @@ class GroupRemoval(TermListener):
     async def _sweep(self, term: Term, gone: frozenset[str] | None = None) -> None:
         """`gone`: look for offsets of topics that are, these among them, and for nothing else."""
         slices = Slices()
-        self._look_at_clocks()  # they may have been set since the last partition's turn
-        now_ms = self._clock.wall_ms() - self._jumped_ms
+        now_s = self._clock.monotonic()
         for group in list(term.groups.values()):
             await slices.breathe()
             if term.is_over:
@@ -137,7 +129,7 @@ class GroupRemoval(TermListener):
                 continue
             doomed = dict.fromkeys(self._of_gone_topics(group, gone or frozenset()))
             if gone is None:
-                doomed |= dict.fromkeys(self._unused(group, now_ms))
+                doomed |= dict.fromkeys(self._unused(group, now_s))
             if doomed:
                 outcome = await self._remove(term, group, list(doomed))
                 if outcome.code is not _E.NONE:
@@ -157,31 +149,22 @@ class GroupRemoval(TermListener):
             if value.topic_id in gone or is_of_gone_topic(value, self._metadata.topic_id(topic_partition.topic))
         ]
 
-    def _unused(self, group: Group, now_ms: int) -> list[TopicPartition]:
+    def _unused(self, group: Group, now_s: float) -> list[TopicPartition]:
         """In a group without members all offsets are, from then on; in one that rests, those of topics that no member
         reads; while it rebalances nobody knows (KAFKA-13636). Of groups that never had a member: by their commits."""
-        retention_ms = self._config.offsets_retention_minutes * 60_000
+        retention_s = self._config.offsets_retention_minutes * 60
         subscribed: frozenset[str] | None = frozenset()
-        since_ms = None
+        since_s = None
         if group.is_in(_S.EMPTY):
-            since_ms = None if group.protocol_type is None else group.state_since_ms
+            since_s = None if group.protocol_type is None else group.state_since_s
         else:
             subscribed = group.subscribed_topics()
         if subscribed is None:
             return []
-        return group.offsets.expired(now_ms, retention_ms, unused_since_ms=since_ms, subscribed=subscribed)
+        return group.offsets.expired(now_s, retention_s, unused_since_s=since_s, subscribed=subscribed)
 
     def _is_idle(self, group: Group) -> bool:
         return group.is_in(_S.EMPTY) and not group.pending_members and group.offsets.is_unused
-
-    def _look_at_clocks(self) -> None:
-        """A wall clock that is set ahead by a week must not delete what was committed a minute ago."""
-        now = self._clock.wall_ms(), self._clock.monotonic()
-        if self._looked_at is not None:
-            ahead_ms = now[0] - self._looked_at[0] - round((now[1] - self._looked_at[1]) * 1_000)
-            if abs(ahead_ms) > JUMP_MS:
-                self._jumped_ms = max(self._jumped_ms + ahead_ms, 0)
-        self._looked_at = now
 
 
 def _outcome(write: Callable[[Callable[[Outcome], None]], None]) -> Awaitable[Outcome]:

@@ -119,16 +119,16 @@ class Term:
         self._in_doubt: list[tuple[int, Callable[[], None]]] = []
         """Writes that failed and are in the log: where each ends, and what it means. A heap."""
 
-    def forget(self, group: Group, now_ms: int) -> None:
+    def forget(self, group: Group, now_s: float) -> None:
         """Whoever asks for it from now on begins anew, and who has it in hand sees that it is dead."""
         if self.groups.get(group.group_id) is group:
-            group.transition_to(GroupState.DEAD, now_ms)
+            group.transition_to(GroupState.DEAD, now_s)
             del self.groups[group.group_id]
 
-    def forget_unused(self, group: Group, now_ms: int) -> None:
+    def forget_unused(self, group: Group, now_s: float) -> None:
         """Not one that is being deleted: nobody may begin it anew until it is known how that ends."""
         if group.is_unused and not group.is_being_deleted:
-            self.forget(group, now_ms)
+            self.forget(group, now_s)
 
     def await_replicas(self, end_offset: int, replicated: Callable[[], None]) -> None:
         """A write that ends there is in doubt. `replicated` is called when it no longer is, before anybody is told
@@ -180,6 +180,11 @@ class Terms:
 
     def add_listener(self, listener: TermListener) -> None:
         self._listeners.append(listener)
+
+    @property
+    def now_s(self) -> float:
+        """By which groups and offsets age."""
+        return self._clock.monotonic()
 
     # -- look-ups --
 
@@ -277,7 +282,7 @@ class Terms:
 
     async def _read(self, term: Term) -> dict[str, Group]:
         """The groups as the log has them. Raises BrokerError."""
-        loading = _Loading(term.leading_since_epoch)
+        loading = _Loading(term.leading_since_epoch, self._clock.monotonic())
         slices = Slices()
         partition = self._replicas.leader(term.topic_partition)
         offset = partition.log.log_start_offset
@@ -372,8 +377,9 @@ class Terms:
 class _Loading:
     """The log's records, in order: of each key the last one counts (KAFKA-5600), and is the only one to be decoded."""
 
-    def __init__(self, leading_since_epoch: int) -> None:
+    def __init__(self, leading_since_epoch: int, now_s: float) -> None:
         self._leading_since_epoch = leading_since_epoch
+        self._now_s = now_s
         self._groups: dict[str, tuple[bytes, int, int]] = {}
         """With the offset and the leader epoch."""
         self._offsets: dict[str, dict[TopicPartition, tuple[bytes, int]]] = {}
@@ -408,7 +414,7 @@ class _Loading:
         for group_id, (group_value, log_offset, epoch) in self._groups.items():
             terms_since = max(1, self._leading_since_epoch - epoch)
             try:
-                groups[group_id] = group_from(group_id, decode_group_value(group_value), terms_since)
+                groups[group_id] = group_from(group_id, decode_group_value(group_value), self._now_s, terms_since)
             except MalformedRecord as error:
                 _skip(log_offset, error)
             await slices.breathe()
@@ -422,7 +428,7 @@ class _Loading:
                 group = groups.get(group_id)
                 if group is None:
                     group = groups[group_id] = Group(group_id)
-                group.offsets.load(topic_partition, committed, log_offset)
+                group.offsets.load(topic_partition, committed, log_offset, self._now_s)
             await slices.breathe()
         return groups
 

@@ -7,9 +7,9 @@ Of each partition a group has one offset, or none. Promised is:
   ended. What is in doubt may come about later still, but not once the same client had a later call acknowledged.
 - A group that was deleted has nothing, and neither has one of which it is told that there is none.
 - What was committed is kept for as long as `offsets.retention.minutes` says: since it was committed, and since the
-  group had a member that read the topic. It is not kept for much longer.
+  group had a member that read the topic. It is not kept for much longer by the coordinator that the group has then.
 
-Times are seconds; all clocks have the same.
+Times are seconds, whatever the brokers' wall clocks say.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class Ledger:
         self.used_s: dict[str, list[float]] = defaultdict(list)
         """When the group had, for certain, a member that read this topic."""
         self.may_be_used_until_s = -inf
+        self.coordinated_since_s = -inf
+        """When the group got the coordinator that it has."""
 
     def begin(self, client: str, offsets: Mapping[TopicPartition, int | None], now_s: float) -> Call:
         call = Call(client, dict(offsets), now_s)
@@ -146,7 +148,7 @@ def _may_be_expired(
 
 
 def _is_overdue(ledger: Ledger, setting: _Setting, look: Look, retention: Retention) -> bool:
-    used_until_s = max(setting.ended_s, ledger.may_be_used_until_s)
+    used_until_s = max(setting.ended_s, ledger.may_be_used_until_s, ledger.coordinated_since_s)
     return used_until_s + retention.kept_s + retention.late_s < look.began_s
 
 

@@ -291,6 +291,8 @@ class Storm:
         self._reported: set[str] = set()
         self.leadership: dict[str, tuple[TopicPartition, LeaderAndIsr]] = {}
         """What the state znodes of the partitions hold, by their paths."""
+        self.led_since_s: dict[TopicPartition, float] = {}
+        """Since when partitions have been in their leader epochs, if that was not from the beginning on."""
         self._changed_at_s: dict[str, deque[float]] = {}
         """When the latest MAX_CHANGES_A_SECOND changes of the state at a path were."""
         self._changes: Ambushes[Change] = Ambushes()
@@ -938,6 +940,8 @@ class Storm:
         if len(changed_at_s) == MAX_CHANGES_A_SECOND and self._now_s - changed_at_s[0] < 1:
             self.accuse(Anomaly("a state flaps", f"{partition} changed {MAX_CHANGES_A_SECOND} times within a second"))
         changed_at_s.append(self._now_s)
+        if state.leader_epoch != before.leader_epoch:
+            self.led_since_s[partition] = self._now_s
         if self._is_left_to_victims(partition, before, state):
             self._expose([partition])
         self._changes.strike(Change(before, state))

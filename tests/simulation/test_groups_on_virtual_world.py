@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Any
@@ -25,6 +24,8 @@ from tests.simulation.seeds import every_seed
 from tests.simulation.world import Simulation, VirtualWorld
 
 ORDERS = TopicPartition("orders", 0)
+P0_OF_OFFSETS = TopicPartition(OFFSETS_TOPIC, 0)
+DAY_MS = 86_400_000
 
 Program = Callable[[VirtualCluster, VirtualWorld], Coroutine[Any, Any, None]]
 
@@ -615,35 +616,49 @@ def test_a_group_whose_deletion_is_in_doubt_is_not_begun_anew_when_an_id_that_it
     with_topic(program, ONE_OFFSETS_PARTITION)
 
 
-@pytest.mark.slow
-def test_a_clock_that_is_set_ahead_while_unused_offsets_are_looked_for_deletes_none() -> None:
-    """One broker coordinates two partitions, and the clock is set between their turns."""
+@pytest.mark.parametrize(("behind_ms", "ahead_ms"), [(8 * DAY_MS, 0), (0, 8 * DAY_MS), (400 * DAY_MS, 400 * DAY_MS)])
+def test_an_offset_is_kept_for_its_time_whatever_the_clocks_of_its_coordinators_say(
+    behind_ms: int, ahead_ms: int
+) -> None:
+    """The first one's clock is behind when it writes the offset, the next one's is ahead when it starts."""
 
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await GroupClient(cluster, world, "any").find_coordinator()
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            both = {TopicPartition(OFFSETS_TOPIC, index): [0, 1, 2] for index in range(2)}
-            await admin.alter_partition_reassignments(both)
+        client, member = GroupClient(cluster, world, "nightly"), GroupMember(cluster, world, "billing")
+        coordinator = await client.find_coordinator()
+        await member.join_and_sync()
+        others = [broker_id for broker_id in cluster.broker_ids if broker_id != coordinator]
+        for broker_id in others:
+            cluster.simulation.host(host_name(broker_id)).clock_offset_ms = ahead_ms
+            cluster.kill_broker(broker_id)
+            await cluster.start_broker(broker_id)
+        await cluster.until(lambda: len(cluster.state(P0_OF_OFFSETS).isr) == 3)
+        cluster.simulation.host(host_name(coordinator)).clock_offset_ms = -behind_ms
+        assert await client.commit({ORDERS: 42}) == [ErrorCode.NONE]
+        assert await member.commit_as_member({ORDERS: 43}) == [ErrorCode.NONE]
+        assert await member.leave() == ErrorCode.NONE
+        await asyncio.sleep(1)
+        cluster.kill_broker(coordinator)
+        for _ in range(5):
             await asyncio.sleep(1)
-            with suppress(BrokerError):
-                await admin.elect_leaders("preferred")  # those of the rest lead where they should
-        await asyncio.sleep(2)
-        groups = cluster.broker(0)._groups
-        assert groups is not None
-        first, second = (term.topic_partition.partition for term in groups.terms.loaded())
-        of_first = [name for name in (f"old-{n}" for n in range(200)) if offsets_partition(name, 2) == first]
-        for name in of_first:
-            assert await GroupClient(cluster, world, name).commit({ORDERS: 1}, broker_id=0) == [ErrorCode.NONE]
-        young = next(name for name in (f"young-{n}" for n in range(50)) if offsets_partition(name, 2) == second)
-        await asyncio.sleep(590 - asyncio.get_running_loop().time() % 600)
-        client = GroupClient(cluster, world, young)
-        assert await client.commit({ORDERS: 42}, broker_id=0) == [ErrorCode.NONE]
-        before = offsets_end(cluster, 0, first)
-        while offsets_end(cluster, 0, first) == before:
-            await asyncio.sleep(0.0005)
-        cluster.simulation.host(host_name(0)).clock_offset_ms = 8 * 24 * 3_600_000
-        await asyncio.sleep(60)
-        assert await client.committed(ORDERS) == 42
+            assert await client.committed(ORDERS) == 42
+            assert await member.committed(ORDERS) == 43
+        assert await client.find_coordinator() != coordinator
 
-    few = {"offsets.topic.num.partitions": "2", "offsets.retention.minutes": "5"}
-    with_topic(program, few | {"offsets.retention.check.interval.ms": "600000"})
+    often = {"offsets.retention.minutes": str(7 * 24 * 60), "offsets.retention.check.interval.ms": "500"}
+    with_topic(program, ONE_OFFSETS_PARTITION | often)
+
+
+def test_an_offset_that_its_coordinator_has_seen_unused_for_its_time_is_gone() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        client = GroupClient(cluster, world, "nightly")
+        coordinator = await client.find_coordinator()
+        assert await client.commit({ORDERS: 42}) == [ErrorCode.NONE]
+        await asyncio.sleep(50)
+        cluster.kill_broker(coordinator)
+        await asyncio.sleep(55)
+        assert await client.committed(ORDERS) == 42
+        await asyncio.sleep(15)
+        assert await client.committed(ORDERS) == -1
+
+    often = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "500"}
+    with_topic(program, ONE_OFFSETS_PARTITION | often)

@@ -60,8 +60,8 @@ def first_record_of_a_key_counts(patches: Patches) -> None:
 @mutant("a number for two", "a coordinator knows of one before it that stored no generation, and of no others")
 def generations_of_one_coordinator_are_skipped(patches: Patches) -> None:
     @patches.instead_of(terms, "group_from")
-    def group_from(original: Any, group_id: str, value: Any, terms_since: int) -> Any:
-        return original(group_id, value)
+    def group_from(original: Any, group_id: str, value: Any, now_s: float, terms_since: int) -> Any:
+        return original(group_id, value, now_s)
 
 
 @mutant("KAFKA-2841", "a broker that coordinates groups again has them as it knew them when it last did")
@@ -126,7 +126,7 @@ def load_ends_too_early(patches: Patches) -> None:
 def load_never_ends(patches: Patches) -> None:
     @patches.instead_of(Terms, "_read")
     async def read(original: Any, self: Terms, term: Term) -> dict[str, Group]:
-        loading = terms._Loading(term.leading_since_epoch)
+        loading = terms._Loading(term.leading_since_epoch, self.now_s)
         partition = self._replicas.leader(term.topic_partition)
         offset = partition.log.log_start_offset
         while offset < term.end_offset and not term.is_over:
@@ -176,23 +176,21 @@ def nothing_to_delete_is_believed(patches: Patches) -> None:
 @mutant("KAFKA-13636", "while a group rebalances, what it has not committed for long is deleted")
 def expired_in_a_rebalance(patches: Patches) -> None:
     @patches.instead_of(GroupRemoval, "_unused")
-    def unused(original: Any, self: GroupRemoval, group: Group, now_ms: int) -> list[TopicPartition]:
+    def unused(original: Any, self: GroupRemoval, group: Group, now_s: float) -> list[TopicPartition]:
         if not group.is_in(GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE):
-            return original(self, group, now_ms)  # type: ignore[no-any-return]
-        retention_ms = self._config.offsets_retention_minutes * 60_000
-        return group.offsets.expired(now_ms, retention_ms, unused_since_ms=None, subscribed=frozenset())
+            return original(self, group, now_s)  # type: ignore[no-any-return]
+        retention_s = self._config.offsets_retention_minutes * 60
+        return group.offsets.expired(now_s, retention_s, unused_since_s=None, subscribed=frozenset())
 
 
 @mutant("KAFKA-8069", "offsets that were loaded count as expired already, as they have no time of their own for that")
 def expired_once_loaded(patches: Patches) -> None:
     @patches.instead_of(GroupOffsets, "expired")
-    def expired(original: Any, self: GroupOffsets, now_ms: int, *rest: Any, **named: Any) -> list[TopicPartition]:
+    def expired(original: Any, self: GroupOffsets, now_s: float, *rest: Any, **named: Any) -> list[TopicPartition]:
         return [
             topic_partition
-            for topic_partition, known in self._committed.items()
-            if topic_partition not in self._pending
-            and topic_partition.topic not in named["subscribed"]
-            and now_ms >= known.value.expire_timestamp_ms
+            for topic_partition in self._committed
+            if topic_partition not in self._pending and topic_partition.topic not in named["subscribed"]
         ]
 
 
@@ -252,7 +250,7 @@ def static_leaders_are_believed(patches: Patches) -> None:
 @mutant("two groups of one name", "one that is dropped as nobody uses it passes for empty with whoever has it in hand")
 def dropped_groups_are_not_dead(patches: Patches) -> None:
     @patches.instead_of(Term, "forget_unused")
-    def forget_unused(original: Any, self: Term, group: Group, now_ms: int) -> None:
+    def forget_unused(original: Any, self: Term, group: Group, now_s: float) -> None:
         if group.is_unused and not group.is_being_deleted:
             self.groups.pop(group.group_id, None)
 
@@ -260,20 +258,19 @@ def dropped_groups_are_not_dead(patches: Patches) -> None:
 @mutant("two groups of one name", "one whose deletion is in doubt is dropped as nobody uses it, and begun anew")
 def groups_are_dropped_in_their_deletion(patches: Patches) -> None:
     @patches.instead_of(Term, "forget_unused")
-    def forget_unused(original: Any, self: Term, group: Group, now_ms: int) -> None:
+    def forget_unused(original: Any, self: Term, group: Group, now_s: float) -> None:
         if group.is_unused:
             self.groups.pop(group.group_id, None)
 
 
-@mutant("clocks", "one that is set ahead within a look for unused offsets counts until the next look")
-def clocks_are_looked_at_between_looks(patches: Patches) -> None:
-    @patches.instead_of(GroupRemoval, "_sweep")
-    async def sweep(original: Any, self: GroupRemoval, term: Term, *rest: Any) -> None:
-        known, self._looked_at = self._looked_at, None
-        try:
-            await original(self, term, *rest)
-        finally:
-            self._looked_at = known
+@mutant("clocks", "an offset is as old as the clock of whoever wrote it and that of its coordinator say")
+def offsets_age_by_their_stamps(patches: Patches) -> None:
+    @patches.instead_of(GroupRemoval, "_unused")
+    def unused(original: Any, self: GroupRemoval, group: Group, now_s: float) -> list[TopicPartition]:
+        if not group.is_in(GroupState.EMPTY):
+            return original(self, group, now_s)  # type: ignore[no-any-return]
+        oldest_ms = self._clock.wall_ms() - self._config.offsets_retention_minutes * 60_000
+        return [one for one, value in group.offsets.settled() if value.commit_timestamp_ms <= oldest_ms]
 
 
 @mutant("commits of a deleted topic", "they are repeated for a while, and those of the next topic wait behind them")

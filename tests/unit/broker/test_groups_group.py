@@ -168,8 +168,9 @@ def test_a_group_whose_given_out_ids_are_as_many_as_its_members_may_be_gives_out
 
 def test_a_stored_group_comes_back_stable_with_what_it_had() -> None:
     group = begun(member("a", "sticky", "range"), member("b", "sticky", instance="two"))
-    value = decode_group_value(encode_group_value(group.as_value({"a": b"1", "b": b"2"})))
-    back = group_from("g", value)
+    value = decode_group_value(encode_group_value(group.as_value({"a": b"1", "b": b"2"}, 5)))
+    back = group_from("g", value, 7.0)
+    assert (value.state_timestamp_ms, back.state_since_s) == (5, 7.0)
     assert back.is_in(GroupState.STABLE)
     assert (back.generation_id, back.protocol_name, back.leader_id) == (1, "sticky", "a")
     assert [m.assignment for m in back.members.values()] == [b"1", b"2"]

@@ -12,8 +12,8 @@ OTHER = TopicPartition("other", 0)
 OLD, NEW = make(1, 1, b"aaaaaa"), make(1, 2, b"bbbbbb")
 
 
-def value(offset: int, at_ms: int = 0, *, expires_ms: int = -1, topic_id: str = "") -> OffsetValue:
-    return OffsetValue(offset, -1, "", at_ms, topic_id, expires_ms)
+def value(offset: int, *, topic_id: str = "") -> OffsetValue:
+    return OffsetValue(offset, -1, "", 0, topic_id)
 
 
 def offset_of(offsets: GroupOffsets) -> int | None:
@@ -26,13 +26,13 @@ def test_a_commit_is_shown_when_it_is_complete_and_not_before() -> None:
     offsets.begin([ORDERS])
     assert offset_of(offsets) is None
     assert not offsets.is_unused
-    offsets.complete(ORDERS, value(5), 10)
+    offsets.complete(ORDERS, value(5), 10, 0)
     assert offset_of(offsets) == 5
 
 
 def test_a_commit_that_fails_changes_nothing() -> None:
     offsets = GroupOffsets()
-    offsets.load(ORDERS, value(3), 1)
+    offsets.load(ORDERS, value(3), 1, 0)
     offsets.begin([ORDERS])
     offsets.fail([ORDERS])
     assert offset_of(offsets) == 3
@@ -46,49 +46,42 @@ def test_of_two_commits_the_one_that_was_written_last_counts_in_whatever_order_t
     offsets = GroupOffsets()
     offsets.begin([ORDERS])
     offsets.begin([ORDERS])
-    offsets.complete(ORDERS, value(6), 11)
-    offsets.complete(ORDERS, value(5), 10)
+    offsets.complete(ORDERS, value(6), 11, 0)
+    offsets.complete(ORDERS, value(5), 10, 0)
     assert offset_of(offsets) == 6
 
 
 def test_a_commit_that_was_written_after_a_tombstone_outlives_it() -> None:
     offsets = GroupOffsets()
-    offsets.load(ORDERS, value(3), 1)
+    offsets.load(ORDERS, value(3), 1, 0)
     offsets.begin([ORDERS])
     offsets.begin([ORDERS])
-    offsets.complete(ORDERS, value(5), 11)
-    offsets.complete(ORDERS, None, 10)
+    offsets.complete(ORDERS, value(5), 11, 0)
+    offsets.complete(ORDERS, None, 10, 0)
     assert offset_of(offsets) == 5
 
 
 def test_an_offset_expires_from_its_commit_or_from_when_it_was_last_in_use() -> None:
     offsets = GroupOffsets()
-    offsets.load(ORDERS, value(3, 1_000), 1)
+    offsets.load(ORDERS, value(3), 1, 1_000)
 
-    def expired(now_ms: int, since_ms: int | None = None, subscribed: frozenset[str] = frozenset()) -> bool:
-        return offsets.expired(now_ms, 100, unused_since_ms=since_ms, subscribed=subscribed) == [ORDERS]
+    def expired(now_s: float, since_s: float | None = None, subscribed: frozenset[str] = frozenset()) -> bool:
+        return offsets.expired(now_s, 100, unused_since_s=since_s, subscribed=subscribed) == [ORDERS]
 
     assert not expired(1_099)
     assert expired(1_100)
-    assert not expired(1_100, since_ms=1_050)
-    assert expired(1_150, since_ms=1_050)
-    assert expired(1_100, since_ms=500)
+    assert not expired(1_100, since_s=1_050)
+    assert expired(1_150, since_s=1_050)
+    assert expired(1_100, since_s=500)
     assert not expired(5_000, subscribed=frozenset({"orders"}))
 
 
 def test_an_offset_that_is_being_committed_does_not_expire() -> None:
     offsets = GroupOffsets()
-    offsets.load(ORDERS, value(3, 0), 1)
+    offsets.load(ORDERS, value(3), 1, 0)
     offsets.begin([ORDERS])
-    assert offsets.expired(1_000_000, 100, unused_since_ms=None, subscribed=()) == []
+    assert offsets.expired(1_000_000, 100, unused_since_s=None, subscribed=()) == []
     assert offsets.settled() == []
-
-
-def test_an_offset_of_old_that_says_when_it_expires_does_then() -> None:
-    offsets = GroupOffsets()
-    offsets.load(ORDERS, value(3, 0, expires_ms=50), 1)
-    assert offsets.expired(49, 1_000, unused_since_ms=None, subscribed=()) == []
-    assert offsets.expired(50, 1_000, unused_since_ms=None, subscribed=()) == [ORDERS]
 
 
 def test_a_topic_is_gone_where_a_newer_one_has_its_name() -> None:
@@ -110,15 +103,15 @@ def test_a_commit_that_was_written_before_a_tombstone_stays_deleted_in_whatever_
     offsets = GroupOffsets()
     offsets.begin([ORDERS])
     offsets.begin([ORDERS])
-    offsets.complete(ORDERS, None, 11)
-    offsets.complete(ORDERS, value(5), 10)
+    offsets.complete(ORDERS, None, 11, 0)
+    offsets.complete(ORDERS, value(5), 10, 0)
     assert offset_of(offsets) is None
     assert offsets.is_unused
 
 
 def test_what_is_on_its_way_or_in_doubt_is_to_be_deleted_like_what_is_known() -> None:
     offsets = GroupOffsets()
-    offsets.load(ORDERS, value(3), 1)
+    offsets.load(ORDERS, value(3), 1, 0)
     offsets.begin([ORDERS, OTHER])
     assert offsets.to_delete() == [ORDERS, OTHER]
     offsets.fail([ORDERS])

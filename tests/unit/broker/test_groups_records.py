@@ -60,7 +60,7 @@ def test_older_versions_of_an_offset_are_read() -> None:
     v1 = bytes.fromhex("0001 0000000000000007 0001 6d 00000000000003e8 00000000000007d0")
     v2 = bytes.fromhex("0002 0000000000000007 0001 6d 00000000000003e8")
     assert decode_offset_value(v0) == decode_offset_value(v2) == OffsetValue(7, -1, "m", 1_000)
-    assert decode_offset_value(v1) == OffsetValue(7, -1, "m", 1_000, expire_timestamp_ms=2_000)
+    assert decode_offset_value(v1) == OffsetValue(7, -1, "m", 1_000)
 
 
 def test_a_group_is_written_in_version_3() -> None:
