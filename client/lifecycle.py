@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import ClassVar, Literal, Self
 
 from minibroker.client.calls import Calls
+from minibroker.client.context_managers import Asynchronous
 from minibroker.client.errors import ClientCrashed, Closed
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.tasks import weakly
@@ -16,7 +17,7 @@ from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.world import World
 
 
-class Client:
+class Client(Asynchronous):
     """What Producer, Consumer and Admin derive from. They override `_reach`, `_go`, `_tell` and `_was_dropped` where
     they differ; the producer, which has records to send first, also closes in ways of its own.
 

@@ -12,6 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar
 
+from minibroker.client.context_managers import Blocking
 from minibroker.client.errors import ApiTimedOut, Closed, records_were
 from minibroker.client.lifecycle import Client
 from minibroker.client.settings import check_ms
@@ -72,7 +73,7 @@ class Ending:
         """The loop is over."""
 
 
-class Facade(Generic[C]):
+class Facade(Blocking, Generic[C]):
     """A client for scripts and threads. Its calls wait for what the asynchronous client does, in a thread of its
     own."""
 

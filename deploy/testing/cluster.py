@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from minibroker.client.admin import NewTopic
+from minibroker.client.context_managers import Asynchronous, Blocking
 from minibroker.client.errors import TopicErrors
 from minibroker.client.sync import Admin
 from minibroker.deploy import broker_process
@@ -55,7 +56,7 @@ Topics = Iterable[str | NewTopic]
 _History = tuple[int, list[Process]]
 
 
-class SyncLocalCluster:
+class SyncLocalCluster(Blocking):
     """Brokers 1 to `brokers` and a ZooKeeper, as processes of this machine, within `with`.
 
     `topics` are there from the beginning: names (with `num.partitions` partitions, and as many replicas as there are
@@ -67,6 +68,8 @@ class SyncLocalCluster:
     too long. WHO is a broker id, `"controller"`, `"leader:TOPIC-PARTITION"`, `"coordinator:GROUP"`, `"all"` or
     `"zookeeper"`. Any thread may call.
     """
+
+    _asynchronous = "minibroker.testing.LocalCluster"
 
     def __init__(
         self,
@@ -340,8 +343,10 @@ class SyncLocalCluster:
             self.restore()
 
 
-class LocalCluster:
+class LocalCluster(Asynchronous):
     """The same as `SyncLocalCluster`, for asyncio: `async with`, and methods that are awaited."""
+
+    _blocking = "minibroker.testing.SyncLocalCluster"
 
     def __init__(
         self,

@@ -17,6 +17,12 @@ from minibroker.testing import SyncLocalCluster
 from tests.documents import ADDRESS, ROOT, Program, all_programs
 
 PROGRAMS = all_programs()
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT),
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+}
+"""With the command `minibroker` of this environment."""
 OURS = "minibroker.deploy.testing.plugin"
 
 
@@ -36,16 +42,25 @@ async def ensure_topics(bootstrap: str, topics: tuple[str, ...]) -> None:
                     raise
 
 
+def prepared(program: Program, bootstrap: str, directory: Path) -> Path:
+    """The program as a file in the directory, where the command that must run before it has run."""
+    asyncio.run(ensure_topics(bootstrap, program.words))
+    if program.command is not None:
+        command = program.command.replace(ADDRESS, bootstrap)
+        subprocess.run(command, shell=True, check=True, timeout=120, cwd=directory, env=ENVIRONMENT)
+    script = directory / f"{program.name}.py"
+    script.write_text(program.text.replace(ADDRESS, bootstrap))
+    return script
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "program", [program for program in PROGRAMS if not program.is_for_pytest], ids=lambda program: program.name
+    "program", [program for program in PROGRAMS if program.how == "run"], ids=lambda program: program.name
 )
 def test_a_program_of_the_documentation_runs_twice_and_warns_of_nothing(
     program: Program, bootstrap: str, tmp_path: Path
 ) -> None:
-    asyncio.run(ensure_topics(bootstrap, program.words))
-    script = tmp_path / f"{program.name}.py"
-    script.write_text(program.text.replace(ADDRESS, bootstrap))
+    script = prepared(program, bootstrap, tmp_path)
     for _ in range(2):
         ended = subprocess.run(
             [sys.executable, "-X", "dev", "-W", "error", str(script)],
@@ -54,7 +69,7 @@ def test_a_program_of_the_documentation_runs_twice_and_warns_of_nothing(
             timeout=80,
             check=False,
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env=ENVIRONMENT,
         )
         # In -X dev the loop tells of each step that took 0.1 s, as any does where the machine is busy.
         warned = [line for line in ended.stderr.splitlines() if not line.startswith("Executing <")]
@@ -63,7 +78,18 @@ def test_a_program_of_the_documentation_runs_twice_and_warns_of_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "program", [program for program in PROGRAMS if program.is_for_pytest], ids=lambda program: program.name
+    "program", [program for program in PROGRAMS if program.how == "loud"], ids=lambda program: program.name
+)
+def test_a_program_of_the_documentation_whose_libraries_warn_runs(
+    program: Program, bootstrap: str, tmp_path: Path
+) -> None:
+    script = prepared(program, bootstrap, tmp_path)
+    subprocess.run([sys.executable, str(script)], check=True, timeout=120, cwd=tmp_path, env=ENVIRONMENT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program", [program for program in PROGRAMS if program.how == "pytest"], ids=lambda program: program.name
 )
 def test_tests_of_the_documentation_pass_and_warn_of_nothing(program: Program, tmp_path: Path) -> None:
     script = tmp_path / f"test_{program.name.replace('-', '_')}.py"

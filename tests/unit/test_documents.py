@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import documents
 from tests.settings_reference import reference
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +56,12 @@ PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", documents.PAGES, ids=lambda page: page.name)
+def test_every_python_block_says_how_it_is_run(page: Path) -> None:
+    """`tests/integration/test_documented_programs.py` runs them."""
+    assert len(documents.programs_of(page)) == page.read_text().count("```python\n")
 
 
 def test_the_readme_leads_to_every_page_and_is_short() -> None:
