@@ -20,6 +20,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     partition: int
     offset: int
     timestamp_ms: int
+    """-1 where its producer gave it none."""
     key: Any
     """bytes or None, or what the consumer's `key_deserializer` makes of it."""
     value: Any

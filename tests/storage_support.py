@@ -217,6 +217,12 @@ class FailingFile:
     def size(self) -> int:
         return self._file.size()
 
+    def modified_ms(self) -> int:
+        return self._file.modified_ms()
+
+    def set_modified_ms(self, wall_ms: int) -> None:
+        self._file.set_modified_ms(wall_ms)
+
     def truncate(self, size: int) -> None:
         self._file.truncate(size)
 

@@ -59,7 +59,9 @@ async def handle_produce(services: Services, request: Request) -> Rest | None:
 
 def _needs_a_look(services: Services, entry: ToAppend) -> bool:
     """Before it is appended, which may take seconds."""
-    return not services.replicas.takes_columns(entry.topic_partition.topic) or services.replicas.takes_long(entry)
+    return services.replicas.is_to_be_rewritten_for(entry) is not None or (
+        not entry.is_checked and services.replicas.takes_long(entry)
+    )
 
 
 async def _look_and_append(
@@ -76,10 +78,13 @@ async def _look_and_append(
     while left:
         entry = left.pop()
         try:
-            if not services.replicas.takes_columns(entry.topic_partition.topic) and not entry.came_as_columns:
-                came_as_columns = _are_columns(entry.records)
-                records = await services.transcoder.as_records(entry.records)
-                entry = entry._replace(records=records, came_as_columns=came_as_columns, is_checked=False)
+            config = services.replicas.is_to_be_rewritten_for(entry)
+            if config is not None:
+                records = await services.transcoder.as_appended(entry.records, config)
+                came_as_columns = entry.came_as_columns or (_are_columns(entry.records) and not _are_columns(records))
+                entry = entry._replace(
+                    records=records, rewritten_for=config, came_as_columns=came_as_columns, is_checked=False
+                )
             if not entry.is_checked and await services.replicas.check(entry, lambda: _is_moot(request, body)):
                 entry = entry._replace(is_checked=True)
         except BrokerError as error:
@@ -87,19 +92,10 @@ async def _look_and_append(
         else:
             taken.append(entry)
         if not left:  # a topic's settings, or its leader, may have changed meanwhile
-            again = [_is_to_be_looked_at(services, each) for each in taken]
+            again = [_needs_a_look(services, each) for each in taken]
             left = list(compress(taken, again))
             taken = list(compress(taken, map(not_, again)))
     _append(services, request, body, taken, refused)
-
-
-def _is_to_be_looked_at(services: Services, entry: ToAppend) -> bool:
-    is_to_be_converted = (
-        not services.replicas.takes_columns(entry.topic_partition.topic)
-        and not entry.came_as_columns
-        and _are_columns(entry.records)
-    )
-    return is_to_be_converted or (not entry.is_checked and services.replicas.takes_long(entry))
 
 
 def _is_moot(request: Request, body: ProduceRequest) -> bool:

@@ -35,6 +35,8 @@ import msgspec
 from minibroker.broker.replication.manager import FetchAnswer, ReplicaManager
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.slices import Slices
+from minibroker.broker.storage.log_config import LogConfig
+from minibroker.broker.storage.validator import has_doubtful_times, is_to_be_rewritten
 from minibroker.protocol.compression import Compression, DecompressionTooLarge
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest
@@ -47,7 +49,9 @@ from minibroker.protocol.records import (
     Buffer,
     CorruptRecord,
     iterate_batches,
+    parse_header,
     validate_batch,
+    with_true_times,
 )
 from minibroker.protocol.records.header import COMPRESSION_MASK, LENGTH_END
 from minibroker.protocol.records.transcoding import LARGEST_BODY_BYTES, Records, as_records, decompressed, finished
@@ -135,41 +139,50 @@ class Transcoder:
         for key in [key for key in self._cache if key.topic_partition == topic_partition]:
             self.cached_bytes -= len(self._cache.pop(key))
 
-    async def as_records(self, records: Buffer) -> Buffer:
-        """What a producer sent, for a log that takes no columns. What is damaged is left for the log to find. Raises
-        BrokerError: INVALID_RECORD for a body that is no columns; MESSAGE_TOO_LARGE where what all records have once is
-        too much when each has its own."""
+    async def as_appended(self, records: Buffer, config: LogConfig) -> Buffer:
+        """What a producer sent, as a log with that config keeps it (`is_to_be_rewritten`). What is damaged is left for
+        the log to find. Raises BrokerError: INVALID_RECORD for a body that cannot be read; MESSAGE_TOO_LARGE where what
+        all records have once is too much when each has its own."""
         batches: list[Buffer] = []
         slices = Slices()
         position = 0
         try:
             for header, start, end in iterate_batches(records):
                 batch: Buffer = memoryview(records)[start:end]
-                if header.magic == MAGIC_COLUMNS:
+                if is_to_be_rewritten(batch, config):
                     validate_batch(batch, header, as_produced=True)
+                    if header.size > config.max_message_bytes:
+                        return records
                     await slices.breathe()
-                    batch = await self._appendable(batch, header)
+                    batch = await self._appendable(batch, header, config)
                 batches.append(batch)
                 position = end
         except CorruptRecord:
             return records
         return b"".join([*batches, memoryview(records)[position:]])
 
-    async def _appendable(self, batch: Buffer, header: BatchHeader) -> Buffer:
-        began_s = asyncio.get_running_loop().time()
+    async def _appendable(self, batch: Buffer, header: BatchHeader, config: LogConfig) -> Buffer:
         turn = _Turn(self._conversions)
         try:
-            made = await self._records(batch, header, header.base_offset, turn)
-            if not made.is_whole:
-                text = (
-                    f"{header.records_count} records take more than {LARGEST_BODY_BYTES} bytes as Kafka's: send fewer"
-                )
-                raise BrokerError(ErrorCode.MESSAGE_TOO_LARGE, text)
-            finished = await self._finished(made)
+            if has_doubtful_times(header.base_timestamp, header.max_timestamp):
+                await turn.take()
+                batch = await self._executor.run(with_true_times, batch, header)
+                header = parse_header(batch)
+            if header.magic == MAGIC_COLUMNS and not config.columns:
+                batch = await self._appendable_records(batch, header, turn)
         except CorruptRecord as error:
             raise BrokerError(ErrorCode.INVALID_RECORD, str(error)) from error
         finally:
             turn.end()
+        return batch
+
+    async def _appendable_records(self, batch: Buffer, header: BatchHeader, turn: "_Turn") -> Buffer:
+        began_s = asyncio.get_running_loop().time()
+        made = await self._records(batch, header, header.base_offset, turn)
+        if not made.is_whole:
+            text = f"{header.records_count} records take more than {LARGEST_BODY_BYTES} bytes as Kafka's: send fewer"
+            raise BrokerError(ErrorCode.MESSAGE_TOO_LARGE, text)
+        finished = await self._finished(made)
         _count(self.produced, made, finished, began_s)
         return finished
 

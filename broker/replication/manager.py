@@ -40,7 +40,7 @@ from minibroker.broker.storage.io_errors import Shortage
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
-from minibroker.broker.storage.validator import takes_long, validated_headers
+from minibroker.broker.storage.validator import is_to_be_rewritten, takes_long, validated_headers
 from minibroker.broker.supervisor import Supervisor
 from minibroker.protocol import znodes
 from minibroker.protocol.broker_connections import BrokerConnections
@@ -140,6 +140,8 @@ class ToAppend(NamedTuple):
     records: Buffer
     is_checked: bool = False
     """`ReplicaManager.check` has looked at the records."""
+    rewritten_for: LogConfig | None = None
+    """They are as a log with that config keeps them."""
     came_as_columns: bool = False
     """From a producer of ours, for a log that takes none."""
     received_s: float | None = None
@@ -328,6 +330,14 @@ class ReplicaManager:
         operation = DelayedProduce(timeout_ms, statuses, self._partitions.get, respond, self._produce_expired)
         self._produces.try_complete_else_watch(operation, statuses)
 
+    def is_to_be_rewritten_for(self, entry: ToAppend) -> LogConfig | None:
+        """The partition's log keeps the records in another form than the one that they have, by this config."""
+        partition = self._partitions.get(entry.topic_partition)
+        if partition is None or not partition.is_leader or partition.log.config == entry.rewritten_for:
+            return None
+        config = partition.log.config
+        return config if is_to_be_rewritten(entry.records, config) else None
+
     def takes_long(self, entry: ToAppend) -> bool:
         """To look at its records, as `check` does."""
         partition = self._partitions.get(entry.topic_partition)
@@ -366,10 +376,6 @@ class ReplicaManager:
         finally:
             if not turn.cancel():
                 self._check_turns.release()
-
-    def takes_columns(self, topic: str) -> bool:
-        """Batches of magic 77 are appended as they are (`record.format`)."""
-        return self._topic_configs.of(topic).record_format == "columns"
 
     def _produce_expired(self) -> None:
         self.expired_produces += 1
@@ -414,7 +420,7 @@ class ReplicaManager:
 
     def _append_to(self, entry: ToAppend, find: Callable[[], Partition], acks: int, now_ms: int) -> ProduceStatus:
         """`find` raises BrokerError, which becomes the answer."""
-        topic_partition, topic_id, records, is_checked, came_as_columns, received_s = entry
+        topic_partition, topic_id, records, is_checked, _, came_as_columns, received_s = entry
         index = topic_partition.partition
         partition = None
         now_s = self._world.clock.monotonic()
@@ -967,6 +973,7 @@ class ReplicaManager:
             segment_bytes=topic.segment_bytes or config.log_segment_bytes,
             index_interval_bytes=topic.index_interval_bytes or config.log_index_interval_bytes,
             max_message_bytes=topic.max_message_bytes or config.message_max_bytes,
+            columns=topic.record_format == "columns",
             segment_ms=segment_ms,
             segment_jitter_ms=_either(topic.segment_jitter_ms, config.log_roll_jitter_ms),
             synced=topic.durability == SYNCED,

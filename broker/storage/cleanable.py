@@ -57,7 +57,7 @@ def cleanable(
         if segment.end_offset <= first_dirty:
             clean_bytes += segment.size
             continue
-        is_young = min_compaction_lag_ms > 0 and segment.max_timestamp > now_ms - min_compaction_lag_ms
+        is_young = min_compaction_lag_ms > 0 and segment.newest_ms > now_ms - min_compaction_lag_ms
         if segment.end_offset > limit or is_young:
             break
         dirty_bytes += segment.size

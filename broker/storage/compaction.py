@@ -44,6 +44,7 @@ from minibroker.protocol.records import (
     CRC_END,
     HEADER_SIZE,
     NO_LEADER_EPOCH,
+    NO_TIMESTAMP,
     BatchHeader,
     CorruptRecord,
     DecodedBatch,
@@ -201,6 +202,8 @@ class Compaction:
         _append(cleaned, pieces, appended)
         cleaned.seal()
         cleaned.file.fdatasync()
+        if cleaned.max_timestamp == NO_TIMESTAMP:  # its age is that of what was written, not that of its compaction
+            cleaned.file.set_modified_ms(max(source.segment.newest_ms for source in group))
         yield read + waiting
 
     def create(self, base_offset: int) -> Segment:

@@ -70,6 +70,7 @@ from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import (
     CRC_END,
     LIMIT,
+    NO_TIMESTAMP,
     BatchHeader,
     Buffer,
     CorruptRecord,
@@ -83,7 +84,6 @@ logger = logging.getLogger("minibroker.storage")
 
 _MAX_PIECES = 512
 """A vectored write takes at most 1,024 pieces (IOV_MAX)."""
-_NO_TIMESTAMP = -1
 SHORTAGE_PAUSE_S = 1.0
 """Before a flush that could not be carried out is tried again."""
 _KEPT_SNAPSHOTS = 2
@@ -157,6 +157,8 @@ class Log:
         self._clock = directory.world.clock
         self._segments = recovered.segments
         self._active = recovered.segments[-1]
+        self._active_since_ms = self._clock.wall_ms()
+        """When it was begun, or opened."""
         self._jitter = directory.world.random.random()
         """Of the active segment: how much of `segment_jitter_ms` it does without."""
         self._log_end_offset = recovered.log_end_offset
@@ -384,7 +386,7 @@ class Log:
             if active.size and (
                 active.size + size > self.config.segment_bytes
                 or last_offset - active.base_offset > MAX_RELATIVE_OFFSET
-                or appended[-1].max_timestamp - active.first_timestamp
+                or self._waited_ms(appended[-1].max_timestamp)
                 > self.config.segment_ms - self._jitter * self.config.segment_jitter_ms
             ):
                 self.roll()
@@ -397,6 +399,12 @@ class Log:
         self._bytes_since_snapshot += size
         if self._bytes_since_flush >= self._flush_after_bytes:
             self._flush_in_background()
+
+    def _waited_ms(self, timestamp: int) -> int:
+        """How much younger than the active segment a batch is: by the timestamp of its first one, or where that has
+        none, by when it was begun here (Kafka's `LogSegment.timeWaitedForRoll`)."""
+        first = self._active.first_timestamp
+        return timestamp - first if first >= 0 else self._clock.wall_ms() - self._active_since_ms
 
     def roll(self) -> None:
         """Seal the active segment, unless it is empty, and begin a new one."""
@@ -413,6 +421,7 @@ class Log:
         self._active.seal()
         self._segments.append(segment)
         self._active = segment
+        self._active_since_ms = self._clock.wall_ms()
         self._jitter = self._directory.world.random.random()
         self._changes += 1
         self._pending_snapshots.append((self._log_end_offset, self._producers.capture()))
@@ -548,24 +557,24 @@ class Log:
 
     def _newest(self, up_to_offset: int) -> Search:
         start, cuts = self._log_start_offset, self._cuts
-        newest = (_NO_TIMESTAMP, 0)
+        newest = (NO_TIMESTAMP, 0)
         """With the offset negated, so that the larger one is the better one."""
         extents = zip(self._segments, self.extents(), strict=True)
         ends = [(s, min(extent.end_offset, up_to_offset)) for s, extent in extents if start < extent.end_offset]
         for segment, end in sorted(ends, key=lambda item: (-item[0].max_timestamp, item[0].base_offset)):
-            if segment.max_timestamp < newest[0]:
+            if segment.max_timestamp < newest[0] or segment.max_timestamp == NO_TIMESTAMP:
                 break
             if segment.base_offset < end:
                 self._require_unchanged(segment, cuts)
                 newest = max(newest, (yield from self._newest_in(segment, max(start, segment.base_offset), end, cuts)))
         timestamp, negated = newest
-        return None if timestamp == _NO_TIMESTAMP else (timestamp, -negated)
+        return None if timestamp == NO_TIMESTAMP else (timestamp, -negated)
 
     def _newest_in(self, segment: Segment, start: int, end: int, cuts: int) -> Generator[None, None, tuple[int, int]]:
         """As `_newest_of`, of all records of a segment from `start` to below `end`."""
         if segment.newest is not None and segment.newest[0] == (start, end):
             return segment.newest[1]
-        newest = (_NO_TIMESTAMP, 0)
+        newest = (NO_TIMESTAMP, 0)
         best: tuple[int, BatchHeader] | None = None
         for number, (position, header) in enumerate(segment.newest_batches(start, end), 1):
             if header.base_offset < start or header.last_offset >= end:
@@ -595,7 +604,7 @@ class Log:
             for timestamp, offset in self._times(segment, position, header)
             if start <= offset < end
         ]
-        return max(records, default=(_NO_TIMESTAMP, 0))
+        return max(records, default=(NO_TIMESTAMP, 0))
 
     def _times(self, segment: Segment, position: int, header: BatchHeader) -> Iterable[tuple[int, int]]:
         """Timestamp and offset of each record of a batch. Raises OSError, CorruptRecord."""
@@ -740,10 +749,16 @@ class Log:
             self._log_start_offset = offset  # the epochs' file must not be ahead of the one that has this
 
     def extents(self) -> list[SegmentExtent]:
-        """Of all segments, the oldest first."""
+        """Of all segments, the oldest first. Raises BrokerError."""
+        try:
+            return self._extents()
+        except OSError as error:
+            self._directory.refuse(error, f"reading {self.path}", is_read=True)
+
+    def _extents(self) -> list[SegmentExtent]:
         ends = [*(segment.base_offset for segment in self._segments[1:]), self._log_end_offset]
         return [
-            SegmentExtent(segment.base_offset, end, segment.size, segment.max_timestamp)
+            SegmentExtent(segment.base_offset, end, segment.size, segment.newest_ms)
             for segment, end in zip(self._segments, ends, strict=True)
         ]
 
@@ -869,7 +884,8 @@ class Log:
         max_lag_ms = self.config.max_compaction_lag_ms
         if max_lag_ms is not None and found.dirty_bytes:
             try:
-                oldest_ms = self._segments[self._segment_index(found.first_dirty)].first_timestamp
+                oldest = self._segments[self._segment_index(found.first_dirty)]
+                oldest_ms = oldest.first_timestamp if oldest.first_timestamp >= 0 else oldest.newest_ms
             except OSError as error:
                 self._directory.refuse(error, f"reading {self.path}", is_read=True)
             except CorruptRecord as error:

@@ -11,6 +11,8 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_message_bytes: int = 1_048_588
     message_timestamp_after_max_ms: int | None = None
     """How far ahead of the broker's clock a batch's largest timestamp may be; None: any time is accepted."""
+    columns: bool = True
+    """Batches of columns are appended as they are; else as Kafka's records (`record.format`)."""
     producer_id_expiration_ms: int = 86_400_000
     """Forget a producer that was silent for this long while the log was looked after (`checkpoint`)."""
     segment_ms: int = 604_800_000

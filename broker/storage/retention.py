@@ -28,8 +28,8 @@ class SegmentExtent(NamedTuple):
     base_offset: int
     end_offset: int
     size: int
-    max_timestamp: int
-    """In ms; -1 where there is none."""
+    newest_ms: int
+    """`Segment.newest_ms`: how old it is."""
 
 
 def expired(
@@ -43,7 +43,7 @@ def expired(
 ) -> int:
     """Where the log should begin: after the oldest segments all of whose records are older than `retention_ms`, and
     after those without which it would still have `retention_bytes` (Kafka's UnifiedLog.deleteOldSegments). Never above
-    `high_watermark`, nor below `log_start_offset`. None: no limit. A segment without a timestamp has no age."""
+    `high_watermark`, nor below `log_start_offset`. None: no limit."""
     start = log_start_offset
     excess = 0
     if retention_bytes is not None:
@@ -51,7 +51,7 @@ def expired(
     for segment in segments:
         if segment.end_offset <= start:
             continue
-        is_old = retention_ms is not None and 0 <= segment.max_timestamp < now_ms - retention_ms
+        is_old = retention_ms is not None and segment.newest_ms < now_ms - retention_ms
         is_excess = retention_bytes is not None and segment.size <= excess
         if not (is_old or is_excess) or not segment.size or segment.end_offset > high_watermark:
             break

@@ -26,7 +26,15 @@ from minibroker.broker.storage.index import (
     SparseIndex,
     StoredIndex,
 )
-from minibroker.protocol.records import HEADER_SIZE, BatchHeader, Buffer, CorruptRecord, check_header, parse_header
+from minibroker.protocol.records import (
+    HEADER_SIZE,
+    NO_TIMESTAMP,
+    BatchHeader,
+    Buffer,
+    CorruptRecord,
+    check_header,
+    parse_header,
+)
 from minibroker.protocol.world import Disk
 
 logger = logging.getLogger("minibroker.storage")
@@ -34,7 +42,6 @@ logger = logging.getLogger("minibroker.storage")
 LOG_SUFFIX = ".log"
 
 _FILE_NAME = re.compile(r"(\d{20})(\.[a-z]+)", re.ASCII)
-_NO_TIMESTAMP = -1
 _WALK_BYTES = 8 * 1024
 _KNOWN_OFFSETS = 64
 
@@ -72,7 +79,8 @@ class Segment:
         self.file = disk.open(self.path + suffix, create=True)
         self.size = self.file.size()
         """The end of the last whole batch: where the next append goes."""
-        self.max_timestamp = _NO_TIMESTAMP
+        self.max_timestamp = NO_TIMESTAMP
+        """-1 where no record has a timestamp: negative ones do not count, as in Kafka."""
         self._max_timestamp_offset = base_offset
         self._first_timestamp: int | None = None
         self._bytes_since_entry = 0
@@ -109,6 +117,12 @@ class Segment:
             self._first_timestamp = parse_header(self.file.pread(HEADER_SIZE, 0)).max_timestamp
         return self._first_timestamp
 
+    @property
+    def newest_ms(self) -> int:
+        """How old it is: its largest timestamp; where it has none, when it was last written to (Kafka's
+        `LogSegment.largestTimestamp`)."""
+        return self.max_timestamp if self.max_timestamp >= 0 else self.file.modified_ms()
+
     # -- writing --
 
     def append(self, data: Sequence[Buffer], batches: Sequence[Appended]) -> None:
@@ -138,7 +152,7 @@ class Segment:
     def _add_time_entry(self) -> None:
         index = self._time_index
         assert isinstance(index, SparseIndex)
-        if self.max_timestamp > (index.last[0] if index.last is not None else _NO_TIMESTAMP):
+        if self.max_timestamp > (index.last[0] if index.last is not None else NO_TIMESTAMP):
             index.append(self.max_timestamp, self._max_timestamp_offset - self.base_offset)
 
     def seal(self) -> None:
@@ -198,7 +212,7 @@ class Segment:
         if last is not None and newest is None:  # a file that was lost, or a segment without timestamps
             self.clear_indexes()
             return 0
-        self.max_timestamp, relative = newest if newest is not None else (_NO_TIMESTAMP, 0)
+        self.max_timestamp, relative = newest if newest is not None else (NO_TIMESTAMP, 0)
         self._max_timestamp_offset = self.base_offset + relative
         self._bytes_since_entry = 0
         return last[1] if last is not None else 0
@@ -217,7 +231,7 @@ class Segment:
     def clear_indexes(self) -> None:
         """Start over: `note` must be given every batch."""
         self._offset_index, self._time_index = SparseIndex(OFFSET_INDEX), SparseIndex(TIME_INDEX)
-        self.max_timestamp = _NO_TIMESTAMP
+        self.max_timestamp = NO_TIMESTAMP
         self._bytes_since_entry = 0
 
     def _load_indexes(self) -> None:

@@ -1,6 +1,8 @@
 """What a log takes from producers (Kafka's LogValidator): what is wrong with a record set is found before any of it is
 written."""
 
+from struct import Struct
+
 from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.protocol.compression import DecompressionFailed, DecompressionTooLarge, decompress
@@ -9,7 +11,9 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import (
     HEADER_SIZE,
     LIMIT,
+    MAGIC_COLUMNS,
     MAGIC_POSITION,
+    MAGIC_RECORDS,
     MAX_BATCH_BYTES,
     MAX_BODY_BYTES,
     MAX_RECORDS,
@@ -22,7 +26,7 @@ from minibroker.protocol.records import (
     validate_batch,
     validate_produced,
 )
-from minibroker.protocol.records.header import COMPRESSION_MASK
+from minibroker.protocol.records.header import COMPRESSION_MASK, LENGTH_END
 
 _MAX_COMPACTED_BODY_BYTES = MAX_BODY_BYTES - 16 * MAX_RECORDS
 """Decompressed: compaction writes the offset of each record that it leaves, and must find room for that. What it could
@@ -36,6 +40,31 @@ _QUICK_BYTES = 128 << 10
 _QUICK_RECORDS = 1_000
 _QUICK_COMPRESSED_BYTES = 16 << 10
 """So much is looked through within a slice of the event loop."""
+
+
+_form_of = Struct(">8xi4xb10xqq").unpack_from
+"""Of a batch: its length, magic, base and largest timestamp (`records.header`)."""
+
+
+def is_to_be_rewritten(records: Buffer, config: LogConfig) -> bool:
+    """A log with that config keeps some batch of a record set in another form than the one that it has. Looks at
+    headers alone, and leaves what is wrong with them for `validated_headers`."""
+    position, last = 0, len(records) - HEADER_SIZE
+    while position <= last:
+        length, magic, base_timestamp, max_timestamp = _form_of(records, position)
+        if length < HEADER_SIZE - LENGTH_END or magic not in (MAGIC_RECORDS, MAGIC_COLUMNS):
+            return False
+        if (magic == MAGIC_COLUMNS and not config.columns) or has_doubtful_times(base_timestamp, max_timestamp):
+            return True
+        position += length + LENGTH_END
+    return False
+
+
+def has_doubtful_times(base_timestamp: int, max_timestamp: int) -> bool:
+    """The header need not say truly what the batch's largest timestamp is. librdkafka finds the largest from 0 on, so
+    records without a timestamp would be of 1970, and old enough to be deleted. Kafka's brokers look at each record of
+    each batch."""
+    return base_timestamp < 0 or max_timestamp < base_timestamp
 
 
 def takes_long(records: Buffer, config: LogConfig) -> bool:
@@ -98,11 +127,11 @@ def validated_headers(
             raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{partition}: {error}") from error
         except InvalidRecord as error:
             raise BrokerError(ErrorCode.INVALID_RECORD, f"{partition}: {error}") from error
-        if not (0 <= header.base_timestamp <= LIMIT and 0 <= header.max_timestamp <= LIMIT):
+        if not (-LIMIT <= header.base_timestamp <= LIMIT and -LIMIT <= header.max_timestamp <= LIMIT):
             raise BrokerError(
                 ErrorCode.INVALID_TIMESTAMP,
                 f"{partition}: base {header.base_timestamp} ms, largest {header.max_timestamp} ms; "
-                f"allowed are 0 to {LIMIT}",
+                f"allowed are {-LIMIT} to {LIMIT}",
             )
         if latest_ms is not None and header.max_timestamp > latest_ms:
             raise BrokerError(

@@ -96,6 +96,7 @@ async def _read_msgpack(descriptor: int) -> AsyncIterator[list[InputRecord]]:
 
 
 _IGNORED = ("topic", "offset")
+_NO_TIMESTAMP = -1
 _FIELDS = frozenset(("key", "value", "headers", "timestamp", "partition", *_IGNORED))
 
 
@@ -113,7 +114,7 @@ def _from_map(found: object, number: int, begins_at: int) -> InputRecord:
             _bytes("key", found.get("key")),
             _bytes("value", found["value"]),
             _whole("partition", found.get("partition"), 2**31),
-            _whole("timestamp", found.get("timestamp"), 2**62),
+            _whole("timestamp", _time(found.get("timestamp")), 2**62),
             None if headers is None else _headers(headers),
             begins_at,
         )
@@ -127,6 +128,11 @@ def _bytes(name: str, value: object) -> bytes | None:
     if isinstance(value, str):
         return value.encode()
     raise ValueError(f"{name} is {_named(value)}: bytes, text or null is expected")
+
+
+def _time(timestamp: object) -> object:
+    """What `consume` prints of a record without a timestamp is none."""
+    return None if timestamp == _NO_TIMESTAMP else timestamp
 
 
 def _whole(name: str, value: object, limit: int) -> int | None:
@@ -165,7 +171,7 @@ class _JsonRecord(msgspec.Struct, forbid_unknown_fields=True):
     topic: str | None = None
     partition: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = None
     offset: int | None = None
-    timestamp: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] | None = None
+    timestamp: Annotated[int, msgspec.Meta(ge=-1, lt=2**62)] | None = None
     key: str | msgspec.UnsetType | None = msgspec.UNSET
     key_base64: bytes | msgspec.UnsetType = msgspec.UNSET
     value: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -201,7 +207,7 @@ def _from_json(found: _JsonRecord, begins_at: int) -> InputRecord:
         None if found.key is found.key_base64 is msgspec.UNSET else _either("key", found.key, found.key_base64),
         _either("value", found.value, found.value_base64),
         found.partition,
-        found.timestamp,
+        None if found.timestamp == _NO_TIMESTAMP else found.timestamp,
         None if headers is None else [(h.name, _either("value", h.value, h.value_base64)) for h in headers],
         begins_at,
     )

@@ -33,6 +33,7 @@ from minibroker.protocol.records.header import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
+    NO_TIMESTAMP,
     BatchHeader,
     BatchSlice,
     Buffer,
@@ -47,7 +48,7 @@ from minibroker.protocol.records.header import (
     validate_pieces,
     validate_produced,
 )
-from minibroker.protocol.records.rewriting import with_records, without_records
+from minibroker.protocol.records.rewriting import with_records, with_true_times, without_records
 
 __all__ = [
     "CRC_END",
@@ -64,6 +65,7 @@ __all__ = [
     "NO_PRODUCER_EPOCH",
     "NO_PRODUCER_ID",
     "NO_SEQUENCE",
+    "NO_TIMESTAMP",
     "BatchHeader",
     "BatchSlice",
     "Buffer",
@@ -86,5 +88,6 @@ __all__ = [
     "validate_pieces",
     "validate_produced",
     "with_records",
+    "with_true_times",
     "without_records",
 ]

@@ -1,4 +1,4 @@
-"""What compaction makes of a batch: the same batch, with some of its records.
+"""What brokers make of a batch: compaction the same batch with some of its records, a leader one with a true header.
 
 Offsets, producer, sequence and leader epoch stay what they were, so whatever is derived from headers stays true: the
 last sequence follows from the last offset delta, not from the number of records. Timestamps stay, too; what a batch
@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from minibroker.protocol.compression import Compression, compress
+from minibroker.protocol.records.batch import decode_batch
 from minibroker.protocol.records.body import MAX_BODY_BYTES, DecodedBatch, Header
 from minibroker.protocol.records.columns import encode_columns
 from minibroker.protocol.records.header import (
@@ -18,7 +19,9 @@ from minibroker.protocol.records.header import (
     HEADER_SIZE,
     LIMIT,
     MAGIC_COLUMNS,
+    NO_TIMESTAMP,
     BatchHeader,
+    Buffer,
     write_header,
 )
 from minibroker.protocol.records.varint import encode_records
@@ -80,3 +83,11 @@ def _folded(column: Sequence[_T] | None) -> Sequence[_T] | None:
 def without_records(header: BatchHeader) -> bytearray:
     """The batch with its header alone: what producers' state and the log's offsets are made of."""
     return write_header(bytearray(HEADER_SIZE), msgspec.structs.replace(header, records_count=0))
+
+
+def with_true_times(batch: Buffer, header: BatchHeader) -> bytearray:
+    """The whole batch, with the largest timestamp of its records in its header; -1 where that is negative, as in Kafka.
+    The CRC is not checked. Raises CorruptRecord."""
+    largest = max(decode_batch(batch, header, check_crc=False).timestamps)
+    header = msgspec.structs.replace(header, max_timestamp=max(largest, NO_TIMESTAMP))
+    return write_header(bytearray(memoryview(batch)[: header.size]), header)

@@ -231,6 +231,12 @@ class RealFile:
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
 
+    def modified_ms(self) -> int:
+        return os.fstat(self._descriptor).st_mtime_ns // 1_000_000
+
+    def set_modified_ms(self, wall_ms: int) -> None:
+        os.utime(self._descriptor, ns=(wall_ms * 1_000_000, wall_ms * 1_000_000))
+
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)
 

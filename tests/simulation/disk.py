@@ -65,6 +65,7 @@ def _error(number: int, path: str) -> OSError:
 class _File:
     def __init__(self) -> None:
         self.data = bytearray()
+        self.modified_ms = 0
         self.locked_by: ProcessLock | None = None
         self._durable = bytearray()
         self._dirty: list[list[int]] = []
@@ -390,8 +391,11 @@ def _is_within(path: str, directory: str) -> bool:
 class VirtualDisk:
     """The medium. `boot_id` is that of the host's current start."""
 
-    def __init__(self, boot_id: str, random: Random, record: Callable[[str], None]) -> None:
+    def __init__(
+        self, boot_id: str, random: Random, record: Callable[[str], None], wall_ms: Callable[[], int] = lambda: 0
+    ) -> None:
         self.boot_id = boot_id
+        self.wall_ms = wall_ms
         self.random = random
         self.faults = DiskFaults(record)
         self._record = record
@@ -652,6 +656,7 @@ class ProcessFile:
     def pwrite(self, data: Sequence[Buffer], position: int) -> int:
         file = self._open()
         self._check_not_negative(position)
+        file.modified_ms = self._disk.wall_ms()
         if self._disk.faults.active:
             return self._pwrite_with_faults(file, b"".join(data), position)
         return file.write(data, position)
@@ -673,8 +678,15 @@ class ProcessFile:
     def size(self) -> int:
         return len(self._open().data)
 
+    def modified_ms(self) -> int:
+        return self._open().modified_ms
+
+    def set_modified_ms(self, wall_ms: int) -> None:
+        self._open().modified_ms = wall_ms
+
     def truncate(self, size: int) -> None:
         file = self._open()
+        file.modified_ms = self._disk.wall_ms()
         if self._disk.faults.active:
             self._disk.faults.strike("truncate", self._path)
         self._check_not_negative(size)

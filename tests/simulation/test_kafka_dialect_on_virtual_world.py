@@ -757,7 +757,7 @@ def test_a_batch_that_is_looked_at_while_its_topic_takes_to_records_becomes_reco
             await admin.incremental_alter_configs(
                 {ConfigResource.of_topic(ORDERS): [ConfigChange.set("record.format", "kafka")]}
             )
-        await cluster.until(lambda: not replicas.takes_columns(ORDERS))
+        await cluster.until(lambda: not replicas.leader(TopicPartition(ORDERS, 0)).log.config.columns)
         replicas._check_turns.release()
         assert not (await producing).responses[0].partition_responses[0].error_code
         answer = await native.send(apis.FETCH, fetch(0), timeout_s=5)

@@ -6,15 +6,21 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.protocol import apis
 from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import ProducePartition, ProduceRequest, ProduceTopic
 from minibroker.protocol.model import TopicPartition
-from tests.simulation.cluster import LOG_DIR, VirtualCluster
+from minibroker.protocol.records import MAGIC_RECORDS, encode_batch, parse_header
+from minibroker.protocol.records.header import write_header
+from minibroker.protocol.rpc import open_connection
+from tests.simulation.cluster import LOG_DIR, PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
 
@@ -92,6 +98,30 @@ def test_what_is_older_than_retention_ms_goes_even_from_the_active_segment() -> 
         await produce(cluster, world, 3)
         async with Consumer(cluster.bootstrap, partitions=[P0], world=world) as consumer:
             assert (await anext(consumer)).offset == 20
+
+    with_topic(program, {"retention.ms": "10000"}, {})
+
+
+@pytest.mark.parametrize("largest", [-1, 0])
+def test_records_without_a_timestamp_are_as_old_as_when_they_were_written(largest: int) -> None:
+    """librdkafka says 0 for the largest of no timestamps."""
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        sent = encode_batch([b"x"], timestamps=[-1], magic=MAGIC_RECORDS)
+        header = msgspec.structs.replace(parse_header(sent), max_timestamp=largest)
+        records = memoryview(write_header(sent, header))
+        leader = cluster.state(P0).leader
+        client = await open_connection(world.network, host_name(leader), PORT, client_id="test", timeout_s=5)
+        produce = ProduceRequest(None, -1, 5_000, [ProduceTopic(P0.topic, [ProducePartition(0, records)])])
+        answer = await client.send(apis.PRODUCE, produce, timeout_s=5)
+        assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
+        client.close()
+        await asyncio.sleep(8)
+        assert starts(cluster) == [0, 0, 0]
+        async with Consumer(cluster.bootstrap, partitions=[P0], auto_offset_reset="earliest", world=world) as consumer:
+            assert (await anext(consumer)).timestamp_ms == -1
+            assert await consumer.offsets_for_times({P0: 0}) == {P0: None}
+        await cluster.until(lambda: starts(cluster) == [1, 1, 1], within_s=5)
 
     with_topic(program, {"retention.ms": "10000"}, {})
 

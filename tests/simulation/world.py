@@ -85,13 +85,18 @@ class Host:
         self.simulation = simulation
         self.name = name
         self.address = address
-        self.disk = VirtualDisk(f"boot-1-of-{name}", simulation.random(f"disk of {name}"), simulation.loop.record)
         self.clock_offset_ms = 0
         """How wrong its wall clock is. May be set at any time."""
+        self.disk = VirtualDisk(
+            f"boot-1-of-{name}", simulation.random(f"disk of {name}"), simulation.loop.record, self.wall_ms
+        )
         self._starts = 0
         self._boots = 1
         self._has_power = True
         self._processes: list[Process] = []
+
+    def wall_ms(self) -> int:
+        return WALL_CLOCK_START_MS + int(self.simulation.loop.now_s * 1000) + self.clock_offset_ms
 
     def start_process(self) -> VirtualWorld:
         """A new process, and the World that it is given. Its name is the host's, `#`, and the number of the start.
@@ -171,7 +176,7 @@ class VirtualClock:
         return self._loop.now_s + self._process.ahead_s
 
     def wall_ms(self) -> int:
-        return WALL_CLOCK_START_MS + int(self._loop.now_s * 1000) + self._host.clock_offset_ms
+        return self._host.wall_ms()
 
 
 class VirtualExecutor:

@@ -14,6 +14,7 @@ from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage import log, retention
 from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.segment import Segment
 from minibroker.protocol.messages import FetchPartitionResponse
 from minibroker.protocol.znodes import MalformedZnode
 from tests.simulation.mutants.planting import Patches, mutant
@@ -31,7 +32,7 @@ def aged_by_the_first_batch(patches: Patches) -> None:
     @patches.instead_of(Log, "extents")
     def extents(original: Any, self: Log) -> Any:
         found = zip(original(self), self._segments, strict=True)
-        return [e._replace(max_timestamp=s.first_timestamp) if s.size else e for e, s in found]
+        return [e._replace(newest_ms=s.first_timestamp) if s.size else e for e, s in found]
 
 
 @mutant("retention", "a segment is too much as soon as the log is larger than it may be")
@@ -107,3 +108,10 @@ def deletes_by_what_held_before(patches: Patches) -> None:
     async def topic_config_changed(original: Any, self: ReplicaManager, topic: str, session: Any) -> None:
         with suppress(InvalidConfig, MalformedZnode):
             await original(self, topic, session)
+
+
+@mutant("no timestamps", "a segment whose records have no timestamps is as old as 1970")
+def aged_since_1970(patches: Patches) -> None:
+    @patches.instead_of(Segment, "newest_ms")
+    def newest_ms(original: Any, self: Segment) -> int:
+        return max(self.max_timestamp, 0)

@@ -355,7 +355,7 @@ def test_what_is_transcoded_is_counted_and_what_comes_from_the_cache_beside_it(t
         assert (transcoder.cache_hits, transcoder.cache_misses) == (0, 2)
         await reader.fetch(0)
         assert (transcoder.fetched.records, transcoder.cache_hits, transcoder.cache_misses) == (3, 2, 2)
-        await transcoder.as_records(native(b"e"))
+        await transcoder.as_appended(native(b"e"), LogConfig(columns=False))
         assert (transcoder.produced.records, transcoder.fetched.records) == (1, 3)
 
     with_reader(tmp_path, scenario)

@@ -131,7 +131,7 @@ def with_base_timestamp(content: bytes, base_timestamp: int) -> bytes:
         (with_attributes(GOOD, 0x07), ErrorCode.CORRUPT_MESSAGE),
         (bytes(encode_batch([b"a"], base_timestamp=NOW, offset_deltas=[3])), ErrorCode.INVALID_RECORD),
         (bytes(encode_batch([], base_timestamp=NOW, last_offset_delta=0)), ErrorCode.INVALID_RECORD),
-        (batch(timestamp=-5), ErrorCode.INVALID_TIMESTAMP),
+        (with_base_timestamp(GOOD, -(1 << 62) - 1), ErrorCode.INVALID_TIMESTAMP),
         (batch(timestamp=NOW + 5_001), ErrorCode.INVALID_TIMESTAMP),
         (with_base_timestamp(GOOD, (1 << 62) + 1), ErrorCode.INVALID_TIMESTAMP),
         (batch(size=2_000), ErrorCode.MESSAGE_TOO_LARGE),
@@ -938,7 +938,7 @@ def test_a_segment_is_as_old_as_its_newest_record_wherever_that_is(path: str) ->
     log = open_log(path).log
     for timestamp in (NOW, NOW + 50, NOW + 20):
         log.append_as_leader(batch(1, timestamp=timestamp), 0, NOW)
-    assert [extent.max_timestamp for extent in log.extents()] == [NOW + 50]
+    assert [extent.newest_ms for extent in log.extents()] == [NOW + 50]
 
 
 def test_what_can_be_removed_of_many_segments_is_found_in_one_walk_over_them(path: str) -> None:
@@ -1077,3 +1077,61 @@ def test_a_clock_that_jumps_between_a_batch_and_its_repetition_does_not_let_it_i
     flushed(opened, Log.checkpoint)
     again = log.append_as_leader(batch(producer_id=1), 0, opened.world.clock.now_ms)
     assert (again.first_offset, again.duplicate) == (first.first_offset, True)
+
+
+# -- records without a timestamp --
+
+
+def with_times(content: bytes, base_timestamp: int, max_timestamp: int) -> bytes:
+    header = msgspec.structs.replace(parse_header(content), base_timestamp=base_timestamp, max_timestamp=max_timestamp)
+    return bytes(write_header(bytearray(content), header))
+
+
+@pytest.mark.parametrize(("base", "largest"), [(-1, -1), (-5, -5), (-5, -1), (-1_000, -1_000), (-(1 << 62), -1)])
+def test_negative_timestamps_are_taken_and_no_search_by_time_finds_them(path: str, base: int, largest: int) -> None:
+    log = open_log(path, LogConfig(index_interval_bytes=1)).log
+    for content in (with_times(GOOD, base, largest), GOOD, with_times(GOOD, base, largest)):
+        log.append_as_leader(content, 0, NOW)
+    assert at_once(log.offset_for_timestamp(NOW - 1, 6)) == (NOW, 2)
+    assert at_once(log.newest_record(6)) == (NOW + 1, 3)
+    check_indexes(log)
+
+
+def test_a_log_without_timestamps_has_no_newest_record_and_is_read_back_as_it_was(path: str) -> None:
+    config = LogConfig(segment_bytes=400, index_interval_bytes=1)
+
+    async def run() -> Log:
+        log = open_log(path, config).log
+        for timestamp in (-1, -5, -1_000) * 10:
+            log.append_as_leader(batch(1, timestamp=timestamp), 0, NOW)
+        await log.flush()
+        await log.close()
+        return log
+
+    log = asyncio.run(run())
+    for recovery_point in (0, log.recovery_point):
+        reopened = open_log(path, config, recovery_point=recovery_point).log
+        assert at_once(reopened.newest_record(30)) is None
+        assert at_once(reopened.offset_for_timestamp(0, 30)) is None
+        assert reopened.log_end_offset == 30
+        check_indexes(reopened)
+
+
+def test_a_segment_without_timestamps_is_as_old_as_its_file(path: str) -> None:
+    log = open_log(path, LogConfig(segment_bytes=200)).log
+    log.append_as_leader(batch(1, timestamp=-1), 0, NOW)
+    log._active.file.set_modified_ms(NOW - 70)
+    assert [extent.newest_ms for extent in log.extents()] == [NOW - 70]
+    log.append_as_leader(batch(1, timestamp=-1), 0, NOW)
+    assert log.extents()[0].newest_ms > NOW - 70
+
+
+def test_a_segment_without_timestamps_is_closed_when_it_was_begun_long_ago(path: str) -> None:
+    async def run() -> None:
+        opened = open_log(path, LogConfig(segment_ms=1_000))
+        for _ in range(4):
+            opened.log.append_as_leader(batch(1, timestamp=-1), 0, NOW)
+            opened.world.clock.now_ms += 600
+        assert [extent.base_offset for extent in opened.log.extents()] == [0, 2]
+
+    asyncio.run(run())

@@ -474,6 +474,7 @@ class WatchedFile:
         self._path = path
         self._file = file
         self.pread, self.size, self.truncate, self.fdatasync = file.pread, file.size, file.truncate, file.fdatasync
+        self.modified_ms, self.set_modified_ms = file.modified_ms, file.set_modified_ms
         disk.is_open.append(path)
 
     def pwrite(self, data: Sequence[Buffer], position: int) -> int:

@@ -196,6 +196,7 @@ class CountingFile:
         self._disk = disk
         self._file = file
         self.pwrite, self.size, self.truncate = file.pwrite, file.size, file.truncate
+        self.modified_ms, self.set_modified_ms = file.modified_ms, file.set_modified_ms
         self.fdatasync, self.close = file.fdatasync, file.close
 
     def pread(self, size: int, position: int) -> bytes:

@@ -86,6 +86,12 @@ def test_any_records_are_read_as_they_were_written(kind: Input, records: list[Re
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_record_that_was_read_without_a_timestamp_is_sent_without_one(kind: Input) -> None:
+    [record] = read(written([Record("orders", 0, 0, -1, b"k", b"v")], kind), kind)
+    assert record.timestamp_ms is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_record_knows_the_byte_at_which_it_begins(kind: Input) -> None:
     records = [Record("orders", 0, offset, 0, b"k" * offset, None) for offset in range(50)]
     starts = [len(written(records[:index], kind)) for index in range(50)]
