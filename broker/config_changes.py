@@ -19,10 +19,15 @@ from minibroker.broker.config import (
 )
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import AlterableConfig
-from minibroker.protocol.model import DURABILITY, INTERNAL_TOPICS, AlterOperation
+from minibroker.protocol.model import (
+    CLEANUP_POLICY,
+    DURABILITY,
+    INTERNAL_CLEANUP_POLICY,
+    INTERNAL_TOPICS,
+    AlterOperation,
+)
 
 _TOPIC_SETTINGS = frozenset(field.encode_name for field in msgspec.structs.fields(TopicConfig))
-CLEANUP_POLICY = "cleanup.policy"
 
 
 def check_changed_once(names: Sequence[str]) -> None:
@@ -95,12 +100,13 @@ def altered_topic(
     if problem is not None:
         raise BrokerError(ErrorCode.INVALID_CONFIG, problem)
     if topic in INTERNAL_TOPICS and any(change.name == CLEANUP_POLICY for change in changes):
-        policy = values.get(CLEANUP_POLICY, fallback[CLEANUP_POLICY])
-        if policy != "compact":
+        policy = values.get(CLEANUP_POLICY)
+        if policy != INTERNAL_CLEANUP_POLICY:
+            becomes = "would not be set" if policy is None else f"would be {policy}"
             raise BrokerError(
                 ErrorCode.INVALID_CONFIG,
-                f"{CLEANUP_POLICY}={policy}, but the brokers keep their own state in {topic}, and what is older than "
-                f"its retention would be lost: give {CLEANUP_POLICY}=compact",
+                f"{CLEANUP_POLICY} {becomes}, but the brokers keep their own state there, and what is older than a "
+                f"retention would be lost: give {CLEANUP_POLICY}={INTERNAL_CLEANUP_POLICY} to {topic}",
             )
     return values
 

@@ -276,6 +276,9 @@ class AlterOperation(IntEnum):
 OFFSETS_TOPIC = "__consumer_offsets"
 INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, "__transaction_state"})
 """The brokers' own (Kafka's `Topic.isInternal`): they alone create, delete and write to them; clients may read them."""
+CLEANUP_POLICY = "cleanup.policy"
+INTERNAL_CLEANUP_POLICY = "compact"
+"""Theirs, whatever is set for them or for all topics: what the brokers keep there has no other place."""
 
 
 def offsets_partition(group_id: str, partitions: int) -> int:

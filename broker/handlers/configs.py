@@ -54,7 +54,10 @@ from minibroker.protocol.messages import (
     ReplacedConfigs,
 )
 from minibroker.protocol.model import (
+    CLEANUP_POLICY,
     DURABILITY,
+    INTERNAL_CLEANUP_POLICY,
+    INTERNAL_TOPICS,
     AlterOperation,
     ConfigSource,
     ConfigType,
@@ -273,7 +276,12 @@ def _described(
         (ConfigSource.DEFAULT_CONFIG, default_texts(BrokerConfig)),
     ]
     if asked.resource_type == ResourceType.TOPIC:
+        is_internal = asked.resource_name in INTERNAL_TOPICS
+        if is_internal:
+            found = msgspec.structs.replace(found, values={**found.values, CLEANUP_POLICY: INTERNAL_CLEANUP_POLICY})
         entries = _entries_of_topic(found, of_brokers)
+        for entry in entries:
+            entry.read_only = entry.read_only or (is_internal and entry.name == CLEANUP_POLICY)
         entries += _unknown(TopicConfig, given, ConfigSource.DYNAMIC_TOPIC_CONFIG)
     elif asked.resource_name:
         entries = [_entry(BrokerConfig, name, _synonyms(name, of_brokers)) for name in _names(BrokerConfig)]

@@ -10,6 +10,7 @@ import msgspec
 
 from minibroker.broker.config import TopicConfig, from_earlier_release, topic_config
 from minibroker.protocol import znodes
+from minibroker.protocol.model import INTERNAL_CLEANUP_POLICY, INTERNAL_TOPICS
 from minibroker.protocol.world import NoNode, ZooKeeperSession
 
 
@@ -50,6 +51,8 @@ class TopicConfigs:
             config = TopicConfig()
         else:
             config = topic_config(from_earlier_release(znodes.decode_config(path, data)))
+        if topic in INTERNAL_TOPICS:
+            config = msgspec.structs.replace(config, cleanup_policy=INTERNAL_CLEANUP_POLICY)
         if number < known.read:
             return False
         is_change = config != known.config

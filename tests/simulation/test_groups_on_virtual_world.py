@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from minibroker.client.admin import Admin
-from minibroker.client.configs import ConfigResource
+from minibroker.client.configs import ConfigChange, ConfigResource
+from minibroker.client.errors import ConfigErrors
 from minibroker.client.producer import Producer
-from minibroker.protocol import apis
+from minibroker.protocol import apis, znodes
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
@@ -130,6 +131,35 @@ def test_the_offsets_topic_is_made_when_a_coordinator_is_first_asked_for_and_is_
         assert answer.coordinators[0].error_code == ErrorCode.INVALID_REQUEST
 
     with_topic(program)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_offsets_outlive_that_somebody_takes_the_policy_of_their_topic_away(by_hand: bool) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        client = GroupClient(cluster, world, "nightly")
+        assert await client.commit({ORDERS: 42}) == [ErrorCode.NONE]
+        offsets, brokers = ConfigResource.of_topic(OFFSETS_TOPIC), ConfigResource.of_all_brokers()
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            if by_hand:
+                cluster.simulation.zookeeper.make(znodes.topic_config_path(OFFSETS_TOPIC), znodes.encode_config({}))
+            else:
+                await admin.incremental_alter_configs({brokers: [ConfigChange.set("log.cleanup.policy", "compact")]})
+                with pytest.raises(ConfigErrors, match=f"give cleanup.policy=compact to {OFFSETS_TOPIC}"):
+                    await admin.incremental_alter_configs({offsets: [ConfigChange.delete("cleanup.policy")]})
+                await admin.incremental_alter_configs({brokers: [ConfigChange.set("log.cleanup.policy", "delete")]})
+            await admin.incremental_alter_configs(
+                {brokers: [ConfigChange.set("log.retention.bytes", "1"), ConfigChange.set("log.segment.bytes", "500")]}
+            )
+            for _ in range(30):  # so that segments end
+                assert await GroupClient(cluster, world, "other").commit({ORDERS: 7}) == [ErrorCode.NONE]
+            await asyncio.sleep(3)
+            entry = (await admin.describe_configs([offsets]))[offsets]["cleanup.policy"]
+            assert (entry.value, entry.is_read_only) == ("compact", True)
+        cluster.kill_broker(await client.find_coordinator())
+        assert await client.committed(ORDERS) == 42
+
+    often = {"log.retention.check.interval.ms": "500", "offsets.topic.segment.bytes": "500"}
+    with_topic(program, ONE_OFFSETS_PARTITION | often)
 
 
 def test_one_broker_is_enough() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.broker.handlers import configs
+from minibroker.broker.replication import topic_configs
 from minibroker.broker.replication.fetcher_manager import FetcherManager
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.sleeps import Sleeps
@@ -61,3 +62,8 @@ def settings_wake_nobody(patches: Patches) -> None:
     @patches.instead_of(FetcherManager, "wake_all")
     def wake_all(original: Any, self: FetcherManager) -> None:
         """Nothing."""
+
+
+@mutant("outdated rule", "the brokers' own topics have whatever policy is set for them, or for all topics")
+def internal_topics_have_any_policy(patches: Patches) -> None:
+    patches.set(topic_configs, "INTERNAL_TOPICS", frozenset())

@@ -86,7 +86,7 @@ def test_what_the_brokers_keep_for_themselves_is_compacted_and_never_deleted(
     if is_taken:
         altered_topic(known, [one], STATIC, topic="__consumer_offsets")
         return
-    with pytest.raises(BrokerError, match="give cleanup.policy=compact") as refused:
+    with pytest.raises(BrokerError, match="give cleanup.policy=compact to __consumer_offsets") as refused:
         altered_topic(known, [one], STATIC, topic="__consumer_offsets")
     assert refused.value.code is ErrorCode.INVALID_CONFIG
 
