@@ -83,7 +83,7 @@ def test_unknown_trailing_fields_are_ignored_and_missing_ones_take_their_default
         [None, 1, 2**31, []],
         [None, 1, 100, "topics"],
         [None, "1", 100, []],
-        ["x" * 250, 1, 100, []],
+        ["x" * 32_768, 1, 100, []],
         [None, 1, 100, [["t", [[0, "not bytes"]]]]],
         [],
         {"acks": 1},
