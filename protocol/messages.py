@@ -39,6 +39,8 @@ BrokerEpochs = Annotated[list[Int64], Meta(max_length=1_000)]
 MAX_TOPICS = 20_000
 MAX_PARTITIONS = 100_000
 MAX_BROKERS = 10_000
+MAX_RECORD_ERRORS = 10_000
+"""Of one batch: as many records as librdkafka puts into one."""
 MAX_FETCH_SLOTS = 32
 """Of one connection."""
 
@@ -96,6 +98,14 @@ class ProduceRequest(Message):
     topic_data: Annotated[list[ProduceTopic], Meta(max_length=MAX_TOPICS)]
 
 
+class ProduceRecordError(Message):
+    """Why one record is refused, and with it its batch (KIP-467)."""
+
+    batch_index: Int32
+    """Which record of the batch, from 0."""
+    batch_index_error_message: String | None = None
+
+
 class ProducePartitionResponse(Message):
     index: Int32
     error_code: Int16
@@ -106,6 +116,7 @@ class ProducePartitionResponse(Message):
     current_leader_id: Int32 = -1
     """With NOT_LEADER_OR_FOLLOWER: the leader now, as far as this broker knows (KIP-951)."""
     current_leader_epoch: Int32 = -1
+    record_errors: Annotated[list[ProduceRecordError], Meta(max_length=MAX_RECORD_ERRORS)] = []
 
 
 class ProduceTopicResponse(Message):

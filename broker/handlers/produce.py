@@ -1,16 +1,18 @@
 """Produce: append as leader, answer when the acks asked for are there. Labels P1..P7: ARCHITECTURE.md."""
 
+from collections.abc import Iterable
 from itertools import compress
 from operator import not_
 
 from minibroker.broker.handlers.services import Services, check_named_once
 from minibroker.broker.network.handler_pool import Rest
 from minibroker.broker.network.request_channel import Request
-from minibroker.broker.replication.delayed import ProduceStatus
+from minibroker.broker.replication.delayed import ProduceStatus, refused_append
 from minibroker.broker.replication.manager import ToAppend
 from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
+    MAX_RECORD_ERRORS,
     Buffer,
     ProducePartitionResponse,
     ProduceRequest,
@@ -74,6 +76,7 @@ async def _look_and_append(
     """The connection's next request waits for this: the batches that a producer sends after these must come after
     them."""
     taken: list[ToAppend] = []
+    room = MAX_RECORD_ERRORS
     left = entries[::-1]
     while left:
         entry = left.pop()
@@ -88,7 +91,8 @@ async def _look_and_append(
             if not entry.is_checked and await services.replicas.check(entry, lambda: _is_moot(request, body)):
                 entry = entry._replace(is_checked=True)
         except BrokerError as error:
-            refused[entry.topic_partition] = _refusal(entry, error)
+            status = refused[entry.topic_partition] = _refusal(entry, error)
+            room = _bound_record_errors([status], room)
         else:
             taken.append(entry)
         if not left:  # a topic's settings, or its leader, may have changed meanwhile
@@ -104,8 +108,7 @@ def _is_moot(request: Request, body: ProduceRequest) -> bool:
 
 
 def _refusal(entry: ToAppend, error: BrokerError) -> ProduceStatus:
-    partition = entry.topic_partition.partition
-    return ProduceStatus(response=ProducePartitionResponse(partition, error.code, error_message=error.detail))
+    return ProduceStatus(response=refused_append(entry.topic_partition.partition, error))
 
 
 def _append(
@@ -118,6 +121,7 @@ def _append(
     def respond(statuses: dict[TopicPartition, ProduceStatus]) -> None:
         """P7."""
         statuses |= refused
+        _bound_record_errors(statuses.values())
         if body.acks == 0:
             request.respond_nothing()
             if any(status.response.error_code for status in statuses.values()):
@@ -130,6 +134,17 @@ def _append(
 
     services.replicas.produce(entries, acks=body.acks, timeout_ms=max(body.timeout_ms, 0), respond=respond)
     body.topic_data.clear()  # it is in the log, so the frame need not stay in memory for as long as replicas take
+
+
+def _bound_record_errors(statuses: Iterable[ProduceStatus], room: int = MAX_RECORD_ERRORS) -> int:
+    """Leave out what is beyond so many in all partitions together: a batch of 70 bytes may have a million records
+    without a key. Return the room that is left."""
+    for status in statuses:
+        errors = status.response.record_errors
+        if errors:
+            status.response.record_errors = errors[:room]
+            room -= len(status.response.record_errors)
+    return room
 
 
 def _are_columns(records: Buffer) -> bool:

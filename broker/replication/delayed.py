@@ -8,6 +8,7 @@ import msgspec
 
 from minibroker.broker.purgatory.purgatory import DelayedOperation
 from minibroker.broker.replication.partition import CONSUMER, Partition
+from minibroker.broker.storage.validator import RefusedRecords
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import DeleteRecordsPartitionResult, FetchPartition, ProducePartitionResponse
 from minibroker.protocol.model import TopicPartition
@@ -28,6 +29,11 @@ class ProduceStatus(_Status):
     """The response is filled in as soon as it is settled."""
 
     response: ProducePartitionResponse
+
+
+def refused_append(index: int, error: BrokerError) -> ProducePartitionResponse:
+    record_errors = error.record_errors if isinstance(error, RefusedRecords) else []
+    return ProducePartitionResponse(index, error.code, error_message=error.detail, record_errors=record_errors)
 
 
 class DeletionStatus(_Status):

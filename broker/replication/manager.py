@@ -24,6 +24,7 @@ from minibroker.broker.replication.delayed import (
     DelayedProduce,
     DeletionStatus,
     ProduceStatus,
+    refused_append,
 )
 from minibroker.broker.replication.fetcher_manager import FetcherManager
 from minibroker.broker.replication.healing import Healer, tell_of_lost_replicas
@@ -435,7 +436,7 @@ class ReplicaManager:
             info = partition.append(records, required_acks=acks, now_ms=now_ms, is_checked=is_checked)
         except BrokerError as error:
             self._refused_batches.note(topic_partition, records, error.code, now_s)
-            response = ProducePartitionResponse(index, error.code, error_message=error.detail)
+            response = refused_append(index, error)
             if partition is not None:  # Kafka's producers need it to go on after UNKNOWN_PRODUCER_ID
                 response.log_start_offset = partition.log.log_start_offset
             known = self._known(topic_partition, topic_id)

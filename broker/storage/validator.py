@@ -1,12 +1,14 @@
 """What a log takes from producers (Kafka's LogValidator): what is wrong with a record set is found before any of it is
 written."""
 
+from itertools import islice
 from struct import Struct
 
 from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.protocol.compression import DecompressionFailed, DecompressionTooLarge, decompress
 from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import MAX_RECORD_ERRORS, ProduceRecordError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import (
     HEADER_SIZE,
@@ -34,6 +36,14 @@ not write anew would keep a key that was deleted."""
 
 _OLD_MAGICS = (0, 1)
 """Of Kafka before 0.11: refused, as by Kafka 4 (`ProduceRequest.validateRecords`)."""
+
+
+class RefusedRecords(BrokerError):
+    """A batch is refused because of some of its records."""
+
+    def __init__(self, code: ErrorCode, detail: str, record_errors: list[ProduceRecordError]) -> None:
+        super().__init__(code, detail)
+        self.record_errors = record_errors
 
 
 _QUICK_BYTES = 128 << 10
@@ -122,7 +132,7 @@ def validated_headers(
                 if headers:  # as in Kafka: all are decoded here, and 70 bytes may become a million records
                     raise InvalidRecord("more than one batch, and the topic is compacted: send one at a time")
                 if not is_checked:
-                    _check_records(records, header, position)
+                    _check_records(records, header, position, partition)
         except CorruptRecord as error:
             raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{partition}: {error}") from error
         except InvalidRecord as error:
@@ -151,8 +161,11 @@ def validated_headers(
     return headers
 
 
-def _check_records(records: Buffer, header: BatchHeader, position: int) -> None:
-    """What compaction relies on. Raises CorruptRecord and InvalidRecord."""
+def _check_records(records: Buffer, header: BatchHeader, position: int, partition: TopicPartition) -> None:
+    """What compaction relies on. Raises CorruptRecord and RefusedRecords."""
     keys = decode_batch(records, header, position, check_crc=False, max_body_bytes=_MAX_COMPACTED_BODY_BYTES).keys
     if keys is None or None in keys:
-        raise InvalidRecord("a record without a key, and the topic is compacted: give each record a key")
+        without = range(header.records_count) if keys is None else (i for i, key in enumerate(keys) if key is None)
+        reason = "a record without a key, and the topic is compacted"
+        errors = [ProduceRecordError(index, reason) for index in islice(without, MAX_RECORD_ERRORS)]
+        raise RefusedRecords(ErrorCode.INVALID_RECORD, f"{partition}: {reason}: give each record a key", errors)

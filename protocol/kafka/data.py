@@ -38,9 +38,6 @@ def _produce_failed(request: m.ProduceRequest, code: ErrorCode, message: str) ->
     )
 
 
-_RECORD_ERROR = Layout(None, Field("batch_index", INT32), Field("batch_index_error_message", STRING, nullable="8+"))
-"""KIP-467. Batches are opaque to the broker: it never names a record."""
-
 PRODUCE = KafkaApi(
     apis.PRODUCE,
     3,
@@ -90,7 +87,18 @@ PRODUCE = KafkaApi(
                                 Field("base_offset", INT64),
                                 Field("log_append_time_ms", INT64, "2+"),
                                 Field("log_start_offset", INT64, "5+"),
-                                Field("record_errors", Array(_RECORD_ERROR), "8+", default=()),
+                                Field(
+                                    "record_errors",
+                                    Array(
+                                        Layout(
+                                            m.ProduceRecordError,
+                                            Field("batch_index", INT32),
+                                            Field("batch_index_error_message", STRING, nullable="8+"),
+                                        )
+                                    ),
+                                    "8+",
+                                    default=[],
+                                ),
                                 Field(
                                     "error_message",
                                     STRING,

@@ -105,9 +105,15 @@ class Peer:
     def answer(self, api: apis.Api[Any, Any]) -> Any:
         frame = self.answers[-1]
         assert frame is not None
-        reader = FrameReader(lambda _: len(frame))
-        reader.get_buffer()[: len(frame)] = frame
-        [content] = reader.buffer_updated(len(frame))
+        size = len(frame)
+        reader = FrameReader(lambda _: size)
+        contents: list[bytes | memoryview] = []
+        while frame:
+            buffer = reader.get_buffer()
+            piece, frame = frame[: len(buffer)], frame[len(buffer) :]
+            buffer[: len(piece)] = piece
+            contents += reader.buffer_updated(len(piece))
+        [content] = contents
         return apis.decode_response(api, apis.decode_response_envelope(content))
 
 
@@ -183,6 +189,30 @@ def test_the_records_of_a_large_batch_for_a_compacted_topic_are_looked_at_in_a_t
         await sending
         assert broker.partition().log.log_end_offset == 5_003
         assert looked_at == [False, True]
+
+    with_compacted_topic(tmp_path, scenario)
+
+
+def test_the_records_that_a_batch_is_refused_for_are_named(tmp_path: Path) -> None:
+    def errors(peer: Peer) -> list[list[int]]:
+        """Of each partition, which records are named, and why."""
+        parts = peer.answer(apis.PRODUCE).responses[0].partition_responses
+        assert {part.error_code for part in parts} == {ErrorCode.INVALID_RECORD}
+        messages = {error.batch_index_error_message for part in parts for error in part.record_errors}
+        assert messages == {"a record without a key, and the topic is compacted"}
+        return [[error.batch_index for error in part.record_errors] for part in parts]
+
+    async def scenario(broker: OneBroker, peer: Peer, thread: Thread) -> None:
+        thread.may_begin.set()
+        some = records.encode_batch([b"v"] * 5, keys=[b"k", None, b"k", None, None], base_timestamp=0)
+        await peer.send(apis.PRODUCE, produce(0, records=some))
+        assert errors(peer) == [[1, 3, 4]]
+        await peer.send(apis.PRODUCE, produce(0, records=keyed(500, MAGIC_RECORDS, key=None)))
+        assert errors(peer) == [list(range(500))]
+        many = keyed(20_000, MAGIC_RECORDS, Compression.ZSTD, key=None)
+        await peer.send(apis.PRODUCE, produce(0, records=many))
+        assert errors(peer) == [list(range(10_000))]
+        assert broker.partition().log.log_end_offset == 0
 
     with_compacted_topic(tmp_path, scenario)
 
