@@ -27,7 +27,7 @@ def positions(fetcher: Fetcher) -> dict[TopicPartition, OffsetAndMetadata]:
     """What `commit` without offsets commits: where the consumer is, in all partitions in which that is known."""
     found = {}
     for partition, state in fetcher.states.items():
-        if state.position is not None:
+        if state.position is not None and not state.is_gone:
             epoch = state.position_epoch
             found[partition] = OffsetAndMetadata(state.position, None if epoch == NO_EPOCH else epoch)
     return found

@@ -87,8 +87,9 @@ class Consumer(Client):
 
     Settings have Kafka's names and meaning; times are in milliseconds, sizes in bytes:
 
-    - A topic that is deleted and created again is read from its beginning. Partitions that it then lacks leave the
-      assignment; those that were named in `partitions` raise UNKNOWN_TOPIC_OR_PARTITION.
+    - A topic that is deleted is a WARNING, and its partitions leave the assignment, unless they were named in
+      `partitions`. Where it is created again, it is read from its beginning. As long as nothing else is left to read,
+      a call for records raises UNKNOWN_TOPIC_OR_PARTITION every 10 s.
     - `auto_offset_reset`: where to begin if the group has committed nothing, and where to go on if the position is no
       longer in the log: "earliest" (the default here, so that nothing is missed; Kafka's is "latest"), "latest", or
       "none", which raises. If records that were read are lost in an unclean election, it goes on where the log is
@@ -596,7 +597,7 @@ class Consumer(Client):
         """The topics that are subscribed to, sorted; of a pattern, those that match it now."""
         if self._subscribed is None:
             return []
-        return sorted(self._subscribed.names(self._runtime.metadata.cluster.topics))
+        return sorted(self._subscribed.names(self._runtime.metadata.cluster.existing()))
 
     # -- reading --
 
@@ -607,7 +608,7 @@ class Consumer(Client):
         """The next record.
 
         Raises Closed, ClientCrashed, CorruptBatch, LogTruncated, MaxPollIntervalExceeded, WithinListener, what the
-        rebalance listener has raised, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION if the topic is gone,
+        rebalance listener has raised, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION if all named topics are gone,
         OFFSET_OUT_OF_RANGE with auto_offset_reset="none", what a group refuses its members (FENCED_INSTANCE_ID,
         INCONSISTENT_GROUP_PROTOCOL), or any error that is not retriable. Iterating on after an error tries again.
         """

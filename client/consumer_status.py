@@ -85,15 +85,15 @@ def _summary(
 
 def _of_nothing(member: GroupMember | None, subscribed: Subscribed | None, runtime: ClientRuntime) -> str:
     """No partitions are assigned."""
-    cluster = runtime.metadata.cluster
-    names = [] if subscribed is None else subscribed.names(cluster.topics)
-    missing = [name for name in names if name not in cluster.topics]
+    topics = runtime.metadata.cluster.existing()
+    names = [] if subscribed is None else subscribed.names(topics)
+    missing = [name for name in names if name not in topics]
     if missing:
         return f"there is no topic {', '.join(missing)}: see `minibroker topics list`"
     if not names:
         pattern = "" if subscribed is None or subscribed.pattern is None else subscribed.pattern.pattern
         return f"no topic matches {pattern!r}: see `minibroker topics list`"
-    count = sum(len(cluster.topics[name].partitions) for name in names)
+    count = sum(len(topics[name].partitions) for name in names)
     if member is None:
         return f"{', '.join(names)}: their partitions are not known yet"
     every = "the one partition" if count == 1 else f"all {count} partitions"
@@ -107,6 +107,8 @@ def _of_nothing(member: GroupMember | None, subscribed: Subscribed | None, runti
 def _of_partition(fetcher: Fetcher, state: PartitionState) -> str:
     if state.is_paused:
         return "paused: call resume()"
+    if state.is_gone:
+        return "it does not exist any more; once it is created again, it is read from its beginning"
     if state.is_held:
         return "the committed offset is being looked up, or the listener being told"
     if state.error is not None:

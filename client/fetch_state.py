@@ -56,7 +56,10 @@ class PartitionState:
         """The id of the topic that has the records that were handed out last; empty: there were none since the user
         chose the position."""
         self.absent_since: float | None = None
-        """Since when metadata has had no such partition, or no leader as recent as the position's epoch."""
+        """Since when metadata has had no such partition, or no leader as recent as the position's epoch; or when the
+        user was told of that last."""
+        self.is_gone = False
+        """The user has named this partition, and no broker has it: nothing is fetched until it is created again."""
         self.is_paused = False
         self.is_held = False
         """As paused, but by the consumer: it does not know yet where to begin, or the user is being told of it."""
@@ -217,7 +220,7 @@ def due_fetches(
     bytes_ahead: dict[int, int] = {}
     """By node; over the limit where a single partition has enough."""
     for state in states:
-        if state.position is None or state.is_paused or state.is_held or state.error is not None:
+        if state.position is None or state.is_paused or state.is_held or state.is_gone or state.error is not None:
             continue
         leader = leader_of(*state.partition)
         if leader is None:

@@ -25,7 +25,7 @@ from minibroker.client.connections import OVERDUE_S, Purpose
 from minibroker.client.errors import CorruptBatch, LogTruncated, no_such_partition
 from minibroker.client.fetch_state import FetchedBatch, PartitionState, due_fetches
 from minibroker.client.leader_requests import LeaderRequest, LeaderRequests
-from minibroker.client.metadata import Leader
+from minibroker.client.metadata import UNKNOWN_FOR_S, Leader
 from minibroker.client.offsets import CONSUMER, READ_UNCOMMITTED, Found, OffsetAndTimestamp, ask_leader
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
@@ -62,6 +62,14 @@ class _Doubt(NamedTuple):
     fetch_offset: int
     leader: Leader
     consequence: Callable[[], None]
+
+
+class _Gone(NamedTuple):
+    """A topic that was read as a whole, and does not exist any more."""
+
+    topic_id: str
+    states: list[PartitionState]
+    """Where it was read: if brokers were wrong, it is read on."""
 
 
 class _Asked(NamedTuple):
@@ -118,6 +126,9 @@ class Fetcher:
         """The ids, as last seen, of all topics of which something is fetched."""
         self._whole_topics: dict[str, None] = {}
         self._pattern: re.Pattern[str] | None = None
+        self._gone: dict[str, _Gone] = {}
+        self._search: asyncio.Task[None] | None = None
+        """Asks all brokers for what seems to be gone."""
         self._missing_since: dict[str, float] = {}
         """Topics in `named` that are not there, and since when."""
         self.named: Collection[str] = ()
@@ -140,6 +151,11 @@ class Fetcher:
         for topic in topics:
             self._add_topic(topic)
         self._pattern = pattern
+        self._gone = {
+            topic: gone
+            for topic, gone in self._gone.items()
+            if topic in self._whole_topics or (pattern is not None and pattern.fullmatch(topic) is not None)
+        }
         self.remove([partition for partition in self.states if partition.topic not in self._whole_topics])
 
     def _add_topic(self, topic: str) -> None:
@@ -189,6 +205,7 @@ class Fetcher:
 
     def assign_none(self) -> None:
         self._whole_topics.clear()
+        self._gone.clear()
         self._pattern = None
         self.remove(self.states)
 
@@ -222,14 +239,20 @@ class Fetcher:
 
     def adopt_topics(self) -> None:
         """Take over what metadata says of the topics' partitions."""
+        existing = self._metadata.cluster.existing()
         if self._pattern is not None:
-            for topic, found in sorted(self._metadata.cluster.topics.items()):
+            for topic, found in sorted(existing.items()):
                 if not found.is_internal and topic not in self._whole_topics and self._pattern.fullmatch(topic):
                     self._add_topic(topic)
         for topic in self._topics:
-            info = self._metadata.cluster.topics.get(topic)
+            info = existing.get(topic)
             if info is None:
                 continue
+            gone = self._gone.pop(topic, None)
+            if gone is not None:
+                logger.info("%s: topic %s exists again", self._runtime.connections.client_id, topic)
+                self._topics[topic] = gone.topic_id
+                self.states |= {state.partition: state for state in gone.states}
             known_id, self._topics[topic] = self._topics[topic], info.topic_id or self._topics[topic]
             known = [state for state in self.states.values() if state.partition.topic == topic]
             if topic in self._whole_topics:
@@ -348,8 +371,10 @@ class Fetcher:
 
     def why_waiting(self, state: PartitionState, is_mute: bool = False) -> str | None:
         """What keeps a partition from being fetched now; None: nothing does. `is_mute`: an answer is overdue."""
-        if state.is_paused or state.is_held or state.error is not None:
-            return None  # it is the user's turn
+        if state.is_paused or state.is_held or state.is_gone or state.error is not None:
+            return None  # it is the user's turn, or the user was told
+        if self._metadata.cluster.errors.get(state.partition.topic) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            return str(BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, state.partition.topic))
         leader = self._metadata.cluster.leader(*state.partition)
         if leader is None:
             code = self._metadata.cluster.errors.get(state.partition.topic)
@@ -372,29 +397,86 @@ class Fetcher:
         return None
 
     def _look_for_unknown(self, now: float) -> None:
-        """Tell the user about a topic or partition that has been gone for long."""
-        cluster = self._metadata.cluster
+        """Tell the user about a topic or partition that has been gone for long. An error is raised only where nothing
+        else is left to read (Kafka's client raises none at all, and waits without end)."""
+        cluster, wrong_since = self._metadata.cluster, self._metadata.wrong_since
         there = {state.partition.topic for state in self.states.values()}
-        missing = [topic for topic in self.named if topic not in there and topic not in cluster.topics]
-        self._missing_since = {topic: self._missing_since.get(topic, now) for topic in missing}
+        problems = {state: problem for state in self.states.values() if (problem := self._problem(state)) is not None}
+        absent = [state for state in problems if self._is_absent(state)]
+        is_all_gone = len(absent) == len(self.states)
+        missing = [
+            topic
+            for topic in self.named
+            if topic not in there and (is_all_gone if topic in self._gone else topic not in cluster.topics)
+        ]
+        self._missing_since = {topic: self._missing_since.get(topic, wrong_since.get(topic, now)) for topic in missing}
         for topic, missing_since in self._missing_since.items():
             if now >= missing_since + UNKNOWN_TOPIC_PATIENCE_S:
                 code = cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 self.errors.append(BrokerError(code, f"for {now - missing_since:.0f} s: {topic}"))
                 self._missing_since[topic] = now  # after that the patience begins anew
-            else:
-                self._metadata.request_refresh()
         for state in self.states.values():
-            since = self._metadata.wrong_since.get(state.partition.topic)
-            problem = self._problem(state)
-            if problem is None:
-                state.absent_since = None
-                continue
-            if since is None:
-                since = state.absent_since = now if state.absent_since is None else state.absent_since
-            if now >= since + UNKNOWN_TOPIC_PATIENCE_S:
-                self._stop(state, problem(f"for {now - since:.0f} s: "))
-                state.absent_since = None  # after that the patience begins anew
+            if state not in problems:
+                state.absent_since, state.is_gone = None, False
+        for state, problem in problems.items():
+            began = wrong_since.get(state.partition.topic)
+            if state.absent_since is None:
+                state.absent_since = now if began is None else began
+            if now >= state.absent_since + UNKNOWN_TOPIC_PATIENCE_S and (is_all_gone or state not in absent):
+                self._stop(state, problem(f"for {now - (began or state.absent_since):.0f} s: "))
+                state.absent_since = now  # after that the patience begins anew
+        if missing or (absent and is_all_gone):
+            self._metadata.request_refresh()
+        seem_gone = {
+            state.partition: self.topic_id(state.partition)
+            for state in absent
+            if not state.is_gone
+            and not (state.fetched or state.is_handed_out)
+            and now >= (state.absent_since or now) + UNKNOWN_FOR_S
+        }
+        if seem_gone and (self._search is None or self._search.done()):
+            self._search = self._runtime.tasks.start(self._search_for(seem_gone), "search for deleted topics")
+
+    def _is_absent(self, state: PartitionState) -> bool:
+        """Whether metadata lacks its topic, or the partition."""
+        info = self._metadata.cluster.existing().get(state.partition.topic)
+        return info is None or state.partition.partition not in info.partitions
+
+    async def _search_for(self, seem_gone: dict[TopicPartition, str]) -> None:
+        """Read those no more that no broker has."""
+        missing = await self._metadata.missing(seem_gone)
+        gone: dict[str, list[PartitionState]] = {}
+        for partition in missing:
+            state = self.states.get(partition)
+            if state is not None and self._is_absent(state) and not (state.fetched or state.is_handed_out):
+                gone.setdefault(partition.topic, []).append(state)
+        for topic, states in gone.items():
+            self._is_gone(topic, states)
+        self.wake()
+
+    def _is_gone(self, topic: str, states: list[PartitionState]) -> None:
+        exists = topic in self._metadata.cluster.existing()
+        self.tell_of_gone(", ".join(str(state.partition) for state in states) if exists else f"topic {topic}")
+        if exists or topic not in self._whole_topics:
+            for state in states:
+                state.is_gone = True
+            return
+        self._gone[topic] = _Gone(self._topics[topic], states)
+        for state in states:
+            del self.states[state.partition]
+            self._with_data.pop(state, None)
+            self._stopped.pop(state, None)
+            self._doubts.pop(state, None)
+        if topic not in self.named:  # it is of the pattern
+            del self._whole_topics[topic], self._topics[topic]
+            self._metadata.unwant(topic)
+
+    def tell_of_gone(self, what: str) -> None:
+        logger.warning(
+            "%s: %s does not exist any more, and is not read; once it is created again, it is read from its beginning",
+            self._runtime.connections.client_id,
+            what,
+        )
 
     def _problem(self, state: PartitionState) -> Callable[[str], BrokerError] | None:
         """What is wrong with a partition's metadata that time alone will not cure: an error whose text begins with
@@ -425,7 +507,7 @@ class Fetcher:
         next_at = inf
         by_leader: dict[Leader, list[_Asked]] = {}
         for state in self.states.values():
-            if state.position is not None or state.error is not None or state.awaits_committed:
+            if state.position is not None or state.is_gone or state.error is not None or state.awaits_committed:
                 continue
             if state.reset is None:
                 if not state.is_held:  # else the user is being told of the partition, and may call `seek`

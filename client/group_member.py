@@ -797,6 +797,8 @@ class GroupMember:
         else:
             await self._tell("on_partitions_lost", sorted(partitions))
             self._note_uncommitted(partitions)
+        for topic in sorted({partition.topic for partition in partitions} - self._metadata.cluster.existing().keys()):
+            self._fetcher.tell_of_gone(f"topic {topic}")
         self._fetcher.remove(partitions)
         if not is_lost and self._fetcher.states:
             self._activity.is_quiet = False

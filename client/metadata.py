@@ -88,6 +88,11 @@ class Cluster(NamedTuple):
     """The most brokers that there have been, or the number of addresses that the user has given: if it is more than
     one, a broker that lists itself alone may be cut off from the others."""
 
+    def existing(self) -> dict[str, TopicInfo]:
+        """The topics, without those of which only an older description is left."""
+        gone = {name for name, code in self.errors.items() if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        return {name: info for name, info in self.topics.items() if name not in gone} if gone else self.topics
+
     def leader(self, topic: str, partition: int) -> Leader | None:
         """The leader, if one is known and so is its address."""
         info = self.topics.get(topic)

@@ -119,6 +119,13 @@ def calls_outlive_their_client(patches: Patches) -> None:
         pass
 
 
+@mutant("topics that stop all others", "a topic that is deleted is raised again and again, and the rest is not read")
+def deleted_topics_are_raised(patches: Patches) -> None:
+    @patches.instead_of(Fetcher, "_is_absent")
+    def is_absent(original: Any, self: Fetcher, state: PartitionState) -> bool:
+        return False
+
+
 @mutant("calls that never end", "a client waits for its own tasks after the event loop has cancelled them")
 def cancelled_tasks_are_waited_for(patches: Patches) -> None:
     @patches.instead_of(ClientRuntime, "check_loop")
