@@ -905,11 +905,12 @@ class Consumer(Client):
     @ends_with_its_client
     async def lag(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
         """How many offsets there are from the position to the end of each partition, by default of all assigned ones.
-        Raises ApiTimedOut, BrokerError, NetworkError."""
+        Negative where the position is beyond the end, by a `seek` or a commit. Raises ApiTimedOut, BrokerError,
+        NetworkError."""
         asked = check_partitions("partitions", partitions) or self.assignment()
         at = {partition: await self.position(partition) for partition in asked}
         ends = await self.end_offsets(asked)
-        return {partition: max(0, ends[partition] - at[partition]) for partition in asked}
+        return {partition: ends[partition] - at[partition] for partition in asked}
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Return no records of these partitions until `resume`."""

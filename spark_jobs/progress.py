@@ -20,6 +20,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from minibroker.client.cli.output import plural
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.spark_jobs.offsets import by_partition, from_json
@@ -39,9 +40,11 @@ class TriggerProgress:
     """How many offsets were there when the batch was planned, and are neither in it nor in earlier ones."""
 
     def __str__(self) -> str:
+        beyond, noun = sum(each < 0 for each in self.lag.values()), "partition"
         return (
             f"{self.query} batch {self.batch_id}: {self.rows:,} rows, {self.rows_per_second:,.0f} rows/s, "
-            f"lag {sum(self.lag.values()):,}"
+            f"lag {sum(max(0, each) for each in self.lag.values()):,}"
+            f"{f', {beyond} {plural(beyond, noun)} beyond the end' if beyond else ''}"
         )
 
 
@@ -89,8 +92,9 @@ class LagListener(StreamingQueryListener):
 
 
 def lags(end: dict[TopicPartition, int], latest: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """How far each partition's end is behind its log's end; for a partition that `end` lacks, the whole log."""
-    return {partition: max(0, there - end.get(partition, 0)) for partition, there in sorted(latest.items())}
+    """How far each partition's end is behind its log's end; for a partition that `end` lacks, the whole log. Negative
+    where the query is beyond the log's end: records were lost, or the topic is another."""
+    return {partition: there - end.get(partition, 0) for partition, there in sorted(latest.items())}
 
 
 def _offsets(text: str | None) -> dict[TopicPartition, int] | None:

@@ -31,10 +31,11 @@ class PartitionLag(NamedTuple):
 
     @property
     def lag(self) -> int | None:
-        """How many records are behind what is committed, or were before they were deleted; None: not known."""
+        """How many records are behind what is committed, or were before they were deleted; None: not known. Negative
+        where the commit is beyond the end, as in Kafka's tool: the group will miss the records up to it."""
         if self.committed is None or self.end_offset is None:
             return None
-        return max(0, self.end_offset - self.committed.offset)
+        return self.end_offset - self.committed.offset
 
 
 class GroupDetails(NamedTuple):
@@ -44,8 +45,8 @@ class GroupDetails(NamedTuple):
 
     @property
     def lag(self) -> int | None:
-        """As far as it is known; None: of no partition."""
-        known = [each.lag for each in self.partitions if each.lag is not None]
+        """The records that are still to be read, as far as that is known; None: of no partition."""
+        known = [max(0, each.lag) for each in self.partitions if each.lag is not None]
         return sum(known) if known else None
 
     @property
@@ -53,6 +54,11 @@ class GroupDetails(NamedTuple):
         """Of so many partitions with records nothing is committed. Where members begin there is theirs to say
         (`auto_offset_reset`), so no lag is known."""
         return sum(each.committed is None and each.end_offset != 0 for each in self.partitions)
+
+    @property
+    def beyond_end(self) -> int:
+        """Of so many partitions the commit is beyond the end."""
+        return sum(each.lag is not None and each.lag < 0 for each in self.partitions)
 
 
 async def details_of(admin: Admin, group: str) -> GroupDetails:

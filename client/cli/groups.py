@@ -25,9 +25,11 @@ from minibroker.client.cli.output import (
     YesOption,
     bootstrap_servers,
     confirm,
+    plural,
     print_json,
     print_lines,
     print_table,
+    printable,
     run,
     table_lines,
 )
@@ -151,7 +153,7 @@ def reset_offsets(
     confirm(f"Reset these offsets of group {group}?", yes)
     run(_commit(servers, group, plan))
     if is_shown_first:
-        sys.stdout.write(f"reset {len(plan)} offsets of {group}\n")
+        sys.stdout.write(f"reset {len(plan)} offsets of {printable(group)}\n")
     else:
         _print_plan(plan, format)
 
@@ -175,7 +177,7 @@ def delete(
     if format is Format.JSON and deleted:
         print_json({"deleted": deleted})
     elif deleted:
-        sys.stdout.write(f"deleted {', '.join(deleted)}\n")
+        sys.stdout.write(f"deleted {printable(', '.join(deleted))}\n")
     if failed is not None:
         raise failed
 
@@ -294,7 +296,7 @@ def _blocks(details: GroupDetails) -> list[list[str]]:
         f"{len(group.members)} member{'' if len(group.members) == 1 else 's'}",
         _lag(details),
     ]
-    blocks = [[", ".join(parts)]]
+    blocks = [[printable(", ".join(parts))]]
     if group.members:
         has_instances = any(each.group_instance_id is not None for each in group.members)
         columns = ["member", *(["instance"] if has_instances else []), "client", "host", "partitions"]
@@ -325,10 +327,11 @@ def _blocks(details: GroupDetails) -> list[list[str]]:
 
 
 def _lag(details: GroupDetails) -> str:
-    """Such as `lag 3 (2 partitions without a commit)`: a sum of 0 would hide records that nobody has read."""
-    count = details.without_commit
-    unknown = f" ({count} partition{'' if count == 1 else 's'} without a commit)" if count else ""
-    return f"lag {'-' if details.lag is None else details.lag}{unknown}"
+    """Such as `lag 3 (2 partitions without a commit)`: a sum of 0 would hide records that nobody has read, and commits
+    that no record has reached."""
+    counts = ((details.without_commit, "without a commit"), (details.beyond_end, "committed beyond the end"))
+    words = ", ".join(f"{count} {plural(count, 'partition')} {what}" for count, what in counts if count)
+    return f"lag {'-' if details.lag is None else details.lag}{f' ({words})' if words else ''}"
 
 
 def _short(member: MemberDescription) -> str | None:

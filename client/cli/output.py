@@ -219,8 +219,16 @@ def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return ",".join(str(item) for item in value) or "-"
-    return str(value)
+        return printable(",".join(str(item) for item in value)) or "-"
+    return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """The text with what a terminal would obey, or could not show, as escapes such as \\x1b. Names of groups, members
+    and clients are any characters that a client has sent."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def plural(count: int, noun: str, of_many: str | None = None) -> str:
@@ -360,4 +368,4 @@ def _click_text(error: Any) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))

@@ -34,7 +34,7 @@ from minibroker.client.cli.output import (
 from minibroker.client.cli.record_files import Input, read_records
 from minibroker.client.cli.record_format import unescape
 from minibroker.client.cli.tally import Tally
-from minibroker.client.cli.times import parse_time_ms
+from minibroker.client.cli.times import hint, parse_time_ms
 from minibroker.client.cli.topics import TopicArgument, checked_topic, described
 from minibroker.client.delivery import BatchDelivery
 from minibroker.client.producer import Producer, drain_patiently
@@ -218,7 +218,7 @@ def _timestamp_ms(text: str) -> int:
     if timestamp_ms is None:
         raise UsageError(
             f"--timestamp {text!r}: milliseconds since 1970 such as 1700000000000, or a time such as "
-            "2026-11-22T10:30:00Z is expected"
+            f"2026-11-22T10:30:00Z is expected{hint(text)}"
         )
     return timestamp_ms
 

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from minibroker.client.cli.output import UsageError
-from minibroker.client.cli.times import parse_time_ms
+from minibroker.client.cli.times import hint, parse_time_ms
 
 _MAX_INT64 = 2**63 - 1
 
@@ -57,4 +57,5 @@ def parse_start_position(text: str, option: str = "--from") -> StartPosition:
     raise UsageError(
         f"{option} {text!r}: {edges}, an offset such as 42, -10 for the last 10 records of each partition, or "
         "@ and a time such as @2026-11-22T10:30:00Z or @1700000000000 (milliseconds since 1970) is expected"
+        f"{hint(text[1:]) if text.startswith('@') else ''}"
     )

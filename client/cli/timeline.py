@@ -26,7 +26,7 @@ from minibroker.client.cli.output import (
 )
 from minibroker.client.cli.timeline_story import Story, last_failover
 from minibroker.client.cli.timeline_words import entry_lines
-from minibroker.client.cli.times import parse_time_ms
+from minibroker.client.cli.times import hint, parse_time_ms
 from minibroker.client.cli.topics import open_admin
 from minibroker.client.timeline import Entry, TimelineRead, decode_entry, merged
 from minibroker.protocol.errors import BrokerError, InvalidMessage, MinibrokerError, NetworkError
@@ -79,7 +79,9 @@ def _since_ms(since: str | None) -> int:
         return _BEGINNING
     time_ms = parse_time_ms(since)
     if time_ms is None:
-        raise UsageError(f"--since {since!r}: a time is expected, for instance 2026-11-22T10:30 (UTC) or 1795343400000")
+        raise UsageError(
+            f"--since {since!r}: a time is expected, for instance 2026-11-22T10:30 (UTC) or 1795343400000{hint(since)}"
+        )
     return time_ms
 
 

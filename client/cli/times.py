@@ -23,3 +23,10 @@ def parse_time_ms(text: str) -> int | None:
         moment = moment.replace(tzinfo=UTC)
     since_epoch = (moment - _EPOCH) // timedelta(milliseconds=1)
     return since_epoch if since_epoch >= 0 else None
+
+
+def hint(text: str) -> str:
+    """Why `parse_time_ms` refuses a number of four digits; nothing for other texts."""
+    if len(text) == 4 and text.isascii() and text.isdecimal():
+        return f". Four digits may be a year or milliseconds: write {text}-01-01 for the year, 0{text} for milliseconds"
+    return ""

@@ -474,7 +474,7 @@ class Consumer(Facade[AsyncConsumer]):
 
     def lag(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
         """How many offsets there are from the position to the end of each partition, by default of all assigned ones.
-        Raises ApiTimedOut, BrokerError, NetworkError."""
+        Negative where the position is beyond the end. Raises ApiTimedOut, BrokerError, NetworkError."""
         return self._call(lambda: self._client.lag(*partitions))
 
     # -- commits --

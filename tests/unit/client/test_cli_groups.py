@@ -13,7 +13,7 @@ import pytest
 
 from minibroker import application
 from minibroker.client.cli import group_details, groups
-from minibroker.client.cli.output import run_app
+from minibroker.client.cli.output import explain, printable, run_app, table_lines
 from minibroker.client.producer import Producer
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.apis import LIST_GROUPS, LIST_OFFSETS, OFFSET_COMMIT
@@ -23,6 +23,7 @@ from minibroker.protocol.consumer_protocol import (
     encode_assignment,
     encode_subscription,
 )
+from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from tests.unit.client.administered_groups import GroupCluster
 from tests.unit.client.scripted_broker import DROP, HANG
@@ -170,6 +171,22 @@ def test_members_are_described_with_what_they_read_and_partitions_without_a_comm
         assert [each["lag"] for each in found["partitions"]] == [6, 0, None]
 
     run(scenario)
+
+
+def test_a_commit_beyond_the_end_is_a_negative_lag_which_no_sum_hides() -> None:
+    async def scenario(cluster: GroupCluster, command: Command) -> None:
+        cluster.committed["billing"][P1] = 9
+        lines = table((await command("describe", "billing")).out)
+        assert " ".join(lines[0]).endswith("lag 6 (1 partition committed beyond the end)")
+        assert ["orders", "1", "9", "4", "-5", "-"] in lines
+
+    run(scenario)
+
+
+def test_names_are_printed_without_what_a_terminal_would_obey() -> None:
+    assert table_lines(("group",), [("a\x1b[2Jb\n\udc80",)])[1] == "a\\x1b[2Jb\\n\\udc80"
+    assert explain(MinibrokerError("no group \x1b[31mred"))[1] == "error: no group \\x1b[31mred"
+    assert printable("naïve 日本") == "naïve 日本"
 
 
 def test_partitions_with_records_and_without_a_commit_are_counted_and_no_lag_of_0_hides_them() -> None:

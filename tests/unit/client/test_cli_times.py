@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from minibroker.client.cli.times import parse_time_ms
+from minibroker.client.cli.times import hint, parse_time_ms
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,9 @@ def test_a_time_is_milliseconds_or_iso_8601_which_is_utc_unless_it_says_otherwis
 )
 def test_anything_else_is_no_time(text: str) -> None:
     assert parse_time_ms(text) is None
+
+
+def test_a_number_of_four_digits_is_refused_with_what_to_write_for_either_meaning() -> None:
+    assert "write 2026-01-01 for the year, 02026 for milliseconds" in hint("2026")
+    assert (parse_time_ms("2026-01-01"), parse_time_ms("02026")) == (1_767_225_600_000, 2_026)
+    assert hint("now") == hint("20260") == ""

@@ -925,6 +925,8 @@ def test_seek_to_time_goes_to_the_first_record_as_late_or_to_the_end() -> None:
             assert await consumer.lag() == {P0: 0}
             consumer.seek(P0, 3)
             assert await consumer.lag(P0) == {P0: 7}
+            consumer.seek(P0, 13)
+            assert await consumer.lag(P0) == {P0: -3}
 
     run(scenario)
 

@@ -51,7 +51,9 @@ def offset(**partitions: int) -> str:
 
 def test_lag_is_what_was_there_and_is_not_read() -> None:
     assert lags({P0: 5, P1: 7}, {P0: 9, P1: 7}) == {P0: 4, P1: 0}
-    assert lags({P0: 5}, {P0: 4, P1: 3}) == {P0: 0, P1: 3}
+    assert lags({P0: 5}, {P0: 4, P1: 3}) == {P0: -1, P1: 3}
+    line = str(TriggerProgress("q", 3, 5, 2_000.0, {P0: -1, P1: 3}))
+    assert line.endswith("lag 3, 1 partition beyond the end")
 
 
 def test_each_trigger_is_reported_with_its_lag_and_speed() -> None:
