@@ -67,6 +67,7 @@ class Healer:
         """Of replicas that were deleted here to be made anew: the id of their topic, and the leader epoch."""
         self._short: set[TopicPartition] = set()
         """Replicas that could not be made or deleted since the controller was asked for such last."""
+        self._is_mended = False
         self._asked_s = -LONGEST_PAUSE_S
         self._pause_s = CHECK_S
         self.healed = 0
@@ -84,6 +85,10 @@ class Healer:
             self._pause_s = CHECK_S if is_first else min(2 * self._pause_s, LONGEST_PAUSE_S)
         self._short.add(topic_partition)
 
+    def mended(self) -> None:
+        """What kept replicas from being made is no longer in the way: the controller is asked for them soon."""
+        self._is_mended = True
+
     def check(self, topic_partition: TopicPartition, topic_id: str, leader_epoch: int) -> None:
         """An order in this epoch may be obeyed. Raises BrokerError STALE_CONTROLLER_EPOCH where it is from before the
         replica was made anew."""
@@ -99,7 +104,8 @@ class Healer:
         while True:
             await asyncio.sleep(CHECK_S)
             healed = [partition for partition in sorted(self._logs.healable) if await self._heal(partition)]
-            if healed or self._asks_again():
+            if healed or self._is_mended or self._asks_again():
+                self._is_mended = False
                 # As if a directory had failed: it asks what became of the replicas here, and they are made anew.
                 await tell_of_lost_replicas(self._sessions, self._broker_id)
 

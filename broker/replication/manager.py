@@ -83,6 +83,8 @@ ASSIGNED_AT_ONCE = 25
 """Replicas that get their part in one turn of the loop."""
 
 PARTITIONS_PER_SLICE = 100
+REFUSED_TOPICS_S = 5.0
+"""So often the settings are looked at that made no sense when the controller ordered replicas of their topics."""
 READS_AT_ONCE = 100
 """Of topics' settings."""
 BREATH_S = 0.001
@@ -188,7 +190,7 @@ class ReplicaManager:
         self._read_broker_configs = read_broker_configs
         self._partitions: dict[TopicPartition, Partition] = {}
         self._refused_topics: dict[str, str] = {}
-        """Whose settings make no sense, and why: said once."""
+        """Of which orders were refused since their settings make no sense, and why: said once."""
         self._deleted: dict[tuple[str, TopicPartition], int] = {}
         """Replicas that were deleted here, by topic id, and in which leader epoch."""
         self._refused_batches = RefusedBatches()
@@ -251,6 +253,7 @@ class ReplicaManager:
         """After the logs were opened, before the first control request."""
         self.isr_writer.start()
         self._supervisor.start(self.healer.run(), "healing of damaged replicas")
+        self._supervisor.start(self._look_at_refused_topics(), "look at settings that make no sense")
         for path in self._logs.paths:
             self._supervisor.start(self._checkpoint.run(path), f"high watermark checkpoint of {path}")
             self._supervisor.start(self._retention.run(path), f"log retention in {path}")
@@ -670,8 +673,24 @@ class ReplicaManager:
     async def topic_config_changed(self, topic: str, session: ZooKeeperSession) -> None:
         """It may have: it is read, and holds from now on. Raises InvalidConfig and MalformedZnode, and then nothing has
         changed, ConnectionLoss, SessionExpired."""
+        await self._read_settings(topic, session)
+        if self._refused_topics.pop(topic, None) is not None:
+            logger.info("the settings of topic %s make sense again: the controller is asked for its replicas", topic)
+            self.healer.mended()
+
+    async def _read_settings(self, topic: str, session: ZooKeeperSession) -> None:
+        """Raises as `topic_config_changed`."""
         if await self._topic_configs.read(topic, session):
             await self._reconfigure([p for p in self._partitions.values() if p.topic_partition.topic == topic])
+
+    async def _look_at_refused_topics(self) -> None:
+        """Until cancelled. Nobody is told of a znode that is corrected by hand, nor is this broker of one that was
+        corrected while it refused an order."""
+        while True:
+            await asyncio.sleep(REFUSED_TOPICS_S)
+            for topic in list(self._refused_topics):
+                with suppress(InvalidConfig, MalformedZnode, ZooKeeperError):
+                    await self.topic_config_changed(topic, await self._sessions())
 
     async def broker_config_changed(self, config: BrokerConfig) -> None:
         """These hold from now on, as far as they can be changed at all (`config.DYNAMIC`)."""
@@ -871,7 +890,7 @@ class ReplicaManager:
             return
         while True:
             try:
-                await self.topic_config_changed(topic, await self._up_to_date_session())
+                await self._read_settings(topic, await self._up_to_date_session())
                 self._refused_topics.pop(topic, None)
                 break
             except (InvalidConfig, MalformedZnode) as error:

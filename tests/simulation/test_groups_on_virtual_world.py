@@ -141,7 +141,9 @@ def test_offsets_outlive_that_somebody_takes_the_policy_of_their_topic_away(by_h
         offsets, brokers = ConfigResource.of_topic(OFFSETS_TOPIC), ConfigResource.of_all_brokers()
         async with Admin(cluster.bootstrap, world=world) as admin:
             if by_hand:
-                cluster.simulation.zookeeper.make(znodes.topic_config_path(OFFSETS_TOPIC), znodes.encode_config({}))
+                path, zookeeper = znodes.topic_config_path(OFFSETS_TOPIC), cluster.simulation.zookeeper
+                zookeeper.make(path, znodes.encode_config({}))
+                zookeeper.make(f"{znodes.CONFIG_CHANGE_PREFIX}x", znodes.encode_config_change(path))
             else:
                 await admin.incremental_alter_configs({brokers: [ConfigChange.set("log.cleanup.policy", "compact")]})
                 with pytest.raises(ConfigErrors, match=f"give cleanup.policy=compact to {OFFSETS_TOPIC}"):

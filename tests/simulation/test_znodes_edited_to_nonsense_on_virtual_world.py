@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from minibroker.client.admin import Admin
+from minibroker.client.configs import ConfigChange, ConfigResource
 from minibroker.client.errors import PartitionErrors
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, MinibrokerError
@@ -133,3 +134,62 @@ def test_a_topic_of_which_nothing_else_is_known_is_named_all_the_same() -> None:
         await _administer(cluster, lambda admin: admin.create_topic("other"))
 
     run(scenario(), seed=1)
+
+
+# --- A topic's settings ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_brokers_that_start_while_a_topics_settings_make_no_sense_lead_and_follow_once_they_are_mended(
+    by_hand: bool,
+) -> None:
+    async def scenario() -> None:
+        cluster, _ = await _started()
+        zookeeper = cluster.simulation.zookeeper
+        path = znodes.topic_config_path("orders")
+        for broker_id in cluster.broker_ids:
+            cluster.kill_broker(broker_id)
+        zookeeper.make(path, znodes.encode_config({"segment.bytes": "lots"}))
+        for broker_id in cluster.broker_ids:
+            await cluster.start_broker(broker_id)
+        await asyncio.sleep(5)
+        assert not _serves(cluster)
+        if by_hand:
+            zookeeper.make(path, znodes.encode_config({}))
+        else:
+            mended = {ConfigResource.of_topic("orders"): [ConfigChange.set("segment.bytes", "5000")]}
+            await _administer(cluster, lambda admin: admin.incremental_alter_configs(mended))
+        await cluster.until(lambda: _serves(cluster), within_s=15 if by_hand else 3)
+
+    run(scenario(), seed=1)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.034, 0.036, 0.04, 0.06])
+def test_a_topics_settings_that_are_mended_while_a_broker_starts_keep_no_replica_from_it(after_s: float) -> None:
+    async def scenario() -> None:
+        cluster, victim = await _started()
+        zookeeper = cluster.simulation.zookeeper
+        path = znodes.topic_config_path("orders")
+        cluster.kill_broker(victim)
+        zookeeper.make(path, znodes.encode_config({"segment.bytes": "lots"}))
+        starting = asyncio.create_task(cluster.start_broker(victim))
+        await cluster.until(lambda: zookeeper.has(znodes.broker_path(victim)))
+        await asyncio.sleep(after_s)
+        zookeeper.make(path, znodes.encode_config({"segment.bytes": "5000"}))
+        zookeeper.make(f"{znodes.CONFIG_CHANGE_PREFIX}x", znodes.encode_config_change(path))
+        await starting
+        await cluster.until(lambda: _serves(cluster), within_s=20)
+
+    run(scenario(), seed=1)
+
+
+def _serves(cluster: VirtualCluster) -> bool:
+    """All replicas are there, in sync, and led by whom ZooKeeper says."""
+    for index in range(3):
+        partition = TopicPartition("orders", index)
+        state = cluster.state(partition)
+        replicas = [cluster.broker(b)._replicas for b in state.isr]
+        held = [None if replica is None else replica.partition(partition) for replica in replicas]
+        if len(state.isr) != 2 or any(one is None or one.leader_id != state.leader for one in held):
+            return False
+    return True

@@ -8,6 +8,7 @@ from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.broker.handlers import configs
 from minibroker.broker.replication import topic_configs
 from minibroker.broker.replication.fetcher_manager import FetcherManager
+from minibroker.broker.replication.healing import Healer
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.sleeps import Sleeps
 from minibroker.broker.replication.topic_configs import TopicConfigs
@@ -67,3 +68,19 @@ def settings_wake_nobody(patches: Patches) -> None:
 @mutant("outdated rule", "the brokers' own topics have whatever policy is set for them, or for all topics")
 def internal_topics_have_any_policy(patches: Patches) -> None:
     patches.set(topic_configs, "INTERNAL_TOPICS", frozenset())
+
+
+@mutant(
+    "asked for once", "replicas that were refused for their topic's settings are not asked for when these are mended"
+)
+def refused_topics_are_forgotten(patches: Patches) -> None:
+    @patches.instead_of(Healer, "mended")
+    def mended(original: Any, self: Healer) -> None:
+        """Nothing."""
+
+
+@mutant("asked for once", "a broker waits to be told that settings are mended, for which it has refused replicas")
+def refused_topics_are_not_looked_at(patches: Patches) -> None:
+    @patches.instead_of(ReplicaManager, "_look_at_refused_topics")
+    async def look_at_refused_topics(original: Any, self: ReplicaManager) -> None:
+        """Nothing."""
