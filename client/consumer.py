@@ -231,7 +231,12 @@ class Consumer(Client):
             self._commits = Commits(self._runtime, coordinators, group)
             if enable_auto_commit:
                 self._auto_commit = AutoCommit(
-                    self._fetcher, self._commits, self._activity, client_id, auto_commit_interval_s
+                    self._fetcher,
+                    self._commits,
+                    self._activity,
+                    self._runtime.clock,
+                    client_id,
+                    auto_commit_interval_s,
                 )
             if self._assigned is None:
                 self._member = GroupMember(

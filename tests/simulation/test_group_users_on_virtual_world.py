@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from minibroker.client.admin import Admin
+from minibroker.client.commits import Commits
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CommitFailed, GroupErrors, InvalidSetting, MaxPollIntervalExceeded, WithinListener
 from minibroker.client.heart import News, Overslept
@@ -407,3 +409,27 @@ def test_a_member_whose_event_loop_ends_at_any_moment_commits_and_leaves_at_once
 
     play(program)
     assert warnings(caplog) == []
+
+
+def test_what_an_idle_consumer_has_committed_by_itself_does_not_expire_while_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[float] = []
+    original = Commits.commit
+
+    async def commit(self: Commits, *arguments: Any) -> None:
+        made.append(asyncio.get_running_loop().time())
+        await original(self, *arguments)
+
+    monkeypatch.setattr(Commits, "commit", commit)
+
+    async def program(scene: Scene) -> None:
+        async with scene.consumer(topics=None, partitions=[P0], enable_auto_commit=True) as consumer:
+            assert len(await consumer.poll(5_000)) == 10
+            for _ in range(30):  # two and a half minutes
+                await consumer.poll(5_000)
+                committed = (await scene.admin.list_group_offsets("billing")).get(P0)
+                assert (committed is None and not made) or (committed is not None and committed.offset == 10)
+            assert len(made) < 10
+
+    play(program, {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"})

@@ -119,6 +119,13 @@ def calls_outlive_their_client(patches: Patches) -> None:
         pass
 
 
+@mutant("offsets that expire", "a position that stays the same is committed by itself only once")
+def unchanged_positions_are_committed_once(patches: Patches) -> None:
+    @patches.instead_of(auto_commit.AutoCommit, "commit")
+    async def commit(original: Any, self: Any, patience_s: float, **_: Any) -> None:
+        await original(self, patience_s)
+
+
 @mutant("topics that stop all others", "a topic that is deleted is raised again and again, and the rest is not read")
 def deleted_topics_are_raised(patches: Patches) -> None:
     @patches.instead_of(Fetcher, "_is_absent")
