@@ -171,6 +171,15 @@ class PartitionReassignment(Event):
         return "/admin/reassign_partitions, or reassignments that are under way"
 
 
+@dataclass(frozen=True)
+class UnreadableStateChange(Event):
+    """Raised by the watch on the state znode of a partition that made no sense when it was read."""
+
+    @property
+    def cause(self) -> str:
+        return "the state of a partition that made no sense has changed"
+
+
 WATCHED: tuple[type[Event], ...] = (
     BrokerChange,
     TopicChange,
@@ -180,6 +189,7 @@ WATCHED: tuple[type[Event], ...] = (
     PartitionModifications,
     PreferredReplicaElection,
     PartitionReassignment,
+    UnreadableStateChange,
 )
 """Every event of a watch. Whatever ends all watches raises all of them."""
 

@@ -123,6 +123,7 @@ class Gather:
         for broker_id, node in zip(guess, nodes, strict=True):
             if broker_id in ids and isinstance(node, tuple):
                 self._decode_broker(broker_id, node, registered)
+        await self._watch_unreadable([broker_id for broker_id in guess if broker_id in ids], registered)
         return registered
 
     async def broker_epoch(self, broker_id: int) -> int | None:
@@ -131,13 +132,23 @@ class Gather:
         return stat.czxid if stat is not None else None
 
     async def registered(self, broker_ids: Sequence[int]) -> dict[int, Broker]:
-        """Those of the brokers that are registered."""
-        nodes = await self._access.read([self._getter(znodes.broker_path(broker_id)) for broker_id in broker_ids])
+        """Those of the brokers that are registered. Registrations that make no sense are watched."""
         brokers: dict[int, Broker] = {}
+        await self._read_brokers(broker_ids, brokers)
+        await self._watch_unreadable(broker_ids, brokers)
+        return brokers
+
+    async def _watch_unreadable(self, broker_ids: Iterable[int], brokers: dict[int, Broker]) -> None:
+        unreadable = [broker_id for broker_id in broker_ids if znodes.broker_path(broker_id) in self._problems]
+        await self._read_brokers(unreadable, brokers, self._watchers[events.BrokerChange])
+
+    async def _read_brokers(
+        self, broker_ids: Sequence[int], brokers: dict[int, Broker], watcher: Watcher | None = None
+    ) -> None:
+        nodes = await self._access.read([self._getter(znodes.broker_path(b), watcher) for b in broker_ids])
         for broker_id, node in zip(broker_ids, nodes, strict=True):
             if node is not None:
                 self._decode_broker(broker_id, node, brokers)
-        return brokers
 
     def _decode_broker(self, broker_id: int, node: tuple[bytes, Stat], brokers: dict[int, Broker]) -> None:
         data, stat = node
@@ -197,13 +208,19 @@ class Gather:
         return example if len(example) <= LONGEST_EXAMPLE else f"{example[:LONGEST_EXAMPLE]}..."
 
     async def states(self, partitions: Sequence[TopicPartition]) -> States:
-        """The state znodes that exist. Raises ControllerMoved where a newer controller has written one."""
+        """The state znodes that exist. Those that make no sense are watched. Raises ControllerMoved where a newer
+        controller has written one."""
         parts = [partitions[start : start + STATES_AT_ONCE] for start in range(0, len(partitions), STATES_AT_ONCE)]
         answers = await self._access.read([self._states_getter(part) for part in parts])
         states = States({}, set())
         for part, nodes in zip(parts, answers, strict=True):
             self._decode_states(part, nodes or [], states)
             await asyncio.sleep(0)  # there may be very many
+        unreadable = sorted(states.malformed)
+        states.malformed.clear()
+        watcher = self._watchers[events.UnreadableStateChange]
+        nodes = await self._access.read([self._getter(znodes.state_path(p), watcher) for p in unreadable])
+        self._decode_states(unreadable, nodes, states)
         return states
 
     def _states_getter(self, partitions: Sequence[TopicPartition]) -> Callable[[], Awaitable[list[_Node | None]]]:
@@ -217,9 +234,11 @@ class Gather:
                 continue
             try:
                 states.read[partition] = decode_own_state(partition, node[0], node[1].version, self._epoch)
+                self._problems.pop(znodes.state_path(partition), None)
             except MalformedZnode as error:
                 states.malformed.add(partition)
-                self._tell(f"{partition} is left without a leader: {error}")
+                path = znodes.state_path(partition)
+                self._note(path, str(error), f"{partition} is left without a leader: {error}")
 
     async def watched_states(
         self, partitions: Sequence[TopicPartition], watcher: Callable[[TopicPartition], Watcher]

@@ -27,7 +27,11 @@ class Office:
         self._identify = identify
 
     def handlers(self) -> Handlers:
-        return {events.Startup: lambda _: self._take_office(), events.SessionReconnected: lambda _: self._look_again()}
+        return {
+            events.Startup: lambda _: self._take_office(),
+            events.SessionReconnected: lambda _: self._look_again(),
+            events.UnreadableStateChange: lambda _: self._look_at_unreadable(),
+        }
 
     async def _look_again(self) -> None:
         for watched in events.WATCHED:
@@ -73,6 +77,16 @@ class Office:
         await self._identify(self._state.topic_ids)
         self._steps.post(events.PreferredReplicaElection(self._steps.epoch))  # one that a predecessor did not finish
         self._steps.post(events.PartitionReassignment(self._steps.epoch))
+
+    async def _look_at_unreadable(self) -> None:
+        """States made no sense when office was taken. Those that do now are taken in as they would have been then."""
+        without = [p for p in self._state.partitions_without_leader() if p not in self._state.leadership]
+        states = await self._gather.states(without)
+        mended = in_order(states.read)
+        if mended:
+            snapshot = Snapshot({}, {}, states.read)
+            await self._steps.execute(brokers.initialize(self._state, snapshot, mended))
+            await self._steps.settle(mended, tell=self._state.live_broker_ids(), announce=mended)
 
     async def _probe(self, registered: Mapping[int, Broker]) -> Collection[int]:
         others = [broker for broker_id, broker in sorted(registered.items()) if broker_id != self._state.controller_id]

@@ -193,3 +193,43 @@ def _serves(cluster: VirtualCluster) -> bool:
         if len(state.isr) != 2 or any(one is None or one.leader_id != state.leader for one in held):
             return False
     return True
+
+
+# --- A partition's state ---------------------------------------------------------------------------------------
+
+
+def test_a_partition_whose_state_made_no_sense_when_a_controller_took_office_is_led_once_it_is_corrected() -> None:
+    async def scenario() -> None:
+        cluster, _ = await _started()
+        zookeeper = cluster.simulation.zookeeper
+        for broker_id in cluster.broker_ids:
+            cluster.kill_broker(broker_id)
+        path = znodes.state_path(P0)
+        before = zookeeper.data(path)
+        zookeeper.make(path, b"garbage")
+        for broker_id in cluster.broker_ids:
+            await cluster.start_broker(broker_id)
+        await asyncio.sleep(5)
+        zookeeper.make(path, b"still garbage")
+        await asyncio.sleep(1)
+        zookeeper.make(path, before)
+        await cluster.until(lambda: _serves(cluster), within_s=15)
+
+    run(scenario(), seed=1)
+
+
+def test_a_broker_whose_registration_made_no_sense_is_known_once_it_is_corrected() -> None:
+    async def scenario() -> None:
+        cluster, victim = await _started()
+        zookeeper = cluster.simulation.zookeeper
+        [controller] = cluster.active_controllers()
+        path = znodes.broker_path(victim)
+        before = zookeeper.data(path)
+        zookeeper.make(path, b"garbage")
+        cluster.kill_broker(controller)
+        await cluster.start_broker(controller)
+        await asyncio.sleep(5)
+        zookeeper.make(path, before)
+        await cluster.until(lambda: _serves(cluster), within_s=15)
+
+    run(scenario(), seed=1)

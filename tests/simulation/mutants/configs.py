@@ -13,6 +13,7 @@ from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.sleeps import Sleeps
 from minibroker.broker.replication.topic_configs import TopicConfigs
 from minibroker.controller.decisions import reassignment
+from minibroker.controller.handlers.office import Office
 from minibroker.protocol.messages import NO_VERSION
 from tests.simulation.mutants.planting import Patches, mutant
 
@@ -83,4 +84,11 @@ def refused_topics_are_forgotten(patches: Patches) -> None:
 def refused_topics_are_not_looked_at(patches: Patches) -> None:
     @patches.instead_of(ReplicaManager, "_look_at_refused_topics")
     async def look_at_refused_topics(original: Any, self: ReplicaManager) -> None:
+        """Nothing."""
+
+
+@mutant("asked for once", "partitions whose state made no sense when office was taken stay without a leader")
+def unreadable_states_are_read_once(patches: Patches) -> None:
+    @patches.instead_of(Office, "_look_at_unreadable")
+    async def look_at_unreadable(original: Any, self: Office) -> None:
         """Nothing."""
