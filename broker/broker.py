@@ -276,6 +276,7 @@ class Broker:
             connections=connections,
             probe=detector.probe,
             validate_config=lambda values: topic_config_problem(values, self._configs.config),
+            read_defaults=self._configs.read_broker_configs,
             on_brokers_changed=watch.brokers_changed,
             request_resign=lambda reason: leadership.resign(reason),
             timeline_sink=self._record,

@@ -220,9 +220,12 @@ class TopicSettings(NamedTuple):
 
     unclean_leader_election: bool = False
     min_insync_replicas: int | None = None
-    """None: by the number of replicas (`model.min_insync_replicas`)."""
+    """For a partition that has no state yet. None: by the number of replicas (`model.min_insync_replicas`)."""
     is_synced: bool = False
     """durability=synced. The topic's own alone: it is what the brokers go by."""
+    version: int | None = None
+    """Of all settings in ZooKeeper (the data version of `/config/changes`) when these were read, where an unclean
+    election may be decided by them."""
 
 
 # --- What is read when office is taken ---------------------------------------------------------------------------

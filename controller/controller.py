@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from minibroker.controller.cluster_state import ClusterState
@@ -60,10 +60,10 @@ class Controller:
     """One per broker, for the broker's life.
 
     `connections` lead to the brokers that it gives orders; `probe` finds the registered brokers that are not running;
-    `validate_config` says what is wrong with a topic setting; `on_brokers_changed` hears of the live brokers at every
-    change while this is the controller, and of none at the end; `request_resign` is called, never from a task of
-    the controller's, when the tenure has ended by itself and `/controller` must be given up; `timeline_sink` takes the
-    entries of the timeline.
+    `validate_config` says what is wrong with a topic setting; `read_defaults`: see `Hooks`; `on_brokers_changed` hears
+    of the live brokers at every change while this is the controller, and of none at the end; `request_resign` is
+    called, never from a task of the controller's, when the tenure has ended by itself and `/controller` must be given
+    up; `timeline_sink` takes the entries of the timeline.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Controller:
         connections: BrokerConnections,
         probe: Probe,
         validate_config: ConfigCheck,
+        read_defaults: Callable[[ZooKeeperSession], Awaitable[None]],
         on_brokers_changed: Callable[[tuple[Broker, ...]], None],
         request_resign: Callable[[str], None],
         timeline_sink: Sink,
@@ -82,7 +83,7 @@ class Controller:
         self._world = world
         self._settings = settings
         self._broker_id = broker_id
-        self._hooks = Hooks(connections, probe, validate_config, on_brokers_changed, spent_nonces={})
+        self._hooks = Hooks(connections, probe, validate_config, read_defaults, on_brokers_changed, spent_nonces={})
         self._request_resign = request_resign
         self._tenure: Tenure | None = None
         self._session: ZooKeeperSession | None = None

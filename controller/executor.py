@@ -319,12 +319,19 @@ class Executor:
         if found == _with_version(plan, stat.version):
             written.states[partition] = found
             return None
-        if not write.creates and stat.version == plan.partition_epoch:
+        if not write.creates and stat.version == plan.partition_epoch and await self._is_allowed(write):
             return write
         self._timeline.add("conflicts", [f"{partition} is at version {stat.version}: {data.decode(errors='replace')}"])
         written.adopted[partition] = found
         written.conflicts.append(partition)
         return None
+
+    async def _is_allowed(self, write: WriteState) -> bool:
+        """By the settings that it depends on: those have not been changed since they were read."""
+        if write.settings_version is None:
+            return True
+        stat = await self._access.session.exists(znodes.CONFIG_CHANGES)
+        return stat is not None and stat.version == write.settings_version
 
     async def _look_up_topic(self, write: SetTopic, written: _Written) -> SetTopic | None:
         session = self._access.session
@@ -449,7 +456,9 @@ def _operations(write: Write) -> list[Operation]:
         case WriteState(partition, state, parent_exists):
             path, data = znodes.state_path(partition), znodes.encode_state(state)
             if not write.creates:
-                return [SetData(path, data, state.partition_epoch)]
+                version = write.settings_version
+                allowed: list[Operation] = [] if version is None else [Check(znodes.CONFIG_CHANGES, version)]
+                return [*allowed, SetData(path, data, state.partition_epoch)]
             parent: list[Operation] = [] if parent_exists else [Create(znodes.partition_path(partition), b"")]
             return [*parent, Create(path, data)]
         case CreateTopic(topic, znode, config, config_exists):

@@ -16,7 +16,7 @@ from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
 from minibroker.controller.cluster_state import TopicSettings
 from minibroker.protocol import znodes
 from minibroker.protocol.model import DURABILITY, SYNCED, Broker, LeaderAndIsr, TopicPartition, topic_name_problem
-from minibroker.protocol.world import NodeExists, NoNode, Stat, Watcher
+from minibroker.protocol.world import NodeExists, NoNode, Stat, Watcher, ZooKeeperSession
 from minibroker.protocol.znodes import MalformedZnode, Reassignment, TopicZnode
 
 _Node = tuple[bytes, Stat]
@@ -344,6 +344,15 @@ class Gather:
         number."""
         configs = await self.configs(topics)
         return {topic: self._topic_settings(topic, configs.get(topic, {}), default) for topic in topics}
+
+    async def settings_version(self) -> int | None:
+        """Of all settings in ZooKeeper: it is another one after each change of any (`TopicSettings.version`)."""
+        [stat] = await self._access.read([self._checker(znodes.CONFIG_CHANGES)])
+        return None if stat is None else stat.version
+
+    async def read_again(self, read: Callable[[ZooKeeperSession], Awaitable[None]]) -> None:
+        """Has a part of the broker read what it needs to know."""
+        await self._access.read([lambda: read(self._session)])
 
     def _topic_settings(self, topic: str, config: Mapping[str, str], default: TopicSettings) -> TopicSettings:
         unclean = config.get(UNCLEAN_LEADER_ELECTION, str(default.unclean_leader_election)).strip().lower() == "true"

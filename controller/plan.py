@@ -54,6 +54,8 @@ class WriteState(NamedTuple):
     """Only for a creation: `/brokers/topics/T/partitions/P` is there already."""
     alarm: str = ""
     """One of the plan's notes, which says that records may be lost by this write. Empty: none can be."""
+    settings_version: int | None = None
+    """The write is for as long as no settings have been changed since: `TopicSettings.version`."""
 
     @property
     def creates(self) -> bool:

@@ -122,6 +122,7 @@ def _replica_state(
         list(current.eligible_epochs),
         list(assignment.adding),
         list(assignment.removing),
+        current.to_commit,
     )
 
 

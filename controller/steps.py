@@ -19,7 +19,7 @@ from minibroker.controller.cluster_state import (
     TopicSettings,
     in_order,
 )
-from minibroker.controller.decisions import brokers, topics
+from minibroker.controller.decisions import brokers, deletion, topics
 from minibroker.controller.events import Event
 from minibroker.controller.executor import Executor, PlanOutcome
 from minibroker.controller.gather import Gather
@@ -27,7 +27,7 @@ from minibroker.controller.plan import Plan
 from minibroker.controller.timeline import Timeline
 from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.model import REPLICATED, Broker, TopicPartition
-from minibroker.protocol.world import World
+from minibroker.protocol.world import World, ZooKeeperSession
 
 PARTITIONS_AT_ONCE = 100
 """How many are decided on, written and sent in one go: two or three steps of a millisecond each, and one multi (three
@@ -64,6 +64,8 @@ class Hooks(NamedTuple):
     connections: BrokerConnections
     probe: Probe
     validate_config: topics.ConfigCheck
+    read_defaults: Callable[[ZooKeeperSession], Awaitable[None]]
+    """Reads what is set for brokers now, and changes `ControllerSettings` accordingly. Raises ZooKeeperError."""
     on_brokers_changed: Callable[[tuple[Broker, ...]], None]
     spent_nonces: dict[bytes, None]
     """Of the topics that this process has created, in whichever term: see `topics.validate`. The oldest come first."""
@@ -88,14 +90,31 @@ class Steps:
     def epoch(self) -> int:
         return self.state.controller_epoch
 
-    @property
-    def topic_defaults(self) -> TopicSettings:
-        return TopicSettings(self.settings.unclean_leader_election, self.settings.min_insync_replicas)
-
     def is_alive(self, broker_id: int, broker_epoch: int) -> bool:
         """That very run of the broker."""
         broker = self.state.live_brokers.get(broker_id)
         return broker is not None and broker.epoch == broker_epoch
+
+    async def topic_settings(self, names: Sequence[str]) -> dict[str, TopicSettings]:
+        """What decides elections in these topics.
+
+        An unclean election loses records, so it is not held by what this controller has heard of settings (it may have
+        been paused, or its ZooKeeper server be behind) if they say otherwise by now. Where one would be allowed all is
+        read again, from a server that has caught up, after the version of all settings: by that the write is refused if
+        they are changed before it is made.
+        """
+        settings = await self.gather.topic_settings(names, self._topic_defaults)
+        if not any(of_topic.unclean_leader_election for of_topic in settings.values()):
+            return settings
+        await self.execute(deletion.confirm_office())
+        version = await self.gather.settings_version()
+        await self.gather.read_again(self.hooks.read_defaults)
+        settings = await self.gather.topic_settings(names, self._topic_defaults)
+        return {topic: of_topic._replace(version=version) for topic, of_topic in settings.items()}
+
+    @property
+    def _topic_defaults(self) -> TopicSettings:
+        return TopicSettings(self.settings.unclean_leader_election, self.settings.min_insync_replicas)
 
     async def execute(self, plan: Plan) -> PlanOutcome:
         outcome = await self.executor.execute(plan)
@@ -142,7 +161,7 @@ class Steps:
             plan = brokers.settle(
                 self.state,
                 partitions,
-                settings=await self.gather.topic_settings(unsettled, self.topic_defaults),
+                settings=await self.topic_settings(unsettled),
                 tell=tell,
                 announce=announce,
                 announce_brokers=announce_brokers,

@@ -328,6 +328,8 @@ class LeaderAndIsrPartition(Message):
     adding_replicas: Replicas = []
     removing_replicas: Replicas = []
     """As in `minibroker.protocol.model.ReplicaAssignment`."""
+    to_commit: Int32 = 0
+    """As in `minibroker.protocol.model.LeaderAndIsr`."""
 
 
 class LeaderAndIsrTopic(Message):

@@ -95,6 +95,9 @@ class LeaderAndIsr(msgspec.Struct, frozen=True):
 
     `eligible` are replicas outside the ISR that have all that was acknowledged nevertheless (KIP-966's eligible leader
     replicas). The epochs are in the order of their replicas; empty if none is known.
+
+    `to_commit` is the leader's min.insync.replicas: it commits nothing by a higher number before that is on record, so
+    whoever shrinks the ISR knows what was promised (`eligible_after`). 0: not on record, as in Kafka's znodes.
     """
 
     leader: int
@@ -105,6 +108,7 @@ class LeaderAndIsr(msgspec.Struct, frozen=True):
     isr_epochs: tuple[int, ...] = ()
     eligible: tuple[int, ...] = ()
     eligible_epochs: tuple[int, ...] = ()
+    to_commit: int = 0
 
     @property
     def in_sync_members(self) -> tuple[Member, ...]:
@@ -139,11 +143,20 @@ def leader_and_isr(
     eligible: Iterable[Member],
     controller_epoch: int,
     partition_epoch: int,
+    to_commit: int,
 ) -> LeaderAndIsr:
     isr_ids, isr_epochs = split(isr)
     eligible_ids, eligible_epochs = split(eligible)
     return LeaderAndIsr(
-        leader, leader_epoch, isr_ids, controller_epoch, partition_epoch, isr_epochs, eligible_ids, eligible_epochs
+        leader,
+        leader_epoch,
+        isr_ids,
+        controller_epoch,
+        partition_epoch,
+        isr_epochs,
+        eligible_ids,
+        eligible_epochs,
+        to_commit,
     )
 
 
@@ -213,10 +226,11 @@ def eligible_after(
 
     With fewer than `to_commit` in sync nothing is committed, so every replica that was in the ISR when it became too
     small still has everything that was, and so has every replica that was eligible already. As soon as enough are in
-    sync again, they commit what only they are sure to have: then no other replica is eligible.
+    sync again, they commit what only they are sure to have: then no other replica is eligible. With `to_commit` 0 it is
+    not known how many are enough: all stay eligible.
     """
     isr = tuple(isr)
-    if len(isr) >= to_commit:
+    if 0 < to_commit <= len(isr):
         return ()
     return tuple({m.broker_id: m for m in (*eligible, *leaving) if m.broker_id not in isr}.values())
 

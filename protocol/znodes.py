@@ -345,6 +345,7 @@ class _StateJson(msgspec.Struct):
     isr_epochs: list[int] | UnsetType = UNSET
     eligible: list[int] | UnsetType = UNSET
     eligible_epochs: list[int] | UnsetType = UNSET
+    min_insync_replicas: int | UnsetType = UNSET
 
 
 def encode_state(state: LeaderAndIsr) -> bytes:
@@ -357,6 +358,7 @@ def encode_state(state: LeaderAndIsr) -> bytes:
             isr_epochs=list(state.isr_epochs) or UNSET,
             eligible=list(state.eligible) or UNSET,
             eligible_epochs=list(state.eligible_epochs) or UNSET,
+            min_insync_replicas=state.to_commit or UNSET,
         )
     )
 
@@ -381,6 +383,7 @@ def decode_state(partition: TopicPartition, data: bytes, version: int) -> Leader
         isr_epochs,
         eligible,
         eligible_epochs,
+        0 if isinstance(node.min_insync_replicas, UnsetType) else max(node.min_insync_replicas, 0),
     )
 
 

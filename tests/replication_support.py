@@ -63,6 +63,7 @@ def state(
     index: int = 0,
     isr_epochs: tuple[int, ...] = (),
     eligible: Mapping[int, int] | None = None,
+    to_commit: int = 2,
 ) -> LeaderAndIsrPartition:
     """One partition of a LeaderAndIsr. The znode's version is the leader epoch unless given. `eligible` has epochs."""
     return LeaderAndIsrPartition(
@@ -76,6 +77,7 @@ def state(
         isr_epochs=list(isr_epochs),
         eligible=list(eligible or {}),
         eligible_epochs=list((eligible or {}).values()),
+        to_commit=to_commit,
     )
 
 
@@ -205,6 +207,7 @@ class OneBroker:
                 tuple(told.isr_epochs),
                 tuple(told.eligible),
                 tuple(told.eligible_epochs),
+                told.to_commit,
             )
         )
         while not self.zookeeper.has(path) or self.zookeeper.stat(path).version < told.partition_epoch:

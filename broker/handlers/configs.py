@@ -443,4 +443,8 @@ def _write(found: _Found, name: str, values: Mapping[str, str]) -> list[Operatio
     else:
         operations.append(SetData(found.path, data, found.version))
     notification = znodes.encode_config_change(found.path)
-    return [*operations, Create(znodes.CONFIG_CHANGE_PREFIX, notification, sequence=True)]
+    return [
+        *operations,
+        Create(znodes.CONFIG_CHANGE_PREFIX, notification, sequence=True),
+        SetData(znodes.CONFIG_CHANGES, b""),  # its version is that of all settings
+    ]

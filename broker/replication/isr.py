@@ -15,12 +15,18 @@ would leave: below min.insync.replicas the high watermark waits, so that even a 
 Below min.insync.replicas the high watermark stands still (KIP-966). So a replica that leaves the ISR then still has
 all that was committed, and stays eligible as leader: the last one in the ISR is not the only one that has everything.
 
-min.insync.replicas may change at any time, and the leader and the controller hear of it at different times. That loses
-nothing, since neither relies on what the other has heard: who is eligible is on record beside the ISR, a leader commits
-nothing as long as anybody is (whatever the setting says by now), and each of them was in the ISR, the maximal one
-included, when it was put on record. A leader that is allowed to commit with fewer strikes the eligible off first, in
-ZooKeeper; one that hears late of a higher number commits what the record allows. And a controller that hears late puts
-on record fewer than it might, or more, who hold the leader up until it has struck them off.
+min.insync.replicas may change at any time, brokers may have different ones (dynamic ones of their own, and files), and
+all hear of changes at different times. What counts is the number by which the leader acknowledges. The choice: that
+number is in the state znode, beside the ISR (`LeaderAndIsr.to_commit`), and the leader alone writes it. It commits
+nothing by a higher number before that is on record, so whoever shrinks the ISR, the controller above all, knows from
+the very state that it replaces what was promised: a write that knows less is refused for its version. Where no number
+is on record, everybody who leaves stays eligible. A lower number is written as well, but nothing depends on it: where
+fewer are enough by now, the leader strikes the eligible off first, in ZooKeeper, and commits nothing until then.
+
+Rejected: the controller reads the settings for each decision (it cannot know the leader's file, and may be paused
+between reading and writing); it always keeps whoever leaves on record (right and simpler, but after each crash every
+partition would need a second write, by its leader, before it could commit again); the registration of a broker says its
+setting (it is gone when the broker dies, and a change would be a second thing to keep in step).
 
 What is deleted on demand (KIP-107) must not come back with the next leader, so the same replicas count for the *low
 watermark*: a deletion is acknowledged once the log of everyone who may be elected begins behind it, on disk. That is
@@ -165,6 +171,7 @@ def proposal(
         eligible_after(known.eligible_members, before.values(), isr, to_commit),
         known.controller_epoch,
         known.partition_epoch,
+        to_commit,
     )
 
 

@@ -114,7 +114,8 @@ class IsrWriter:
         isr = partition.isr_to_propose()
         if isr is None:
             return
-        logger.info("%s: proposing ISR %s for %s", partition.topic_partition, list(isr), list(partition.isr))
+        level = logging.INFO if isr != partition.isr or partition.eligible else logging.DEBUG
+        logger.log(level, "%s: proposing ISR %s for %s", partition.topic_partition, list(isr), list(partition.isr))
         if len(isr) < len(partition.isr):
             self.shrinks += 1
         elif len(isr) > len(partition.isr):

@@ -1021,7 +1021,7 @@ class ReplicaManager:
         if state.leader == me:
             self._fetchers.stop_following(topic_partition)
             partition.become_leader(state)
-            if partition.eligible:
+            if partition.eligible or partition.is_to_be_recorded:
                 self.isr_writer.propose(partition)
         else:
             partition.become_follower(state)

@@ -138,9 +138,12 @@ class Partition:
         self.isr_epochs: tuple[int, ...] = ()
         self.eligible: tuple[int, ...] = ()
         self.eligible_epochs: tuple[int, ...] = ()
-        """These three belong to the committed ISR, as in `LeaderAndIsr`."""
+        self.to_commit = 0
+        """These four belong to the committed ISR, as in `LeaderAndIsr`."""
         self.proposed_isr: tuple[int, ...] | None = None
         """An ISR that was sent to ZooKeeper and whose outcome is not known yet."""
+        self.proposed_to_commit = 0
+        """What goes on record with it."""
         self.partition_epoch = NO_EPOCH
         self.epoch_start_offset = -1
         self.high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
@@ -210,6 +213,7 @@ class Partition:
         if state.leader_epoch > self.leader_epoch or state.partition_epoch > self.partition_epoch:
             self.isr, self.isr_epochs = tuple(state.isr), tuple(state.isr_epochs)
             self.eligible, self.eligible_epochs = tuple(state.eligible), tuple(state.eligible_epochs)
+            self.to_commit = state.to_commit
             self.proposed_isr = None
             self.partition_epoch = state.partition_epoch
         self.leader_epoch = state.leader_epoch
@@ -236,6 +240,19 @@ class Partition:
     @property
     def min_insync_replicas(self) -> int:
         return min_insync_replicas(self._configured_min_insync_replicas, self.replication_factor)
+
+    @property
+    def promises_more_than_is_on_record(self) -> bool:
+        """The state znode has a lower number than min.insync.replicas, or would have it by a change that is on its way.
+        Whoever shrinks the ISR goes by that number, so what was committed by the higher one would not be safe."""
+        needed = self.min_insync_replicas
+        return 0 < self.to_commit < needed or (self.proposed_isr is not None and self.proposed_to_commit < needed)
+
+    @property
+    def is_to_be_recorded(self) -> bool:
+        """The state znode has another number than min.insync.replicas. (Where replicas are eligible, that waits until
+        they are struck off: to write is to judge about them.)"""
+        return self.is_leader and self.to_commit != self.min_insync_replicas and not self.eligible
 
     def append(self, records: Buffer, *, required_acks: int, now_ms: int, is_checked: bool = False) -> AppendInfo:
         """Append as leader. `is_checked`: as for `validated_headers`. Raises BrokerError: NOT_LEADER_OR_FOLLOWER,
@@ -278,11 +295,11 @@ class Partition:
     def advance_high_watermark(self) -> bool:
         """Move the high watermark to what all replicas that count have; True if it moved.
 
-        It stands still while the committed ISR is too small, and while others are on record as eligible: they have what
-        was committed before, and would lack what is committed now."""
+        It stands still while the committed ISR is too small, while others are on record as eligible (they have what was
+        committed before, and would lack what is committed now), and until min.insync.replicas is on record."""
         if self.role is not Role.LEADER or self.high_watermark >= self.log.log_end_offset:
             return False  # nearly always, where there are very many partitions
-        if self.eligible or len(self.isr) < self.min_insync_replicas:
+        if self.eligible or len(self.isr) < self.min_insync_replicas or self.promises_more_than_is_on_record:
             return False
         of_replicas = isr_rules.high_watermark(
             self.log.log_end_offset,
@@ -316,7 +333,8 @@ class Partition:
         it is right as it is, or where a change is on its way already. The same ISR again where others are eligible
         beside it though it is large enough, as after a change of the setting, or where one of them has lost something:
         until they are not, nothing is committed. But not before all of the ISR have fetched in this epoch: of those
-        that have not, nobody knows whether they live.
+        that have not, nobody knows whether they live. And the same ISR again where another min.insync.replicas is to go
+        on record.
         """
         if not self.is_leader or self.proposed_isr is not None:
             return None
@@ -334,7 +352,7 @@ class Partition:
             and len(self.isr) >= self.min_insync_replicas
             and all(follower.log_end_offset >= 0 for b, follower in self.followers.items() if b in self.isr)
         )
-        if not out and not joining and not to_be_cleared:
+        if not out and not joining and not to_be_cleared and not self.is_to_be_recorded:
             return None
         members = [b for b in self.isr if b not in out] + joining
         return isr_rules.in_assignment_order(self.assignment, members)
@@ -358,7 +376,8 @@ class Partition:
         """From now on the high watermark waits for the members of `isr` too. Returns what to write; the write must be
         conditional on `partition_epoch`, the version of the znode that it replaces."""
         self.proposed_isr = isr
-        return isr_rules.proposal(self._committed(), isr, self.followers, self.min_insync_replicas)
+        self.proposed_to_commit = self.min_insync_replicas
+        return isr_rules.proposal(self._committed(), isr, self.followers, self.proposed_to_commit)
 
     def _committed(self) -> LeaderAndIsr:
         return LeaderAndIsr(
@@ -370,12 +389,14 @@ class Partition:
             self.isr_epochs,
             self.eligible,
             self.eligible_epochs,
+            self.to_commit,
         )
 
     def _commit(self, state: LeaderAndIsr, version: int) -> bool:
         """True if the high watermark moved."""
         self.isr, self.isr_epochs = state.isr, state.isr_epochs
         self.eligible, self.eligible_epochs = state.eligible, state.eligible_epochs
+        self.to_commit = state.to_commit
         self.proposed_isr = None
         self.partition_epoch = version
         return self.advance_high_watermark()

@@ -287,7 +287,7 @@ def settle(
             if _settle_known(builder, state, partition, settings.get(partition.topic, TopicSettings()), tell):
                 changed.append(partition)
         elif state.partition_state(partition) is PartitionState.NEW:
-            if _settle_new(builder, state, partition, created_in):
+            if _settle_new(builder, state, partition, settings.get(partition.topic, TopicSettings()), created_in):
                 changed.append(partition)
         else:
             builder.note(f"the state znode of {partition} is missing or cannot be read: it stays without a leader")
@@ -297,10 +297,17 @@ def settle(
     return builder.build()
 
 
-def _settle_new(builder: PlanBuilder, state: ClusterState, partition: TopicPartition, created_in: set[str]) -> bool:
+def _settle_new(
+    builder: PlanBuilder,
+    state: ClusterState,
+    partition: TopicPartition,
+    settings: TopicSettings,
+    created_in: set[str],
+) -> bool:
     live = state.live_replicas(partition)
     staying = state.staying_brokers_of(partition)
-    first = elections.first_state(state.assignments[partition], staying, state.controller_epoch)
+    to_commit = min_insync_replicas(settings.min_insync_replicas, state.assignment(partition).replication_factor)
+    first = elections.first_state(state.assignments[partition], staying, state.controller_epoch, to_commit=to_commit)
     if first is None:
         builder.note(f"{partition} stays new: none of its replicas {list(state.assignments[partition])} is alive")
         return False
@@ -329,12 +336,11 @@ def _settle_known(
         state.leadership[partition],
         elections.trusted_by_what_is_flushed(live_brokers) if settings.is_synced else live_brokers,
         state.controller_epoch,
-        to_commit=min_insync_replicas(settings.min_insync_replicas, state.assignment(partition).replication_factor),
         unclean=settings.unclean_leader_election,
         log_ends=state.log_ends(partition),
         stopping=state.shutting_down_brokers,
     )
-    return decided(builder, state, partition, decision, tell)
+    return decided(builder, state, partition, decision, tell, settings.version)
 
 
 def decided(
@@ -343,9 +349,11 @@ def decided(
     partition: TopicPartition,
     decision: elections.Decision,
     tell: Container[int] = (),
+    settings_version: int | None = None,
 ) -> bool:
     """Plan what follows from a decision on a partition that has a state: moves, write, LeaderAndIsr. Returns whether
-    the brokers must hear of it by UpdateMetadata. `tell`: as for `settle`."""
+    the brokers must hear of it by UpdateMetadata. `tell`: as for `settle`. `settings_version`: of the settings that
+    allow an unclean election, which must still hold when it is written; None: it does not depend on settings."""
     target, election = decision
     current = state.leadership[partition]
     live = state.live_replicas(partition)
@@ -358,7 +366,10 @@ def decided(
         if election is not None and election.may_lose_records:
             alarm = _alarm(partition, current, election)
             builder.note(alarm)
-        builder.write(WriteState(partition, target, alarm=alarm))
+        is_unclean = election is not None and election.basis is elections.Basis.UNCLEAN
+        builder.write(
+            WriteState(partition, target, alarm=alarm, settings_version=settings_version if is_unclean else None)
+        )
     if target.leader == NO_LEADER:
         if position is not PartitionState.OFFLINE:
             builder.move_partition(partition, PartitionState.OFFLINE)
@@ -412,10 +423,12 @@ def topics_to_settle(state: ClusterState, partitions: Iterable[TopicPartition]) 
     topics = {
         partition.topic
         for partition in partitions
-        if partition in state.leadership
-        and partition in state.assignments
+        if partition in state.assignments
         and not state.is_queued_for_deletion(partition.topic)
         and (live := state.live_brokers_of(partition))
-        and not elections.is_settled(state.leadership[partition], live, state.shutting_down_brokers)
+        and (
+            partition not in state.leadership
+            or not elections.is_settled(state.leadership[partition], live, state.shutting_down_brokers)
+        )
     }
     return tuple(sorted(topics))

@@ -9,7 +9,8 @@ The choice: what was acknowledged is in the log of every *trusted* member of the
 - Each of them is on record with the broker epoch in which it was known to have it all. It is trusted while its broker
   lives and says that it has lost nothing since that epoch (`Broker.trusted_since`). An unknown epoch is believed.
 - Eligible are those that left the ISR when it fell below min.insync.replicas: nothing is committed from then on
-  (`broker/replication/isr.py`), so they still have everything (`model.eligible_after`). Those that left because they
+  (`broker/replication/isr.py`), so they still have everything (`model.eligible_after`). That number is the leader's, as
+  the state says (`LeaderAndIsr.to_commit`), whatever the controller has heard of settings. Those that left because they
   are not trusted stay on record too, but only for the last resort; and that whatever is left of the ISR, until its
   leader strikes them off (`Partition.isr_to_propose`). For where one host lost its power, the others may have, too, and
   nobody has noticed yet: then what is left of the ISR commits nothing, and its logs may be shorter.
@@ -20,7 +21,9 @@ The choice: what was acknowledged is in the log of every *trusted* member of the
   them that comes back and is trusted has everything, and the last member never leaves.
 - The last resort: when all of them are back and not one is trusted, as after a power cut of the whole cluster, no
   better replica will come. Then the one with the longest log leads, since it has the most of what survived.
-- With the topic's unclean.leader.election.enable any live replica may lead, those on record before the others.
+- With the topic's unclean.leader.election.enable any live replica may lead, those on record before the others. That
+  loses records, so the settings that allow it are read for the purpose, and must still hold when the election is
+  written (`Steps.topic_settings`).
 
 A broker that has asked for a controlled shutdown is still alive, but is not elected, and hands over what it leads while
 it can still serve (`for_controlled_shutdown`).
@@ -189,13 +192,13 @@ def _first(assignment: Sequence[int], among: Sequence[int]) -> int:
 # --- The states that follow ------------------------------------------------------------------------------------
 
 
-def first_state(assignment: Sequence[int], live: Live, controller_epoch: int) -> LeaderAndIsr | None:
+def first_state(assignment: Sequence[int], live: Live, controller_epoch: int, *, to_commit: int) -> LeaderAndIsr | None:
     """The state of a partition that never had one: the first live replica leads, and all live ones are in sync, since
-    the log is empty. None where no replica lives."""
+    the log is empty. None where no replica lives. `to_commit`: as the controller sees it; the leader corrects it."""
     isr = [Member(broker_id, live[broker_id].epoch) for broker_id in assignment if broker_id in live]
     if not isr:
         return None
-    return leader_and_isr(isr[0].broker_id, INITIAL_LEADER_EPOCH, isr, (), controller_epoch, NOT_WRITTEN)
+    return leader_and_isr(isr[0].broker_id, INITIAL_LEADER_EPOCH, isr, (), controller_epoch, NOT_WRITTEN, to_commit)
 
 
 class Decision(NamedTuple):
@@ -211,13 +214,12 @@ def decide(
     live: Live,
     controller_epoch: int,
     *,
-    to_commit: int,
     unclean: bool = False,
     log_ends: Mapping[int, LogEnd] | None = None,
     stopping: Collection[int] = (),
 ) -> Decision:
-    """What the state must become now that the brokers in `live`, and no others, are alive. `to_commit`:
-    `model.min_insync_replicas`. `stopping`: those of the live brokers that are shutting down.
+    """What the state must become now that the brokers in `live`, and no others, are alive. `stopping`: those of the
+    live brokers that are shutting down.
 
     A replica that has died or is not trusted leaves the ISR, and becomes eligible if the ISR falls too low, or one of
     those that leave lives and is not trusted, or others are eligible already. Where none can be elected there is no
@@ -232,7 +234,7 @@ def decide(
     election = None
     if _leader_stays(current.leader, in_sync, live):
         trusted = [member for member in in_sync if is_trusted(member, live)]
-        leader, isr = for_controlled_shutdown(assignment, current.leader, trusted, stopping, to_commit)
+        leader, isr = for_controlled_shutdown(assignment, current.leader, trusted, stopping, current.to_commit)
         if leader != current.leader:
             election = Election(leader, Basis.IN_SYNC)
             isr = [Member(leader, live[leader].epoch) if m.broker_id == leader else m for m in isr]
@@ -245,26 +247,20 @@ def decide(
         itself = Member(leader, live[leader].epoch)
         if election.basis is Basis.IN_SYNC:
             trusted = [itself if m.broker_id == leader else m for m in in_sync if is_trusted(m, live)]
-            _, isr = for_controlled_shutdown(assignment, leader, trusted, stopping, to_commit)
+            _, isr = for_controlled_shutdown(assignment, leader, trusted, stopping, current.to_commit)
         else:
             isr = [itself]
     if election is not None and election.may_lose_records:
         eligible: tuple[Member, ...] = ()  # from now on it is the leader's log that counts
     else:
-        eligible = _eligible_beside(isr, assignment, in_sync, current.eligible_members, live, to_commit)
+        eligible = _eligible_beside(isr, current, live)
     return Decision(_successor(current, leader, isr, eligible, controller_epoch), election)
 
 
-def _eligible_beside(
-    isr: Sequence[Member],
-    assignment: Sequence[int],
-    in_sync: Sequence[Member],
-    eligible: Sequence[Member],
-    live: Live,
-    to_commit: int,
-) -> tuple[Member, ...]:
+def _eligible_beside(isr: Sequence[Member], current: LeaderAndIsr, live: Live) -> tuple[Member, ...]:
+    in_sync, eligible = current.in_sync_members, current.eligible_members
     has_lost = any(m.broker_id in live and not is_trusted(m, live) for m in in_sync)
-    enough = len(assignment) + 1 if has_lost or eligible else to_commit
+    enough = 0 if has_lost or eligible else current.to_commit
     return eligible_after(eligible, in_sync, [m.broker_id for m in isr], enough)
 
 
@@ -272,7 +268,7 @@ def _eligible_beside(
 
 
 def elect_preferred(
-    assignment: Sequence[int], current: LeaderAndIsr, live: Live, controller_epoch: int, *, to_commit: int
+    assignment: Sequence[int], current: LeaderAndIsr, live: Live, controller_epoch: int
 ) -> Decision | ErrorCode:
     """The state in which the preferred leader, the head of the assignment, leads; or why it does not become the leader
     (Kafka's preferredReplicaPartitionLeaderElection): ELECTION_NOT_NEEDED, PREFERRED_LEADER_NOT_AVAILABLE.
@@ -283,13 +279,11 @@ def elect_preferred(
     preferred = assignment[0]
     if current.leader == preferred and leader_stays(current, live):
         return ErrorCode.ELECTION_NOT_NEEDED
-    in_sync = current.in_sync_members
-    isr = [m for m in in_sync if is_trusted(m, live)]
+    isr = [m for m in current.in_sync_members if is_trusted(m, live)]
     if all(m.broker_id != preferred for m in isr):
         return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
     isr = [Member(preferred, live[preferred].epoch) if m.broker_id == preferred else m for m in isr]
-    eligible = _eligible_beside(isr, assignment, in_sync, current.eligible_members, live, to_commit)
-    state = _successor(current, preferred, isr, eligible, controller_epoch)
+    state = _successor(current, preferred, isr, _eligible_beside(isr, current, live), controller_epoch)
     return Decision(state, Election(preferred, Basis.IN_SYNC))
 
 
@@ -299,7 +293,6 @@ def elect_unclean(
     live: Live,
     controller_epoch: int,
     *,
-    to_commit: int,
     log_ends: Mapping[int, LogEnd] | None = None,
 ) -> Decision | ErrorCode:
     """As `decide` with `unclean`, whatever the topic's setting is, for a partition that has no leader; or why none is
@@ -309,15 +302,15 @@ def elect_unclean(
     """
     if leader_stays(current, live):
         return ErrorCode.ELECTION_NOT_NEEDED
-    decision = decide(assignment, current, live, controller_epoch, to_commit=to_commit, unclean=True, log_ends=log_ends)
+    decision = decide(assignment, current, live, controller_epoch, unclean=True, log_ends=log_ends)
     return decision if decision.election is not None else ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
 
 
 def complete(
-    assignment: ReplicaAssignment, current: LeaderAndIsr, live: Live, controller_epoch: int, *, to_commit: int
+    assignment: ReplicaAssignment, current: LeaderAndIsr, live: Live, controller_epoch: int
 ) -> LeaderAndIsr | None:
     """The state with which a reassignment is over: the leader and the ISR belong to the target alone. None where it
-    must wait. `live`, `to_commit`: as for `decide`.
+    must wait. `live`: as for `decide`.
 
     What is given up here is given up for good, so all that was acknowledged must be in the target's logs, and in as
     many of them as promised: all of the target are in the ISR, all of the ISR live and are trusted, and nobody else is
@@ -327,14 +320,15 @@ def complete(
     if not is_settled(current, live) or current.eligible:
         return None
     staying = [m for m in current.in_sync_members if m.broker_id in assignment.target]
-    needed = to_commit if assignment.is_cancelled else len(assignment.target)
+    needed = current.to_commit if assignment.is_cancelled and current.to_commit else len(assignment.target)
     leader = for_reassignment(assignment, current, live)
     if leader is None or len(staying) < needed:
         return None
     itself = Member(leader, live[leader].epoch)
     isr = {m.broker_id: itself if m.broker_id == leader else m for m in staying}
     in_order = [isr[broker_id] for broker_id in assignment.target if broker_id in isr]
-    return leader_and_isr(leader, current.leader_epoch + 1, in_order, (), controller_epoch, current.partition_epoch)
+    epoch = current.leader_epoch + 1
+    return leader_and_isr(leader, epoch, in_order, (), controller_epoch, current.partition_epoch, current.to_commit)
 
 
 def _successor(
@@ -352,4 +346,4 @@ def _successor(
     if not changed:
         return current
     epoch = current.leader_epoch + 1
-    return leader_and_isr(leader, epoch, isr, eligible, controller_epoch, current.partition_epoch)
+    return leader_and_isr(leader, epoch, isr, eligible, controller_epoch, current.partition_epoch, current.to_commit)

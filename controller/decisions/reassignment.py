@@ -65,7 +65,7 @@ from minibroker.protocol.messages import (
     ReassignableTopic,
     ReassignableTopicResponse,
 )
-from minibroker.protocol.model import ReplicaAssignment, TopicPartition, min_insync_replicas
+from minibroker.protocol.model import ReplicaAssignment, TopicPartition
 from minibroker.protocol.znodes import Reassignment, TopicZnode, encode_topic
 
 Wanted = Mapping[TopicPartition, ReplicaAssignment]
@@ -380,7 +380,6 @@ def finish(state: ClusterState, partitions: Iterable[TopicPartition], settings: 
             known,
             elections.trusted_by_what_is_flushed(live) if of_topic.is_synced else live,
             state.controller_epoch,
-            to_commit=min_insync_replicas(of_topic.min_insync_replicas, assignment.replication_factor),
         )
         if final is None:
             continue

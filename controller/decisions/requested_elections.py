@@ -17,7 +17,7 @@ from minibroker.controller.decisions import brokers, elections
 from minibroker.controller.events import ElectionOutcome
 from minibroker.controller.plan import Plan, PlanBuilder, RemoveAsRead
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.model import NO_EPOCH, NO_LEADER, ElectionType, TopicPartition, min_insync_replicas
+from minibroker.protocol.model import NO_EPOCH, NO_LEADER, ElectionType, TopicPartition
 from minibroker.protocol.znodes import PREFERRED_REPLICA_ELECTION
 
 _SHOWN = 20
@@ -103,14 +103,12 @@ def _decide(
     live = state.live_brokers_of(partition)
     if settings.is_synced:
         live = elections.trusted_by_what_is_flushed(live)
-    factor = state.assignment(partition).replication_factor
-    to_commit = min_insync_replicas(settings.min_insync_replicas, factor)
     if election_type is ElectionType.PREFERRED:
         if assignment[0] in state.shutting_down_brokers:
             return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
-        return elections.elect_preferred(assignment, current, live, state.controller_epoch, to_commit=to_commit)
+        return elections.elect_preferred(assignment, current, live, state.controller_epoch)
     return elections.elect_unclean(
-        assignment, current, live, state.controller_epoch, to_commit=to_commit, log_ends=state.log_ends(partition)
+        assignment, current, live, state.controller_epoch, log_ends=state.log_ends(partition)
     )
 
 

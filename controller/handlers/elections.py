@@ -97,7 +97,7 @@ class ElectionEvents:
                 await self._look_again(requested_elections.perhaps_back_in_sync(self._state, part))
             while part:
                 topics = requested_elections.topics_to_elect_in(self._state, part)
-                settings = await self._gather.topic_settings(topics, self._steps.topic_defaults)
+                settings = await self._steps.topic_settings(topics)
                 plan, found = requested_elections.elect(self._state, part, election_type, settings)
                 part = (await self._steps.execute(plan)).conflicts
                 outcomes |= found

@@ -171,7 +171,7 @@ class ReassignmentEvents:
         for part in _parts(reassignment.candidates(self._state, partitions)):
             pending: Sequence[TopicPartition] = part
             topics = sorted({partition.topic for partition in part})
-            settings = await self._gather.topic_settings(topics, self._steps.topic_defaults)
+            settings = await self._steps.topic_settings(topics)
             while pending:
                 finish = reassignment.finish(self._state, pending, settings)
                 pending = (await self._steps.execute(finish.plan)).conflicts  # steps 5 to 7

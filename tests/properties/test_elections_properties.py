@@ -39,7 +39,13 @@ def partitions(draw: st.DrawFn) -> tuple[list[int], LeaderAndIsr]:
     with_epochs = [Member(b, draw(st.one_of(st.just(NO_EPOCH), epochs))) for b in on_record]
     leader = draw(st.sampled_from([*on_record[:in_sync], NO_LEADER]))
     state = leader_and_isr(
-        leader, draw(st.integers(0, 50)), with_epochs[:in_sync], with_epochs[in_sync:], 3, draw(st.integers(0, 50))
+        leader,
+        draw(st.integers(0, 50)),
+        with_epochs[:in_sync],
+        with_epochs[in_sync:],
+        3,
+        draw(st.integers(0, 50)),
+        draw(st.integers(0, 4)),
     )
     return assignment, state
 
@@ -60,7 +66,7 @@ def trusted(state: LeaderAndIsr, live: elections.Live) -> set[int]:
 def test_a_new_partition_is_led_by_its_first_live_replica_with_all_live_ones_in_sync(
     assignment: list[int], live: elections.Live
 ) -> None:
-    state = elections.first_state(assignment, live, 4)
+    state = elections.first_state(assignment, live, 4, to_commit=2)
     alive = [replica for replica in assignment if replica in live]
     if not alive:
         assert state is None
@@ -94,15 +100,16 @@ def test_an_elected_replica_is_trusted_wherever_any_is(
         assert election is None
 
 
-@given(partitions(), lives, minimums)
+@given(partitions(), lives)
 def test_the_next_state_never_gives_up_a_replica_that_has_what_was_acknowledged(
-    partition: tuple[list[int], LeaderAndIsr], live: elections.Live, to_commit: int
+    partition: tuple[list[int], LeaderAndIsr], live: elections.Live
 ) -> None:
     assignment, state = partition
-    after, election = elections.decide(assignment, state, live, 4, to_commit=to_commit)
+    after, election = elections.decide(assignment, state, live, 4)
     assert after.isr, "the last member never leaves the ISR"
     assert set(on_record(after)) <= set(on_record(state)), "no replica is put on record that was not"
     assert not set(after.isr) & set(after.eligible)
+    assert after.to_commit == state.to_commit, "only the leader knows"
     if elections.leader_stays(state, live):
         assert after.leader == state.leader
         assert election is None
@@ -114,7 +121,7 @@ def test_the_next_state_never_gives_up_a_replica_that_has_what_was_acknowledged(
         assert all(is_trusted(member, live) for member in after.in_sync_members)
         assert (after.leader, live[after.leader].epoch) in after.in_sync_members or election is None
         lossy = any(m.broker_id in live and not is_trusted(m, live) for m in state.in_sync_members)
-        if len(after.isr) < to_commit or state.eligible or lossy:
+        if state.to_commit == 0 or len(after.isr) < state.to_commit or state.eligible or lossy:
             # Nothing is committed from here on: one that had everything, and may have it still, can lead later; and
             # where one host has lost its power, all may have.
             assert set(on_record(after)) == set(on_record(state))
@@ -122,16 +129,15 @@ def test_the_next_state_never_gives_up_a_replica_that_has_what_was_acknowledged(
             assert after.eligible == ()
 
 
-@given(partitions(), lives, minimums, st.booleans(), log_ends)
+@given(partitions(), lives, st.booleans(), log_ends)
 def test_whoever_stays_on_record_keeps_the_epoch_in_which_it_had_everything_but_the_new_leader(
     partition: tuple[list[int], LeaderAndIsr],
     live: elections.Live,
-    to_commit: int,
     unclean: bool,
     ends: dict[int, LogEnd],
 ) -> None:
     assignment, state = partition
-    after, election = elections.decide(assignment, state, live, 4, to_commit=to_commit, unclean=unclean, log_ends=ends)
+    after, election = elections.decide(assignment, state, live, 4, unclean=unclean, log_ends=ends)
     before: dict[int, int] = dict((*state.in_sync_members, *state.eligible_members))
     for broker_id, epoch in (*after.in_sync_members, *after.eligible_members):
         if election is not None and broker_id == election.leader:
@@ -140,16 +146,15 @@ def test_whoever_stays_on_record_keeps_the_epoch_in_which_it_had_everything_but_
             assert epoch == before[broker_id]
 
 
-@given(partitions(), lives, minimums, st.booleans(), log_ends)
+@given(partitions(), lives, st.booleans(), log_ends)
 def test_every_change_raises_the_leader_epoch_by_one_and_nothing_else_does(
     partition: tuple[list[int], LeaderAndIsr],
     live: elections.Live,
-    to_commit: int,
     unclean: bool,
     ends: dict[int, LogEnd],
 ) -> None:
     assignment, state = partition
-    after, election = elections.decide(assignment, state, live, 4, to_commit=to_commit, unclean=unclean, log_ends=ends)
+    after, election = elections.decide(assignment, state, live, 4, unclean=unclean, log_ends=ends)
     assert after.partition_epoch == state.partition_epoch, "the version that the write expects"
     if after is state:
         assert election is None
@@ -161,17 +166,16 @@ def test_every_change_raises_the_leader_epoch_by_one_and_nothing_else_does(
         assert after is not state, "another run of the leader leads in another epoch"
 
 
-@given(partitions(), lives, minimums, st.booleans(), log_ends)
+@given(partitions(), lives, st.booleans(), log_ends)
 def test_deciding_twice_decides_nothing_new(
     partition: tuple[list[int], LeaderAndIsr],
     live: elections.Live,
-    to_commit: int,
     unclean: bool,
     ends: dict[int, LogEnd],
 ) -> None:
     assignment, state = partition
-    after, _ = elections.decide(assignment, state, live, 4, to_commit=to_commit, unclean=unclean, log_ends=ends)
-    again, _ = elections.decide(assignment, after, live, 4, to_commit=to_commit, unclean=unclean, log_ends=ends)
+    after, _ = elections.decide(assignment, state, live, 4, unclean=unclean, log_ends=ends)
+    again, _ = elections.decide(assignment, after, live, 4, unclean=unclean, log_ends=ends)
     assert again is after
 
 
@@ -181,12 +185,12 @@ def test_one_loss_after_the_other_leaves_a_leader_to_the_last_and_whoever_of_the
 ) -> None:
     assignment = data.draw(assignments)
     live = {broker_id: Broker(broker_id, 1, ()) for broker_id in assignment}
-    state = elections.first_state(assignment, live, 4)
+    state = elections.first_state(assignment, live, 4, to_commit=to_commit)
     assert state is not None
     for lost in data.draw(st.permutations(assignment)):
         del live[lost]
         eligible = state.eligible
-        state, _ = elections.decide(assignment, state, live, 4, to_commit=to_commit)
+        state, _ = elections.decide(assignment, state, live, 4)
         if live:
             assert state.leader in live
             assert set(state.isr) == set(live)
@@ -195,7 +199,7 @@ def test_one_loss_after_the_other_leaves_a_leader_to_the_last_and_whoever_of_the
     # Nothing was committed without them, so each of the last `to_commit` has everything.
     assert len(on_record(state)) == min(to_commit, len(assignment))
     back = data.draw(st.sampled_from(on_record(state)))
-    state, _ = elections.decide(assignment, state, {back: Broker(back, 2, ())}, 4, to_commit=to_commit)
+    state, _ = elections.decide(assignment, state, {back: Broker(back, 2, ())}, 4)
     assert state.leader == back
 
 

@@ -212,9 +212,7 @@ class Replication(RuleBasedStateMachine):
         """As after the notification of an ISR change."""
         before = self.zookeeper
         log_ends = {b: end for b, (epoch, end) in self.log_ends.items() if epoch == before.leader_epoch}
-        after, election = elections.decide(
-            BROKERS, before, self.cluster, 1, to_commit=MIN_INSYNC_REPLICAS, log_ends=log_ends
-        )
+        after, election = elections.decide(BROKERS, before, self.cluster, 1, log_ends=log_ends)
         assert election is None or not election.may_lose_records, "with one power cut at a time it never comes to this"
         if after is not before:
             self.zookeeper = msgspec.structs.replace(after, partition_epoch=before.partition_epoch + 1)
@@ -237,6 +235,7 @@ class Replication(RuleBasedStateMachine):
             isr_epochs=list(state.isr_epochs),
             eligible=list(state.eligible),
             eligible_epochs=list(state.eligible_epochs),
+            to_commit=state.to_commit,
         )
         if partition.is_stale(told):
             return

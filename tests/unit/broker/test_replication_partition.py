@@ -207,7 +207,7 @@ def test_until_the_outcome_is_known_the_high_watermark_waits_for_both_isrs(tmp_p
     isr = partition.isr_to_propose()
     assert isr == (1, 2)
     proposal = partition.propose_isr(isr)
-    assert proposal == LeaderAndIsr(1, 0, (1, 2), 1, 0)
+    assert proposal == LeaderAndIsr(1, 0, (1, 2), 1, 0, to_commit=2)
     assert partition.isr_to_propose() is None  # one at a time
     assert not partition.advance_high_watermark()
     assert partition.isr_written(proposal, 1)
@@ -445,6 +445,45 @@ def test_with_more_replicas_required_nothing_more_is_committed_and_who_waits_is_
     assert partition.high_watermark == 1
     assert partition.acknowledgement(2, 0) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
     assert refusal(lambda: append(partition, acks=-1)) is ErrorCode.NOT_ENOUGH_REPLICAS
+
+
+def test_a_higher_number_goes_on_record_before_anything_is_committed_by_it_and_a_lower_one_too(tmp_path: Path) -> None:
+    """Whoever shrinks the ISR goes by what is on record, also where an earlier write of it comes late."""
+    partition, _ = open_partition(tmp_path, min_insync_replicas=1)
+    partition.become_leader(state(to_commit=1))
+    assert partition.isr_to_propose() is None
+    set_min_insync_replicas(partition, 2)
+    end = append(partition, acks=-1)
+    for follower in (2, 3):
+        fetches(partition, follower, end)
+    assert partition.high_watermark == 0
+    isr = partition.isr_to_propose()
+    assert isr == (1, 2, 3)
+    assert partition.acknowledgement(end, 0) is None
+    proposal = partition.propose_isr(isr)
+    assert partition.isr_written(proposal, 1)
+    assert (proposal.to_commit, partition.high_watermark) == (2, end)
+    set_min_insync_replicas(partition, 1)
+    lower = partition.propose_isr((1, 2, 3))
+    set_min_insync_replicas(partition, 2)
+    end = append(partition, acks=-1)
+    for follower in (2, 3):
+        fetches(partition, follower, end)
+    assert partition.high_watermark < end, "the lower one is on its way"
+    assert not partition.isr_written(lower, 2)
+    assert partition.isr_to_propose() == (1, 2, 3)
+
+
+def test_a_number_that_is_not_on_record_is_put_there_and_nothing_waits_for_that(tmp_path: Path) -> None:
+    """As in Kafka's znodes: then whoever leaves the ISR stays eligible."""
+    partition, _ = open_partition(tmp_path)
+    partition.become_leader(state(to_commit=0))
+    end = append(partition)
+    for follower in (2, 3):
+        fetches(partition, follower, end)
+    assert partition.high_watermark == end
+    assert partition.isr_to_propose() == (1, 2, 3)
+    assert partition.propose_isr((1, 2, 3)).to_commit == 2
 
 
 def test_who_is_on_record_beside_a_large_isr_is_struck_off_once_all_of_that_have_fetched(tmp_path: Path) -> None:
@@ -848,7 +887,7 @@ def test_a_leader_lets_no_replica_join_that_a_reassignment_has_removed(tmp_path:
     partition, _ = open_partition(tmp_path)
     partition.become_leader(state(isr=(1, 2, 3)))
     proposed = partition.propose_isr((1, 2))
-    partition.become_leader(state(epoch=1, isr=(1, 3), replicas=(1, 3)))
+    partition.become_leader(state(epoch=1, isr=(1, 3), replicas=(1, 3), to_commit=1))
     assert not partition.isr_written(proposed, 1), "it was meant for the epoch before"
     assert refusal(lambda: partition.check_fetch(fetch_of(0), 2)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert partition.isr_to_propose() is None

@@ -171,6 +171,7 @@ class ObedientBroker:
             tuple(role.isr_epochs),
             tuple(role.eligible),
             tuple(role.eligible_epochs),
+            role.to_commit,
         )
         followers = {b.id: Follower(broker_epoch=b.epoch) for b in self.cluster.brokers.values()}
         state = proposal(known, isr, followers, min_insync_replicas(None, len(role.replicas)))
@@ -289,6 +290,7 @@ class Office:
             connections=BrokerConnections(self.world, broker_id, None),
             probe=lambda brokers: self.refused(brokers),
             validate_config=lambda values: self.check_config(values),
+            read_defaults=lambda session: asyncio.sleep(0),
             on_brokers_changed=lambda brokers: self.watched.append(tuple(broker.id for broker in brokers)),
             request_resign=self._give_up,
             timeline_sink=self.entries.append,

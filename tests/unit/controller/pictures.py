@@ -50,10 +50,19 @@ def leads(
     *,
     epochs: Iterable[int] = (),
     eligible: Mapping[int, int] = MappingProxyType({}),
+    to_commit: int = 2,
 ) -> LeaderAndIsr:
     """`epochs` are those of the ISR, `eligible` are replicas with theirs."""
     return LeaderAndIsr(
-        leader, epoch, tuple(isr), controller_epoch, version, tuple(epochs), tuple(eligible), tuple(eligible.values())
+        leader,
+        epoch,
+        tuple(isr),
+        controller_epoch,
+        version,
+        tuple(epochs),
+        tuple(eligible),
+        tuple(eligible.values()),
+        to_commit,
     )
 
 

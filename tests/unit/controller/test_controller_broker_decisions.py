@@ -179,7 +179,8 @@ def test_a_partition_whose_state_cannot_be_read_is_left_alone() -> None:
 
 
 def test_a_failed_log_directory_takes_the_replica_down_and_not_the_broker() -> None:
-    state = picture([1, 2], {"a-0": (1, 2), "b-0": (1, 2)}, {"a-0": leads(1, 0, [1, 2]), "b-0": leads(1, 0, [1, 2])})
+    before = leads(1, 0, [1, 2], to_commit=1)
+    state = picture([1, 2], {"a-0": (1, 2), "b-0": (1, 2)}, {"a-0": before, "b-0": before})
     errors = {partition("a-0"): ErrorCode.KAFKA_STORAGE_ERROR, partition("b-0"): ErrorCode.NONE}
     plan = brokers.replicas_answered(state, 1, errors)
     assert lines(plan) == text("""

@@ -48,6 +48,7 @@ def test_a_created_topic_is_in_zookeeper_and_its_brokers_lead_and_follow() -> No
             "isr": [1, 2, 3],
             "version": 1,
             "isr_epochs": [cluster.brokers[b].epoch for b in (1, 2, 3)],
+            "min_insync_replicas": 2,
         }
         for broker in cluster.brokers.values():
             roles = broker.roles

@@ -220,11 +220,11 @@ MOVE = ReplicaAssignment((2, 3, 1), (3,), (1,))
 )
 def test_it_waits_until_the_target_has_everything(state: LeaderAndIsr, live: tuple[int, ...]) -> None:
     brokers = {b: broker(b, trusted_since=30 if b == 3 else 0) for b in live}
-    assert elections.complete(MOVE, state, brokers, 7, to_commit=1) is None
+    assert elections.complete(MOVE, state, brokers, 7) is None
 
 
 def test_a_leader_of_the_target_stays_in_an_epoch_of_its_own() -> None:
-    after = elections.complete(MOVE, leads(3, 4, [2, 3, 1]), {b: broker(b) for b in (1, 2, 3)}, 7, to_commit=1)
+    after = elections.complete(MOVE, leads(3, 4, [2, 3, 1]), {b: broker(b) for b in (1, 2, 3)}, 7)
     assert after is not None
     assert (after.leader, after.leader_epoch, after.isr, after.controller_epoch) == (3, 5, (2, 3), 7)
 
@@ -240,11 +240,11 @@ def test_the_leader_is_the_first_of_the_target_that_is_live_trusted_and_in_sync(
 def test_a_cancelled_one_waits_for_as_many_of_the_old_replicas_as_it_takes_to_commit() -> None:
     cancelled = ReplicaAssignment((1, 2, 3), (3,), (3,))
     live = {b: broker(b) for b in (1, 3)}
-    after = elections.complete(cancelled, leads(3, 4, [1, 3]), live, 7, to_commit=1)
+    after = elections.complete(cancelled, leads(3, 4, [1, 3], to_commit=1), live, 7)
     assert after is not None
     assert (after.leader, after.isr) == (1, (1,))
-    assert elections.complete(cancelled, leads(3, 4, [1, 3]), live, 7, to_commit=2) is None
-    assert elections.complete(cancelled, leads(3, 4, [3]), live, 7, to_commit=1) is None
+    assert elections.complete(cancelled, leads(3, 4, [1, 3], to_commit=2), live, 7) is None
+    assert elections.complete(cancelled, leads(3, 4, [3], to_commit=1), live, 7) is None
 
 
 def test_min_insync_replicas_goes_by_the_smaller_assignment() -> None:

@@ -16,13 +16,13 @@ ASSIGNMENT = (1, 2, 3)
 LIVE = {broker_id: broker(broker_id) for broker_id in ASSIGNMENT}
 
 
-def prefer(current: LeaderAndIsr, live: elections.Live = LIVE, to_commit: int = 2) -> LeaderAndIsr | ErrorCode:
-    decision = elections.elect_preferred(ASSIGNMENT, current, live, EPOCH, to_commit=to_commit)
+def prefer(current: LeaderAndIsr, live: elections.Live = LIVE) -> LeaderAndIsr | ErrorCode:
+    decision = elections.elect_preferred(ASSIGNMENT, current, live, EPOCH)
     return decision if isinstance(decision, ErrorCode) else decision.state
 
 
 def unclean(current: LeaderAndIsr, live: elections.Live = LIVE) -> LeaderAndIsr | ErrorCode:
-    decision = elections.elect_unclean(ASSIGNMENT, current, live, EPOCH, to_commit=2)
+    decision = elections.elect_unclean(ASSIGNMENT, current, live, EPOCH)
     return decision if isinstance(decision, ErrorCode) else decision.state
 
 
@@ -64,8 +64,8 @@ def test_whoever_is_not_trusted_leaves_the_isr_and_stays_on_record_if_it_is_too_
     assert prefer(leads(2, 4, [1, 2, 3], epochs=[10, 20, 30]), live) == leads(
         1, 5, [1, 2], controller_epoch=EPOCH, epochs=[10, 20]
     )
-    state = prefer(leads(2, 4, [1, 2, 3], epochs=[10, 20, 30]), live, to_commit=3)
-    assert state == leads(1, 5, [1, 2], controller_epoch=EPOCH, epochs=[10, 20], eligible={3: 30})
+    state = prefer(leads(2, 4, [1, 2, 3], epochs=[10, 20, 30], to_commit=3), live)
+    assert state == leads(1, 5, [1, 2], controller_epoch=EPOCH, epochs=[10, 20], eligible={3: 30}, to_commit=3)
 
 
 def test_those_that_are_eligible_stay_so() -> None:

@@ -22,9 +22,9 @@ def chosen(leader: int, isr: tuple[Member, ...], *stopping: int, to_commit: int 
     return leader, [member.broker_id for member in kept]
 
 
-def decide(current: LeaderAndIsr, *live: int, stopping: tuple[int, ...], to_commit: int = 2) -> elections.Decision:
+def decide(current: LeaderAndIsr, *live: int, stopping: tuple[int, ...]) -> elections.Decision:
     alive = {broker_id: broker(broker_id) for broker_id in live}
-    return elections.decide(ASSIGNMENT, current, alive, 7, to_commit=to_commit, stopping=stopping)
+    return elections.decide(ASSIGNMENT, current, alive, 7, stopping=stopping)
 
 
 def shut_down(state: ClusterState, broker_id: int) -> Plan:
@@ -83,13 +83,13 @@ def test_a_broker_that_stops_is_not_elected_for_one_that_dies() -> None:
 def test_an_untrusted_member_is_not_elected_for_one_that_stops() -> None:
     alive = {1: broker(1), 2: broker(2, trusted_since=20), 3: broker(3)}
     current = leads(1, 4, (1, 2, 3), epochs=(10, 15, 30))
-    after, _ = elections.decide(ASSIGNMENT, current, alive, 7, to_commit=2, stopping=(1,))
+    after, _ = elections.decide(ASSIGNMENT, current, alive, 7, stopping=(1,))
     assert (after.leader, after.isr) == (3, (1, 3))  # and two are needed to commit
 
 
 def test_who_left_a_too_small_isr_to_stop_stays_eligible() -> None:
-    current = leads(2, 4, (2, 3), epochs=(20, 30), eligible={1: 10})
-    after, _ = decide(current, 2, 3, stopping=(2,), to_commit=3)
+    current = leads(2, 4, (2, 3), epochs=(20, 30), eligible={1: 10}, to_commit=3)
+    after, _ = decide(current, 2, 3, stopping=(2,))
     assert (after.leader, after.isr, dict(after.eligible_members)) == (3, (3,), {1: 10, 2: 20})
 
 

@@ -448,7 +448,7 @@ def test_an_isr_that_a_leader_changed_is_adopted_and_announced() -> None:
 def test_a_replica_that_died_just_after_its_leader_took_it_in_is_taken_out_again() -> None:
     state = picture([1, 2], {"a-0": (1, 2)}, {"a-0": leads(1, 4, [1])})
     carry_out(state, brokers.lost(state, [2]))
-    read = {partition("a-0"): leads(1, 4, [1, 2], version=6)}
+    read = {partition("a-0"): leads(1, 4, [1, 2], version=6, to_commit=1)}
     carry_out(state, isr_changes.changed(state, read, []))
     assert "write a-0: leader 1, epoch 5, isr [1] (over version 6)" in lines(brokers.settle(state, read))
 

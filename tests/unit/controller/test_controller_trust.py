@@ -33,7 +33,6 @@ ORDERS_0 = TopicPartition("orders", 0)
 def decide(
     current: LeaderAndIsr,
     *live: Broker,
-    to_commit: int = 2,
     unclean: bool = False,
     log_ends: Mapping[int, LogEnd] | None = None,
 ) -> Decision:
@@ -42,7 +41,6 @@ def decide(
         current,
         {b.id: b for b in live},
         7,
-        to_commit=to_commit,
         unclean=unclean,
         log_ends=log_ends,
     )
@@ -118,7 +116,8 @@ def test_a_synced_topic_goes_by_what_was_flushed() -> None:
 
 def test_the_controller_elects_after_a_power_cut_of_all_by_the_topics_durability() -> None:
     names = ("orders-0", "logs-0")
-    state = picture([], dict.fromkeys(names, (1, 2)), {n: leads(NO_LEADER, 4, [1, 2], epochs=[10, 20]) for n in names})
+    before = leads(NO_LEADER, 4, [1, 2], epochs=[10, 20], to_commit=1)
+    state = picture([], dict.fromkeys(names, (1, 2)), dict.fromkeys(names, before))
     carry_out(state, brokers.added(state, [broker(2, epoch=21, trusted_since=21, synced_since=2)]))
     assert brokers.topics_to_settle(state, state.assignments) == ("logs", "orders")
     settings = {"orders": TopicSettings(is_synced=True), "logs": TopicSettings()}
@@ -188,7 +187,7 @@ def test_the_unclean_setting_takes_replicas_that_were_on_record_before_others() 
 
 
 def test_a_new_partition_has_the_epochs_of_the_replicas_that_live() -> None:
-    state = elections.first_state(ASSIGNMENT, {2: broker(2), 3: broker(3, epoch=33)}, 7)
+    state = elections.first_state(ASSIGNMENT, {2: broker(2), 3: broker(3, epoch=33)}, 7, to_commit=2)
     assert state is not None
     assert shown(state) == (2, {2: 20, 3: 33}, {})
 
@@ -206,23 +205,29 @@ def test_the_eligible_are_kept_while_too_few_are_in_sync_but_for_those_that_join
     assert eligible_after([Member(2, 20)], [Member(3, 30)], [1], 2) == (Member(2, 20), Member(3, 30))
     assert eligible_after([Member(2, 20), Member(3, 30)], [], [1, 2], 3) == (Member(3, 30),)
     assert eligible_after([Member(2, 20)], [Member(3, 30)], [1, 4], 2) == ()
+    assert eligible_after([Member(2, 20)], [Member(3, 30)], [1, 4], 0) == (Member(2, 20), Member(3, 30)), "unknown"
 
 
 # --- Plans -------------------------------------------------------------------------------------------------------
 
 
-def test_min_insync_replicas_of_the_topic_decides_which_replicas_are_eligible() -> None:
-    states = {name: leads(1, 4, [1, 2, 3], epochs=[10, 20, 30]) for name in ("one-0", "two-0", "three-0")}
+def test_the_number_by_which_the_leader_commits_decides_which_replicas_are_eligible() -> None:
+    numbers = {"one-0": 1, "two-0": 2, "three-0": 3, "unknown-0": 0}
+    states = {
+        name: leads(1, 4, [1, 2, 3], epochs=[10, 20, 30], to_commit=to_commit) for name, to_commit in numbers.items()
+    }
     state = picture([1, 2, 3], dict.fromkeys(states, ASSIGNMENT), states)
     carry_out(state, brokers.lost(state, [2, 3]))
-    assert brokers.topics_to_settle(state, state.assignments) == ("one", "three", "two")
-    settings = {"one": TopicSettings(min_insync_replicas=1), "three": TopicSettings(min_insync_replicas=3)}
+    assert brokers.topics_to_settle(state, state.assignments) == ("one", "three", "two", "unknown")
+    settings = dict.fromkeys(("one", "two", "three", "unknown"), TopicSettings(min_insync_replicas=1))
     plan = brokers.settle(state, state.assignments, settings=settings)
     assert [line for line in lines(plan) if line.startswith("write")] == text("""
         write one-0: leader 1, epoch 5, isr [1] (over version 5)
         write three-0: leader 1, epoch 5, isr [1], eligible [2 3] (over version 5)
         write two-0: leader 1, epoch 5, isr [1], eligible [2 3] (over version 5)
+        write unknown-0: leader 1, epoch 5, isr [1], eligible [2 3] (over version 5)
     """)
+    assert {str(p): known.to_commit for p, known in state.leadership.items()} == numbers
 
 
 def test_a_new_controller_elects_anew_where_the_leader_runs_anew() -> None:
