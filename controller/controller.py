@@ -75,7 +75,7 @@ class Controller:
         connections: BrokerConnections,
         probe: Probe,
         validate_config: ConfigCheck,
-        read_defaults: Callable[[ZooKeeperSession], Awaitable[None]],
+        read_defaults: Callable[[ZooKeeperSession], Awaitable[object]],
         on_brokers_changed: Callable[[tuple[Broker, ...]], None],
         request_resign: Callable[[str], None],
         timeline_sink: Sink,

@@ -350,7 +350,7 @@ class Gather:
         [stat] = await self._access.read([self._checker(znodes.CONFIG_CHANGES)])
         return None if stat is None else stat.version
 
-    async def read_again(self, read: Callable[[ZooKeeperSession], Awaitable[None]]) -> None:
+    async def read_again(self, read: Callable[[ZooKeeperSession], Awaitable[object]]) -> None:
         """Has a part of the broker read what it needs to know."""
         await self._access.read([lambda: read(self._session)])
 

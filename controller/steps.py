@@ -64,7 +64,7 @@ class Hooks(NamedTuple):
     connections: BrokerConnections
     probe: Probe
     validate_config: topics.ConfigCheck
-    read_defaults: Callable[[ZooKeeperSession], Awaitable[None]]
+    read_defaults: Callable[[ZooKeeperSession], Awaitable[object]]
     """Reads what is set for brokers now, and changes `ControllerSettings` accordingly. Raises ZooKeeperError."""
     on_brokers_changed: Callable[[tuple[Broker, ...]], None]
     spent_nonces: dict[bytes, None]
