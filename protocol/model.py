@@ -193,9 +193,10 @@ class ReplicaAssignment(NamedTuple):
 
     @property
     def replication_factor(self) -> int:
-        """By which min.insync.replicas goes where it is not set: the lesser of before and after, as a reassignment that
-        has just begun must not ask for more replicas in sync than there were."""
-        return min(len(self.origin), len(self.target)) if self.is_being_reassigned else len(self.replicas)
+        """How many replicas min.insync.replicas goes by: as many as there were, until a reassignment is over. One that
+        has just begun must not ask for more in sync than that, and one that goes to fewer may be cancelled: what is
+        acknowledged until then has been promised by the replicas that it comes from."""
+        return len(self.origin) or len(self.replicas)
 
     def reassigned_to(self, target: Iterable[int]) -> ReplicaAssignment:
         """On the way to `target`, from wherever it is on the way now."""

@@ -201,6 +201,31 @@ def test_a_replica_that_is_added_does_not_keep_the_partition_from_being_written_
     run(scenario(), seed=3)
 
 
+@pytest.mark.parametrize("configs", [None, {"min.insync.replicas": "2"}], ids=["by the rule", "explicit"])
+def test_on_the_way_to_fewer_replicas_as_many_must_be_in_sync_as_before(configs: Mapping[str, str] | None) -> None:
+    """The only replica of the target hangs, and all but the leader are killed; then the reassignment is cancelled."""
+
+    async def scenario() -> None:
+        cluster = await cluster_of([[0, 1, 2]], configs=configs)
+        await reassign_without(cluster, [3], {P0: [3]}, how=cluster.pause_broker)
+        for broker_id in (1, 2):
+            cluster.kill_broker(broker_id)
+        await cluster.until(lambda: cluster.state(P0).isr == (0,))
+        assert set(cluster.state(P0).eligible) >= {1, 2}
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await produce(cluster, range(100, 101))
+        await reassign(cluster, {P0: None})
+        cluster.power_cut(0)
+        cluster.resume_broker(3)
+        for broker_id in (0, 1, 2):
+            await cluster.start_broker(broker_id)
+        assert await read(cluster, 0, 100) == list(range(100))
+        await cluster.until(lambda: is_over(cluster, P0, [0, 1, 2]))
+
+    run(scenario(), seed=3)
+
+
 def test_the_order_alone_can_be_changed() -> None:
     async def scenario() -> None:
         cluster = await cluster_of([[0, 1, 2]])

@@ -8,7 +8,7 @@ import msgspec
 
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.controller.decisions import elections, reassignment
-from minibroker.protocol.model import LeaderAndIsr, Member, leader_and_isr
+from minibroker.protocol.model import LeaderAndIsr, Member, ReplicaAssignment, leader_and_isr
 from tests.simulation.mutants.planting import Patches, mutant
 
 
@@ -52,3 +52,10 @@ def removed_replicas_stay_in_the_isr(patches: Patches) -> None:
         if final is None:
             return None
         return msgspec.structs.replace(final, isr=current.isr, isr_epochs=current.isr_epochs)
+
+
+@mutant("KIP-455", "while a partition is on its way to fewer replicas, fewer must be in sync")
+def fewer_replicas_promise_less(patches: Patches) -> None:
+    @patches.instead_of(ReplicaAssignment, "replication_factor")
+    def replication_factor(original: Any, self: ReplicaAssignment) -> int:
+        return min(len(self.origin), len(self.target))

@@ -101,7 +101,7 @@ def test_an_assignment_knows_where_it_comes_from_and_where_it_goes() -> None:
     assert (first.target, first.origin, first.replication_factor) == ((3, 2), (2, 1), 2)
     second = first.reassigned_to((4,))
     assert second == ReplicaAssignment((4, 3, 2, 1), (4, 3), (3, 2, 1))
-    assert (second.target, second.origin, second.replication_factor) == ((4,), (2, 1), 1)
+    assert (second.target, second.origin, second.replication_factor) == ((4,), (2, 1), 2)
     back = second.reassigned_to(second.origin)
     assert back == ReplicaAssignment((2, 1, 4, 3), (4, 3), (4, 3))
     assert back.is_cancelled
@@ -247,7 +247,7 @@ def test_a_cancelled_one_waits_for_as_many_of_the_old_replicas_as_it_takes_to_co
     assert elections.complete(cancelled, leads(3, 4, [3], to_commit=1), live, 7) is None
 
 
-def test_min_insync_replicas_goes_by_the_smaller_assignment() -> None:
+def test_min_insync_replicas_goes_by_the_replicas_that_it_comes_from() -> None:
     """A move of one of two replicas has three for a while: two would have to be in sync by that."""
     state = under_way((2, 3), state=leads(1, 4, [1, 2]))
     state.live_brokers.pop(2)
