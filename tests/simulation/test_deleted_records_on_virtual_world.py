@@ -234,6 +234,25 @@ def test_a_deposed_leader_that_has_not_heard_does_not_acknowledge(
     play(program)
 
 
+@pytest.mark.parametrize("is_follower_paused", [False, True])
+def test_a_deletion_that_is_given_no_time_is_done_and_confirmed_where_nobody_is_away(is_follower_paused: bool) -> None:
+    """Kafka has done it by then where there is one replica: it does not wait for the disk. librdkafka relies on it."""
+
+    async def program(scene: Scene) -> None:
+        if is_follower_paused:
+            scene.cluster.pause_broker(scene.followers[0])
+        connection = await connect(scene.world, scene.leader)
+        topic = DeleteRecordsTopic("orders", [DeleteRecordsPartition(0, 7)])
+        response = await connection.request(DELETE_RECORDS, DeleteRecordsRequest([topic], 0), timeout_s=2)
+        [answer] = response.topics[0].partitions
+        expected = (ErrorCode.REQUEST_TIMED_OUT, -1) if is_follower_paused else (ErrorCode.NONE, 7)
+        assert (answer.error_code, answer.low_watermark) == expected
+        assert scene.start_of(scene.leader) == 7
+        connection.close()
+
+    play(program, LONG_SESSION)
+
+
 def test_a_topic_of_the_same_name_that_was_created_since_keeps_its_records() -> None:
     async def program(scene: Scene) -> None:
         old_id = (await scene.admin.describe_topic("orders")).topic_id
