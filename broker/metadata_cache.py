@@ -50,6 +50,8 @@ class MetadataCache:
         self.departed: dict[int, UpdateMetadataBroker] = {}
         """No longer alive, and not forgotten yet. Replaced when one comes or goes, never changed."""
         self._topics: dict[str, CachedTopic] = {}
+        self._names: dict[str, str] = {}
+        """Of these topics, by their ids."""
         self._told_in_broker_epoch = NO_EPOCH
         self._has_been_told_all = False
         """In this broker epoch. Topics come in many requests: until the last of them, one that is unknown here may
@@ -67,6 +69,7 @@ class MetadataCache:
         if request.broker_epoch != self._told_in_broker_epoch:
             self._told_in_broker_epoch = request.broker_epoch
             self._topics.clear()
+            self._names.clear()
             self._has_been_told_all = False
             self.told_all_epoch = NO_EPOCH
         if request.names_the_last:
@@ -78,12 +81,16 @@ class MetadataCache:
         self.departed = {id: broker for id, broker in (self.departed | self._brokers).items() if id not in live}
         self._brokers = live
         for state in request.topic_states:
-            if state.deleted:
-                self._topics.pop(state.topic_name, None)
-                continue
             topic = self._topics.get(state.topic_name)
-            if topic is None or topic.topic_id != state.topic_id:
+            if topic is not None and (state.deleted or topic.topic_id != state.topic_id):
+                del self._topics[state.topic_name]
+                self._names.pop(topic.topic_id, None)
+                topic = None
+            if state.deleted:
+                continue
+            if topic is None:
                 topic = self._topics[state.topic_name] = CachedTopic(state.topic_id, {})
+                self._names[state.topic_id] = state.topic_name
             topic.num_partitions = state.num_partitions
             for partition in state.partition_states:
                 topic.partitions[partition.partition_index] = partition
@@ -127,8 +134,8 @@ class MetadataCache:
         return None if cached is None else cached.topic_id
 
     def topic_with_id(self, topic_id: str) -> str | None:
-        """Its name. Looks at every topic: for what is asked rarely."""
-        return next((name for name, topic in self._topics.items() if topic.topic_id == topic_id), None)
+        """Its name."""
+        return self._names.get(topic_id)
 
     def partition_count(self, topic: str) -> int:
         """As clients see it; 0 where the topic is not known, or not all of it yet."""
@@ -140,6 +147,13 @@ class MetadataCache:
         broker = self._brokers.get(broker_id)
         endpoints = [] if broker is None else broker.endpoints
         return next((endpoint for endpoint in endpoints if endpoint.listener == listener), None)
+
+    def node(self, broker_id: int, listener: str) -> MetadataBroker | None:
+        """A broker as clients are told of it that came by that listener; None as for `listener_endpoint`."""
+        endpoint = self.listener_endpoint(broker_id, listener)
+        if endpoint is None:
+            return None
+        return MetadataBroker(broker_id, endpoint.host, endpoint.port, self._brokers[broker_id].rack)
 
     def partition(self, topic_partition: TopicPartition) -> UpdateMetadataPartition | None:
         topic = self._topics.get(topic_partition.topic)
@@ -208,10 +222,9 @@ class MetadataCache:
         )
 
     def _describe_by_ids(self, topic_ids: Sequence[str], lost_leaders: Collection[int]) -> list[MetadataTopic]:
-        names = {topic.topic_id: name for name, topic in self._topics.items()} if topic_ids else {}
         return [
-            self._describe_topic(names[topic_id], lost_leaders)
-            if topic_id in names
+            self._describe_topic(self._names[topic_id], lost_leaders)
+            if topic_id in self._names
             else MetadataTopic(ErrorCode.UNKNOWN_TOPIC_ID, "", topic_id, False, [])
             for topic_id in dict.fromkeys(topic_ids)
         ]

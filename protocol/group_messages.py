@@ -28,6 +28,8 @@ MAX_MEMBERS = 10_000
 """Of a group, in one message."""
 MAX_GROUPS = 100_000
 MAX_PROTOCOLS = 100
+CLASSIC = "classic"
+"""The type of every group: those of KIP-848 are not served."""
 
 GroupId = String
 MemberId = String
@@ -338,12 +340,15 @@ class DescribeGroupsResponse(Message):
 class ListGroupsRequest(Message):
     states_filter: Annotated[list[String], Meta(max_length=1_000)] = msgspec.field(default_factory=list)
     """Empty: all states (KIP-518)."""
+    types_filter: Annotated[list[String], Meta(max_length=1_000)] = msgspec.field(default_factory=list)
+    """Empty: all types (KIP-848). There is one, "classic"."""
 
 
 class ListedGroup(Message):
     group_id: GroupId
     protocol_type: String
     group_state: Name
+    group_type: Name = CLASSIC
 
 
 class ListGroupsResponse(Message):

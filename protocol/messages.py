@@ -74,6 +74,13 @@ class ResponseEnvelope(Message):
     error_message: String = ""
 
 
+class MetadataBroker(Message):
+    node_id: Int32
+    host: String
+    port: Int32
+    rack: Name | None = None
+
+
 # --- Produce (0) ---------------------------------------------------------------------------------------------
 
 
@@ -127,6 +134,8 @@ class ProduceTopicResponse(Message):
 class ProduceResponse(Message):
     responses: Annotated[list[ProduceTopicResponse], Meta(max_length=MAX_TOPICS)]
     throttle_time_ms: Int32 = 0
+    node_endpoints: Annotated[list[MetadataBroker], Meta(max_length=MAX_BROKERS)] = []
+    """Where the leaders are that the partitions name (KIP-951)."""
 
 
 # --- Fetch (1) -----------------------------------------------------------------------------------------------
@@ -146,6 +155,8 @@ class FetchPartition(Message):
 
 
 class FetchTopic(Message):
+    """`topic` empty: whichever topic has the id."""
+
     topic: TopicName
     topic_id: TopicId
     partitions: Annotated[list[FetchPartition], Meta(max_length=MAX_PARTITIONS)]
@@ -191,6 +202,8 @@ class FetchPartitionResponse(Message):
 class FetchTopicResponse(Message):
     topic: TopicName
     partitions: Annotated[list[FetchPartitionResponse], Meta(max_length=MAX_PARTITIONS)]
+    topic_id: TopicId = ""
+    """As in the request."""
 
 
 class FetchResponse(Message):
@@ -200,6 +213,8 @@ class FetchResponse(Message):
     """Where the request named a slot and no topics: without those of which there is nothing new to say."""
     slot: FetchSlot = -1
     """The request's, if the leader keeps it."""
+    node_endpoints: Annotated[list[MetadataBroker], Meta(max_length=MAX_BROKERS)] = []
+    """As in ProduceResponse."""
 
 
 # --- ListOffsets (2) -----------------------------------------------------------------------------------------
@@ -207,6 +222,10 @@ class FetchResponse(Message):
 LATEST_TIMESTAMP = -1
 EARLIEST_TIMESTAMP = -2
 MAX_TIMESTAMP = -3
+EARLIEST_LOCAL_TIMESTAMP = -4
+"""As EARLIEST_TIMESTAMP: no log has a part in other storage (KIP-405)."""
+LATEST_TIERED_TIMESTAMP = -5
+"""The last record that is in other storage (KIP-1005): there is none."""
 
 
 class ListOffsetsPartition(Message):
@@ -268,13 +287,6 @@ class MetadataRequest(Message):
     topic_ids: Annotated[list[TopicId], Meta(max_length=MAX_TOPICS)] = []
     include_topic_authorized_operations: bool = False
     include_cluster_authorized_operations: bool = False
-
-
-class MetadataBroker(Message):
-    node_id: Int32
-    host: String
-    port: Int32
-    rack: Name | None = None
 
 
 class MetadataPartition(Message):

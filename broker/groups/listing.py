@@ -39,15 +39,16 @@ def describe(terms: Terms, group_id: str) -> g.DescribedGroup:
     )
 
 
-def list_groups(terms: Terms, states: Sequence[str]) -> g.ListGroupsResponse:
-    """Those that this broker coordinates, in these states; none given: all. COORDINATOR_LOAD_IN_PROGRESS where there
-    may be more."""
+def list_groups(terms: Terms, states: Sequence[str], types: Sequence[str]) -> g.ListGroupsResponse:
+    """Those that this broker coordinates, in these states and of these types; none given: all.
+    COORDINATOR_LOAD_IN_PROGRESS where there may be more."""
     wanted = {state.lower() for state in states}
+    is_type_wanted = not types or g.CLASSIC in {each.lower() for each in types}
     listed = [
         g.ListedGroup(group.group_id, group.protocol_type or "", group.state.value)
         for term in terms.loaded()
         for group in term.groups.values()
-        if not group.is_being_deleted and (not wanted or group.state.value.lower() in wanted)
+        if is_type_wanted and not group.is_being_deleted and (not wanted or group.state.value.lower() in wanted)
     ]
     code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if terms.is_loading else ErrorCode.NONE
     return g.ListGroupsResponse(0, code, listed[: g.MAX_GROUPS])

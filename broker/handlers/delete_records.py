@@ -13,7 +13,6 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import TopicPartition
 
-
 LEAST_TIMEOUT_MS = 1_000
 """For the disks of the replicas. Kafka confirms a deletion before it is on any disk, so a client that gives it no time
 at all, as librdkafka's tests do, is told of its success."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 
+from minibroker.broker.handlers.node_endpoints import node_endpoints
 from minibroker.broker.handlers.services import Services, answer_in_background, check_named_once
 from minibroker.broker.handlers.transcoding import has_columns
 from minibroker.broker.network.request_channel import Request
@@ -10,7 +11,13 @@ from minibroker.broker.replication.partition import CONSUMER
 from minibroker.broker.slices import Slices
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.fetch_slots import NO_SLOT
-from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopicResponse
+from minibroker.protocol.messages import (
+    FetchPartitionResponse,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    FetchTopicResponse,
+)
 
 MOST_AT_ONCE_BYTES = 4 * 1024 * 1024
 """Of records in one answer, whatever the request and `fetch.max.bytes` allow: they are read and sent in one go, which
@@ -30,11 +37,38 @@ def most_bytes(min_bytes: int, usual: int) -> int:
     return MOST_AT_ONCE_BYTES if min_bytes > usual // 2 else usual
 
 
+def _name_topics(services: Services, body: FetchRequest) -> list[FetchTopicResponse]:
+    """Name the topics that are asked for by their ids alone, as Kafka's clients do from version 13 on (KIP-516). Return
+    the answer for those that are not known here; the client is to hear of them at once."""
+    unknown: list[FetchTopic] = []
+    for topic in body.topics:
+        if not topic.topic:
+            name = services.metadata.topic_with_id(topic.topic_id)
+            if name is None:
+                unknown.append(topic)
+            else:
+                topic.topic = name
+    if not unknown:
+        return []
+    body.topics = [topic for topic in body.topics if topic.topic]
+    body.max_wait_ms = 0
+    return [
+        FetchTopicResponse(
+            "",
+            [FetchPartitionResponse(part.partition, ErrorCode.UNKNOWN_TOPIC_ID) for part in topic.partitions],
+            topic.topic_id,
+        )
+        for topic in unknown
+    ]
+
+
 async def handle_fetch(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, FetchRequest)
     is_follower = body.replica_id != CONSUMER
     shorten = request.session.fetch_slots.open(body) if is_follower else None
+    unknown = _name_topics(services, body)
+    ids = {topic.topic: topic.topic_id for topic in body.topics}
     check_named_once(
         "a partition", [(topic.topic, part.partition) for topic in body.topics for part in topic.partitions]
     )
@@ -62,8 +96,10 @@ async def handle_fetch(services: Services, request: Request) -> None:
         topics: dict[str, list[FetchPartitionResponse]] = {}
         for topic_partition, response in answer if shorten is None else shorten(answer):
             topics.setdefault(topic_partition.topic, []).append(response)
-        responses = [FetchTopicResponse(name, partitions) for name, partitions in topics.items()]
-        request.respond(FetchResponse(0, ErrorCode.NONE, responses, body.slot if is_follower else NO_SLOT))
+        responses = [FetchTopicResponse(name, partitions, ids.get(name, "")) for name, partitions in topics.items()]
+        endpoints = node_endpoints(services, request, (response for _, response in answer))
+        slot = body.slot if is_follower else NO_SLOT
+        request.respond(FetchResponse(0, ErrorCode.NONE, responses + unknown, slot, endpoints))
 
     def respond_to_client(answer: FetchAnswer) -> None:
         if request.source.dialect.reads_columns:

@@ -148,7 +148,7 @@ async def handle_describe_groups(services: Services, request: Request) -> None:
 async def handle_list_groups(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.ListGroupsRequest)
-    request.respond(list_groups(services.groups.terms, body.states_filter))
+    request.respond(list_groups(services.groups.terms, body.states_filter, body.types_filter))
 
 
 async def handle_delete_groups(services: Services, request: Request) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from itertools import compress
 from operator import not_
 
+from minibroker.broker.handlers.node_endpoints import node_endpoints
 from minibroker.broker.handlers.services import Services, check_named_once
 from minibroker.broker.network.handler_pool import Rest
 from minibroker.broker.network.request_channel import Request
@@ -130,7 +131,10 @@ def _append(
         topics: dict[str, list[ProducePartitionResponse]] = {}
         for topic_partition, status in statuses.items():
             topics.setdefault(topic_partition.topic, []).append(status.response)
-        request.respond(ProduceResponse([ProduceTopicResponse(name, parts) for name, parts in topics.items()]))
+        endpoints = node_endpoints(services, request, (status.response for status in statuses.values()))
+        request.respond(
+            ProduceResponse([ProduceTopicResponse(name, parts) for name, parts in topics.items()], 0, endpoints)
+        )
 
     services.replicas.produce(entries, acks=body.acks, timeout_ms=max(body.timeout_ms, 0), respond=respond)
     body.topic_data.clear()  # it is in the log, so the frame need not stay in memory for as long as replicas take

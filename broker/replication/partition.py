@@ -22,7 +22,9 @@ from minibroker.broker.storage.log import AppendInfo, Log
 from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_snapshot, encode_snapshot
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
+    EARLIEST_LOCAL_TIMESTAMP,
     EARLIEST_TIMESTAMP,
+    LATEST_TIERED_TIMESTAMP,
     LATEST_TIMESTAMP,
     MAX_TIMESTAMP,
     UP_TO_HIGH_WATERMARK,
@@ -572,10 +574,12 @@ class Partition:
         as `Search`. Raises BrokerError."""
         self._require_leader(current_leader_epoch)
         end = self.readable_end(replica_id)
-        if timestamp_ms == EARLIEST_TIMESTAMP:
+        if timestamp_ms in (EARLIEST_TIMESTAMP, EARLIEST_LOCAL_TIMESTAMP):
             return -1, self.log.log_start_offset
-        if timestamp_ms < MAX_TIMESTAMP:
-            raise BrokerError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp_ms} is negative")
+        if timestamp_ms == LATEST_TIERED_TIMESTAMP:
+            return -1, -1
+        if timestamp_ms < LATEST_TIERED_TIMESTAMP:
+            raise BrokerError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp_ms} has no meaning here")
         if replica_id == CONSUMER and self.high_watermark < self.epoch_start_offset:
             raise self._high_watermark_not_known()
         if timestamp_ms == LATEST_TIMESTAMP:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from msgspec import field
+
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
@@ -15,6 +17,7 @@ from minibroker.protocol.kafka.schema import (
     INT64,
     RECORDS,
     STRING,
+    UUID,
     Array,
     Field,
     KafkaApi,
@@ -22,6 +25,54 @@ from minibroker.protocol.kafka.schema import (
 )
 
 NO_RECORDS = memoryview(b"")
+
+# --- The leader now, beside an error that says that it is another (KIP-951) ----------------------------------
+
+_OF_ANOTHER_LEADER = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
+
+
+class _CurrentLeader(m.Message):
+    leader_id: m.Int32 = -1
+    leader_epoch: m.Int32 = -1
+
+
+_NOBODY = _CurrentLeader()
+
+
+def _leader_of(partition: m.ProducePartitionResponse | m.FetchPartitionResponse) -> _CurrentLeader:
+    if partition.error_code not in _OF_ANOTHER_LEADER:
+        return _NOBODY
+    return _CurrentLeader(partition.current_leader_id, partition.current_leader_epoch)
+
+
+def _current_leader(versions: str, tag: int) -> Field:
+    return Field(
+        "current_leader",
+        Layout(_CurrentLeader, Field("leader_id", INT32), Field("leader_epoch", INT32)),
+        versions,
+        tag=tag,
+        default=_NOBODY,
+        get=_leader_of,
+    )
+
+
+def _node_endpoints(versions: str) -> Field:
+    return Field(
+        "node_endpoints",
+        Array(
+            Layout(
+                m.MetadataBroker,
+                Field("node_id", INT32),
+                Field("host", STRING),
+                Field("port", INT32),
+                Field("rack", STRING, nullable="0+"),
+            )
+        ),
+        versions,
+        tag=0,
+        default=[],
+    )
+
 
 # --- Produce (0) ---------------------------------------------------------------------------------------------
 
@@ -41,7 +92,7 @@ def _produce_failed(request: m.ProduceRequest, code: ErrorCode, message: str) ->
 PRODUCE = KafkaApi(
     apis.PRODUCE,
     3,
-    9,
+    11,
     advertised_from=0,  # librdkafka takes no broker for one that lacks the versions that it was born with (KIP-896)
     first_flexible=9,
     request=Layout(
@@ -107,6 +158,7 @@ PRODUCE = KafkaApi(
                                     get=lambda p: p.error_message or None,
                                     on_null="",
                                 ),
+                                _current_leader("10+", tag=0),
                             )
                         ),
                     ),
@@ -114,6 +166,7 @@ PRODUCE = KafkaApi(
             ),
         ),
         Field("throttle_time_ms", INT32, "1+"),
+        _node_endpoints("10+"),
     ),
     failed=_produce_failed,
 )
@@ -127,19 +180,33 @@ def _fetch_failed(request: m.FetchRequest, code: ErrorCode, message: str) -> m.F
         code,
         [
             m.FetchTopicResponse(
-                topic.topic, [m.FetchPartitionResponse(part.partition, code) for part in topic.partitions]
+                topic.topic,
+                [m.FetchPartitionResponse(part.partition, code) for part in topic.partitions],
+                topic.topic_id,
             )
             for topic in request.topics
         ],
     )
 
 
-class _CurrentLeader(m.Message):
-    leader_id: m.Int32 = -1
-    leader_epoch: m.Int32 = -1
+class _ReplicaState(m.Message):
+    replica_id: m.Int32 = -1
+    replica_epoch: m.Int64 = -1
 
 
-_NOBODY = _CurrentLeader()
+_NO_REPLICA = _ReplicaState()
+
+
+class _FetchRequest(m.FetchRequest):
+    """Who fetches is a number up to version 14, and a struct from 15 on (KIP-903)."""
+
+    replica_state: _ReplicaState = field(default_factory=_ReplicaState)
+
+
+def _fetch_request(wire: _FetchRequest, version: int) -> m.FetchRequest:
+    if version >= 15:
+        wire.replica_id, wire.replica_epoch = wire.replica_state.replica_id, wire.replica_state.replica_epoch
+    return wire
 
 
 def _diverging_epoch(partition: m.FetchPartitionResponse) -> m.EpochEndOffset | None:
@@ -147,21 +214,22 @@ def _diverging_epoch(partition: m.FetchPartitionResponse) -> m.EpochEndOffset | 
     return None if partition.error_code else partition.diverging_epoch
 
 
-def _current_leader(partition: m.FetchPartitionResponse) -> _CurrentLeader:
-    if partition.current_leader_id < 0 and partition.current_leader_epoch < 0:
-        return _NOBODY
-    return _CurrentLeader(partition.current_leader_id, partition.current_leader_epoch)
-
-
 FETCH = KafkaApi(
     apis.FETCH,
     4,
-    12,
+    17,
     first_flexible=12,
     request=Layout(
-        m.FetchRequest,
+        _FetchRequest,
         Field("cluster_id", STRING, "12+", nullable="12+", tag=0, default=None),
-        Field("replica_id", INT32),
+        Field("replica_id", INT32, "0-14", default=-1),
+        Field(
+            "replica_state",
+            Layout(_ReplicaState, Field("replica_id", INT32), Field("replica_epoch", INT64)),
+            "15+",
+            tag=1,
+            default=_NO_REPLICA,
+        ),
         Field("max_wait_ms", INT32),
         Field("min_bytes", INT32),
         Field("max_bytes", INT32),
@@ -174,8 +242,8 @@ FETCH = KafkaApi(
             Array(
                 Layout(
                     m.FetchTopic,
-                    Field("topic", STRING),
-                    Field("topic_id", STRING, "", default=""),
+                    Field("topic", STRING, "0-12", default=""),
+                    Field("topic_id", UUID, "13+", default=""),
                     Field(
                         "partitions",
                         Array(
@@ -195,7 +263,14 @@ FETCH = KafkaApi(
         ),
         Field(
             "forgotten_topics_data",
-            Array(Layout(None, Field("topic", STRING), Field("partitions", Array(INT32)))),
+            Array(
+                Layout(
+                    None,
+                    Field("topic", STRING, "0-12", default=""),
+                    Field("topic_id", UUID, "13+", default=""),
+                    Field("partitions", Array(INT32)),
+                )
+            ),
             "7+",
             default=(),
         ),
@@ -211,7 +286,8 @@ FETCH = KafkaApi(
             Array(
                 Layout(
                     m.FetchTopicResponse,
-                    Field("topic", STRING),
+                    Field("topic", STRING, "0-12", default=""),
+                    Field("topic_id", UUID, "13+", default=""),
                     Field(
                         "partitions",
                         Array(
@@ -230,14 +306,7 @@ FETCH = KafkaApi(
                                     default=None,
                                     get=_diverging_epoch,
                                 ),
-                                Field(
-                                    "current_leader",
-                                    Layout(_CurrentLeader, Field("leader_id", INT32), Field("leader_epoch", INT32)),
-                                    "12+",
-                                    tag=1,
-                                    default=_NOBODY,
-                                    get=_current_leader,
-                                ),
+                                _current_leader("12+", tag=1),
                                 Field(
                                     "aborted_transactions",
                                     Array(Layout(None, Field("producer_id", INT64), Field("first_offset", INT64))),
@@ -252,7 +321,9 @@ FETCH = KafkaApi(
                 )
             ),
         ),
+        _node_endpoints("16+"),
     ),
+    to_ours=_fetch_request,
     failed=_fetch_failed,
 )
 
@@ -274,7 +345,7 @@ def _list_offsets_failed(request: m.ListOffsetsRequest, code: ErrorCode, message
 LIST_OFFSETS = KafkaApi(
     apis.LIST_OFFSETS,
     1,
-    7,
+    9,
     first_flexible=6,
     request=Layout(
         m.ListOffsetsRequest,
@@ -409,7 +480,7 @@ OFFSET_FOR_LEADER_EPOCH = KafkaApi(
 INIT_PRODUCER_ID = KafkaApi(
     apis.INIT_PRODUCER_ID,
     0,
-    4,
+    5,
     first_flexible=2,
     request=Layout(
         m.InitProducerIdRequest,

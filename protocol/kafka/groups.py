@@ -57,7 +57,7 @@ _COMMITTED_TOPIC = Layout(
 OFFSET_COMMIT = KafkaApi(
     apis.OFFSET_COMMIT,
     2,
-    8,
+    9,
     first_flexible=8,
     request=Layout(
         g.OffsetCommitRequest,
@@ -151,7 +151,7 @@ _FETCHED_TOPIC = Layout(
 OFFSET_FETCH = KafkaApi(
     apis.OFFSET_FETCH,
     1,
-    8,
+    9,
     first_flexible=6,
     request=Layout(
         _OffsetFetchRequest,
@@ -163,6 +163,8 @@ OFFSET_FETCH = KafkaApi(
                 Layout(
                     g.OffsetFetchGroup,
                     Field("group_id", STRING),
+                    Field("member_id", STRING, "9+", nullable="9+", default=None),  # of KIP-848's groups
+                    Field("member_epoch", INT32, "9+", default=-1),
                     Field("topics", Array(_OFFSET_FETCH_TOPIC), nullable="8+"),
                 )
             ),
@@ -423,9 +425,13 @@ DESCRIBE_GROUPS = KafkaApi(
 LIST_GROUPS = KafkaApi(
     apis.LIST_GROUPS,
     0,
-    4,
+    5,
     first_flexible=3,
-    request=Layout(g.ListGroupsRequest, Field("states_filter", Array(STRING), "4+")),
+    request=Layout(
+        g.ListGroupsRequest,
+        Field("states_filter", Array(STRING), "4+"),
+        Field("types_filter", Array(STRING), "5+"),
+    ),
     response=Layout(
         g.ListGroupsResponse,
         Field("throttle_time_ms", INT32, "1+", default=0),
@@ -438,6 +444,7 @@ LIST_GROUPS = KafkaApi(
                     Field("group_id", STRING),
                     Field("protocol_type", STRING),
                     Field("group_state", STRING, "4+", default=""),
+                    Field("group_type", STRING, "5+", default=g.CLASSIC),
                 )
             ),
         ),

@@ -28,7 +28,7 @@ from minibroker.protocol.kafka.schema import (
 API_VERSIONS = KafkaApi(
     apis.API_VERSIONS,
     0,
-    3,
+    4,
     first_flexible=3,
     request=Layout(
         m.ApiVersionsRequest,
@@ -219,7 +219,7 @@ def _find_coordinator_failed(
 FIND_COORDINATOR = KafkaApi(
     apis.FIND_COORDINATOR,
     0,
-    4,
+    6,
     first_flexible=3,
     request=Layout(
         _FindCoordinatorRequest,

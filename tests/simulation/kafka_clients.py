@@ -53,8 +53,13 @@ class Versions(NamedTuple):
         """Of leaders, and so fences what it asks."""
         return self.metadata >= 7
 
+    @property
+    def fetches_by_id(self) -> bool:
+        """Topics are not named in a Fetch (KIP-516)."""
+        return self.fetch >= 13
 
-VERSIONS = (Versions(4, 7, 10, -1), Versions(7, 8, 11, 3), Versions(9, 9, 12, 4), Versions(12, 9, 12, 4))
+
+VERSIONS = (Versions(4, 7, 10, -1), Versions(7, 8, 11, 3), Versions(9, 9, 12, 4), Versions(12, 11, 17, 4))
 """Of clients old and new; all of them know zstd, which is among what our own producers write."""
 
 
@@ -151,6 +156,7 @@ class _Cluster:
         self._leaders: dict[TopicPartition, _Leader] = {}
         self._epochs: dict[TopicPartition, int] = {}
         """The latest of each leader: older metadata is not believed (KIP-320)."""
+        self.topic_ids: dict[str, str] = {}
 
     async def close(self) -> None:
         for link in self._links.values():
@@ -177,6 +183,8 @@ class _Cluster:
         answer: m.MetadataResponse = await self.request(node_id, metadata.METADATA, self._versions.metadata, wire)
         self._addresses |= {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
         for of_topic in answer.topics:
+            if of_topic.topic_id:
+                self.topic_ids[of_topic.name] = of_topic.topic_id
             for told in of_topic.partitions:
                 partition = TopicPartition(of_topic.name, told.partition_index)
                 is_newest = told.leader_epoch >= self._epochs.get(partition, -1)
@@ -532,8 +540,10 @@ class KafkaConsumer:
                 m.FetchPartition(partition.partition, epoch, self._position[partition], -1, -1, limit)
             )
         max_bytes = self._random.choice(self._limits)
-        wanted = [m.FetchTopic(topic, "", partitions) for topic, partitions in topics.items()]
-        request = m.FetchRequest(-1, self._fetch_max_wait_ms, 1, max_bytes, 0, wanted)
+        ids = self._cluster.topic_ids
+        wanted = [m.FetchTopic(topic, ids.get(topic, ""), partitions) for topic, partitions in topics.items()]
+        wire: Any = data.FETCH.request.cls
+        request = wire(-1, self._fetch_max_wait_ms, 1, max_bytes, 0, wanted)
         try:
             answer = await self._cluster.request(node_id, data.FETCH, self._versions.fetch, request)
         except _Unreachable:
@@ -541,6 +551,12 @@ class KafkaConsumer:
                 self._cluster.forget(partition)
             return []
         batches = []
+        if self._versions.fetches_by_id:
+            names = {ids[topic]: topic for topic in topics}
+            for of_topic in answer.responses:
+                if of_topic.topic_id not in names:
+                    raise ProtocolBroken(f"an answer for topic {of_topic.topic_id}, of {names} asked for")
+                of_topic.topic = names[of_topic.topic_id]
         is_alone = sum(bool(told.records) for topic in answer.responses for told in topic.partitions) == 1
         for topic in answer.responses:
             for told in topic.partitions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -443,16 +443,19 @@ def test_groups_are_listed_described_and_deleted() -> None:
         simple = GroupClient(cluster, world, "nightly")
         await simple.commit({ORDERS: 3})
 
-        async def listed(*states: str) -> dict[str, str]:
+        async def listed(*states: str, types: Sequence[str] = ()) -> dict[str, str]:
             found: dict[str, str] = {}
             for broker_id in cluster.broker_ids:
-                answer = await member.ask(broker_id, apis.LIST_GROUPS, g.ListGroupsRequest(list(states)))
+                answer = await member.ask(broker_id, apis.LIST_GROUPS, g.ListGroupsRequest(list(states), list(types)))
                 assert answer.error_code == ErrorCode.NONE
+                assert {group.group_type for group in answer.groups} <= {"classic"}
                 found |= {group.group_id: group.group_state for group in answer.groups}
             return found
 
         assert await listed() == {"billing": "Stable", "nightly": "Empty"}
         assert await listed("stable") == {"billing": "Stable"}
+        assert await listed("stable", types=["Classic", "consumer"]) == {"billing": "Stable"}
+        assert await listed(types=["consumer", "nonsense"]) == {}
         described = await member.of_coordinator(apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["billing"]))
         (group,) = described.groups
         assert (group.group_state, group.protocol_type, group.protocol_data) == ("Stable", "consumer", "range")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -30,7 +30,9 @@ from minibroker.protocol.records import (
     parse_header,
 )
 from minibroker.protocol.rpc import open_connection
+from minibroker.protocol.topic_ids import make
 from tests.kafka_connection import KafkaConnection, connect, request_frame
+from tests.kafka_messages import THEIRS
 from tests.simulation.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
@@ -82,9 +84,22 @@ def produce(records: memoryview, acks: int = -1, topic: str = ORDERS, transactio
     return m.ProduceRequest(transactional_id, acks, 5_000, [m.ProduceTopic(topic, partitions)])
 
 
-def fetch(offset: int = 0, replica_id: int = -1, max_wait_ms: int = 0, topic: str = ORDERS) -> m.FetchRequest:
+def fetch(
+    offset: int = 0, replica_id: int = -1, max_wait_ms: int = 0, topic: str = ORDERS, topic_ids: Sequence[str] = ("",)
+) -> Any:
     partition = m.FetchPartition(0, -1, offset, -1, -1, 1_000_000)
-    return m.FetchRequest(replica_id, max_wait_ms, 1, 1_000_000, 0, [m.FetchTopic(topic, "", [partition])])
+    topics = [m.FetchTopic(topic, topic_id, [partition]) for topic_id in topic_ids]
+    request = wire(
+        data.FETCH,
+        replica_id=replica_id,
+        max_wait_ms=max_wait_ms,
+        min_bytes=1,
+        max_bytes=1_000_000,
+        isolation_level=0,
+        topics=topics,
+    )
+    request.replica_state.replica_id = replica_id
+    return request
 
 
 async def to_leader(cluster: VirtualCluster, world: VirtualWorld) -> KafkaConnection:
@@ -97,16 +112,16 @@ async def to_leader(cluster: VirtualCluster, world: VirtualWorld) -> KafkaConnec
         await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 3])
+@pytest.mark.parametrize("version", range(5))
 def test_a_client_is_told_the_versions_that_it_can_use(version: int) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         connection = await connect(world.network, host_name(1), PORT)
-        request = m.ApiVersionsRequest("librdkafka", "2.6.1") if version == 3 else m.ApiVersionsRequest()
+        request = m.ApiVersionsRequest("librdkafka", "2.6.1") if version >= 3 else m.ApiVersionsRequest()
         answer = await connection.request(metadata.API_VERSIONS, version, request)
         assert answer.error_code == ErrorCode.NONE
         told = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
-        assert told[apis.PRODUCE.key] == (0, 9)
-        assert told[apis.FETCH.key] == (4, 12)
+        assert told[apis.PRODUCE.key] == (0, 11)
+        assert told[apis.FETCH.key] == (4, 17)
         assert apis.ENVELOPE.key not in told
 
     with_cluster(program)
@@ -380,7 +395,7 @@ def test_an_error_is_where_clients_of_kafka_look_for_it(caplog: pytest.LogCaptur
         assert "transactions" in part.error_message
         answer = await connection.request(data.PRODUCE, 9, produce(memoryview(b"")))
         assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_RECORD
-        for version in (4, 12):
+        for version in (4, 12, 14, 15, 17):
             answer = await connection.request(data.FETCH, version, fetch(replica_id=2))
             assert answer.responses[0].partitions[0].error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
@@ -405,7 +420,62 @@ def test_an_error_is_where_clients_of_kafka_look_for_it(caplog: pytest.LogCaptur
     with_cluster(program)
 
 
-@pytest.mark.parametrize("version", range(5))
+async def id_of_orders(connection: KafkaConnection) -> str:
+    return str((await connection.request(metadata.METADATA, 12, about(ORDERS))).topics[0].topic_id)
+
+
+@pytest.mark.parametrize("version", [13, 15, 17])
+def test_a_fetch_names_topics_by_their_ids_and_hears_of_unknown_ones_at_once(version: int) -> None:
+    unknown = make(9, 9, b"nobody")
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        known = await id_of_orders(connection)
+        await connection.request(data.PRODUCE, 11, produce(batch(b"a")))
+        waits = connection.send(data.FETCH, version, fetch(1, max_wait_ms=20_000, topic_ids=[unknown, known]))
+        answered, answer = await connection.answer(data.FETCH, version, timeout_s=1)
+        assert answered == waits
+        codes = {topic.topic_id: topic.partitions[0].error_code for topic in answer.responses}
+        assert codes == {unknown: ErrorCode.UNKNOWN_TOPIC_ID, known: ErrorCode.NONE}
+        answer = await connection.request(data.FETCH, version, fetch(topic_ids=[known]))
+        assert [topic.topic_id for topic in answer.responses] == [known]
+        records = answer.responses[0].partitions[0].records
+        assert decode_batch(records, parse_header(records)).values == [b"a"]
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.delete_topic(ORDERS)
+            await admin.create_topic(ORDERS, partitions=1, replication_factor=3)
+        answer = await connection.request(data.FETCH, version, fetch(topic_ids=[known]))
+        assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
+
+    with_cluster(program)
+
+
+@pytest.mark.parametrize(
+    ("api", "version"), [(data.PRODUCE, 9), (data.PRODUCE, 10), (data.FETCH, 15), (data.FETCH, 16)]
+)
+def test_who_asks_another_than_the_leader_is_told_where_the_leader_is(api: KafkaApi, version: int) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        leader, others, connections = await of_leader_and_others(cluster, world)
+        connection = connections[min(others)]
+        known = await id_of_orders(connection)
+        asked = produce(batch(b"a")) if api is data.PRODUCE else fetch(topic_ids=[known])
+        connection.send(api, version, asked)
+        frame = await connection.frames.get()
+        answer = THEIRS[api.key, "response"].decode(bytes(frame)[5:], version=version)
+        [of_topic] = answer.responses
+        [told] = of_topic.partition_responses if api is data.PRODUCE else of_topic.partitions
+        assert told.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if version == 9:
+            return
+        epoch = cluster.state(TopicPartition(ORDERS, 0)).leader_epoch
+        assert (told.current_leader.leader_id, told.current_leader.leader_epoch) == (leader, epoch)
+        endpoints = [(node.node_id, node.host, node.port) for node in answer.node_endpoints or ()]
+        assert endpoints == ([] if version == 15 else [(leader, host_name(leader), PORT)])
+
+    with_cluster(program)
+
+
+@pytest.mark.parametrize("version", range(7))
 def test_a_group_has_a_coordinator_and_a_producer_an_id(version: int) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         connection = await connect(world.network, host_name(1), PORT)
@@ -419,7 +489,8 @@ def test_a_group_has_a_coordinator_and_a_producer_an_id(version: int) -> None:
         assert (coordinator.error_code, coordinator.port) == (ErrorCode.NONE, PORT)
         assert coordinator.host == host_name(coordinator.node_id)
         answers = [
-            await connection.request(data.INIT_PRODUCER_ID, version, m.InitProducerIdRequest(None)) for _ in range(2)
+            await connection.request(data.INIT_PRODUCER_ID, min(version, 5), m.InitProducerIdRequest(None))
+            for _ in range(2)
         ]
         assert {answer.error_code for answer in answers} == {ErrorCode.NONE}
         assert answers[0].producer_id != answers[1].producer_id

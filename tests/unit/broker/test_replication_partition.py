@@ -10,7 +10,9 @@ from minibroker.broker.replication.partition import Partition, Settings
 from minibroker.broker.replication.throttle import Quota
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
+    EARLIEST_LOCAL_TIMESTAMP,
     EARLIEST_TIMESTAMP,
+    LATEST_TIERED_TIMESTAMP,
     LATEST_TIMESTAMP,
     MAX_TIMESTAMP,
     EpochEndOffset,
@@ -570,7 +572,9 @@ def test_offsets_for_times(tmp_path: Path) -> None:
     assert at_once(partition.offset_for(NOW + 1, -1, CONSUMER)) == (NOW + 1, 1)
     assert at_once(partition.offset_for(NOW + 99, -1, CONSUMER)) == (-1, -1)
     assert at_once(partition.offset_for(MAX_TIMESTAMP, -1, CONSUMER)) == (NOW + 2, 2)
-    assert refusal(lambda: at_once(partition.offset_for(-7, -1, CONSUMER))) is ErrorCode.INVALID_REQUEST
+    assert at_once(partition.offset_for(EARLIEST_LOCAL_TIMESTAMP, -1, CONSUMER)) == (-1, 0)
+    assert at_once(partition.offset_for(LATEST_TIERED_TIMESTAMP, -1, CONSUMER)) == (-1, -1)
+    assert refusal(lambda: at_once(partition.offset_for(-6, -1, CONSUMER))) is ErrorCode.UNSUPPORTED_VERSION
     assert refusal(lambda: at_once(partition.offset_for(NOW, 5, CONSUMER))) is ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
