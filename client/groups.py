@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from minibroker.client.commits import OffsetAndMetadata
@@ -18,7 +19,7 @@ from minibroker.client.shown import shown
 from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DELETE_GROUPS, DESCRIBE_GROUPS, OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
-from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
+from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE, assigned_partitions, subscribed_topics
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 
@@ -146,11 +147,11 @@ def _member(protocol_type: str, member: g.DescribedGroupMember) -> MemberDescrip
     topics: tuple[str, ...] | None = None
     partitions: tuple[TopicPartition, ...] | None = None
     if protocol_type == PROTOCOL_TYPE:
-        try:
-            topics = tuple(sorted(decode_subscription(member.member_metadata).topics))
-            partitions = tuple(sorted(decode_assignment(member.member_assignment).assigned_partitions))
-        except InvalidMessage:
-            pass  # another's bytes, which brokers do not read either: the rest of what is known stands
+        # Bytes of another client, which brokers do not read either: what cannot be read of them hides nothing else.
+        with suppress(InvalidMessage):
+            topics = tuple(sorted(subscribed_topics(member.member_metadata)))
+        with suppress(InvalidMessage):
+            partitions = tuple(sorted(assigned_partitions(member.member_assignment)))
     return MemberDescription(
         member.member_id, member.group_instance_id, member.client_id, member.client_host, topics, partitions
     )

@@ -70,7 +70,7 @@ def decode_subscription(data: bytes) -> ConsumerProtocolSubscription:
     """What a member wrote. Raises InvalidMessage."""
     reader = _Reader(data, "subscription")
     version = reader.version()
-    topics = reader.array("topics", 2, MAX_TOPICS, lambda: reader.string("a topic"))
+    topics = reader.topics()
     user_data = reader.nullable_bytes("user_data")
     owned = reader.partitions("owned_partitions") if version >= 1 else []
     generation_id = reader.int32("generation_id") if version >= 2 else NO_GENERATION
@@ -98,6 +98,23 @@ def decode_assignment(data: bytes) -> ConsumerProtocolAssignment:
     user_data = reader.nullable_bytes("user_data")
     reader.end(version)
     return ConsumerProtocolAssignment(partitions, user_data)
+
+
+def subscribed_topics(data: bytes) -> list[str]:
+    """The topics of a subscription, whatever follows them: they are the first field of all versions, and some clients
+    (Faust) claim a version whose other fields they do not write. Raises InvalidMessage."""
+    reader = _Reader(data, "subscription")
+    reader.version()
+    return reader.topics()
+
+
+def assigned_partitions(data: bytes) -> list[TopicPartition]:
+    """As `subscribed_topics`, of an assignment. No bytes at all are no partitions."""
+    if not data:
+        return []
+    reader = _Reader(data, "assignment")
+    reader.version()
+    return reader.partitions("assigned_partitions")
 
 
 def encode_sticky_user_data(owned: Iterable[TopicPartition], generation_id: int) -> bytes:
@@ -182,6 +199,9 @@ class _Reader:
 
     def nullable_bytes(self, field: str) -> bytes | None:
         return self._take(self.int32(field), field)
+
+    def topics(self) -> list[str]:
+        return self.array("topics", 2, MAX_TOPICS, lambda: self.string("a topic"))
 
     def partitions(self, field: str) -> list[TopicPartition]:
         topics = self.array(field, _SMALLEST_TOPIC, MAX_TOPICS, lambda: list(self._partitions_of_topic(field)))

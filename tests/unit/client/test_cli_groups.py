@@ -183,6 +183,25 @@ def test_a_commit_beyond_the_end_is_a_negative_lag_which_no_sum_hides() -> None:
     run(scenario)
 
 
+def test_each_part_of_a_member_that_can_be_read_is_shown() -> None:
+    """Faust writes version 4 of a subscription with the fields of version 0."""
+    faust = b"\x00\x04" + encode_subscription(ConsumerProtocolSubscription(["orders"]), 0)[2:]
+    assignment = encode_assignment(ConsumerProtocolAssignment([P0]), 0)
+
+    async def scenario(cluster: GroupCluster, command: Command) -> None:
+        one, other, third = member("a", P0), member("b"), member("c")
+        one.member_metadata, one.member_assignment = faust, assignment + b"more"
+        other.member_metadata, other.member_assignment = b"?", encode_assignment(ConsumerProtocolAssignment([P1]))
+        third.member_assignment = b"?"
+        cluster.members["billing"] = [one, other, third]
+        found = json.loads((await command("describe", "billing", "--format", "json")).out)
+        assert [each["topics"] for each in found["members"]] == [["orders"], None, ["orders"]]
+        assert [each["partitions"] for each in found["members"]] == [[P0._asdict()], [P1._asdict()], None]
+        assert [each["member_id"] for each in found["partitions"]] == ["a-1", "b-1", None]
+
+    run(scenario)
+
+
 def test_names_are_printed_without_what_a_terminal_would_obey() -> None:
     assert table_lines(("group",), [("a\x1b[2Jb\n\udc80",)])[1] == "a\\x1b[2Jb\\n\\udc80"
     assert explain(MinibrokerError("no group \x1b[31mred"))[1] == "error: no group \\x1b[31mred"
