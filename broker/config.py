@@ -56,6 +56,11 @@ Age = Annotated[int, Meta(ge=1, le=_UNBOUNDED)]
 Duration = Annotated[int, Meta(ge=0, le=_UNBOUNDED)]
 """In milliseconds."""
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
+CompressionType = Literal["producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"]
+GzipLevel = Annotated[int, Meta(ge=-1, le=9)]
+Lz4Level = Annotated[int, Meta(ge=1, le=17)]
+ZstdLevel = Annotated[int, Meta(ge=-131_072, le=22)]
+TimestampType = Literal["CreateTime", "LogAppendTime"]
 CleanupPolicy = Annotated[
     str,
     Meta(pattern="^(delete|compact|compact,delete|delete,compact)$", description="delete, compact, or compact,delete"),
@@ -155,6 +160,26 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """The `durability` of a topic whose creator does not say (not in Kafka). It is written down with the topic, for
     good."""
 
+    compression_type: CompressionType = "producer"
+    """The codec of all batches: the leader compresses anew, before it appends them, those that have another one.
+    `producer`: batches stay as their producers have compressed them. Against `message.max.bytes` it is the result
+    that counts, too."""
+    compression_gzip_level: GzipLevel | None = None
+    """How hard the leader compresses with gzip, from 1 (fast) to 9 (small). -1, or unset: as the codec does by
+    default."""
+    compression_lz4_level: Lz4Level | None = None
+    """The same, with lz4."""
+    compression_zstd_level: ZstdLevel | None = None
+    """The same, with zstd."""
+    log_message_timestamp_type: TimestampType = "CreateTime"
+    """A record's time is that of its producer (`CreateTime`), or of the broker that appends it (`LogAppendTime`)."""
+    log_message_timestamp_before_max_ms: Duration = _UNBOUNDED
+    """How far a record's timestamp may be behind the broker's clock; others are refused. Records without a timestamp
+    are not, nor are any with LogAppendTime."""
+    log_message_timestamp_after_max_ms: Duration = _UNBOUNDED
+    """The same, ahead of the broker's clock."""
+    log_message_timestamp_difference_max_ms: Duration = _UNBOUNDED
+    """Both, where they are not set (deprecated in Kafka)."""
     message_max_bytes: BatchBytes = 1_048_588
     """The largest batch, as it is sent: where it is compressed, this is its compressed size. (In Kafka up to 2 GB.)
     Whatever this is, the records of a batch take at most 64 MiB, decompressed, and their headers at most 8 MiB."""
@@ -196,9 +221,17 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     within this time, or may take for there what was deleted meanwhile. So must a replica that was away."""
     log_index_interval_bytes: Bytes = 4_096
     """How many bytes of the log there are for each entry of its offset index."""
+    log_flush_interval_messages: Annotated[int, Meta(ge=1, le=_UNBOUNDED)] = _UNBOUNDED
+    """A log is flushed, in the background, each time that it has so many more records."""
+    log_flush_interval_ms: Duration | None = None
+    """A log is flushed, in the background, when it has a record that has not been for so long. (In Kafka not before
+    `log.flush.scheduler.interval.ms` is over, too, which is never by default.)"""
     log_flush_offset_checkpoint_interval_ms: Milliseconds = 60_000
     """How often logs are flushed, and how far is written down: a broker that did not stop cleanly checks what comes
     after that."""
+
+    producer_id_expiration_ms: Milliseconds = 86_400_000
+    """A log forgets an idempotent producer that was silent for so long."""
 
     replica_lag_time_max_ms: Milliseconds = 30_000
     """A follower that has not caught up with its leader's log end for this long leaves the ISR."""
@@ -389,10 +422,26 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     clients. Everybody reads both, but the other one costs its reader, or the broker on his behalf: so `kafka` is for a
     topic that Kafka's clients read mostly. The leader turns batches into records before it appends them. What is in
     the log already stays as it is. Not in Kafka."""
-    compression_type: Literal["producer"] = "producer"
-    """Batches stay as their producers have compressed them. There is no other value; it is for tools that set it."""
-    message_timestamp_type: Literal["CreateTime"] = "CreateTime"
-    """A record's time is its producer's. There is no other value; it is for tools that set it."""
+    compression_type: CompressionType | None = None
+    """The broker's, for this topic."""
+    compression_gzip_level: GzipLevel | None = None
+    """The broker's, for this topic."""
+    compression_lz4_level: Lz4Level | None = None
+    """The broker's, for this topic."""
+    compression_zstd_level: ZstdLevel | None = None
+    """The broker's, for this topic."""
+    message_timestamp_type: TimestampType | None = None
+    """The broker's `log.message.timestamp.type`, for this topic, and for what is written from now on."""
+    message_timestamp_before_max_ms: Duration | None = None
+    """The broker's `log.message.timestamp.before.max.ms`, for this topic."""
+    message_timestamp_after_max_ms: Duration | None = None
+    """The broker's `log.message.timestamp.after.max.ms`, for this topic."""
+    message_timestamp_difference_max_ms: Duration | None = None
+    """The broker's `log.message.timestamp.difference.max.ms`, for this topic."""
+    flush_messages: Annotated[int, Meta(ge=1, le=_UNBOUNDED)] | None = None
+    """The broker's `log.flush.interval.messages`, for this topic."""
+    flush_ms: Duration | None = None
+    """The broker's `log.flush.interval.ms`, for this topic."""
     leader_replication_throttled_replicas: ThrottledReplicas = ""
     """For which partitions, on which leaders, `leader.replication.throttled.rate` holds: `*` for all, or
     `PARTITION:BROKER,...`. In-sync replicas are never throttled."""
@@ -416,6 +465,16 @@ SYNONYMS = {
     "max.compaction.lag.ms": "log.cleaner.max.compaction.lag.ms",
     "delete.retention.ms": "log.cleaner.delete.retention.ms",
     "index.interval.bytes": "log.index.interval.bytes",
+    "compression.type": "compression.type",
+    "compression.gzip.level": "compression.gzip.level",
+    "compression.lz4.level": "compression.lz4.level",
+    "compression.zstd.level": "compression.zstd.level",
+    "message.timestamp.type": "log.message.timestamp.type",
+    "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
+    "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
+    "message.timestamp.difference.max.ms": "log.message.timestamp.difference.max.ms",
+    "flush.messages": "log.flush.interval.messages",
+    "flush.ms": "log.flush.interval.ms",
 }
 """A topic's settings, and the broker's that hold where the topic has none."""
 
@@ -424,6 +483,7 @@ DYNAMIC = frozenset(SYNONYMS.values()) - {"log.durability"} | {
     "log.cleaner.dedupe.buffer.size",
     "log.cleaner.io.max.bytes.per.second",
     "log.retention.check.interval.ms",
+    "producer.id.expiration.ms",
     "leader.replication.throttled.rate",
     "follower.replication.throttled.rate",
 }

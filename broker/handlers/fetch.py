@@ -9,6 +9,7 @@ from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.manager import FetchAnswer
 from minibroker.broker.replication.partition import CONSUMER
 from minibroker.broker.slices import Slices
+from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.fetch_slots import NO_SLOT
 from minibroker.protocol.messages import (
@@ -18,6 +19,7 @@ from minibroker.protocol.messages import (
     FetchTopic,
     FetchTopicResponse,
 )
+from minibroker.protocol.model import TopicPartition
 
 MOST_AT_ONCE_BYTES = 4 * 1024 * 1024
 """Of records in one answer, whatever the request and `fetch.max.bytes` allow: they are read and sent in one go, which
@@ -105,6 +107,8 @@ async def handle_fetch(services: Services, request: Request) -> None:
         if request.source.dialect.reads_columns:
             respond(answer)
             return
+        if not knows_zstd():
+            answer = [_without_zstd(services, *part) for part in answer]
         search = has_columns(answer)
         try:
             next(search)
@@ -122,8 +126,20 @@ async def handle_fetch(services: Services, request: Request) -> None:
         else:
             respond(answer)
 
+    def knows_zstd() -> bool:
+        return request.source.dialect.knows_zstd(request.api.key, request.api_version)
+
     async def transcode(answer: FetchAnswer) -> None:
-        knows_zstd = request.source.dialect.knows_zstd(request.api.key, request.api_version)
-        respond(await services.transcoder.transcode(answer, body, lambda: request.closed, knows_zstd=knows_zstd))
+        respond(await services.transcoder.transcode(answer, body, lambda: request.closed, knows_zstd=knows_zstd()))
 
     services.replicas.fetch(body, respond if is_follower else respond_to_client)
+
+
+def _without_zstd(
+    services: Services, topic_partition: TopicPartition, response: FetchPartitionResponse
+) -> tuple[TopicPartition, FetchPartitionResponse]:
+    """A client that is older than zstd gets nothing of a topic with `compression.type=zstd`, as in Kafka."""
+    partition = services.replicas.partition(topic_partition)
+    if partition is None or partition.log.config.compression is not Compression.ZSTD:
+        return topic_partition, response
+    return topic_partition, partition.refusal(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)

@@ -27,8 +27,9 @@ each topic before its first batch, also with acks=0, and of each change; and not
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from struct import Struct
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -54,7 +55,14 @@ from minibroker.protocol.records import (
     with_true_times,
 )
 from minibroker.protocol.records.header import COMPRESSION_MASK, LENGTH_END
-from minibroker.protocol.records.transcoding import LARGEST_BODY_BYTES, Records, as_records, decompressed, finished
+from minibroker.protocol.records.transcoding import (
+    LARGEST_BODY_BYTES,
+    Records,
+    as_records,
+    decompressed,
+    finished,
+    recompressed,
+)
 from minibroker.protocol.records.varint import BodyTooLarge
 from minibroker.protocol.world import Executor
 
@@ -96,6 +104,10 @@ class TranscodingStats(msgspec.Struct):
     """Of the batches that were made."""
     seconds: float = 0.0
     """From the beginning of a batch to its end, waits for a thread included."""
+
+
+class _Run(Protocol):
+    async def __call__(self, call: Callable[..., T], *args: Any) -> T: ...
 
 
 class _Turn:
@@ -164,25 +176,40 @@ class Transcoder:
     async def _appendable(self, batch: Buffer, header: BatchHeader, config: LogConfig) -> Buffer:
         turn = _Turn(self._conversions)
         try:
-            if has_doubtful_times(header.base_timestamp, header.max_timestamp):
+            if not config.log_append_time and has_doubtful_times(header.base_timestamp, header.max_timestamp):
                 await turn.take()
                 batch = await self._executor.run(with_true_times, batch, header)
                 header = parse_header(batch)
+            codec = header.compression if config.compression is None else config.compression
             if header.magic == MAGIC_COLUMNS and not config.columns:
-                batch = await self._appendable_records(batch, header, turn)
+                batch = await self._appendable_records(batch, header, codec, config, turn)
+            elif codec is not header.compression:
+                batch = await self._recompressed(batch, header, codec, config.compression_level, turn)
         except CorruptRecord as error:
             raise BrokerError(ErrorCode.INVALID_RECORD, str(error)) from error
         finally:
             turn.end()
         return batch
 
-    async def _appendable_records(self, batch: Buffer, header: BatchHeader, turn: "_Turn") -> Buffer:
+    async def _recompressed(
+        self, batch: Buffer, header: BatchHeader, codec: Compression, level: int | None, turn: "_Turn"
+    ) -> bytearray:
+        body = await self._body(batch, header, self._runner(turn))
+        if codec is Compression.NONE or len(body) <= _CODEC_ON_LOOP_BYTES:
+            return recompressed(header, body, codec, level)
+        return await self._runner(turn)(recompressed, header, body, codec, level)
+
+    async def _appendable_records(
+        self, batch: Buffer, header: BatchHeader, codec: Compression, config: LogConfig, turn: "_Turn"
+    ) -> Buffer:
         began_s = asyncio.get_running_loop().time()
         made = await self._records(batch, header, header.base_offset, turn)
         if not made.is_whole:
             text = f"{header.records_count} records take more than {LARGEST_BODY_BYTES} bytes as Kafka's: send fewer"
             raise BrokerError(ErrorCode.MESSAGE_TOO_LARGE, text)
-        finished = await self._finished(made)
+        made.header = _with_codec(made.header, codec)
+        is_fixed = config.compression is not None
+        finished = await self._finished(made, config.compression_level if is_fixed else None, is_fixed=is_fixed)
         _count(self.produced, made, finished, began_s)
         return finished
 
@@ -280,8 +307,7 @@ class Transcoder:
         began_s = asyncio.get_running_loop().time()
         records = await self._records(batch, header, part.offset)
         if codec is not header.compression:
-            attributes = records.header.attributes & ~COMPRESSION_MASK | codec
-            records.header = msgspec.structs.replace(records.header, attributes=attributes)
+            records.header = _with_codec(records.header, codec)
         made = await self._finished(records)
         _count(self.fetched, records, made, began_s)
         if records.is_whole:
@@ -289,21 +315,8 @@ class Transcoder:
         return made, records.is_whole
 
     async def _records(self, batch: Buffer, header: BatchHeader, offset: int, turn: "_Turn | None" = None) -> Records:
-        """What takes a thread may take much memory, too, so it waits for its turn."""
-
-        async def run(call: Callable[..., T], *args: Any) -> T:
-            if turn is not None:
-                await turn.take()
-            return await self._executor.run(call, *args)
-
-        is_compressed = header.compression is not Compression.NONE
-        if header.size > (_CODEC_ON_LOOP_BYTES if is_compressed else _ON_LOOP_BYTES):
-            body = await run(decompressed, batch, header)
-        else:
-            try:
-                body = decompressed(batch, header, 4 * _CODEC_ON_LOOP_BYTES if is_compressed else _ON_LOOP_BYTES)
-            except DecompressionTooLarge:
-                body = await run(decompressed, batch, header)
+        run = self._runner(turn)
+        body = await self._body(batch, header, run)
         if len(body) <= _ON_LOOP_BYTES and header.records_count <= _ON_LOOP_RECORDS:
             try:
                 return as_records(header, body, offset, 2 * _ON_LOOP_BYTES)
@@ -311,10 +324,28 @@ class Transcoder:
                 pass  # what all records have is written out in each
         return await run(as_records, header, body, offset)
 
-    async def _finished(self, records: Records) -> bytearray:
+    def _runner(self, turn: "_Turn | None") -> "_Run":
+        """Calls what takes a thread, and so may take much memory, too: it waits for its turn."""
+
+        async def run(call: Callable[..., T], *args: Any) -> T:
+            if turn is not None:
+                await turn.take()
+            return await self._executor.run(call, *args)
+
+        return run
+
+    async def _body(self, batch: Buffer, header: BatchHeader, run: "_Run") -> Buffer:
+        """Decompressed."""
+        is_compressed = header.compression is not Compression.NONE
+        if header.size <= (_CODEC_ON_LOOP_BYTES if is_compressed else _ON_LOOP_BYTES):
+            with suppress(DecompressionTooLarge):
+                return decompressed(batch, header, 4 * _CODEC_ON_LOOP_BYTES if is_compressed else _ON_LOOP_BYTES)
+        return await run(decompressed, batch, header)
+
+    async def _finished(self, records: Records, level: int | None = None, *, is_fixed: bool = False) -> bytearray:
         if records.header.compression is Compression.NONE or len(records.batch) <= _CODEC_ON_LOOP_BYTES:
-            return finished(records)
-        return await self._executor.run(finished, records)
+            return finished(records, level, is_fixed)
+        return await self._executor.run(finished, records, level, is_fixed)
 
     def _keep(self, key: _Key, batch: bytearray) -> None:
         if len(batch) > CACHE_BYTES // 4 or key in self._cache:
@@ -337,6 +368,10 @@ class _Part(NamedTuple):
     """However large the first batch is."""
     is_gone: Callable[[], bool]
     knows_zstd: bool
+
+
+def _with_codec(header: BatchHeader, codec: Compression) -> BatchHeader:
+    return msgspec.structs.replace(header, attributes=header.attributes & ~COMPRESSION_MASK | codec)
 
 
 def _count(stats: TranscodingStats, records: Records, made: bytearray, began_s: float) -> None:

@@ -45,6 +45,7 @@ from minibroker.broker.storage.validator import is_to_be_rewritten, takes_long, 
 from minibroker.broker.supervisor import Supervisor
 from minibroker.protocol import znodes
 from minibroker.protocol.broker_connections import BrokerConnections
+from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     Buffer,
@@ -363,7 +364,7 @@ class ReplicaManager:
                 now_ms = self._world.clock.wall_ms()
                 config = partition.log.config
                 await self._checks.run(validated_headers, entry.records, entry.topic_partition, config, now_ms)
-                return config.compact
+                return config.looks_at_records
         except BrokerError as error:
             # Also what is moot: its producer may have sent more by the same connection, which must not come first.
             self._refused_batches.note(entry.topic_partition, entry.records, error.code, self._world.clock.monotonic())
@@ -456,6 +457,7 @@ class ReplicaManager:
                 index,
                 ErrorCode.NONE,
                 base_offset=info.first_offset,
+                log_append_time_ms=info.log_append_time_ms,
                 log_start_offset=partition.log.log_start_offset,
             ),
             required_offset=info.last_offset + 1,
@@ -989,11 +991,27 @@ class ReplicaManager:
         max_compaction_lag_ms = _either(topic.max_compaction_lag_ms, config.log_cleaner_max_compaction_lag_ms)
         if compact:
             segment_ms = min(segment_ms, max_compaction_lag_ms)  # the active segment is never compacted
+        difference_ms = _either(
+            topic.message_timestamp_difference_max_ms, config.log_message_timestamp_difference_max_ms
+        )
         return LogConfig(
             segment_bytes=topic.segment_bytes or config.log_segment_bytes,
             index_interval_bytes=topic.index_interval_bytes or config.log_index_interval_bytes,
             max_message_bytes=topic.max_message_bytes or config.message_max_bytes,
             columns=topic.record_format == "columns",
+            compression=_codec(topic.compression_type or config.compression_type),
+            compression_level=_compression_level(topic, config),
+            log_append_time=(topic.message_timestamp_type or config.log_message_timestamp_type) == "LogAppendTime",
+            message_timestamp_before_max_ms=_first_limit(
+                _either(topic.message_timestamp_before_max_ms, config.log_message_timestamp_before_max_ms),
+                difference_ms,
+            ),
+            message_timestamp_after_max_ms=_first_limit(
+                _either(topic.message_timestamp_after_max_ms, config.log_message_timestamp_after_max_ms), difference_ms
+            ),
+            flush_messages=_first_limit(_either(topic.flush_messages, config.log_flush_interval_messages)),
+            flush_ms=config.log_flush_interval_ms if topic.flush_ms is None else topic.flush_ms,
+            producer_id_expiration_ms=config.producer_id_expiration_ms,
             segment_ms=segment_ms,
             segment_jitter_ms=_either(topic.segment_jitter_ms, config.log_roll_jitter_ms),
             synced=topic.durability == SYNCED,
@@ -1223,6 +1241,36 @@ def _quota(bytes_per_s: int | None, clock: Clock) -> Quota | None:
 
 def _either(of_topic: int | None, of_broker: int) -> int:
     return of_broker if of_topic is None else of_topic
+
+
+def _codec(compression_type: str) -> Compression | None:
+    """None: that of the producer."""
+    if compression_type == "producer":
+        return None
+    return Compression.NONE if compression_type == "uncompressed" else Compression.from_name(compression_type)
+
+
+def _compression_level(topic: TopicConfig, config: BrokerConfig) -> int | None:
+    """Of the codec that its batches are to have."""
+    match topic.compression_type or config.compression_type:
+        case "gzip":
+            level = (
+                config.compression_gzip_level if topic.compression_gzip_level is None else topic.compression_gzip_level
+            )
+            return None if level in (-1, 0) else level
+        case "lz4":
+            return config.compression_lz4_level if topic.compression_lz4_level is None else topic.compression_lz4_level
+        case "zstd":
+            return (
+                config.compression_zstd_level if topic.compression_zstd_level is None else topic.compression_zstd_level
+            )
+        case _:
+            return None
+
+
+def _first_limit(*settings: int) -> int | None:
+    """The first that is one."""
+    return next((setting for setting in settings if setting < 2**63 - 1), None)
 
 
 def _limit(setting: int) -> int | None:

@@ -69,8 +69,10 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import (
     CRC_END,
+    HEADER_SIZE,
     LIMIT,
     NO_TIMESTAMP,
+    TIMES_END,
     BatchHeader,
     Buffer,
     CorruptRecord,
@@ -78,6 +80,7 @@ from minibroker.protocol.records import (
     parse_header,
     stamp,
     validate_batch,
+    with_append_time,
 )
 
 logger = logging.getLogger("minibroker.storage")
@@ -109,6 +112,8 @@ class AppendInfo(NamedTuple):
     max_timestamp: int
     duplicate: bool = False
     """It was there already: nothing was written."""
+    log_append_time_ms: int = NO_TIMESTAMP
+    """The timestamp that the leader gave it; -1: none."""
 
     @property
     def next_offset(self) -> int:
@@ -173,6 +178,12 @@ class Log:
         self._written_epochs_version = recovered.written_epochs_version
         self._bytes_since_flush = 0
         self._flush_after_bytes = _flush_after_bytes(config)
+        self._records_since_flush = 0
+        self._unflushed_since_s: float | None = None
+        """When the first record was appended that no flush covers which has begun."""
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._flushes_again = False
+        """As soon as the one that is under way has ended."""
         self._flush_began_s: float | None = None
         self._bytes_since_snapshot = 0
         self._changes = 0
@@ -264,9 +275,12 @@ class Log:
 
     def configure(self, config: LogConfig) -> None:
         """The settings from now on."""
+        is_flushed_otherwise = config.flush_ms != self.config.flush_ms
         self.config = config
         self._flush_after_bytes = _flush_after_bytes(config)
         self._make_safe()  # what was recovered, or appended before
+        if is_flushed_otherwise:
+            self._flush_in_time()
 
     # -- appending --
 
@@ -297,11 +311,15 @@ class Log:
         pieces: list[Buffer] = []
         appended: list[Appended] = []
         position = 0
-        max_timestamp = first.max_timestamp
+        max_timestamp = NO_TIMESTAMP
+        is_timed = self.config.log_append_time
         for header in headers:
             size = header.size
-            pieces.append(stamp(header, offset, leader_epoch))
-            pieces.append(view[position + CRC_END : position + size])
+            if is_timed:
+                header, times = with_append_time(view[position : position + size], header, now_ms)
+                pieces += stamp(header, offset, leader_epoch), times, view[position + TIMES_END : position + size]
+            else:
+                pieces += stamp(header, offset, leader_epoch), view[position + CRC_END : position + size]
             offset += header.last_offset_delta + 1
             appended.append(Appended(offset - 1, header.max_timestamp, size))
             max_timestamp = max(max_timestamp, header.max_timestamp)
@@ -314,7 +332,9 @@ class Log:
             self._epochs.assign(leader_epoch, first_offset)
         if first.has_producer_id:
             self._producers.update(first, first_offset, now_ms)
-        return AppendInfo(first_offset, offset - 1, max_timestamp)
+        return AppendInfo(
+            first_offset, offset - 1, max_timestamp, log_append_time_ms=now_ms if is_timed else NO_TIMESTAMP
+        )
 
     def append_as_follower(self, records: Buffer, leader_epoch: int = LIMIT) -> AppendInfo:
         """Append batches as the leader in that epoch has them, offsets and epochs included.
@@ -377,7 +397,25 @@ class Log:
         batch = self._producers.check(headers[0])
         if batch is None:
             return None
-        return AppendInfo(batch.first_offset, batch.last_offset, headers[0].max_timestamp, duplicate=True)
+        times = headers[0].max_timestamp, NO_TIMESTAMP
+        if self.config.log_append_time:
+            times = self._times_at(batch.first_offset) or times
+        return AppendInfo(batch.first_offset, batch.last_offset, times[0], True, times[1])
+
+    def _times_at(self, offset: int) -> tuple[int, int] | None:
+        """The largest timestamp of the batch there, and the one that its leader gave it. None where it cannot be read,
+        or is compacted or deleted."""
+        segment = self._segments[self._segment_index(offset)]
+        try:
+            position = segment.locate(offset)
+            if position >= segment.size:
+                return None
+            header = parse_header(segment.file.pread(HEADER_SIZE, position))
+        except (OSError, CorruptRecord):
+            return None
+        if not header.is_log_append_time or not header.base_offset <= offset <= header.last_offset:
+            return None
+        return header.max_timestamp, header.max_timestamp
 
     def _write(self, pieces: Sequence[Buffer], size: int, appended: list[Appended]) -> None:
         active = self._active
@@ -394,11 +432,39 @@ class Log:
             active.append(pieces, appended)
         except OSError as error:
             self._directory.fail_and_raise(error, f"appending to {active.path}")
+        self._records_since_flush += last_offset + 1 - self._log_end_offset
         self._log_end_offset = last_offset + 1
         self._bytes_since_flush += size
         self._bytes_since_snapshot += size
-        if self._bytes_since_flush >= self._flush_after_bytes:
+        most_records = self.config.flush_messages
+        if self._bytes_since_flush >= self._flush_after_bytes or (
+            most_records is not None and self._records_since_flush >= most_records
+        ):
             self._flush_in_background()
+        elif self._unflushed_since_s is None:
+            self._unflushed_since_s = self._clock.monotonic()
+            if self.config.flush_ms is not None:
+                self._flush_in_time()
+
+    def _flush_in_time(self) -> None:
+        """As `flush_ms` says."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if self.config.flush_ms is not None and self._unflushed_since_s is not None and not self._closed:
+            left_s = self._unflushed_since_s + self.config.flush_ms / 1_000 - self._clock.monotonic()
+            self._flush_timer = asyncio.get_running_loop().call_later(max(left_s, 0), self._flush_is_due)
+
+    def _flush_is_due(self) -> None:
+        self._flush_timer = None
+        if not self._closed and self._directory.failure is None:
+            self._flush_in_background()
+
+    def _begin_to_count(self) -> None:
+        """A flush begins that covers all that was appended."""
+        self._bytes_since_flush = self._records_since_flush = 0
+        self._unflushed_since_s = None
+        self._flush_in_time()
 
     def _waited_ms(self, timestamp: int) -> int:
         """How much younger than the active segment a batch is: by the timestamp of its first one, or where that has
@@ -1074,7 +1140,8 @@ class Log:
         return self._flushing
 
     def _flush_in_background(self) -> None:
-        self._bytes_since_flush = 0
+        self._bytes_since_flush = self._records_since_flush = 0
+        self._flushes_again = self._written_now is not None  # without what was appended since
         self._flush_task()
 
     def _make_safe(self) -> None:
@@ -1092,9 +1159,12 @@ class Log:
         if self._shortage is not None:
             self._directory.tell_of_shortage(self._shortage, f"flushing {self.path}")
             asyncio.get_running_loop().call_later(SHORTAGE_PAUSE_S, self._flush_after_shortage)
-        elif self.config.synced and not self._closed and self._directory.failure is None:
-            self._make_safe()
-            self.on_flushed()
+        elif not self._closed and self._directory.failure is None:
+            if self._flushes_again:
+                self._flush_in_background()
+            if self.config.synced:
+                self._make_safe()
+                self.on_flushed()
 
     def _flush_after_shortage(self) -> None:
         if not self._closed and self._directory.failure is None:
@@ -1120,7 +1190,7 @@ class Log:
         if self._bytes_since_snapshot >= self.config.flush_bytes:
             self._take_snapshot()
         work = self._written_now = self._picture()
-        self._bytes_since_flush = 0
+        self._begin_to_count()
         try:
             await self._directory.run(work.carry_out, self._directory.world)
         except OSError as error:
@@ -1190,6 +1260,7 @@ class Log:
         """Wait for a flush that is under way and close the files. Flushes nothing: see `checkpoint`. Raises BrokerError
         KAFKA_STORAGE_ERROR where the disk hangs: then files stay open that a worker thread may be at work with."""
         self._closed = True
+        self._flush_in_time()
         if self._compaction is not None and self._compacting is not None:
             self._compaction.stop()
             await self._directory.unless_hung(asyncio.wait([self._compacting]))

@@ -19,6 +19,7 @@ from minibroker.protocol.records import (
     MAX_BATCH_BYTES,
     MAX_BODY_BYTES,
     MAX_RECORDS,
+    NO_TIMESTAMP,
     BatchHeader,
     Buffer,
     CorruptRecord,
@@ -52,8 +53,8 @@ _QUICK_COMPRESSED_BYTES = 16 << 10
 """So much is looked through within a slice of the event loop."""
 
 
-_form_of = Struct(">8xi4xb10xqq").unpack_from
-"""Of a batch: its length, magic, base and largest timestamp (`records.header`)."""
+_form_of = Struct(">8xi4xb4xh4xqq").unpack_from
+"""Of a batch: its length, magic, attributes, base and largest timestamp (`records.header`)."""
 
 
 def is_to_be_rewritten(records: Buffer, config: LogConfig) -> bool:
@@ -61,10 +62,14 @@ def is_to_be_rewritten(records: Buffer, config: LogConfig) -> bool:
     headers alone, and leaves what is wrong with them for `validated_headers`."""
     position, last = 0, len(records) - HEADER_SIZE
     while position <= last:
-        length, magic, base_timestamp, max_timestamp = _form_of(records, position)
+        length, magic, attributes, base_timestamp, max_timestamp = _form_of(records, position)
         if length < HEADER_SIZE - LENGTH_END or magic not in (MAGIC_RECORDS, MAGIC_COLUMNS):
             return False
-        if (magic == MAGIC_COLUMNS and not config.columns) or has_doubtful_times(base_timestamp, max_timestamp):
+        if (
+            (magic == MAGIC_COLUMNS and not config.columns)
+            or (config.compression is not None and attributes & COMPRESSION_MASK != config.compression)
+            or (not config.log_append_time and has_doubtful_times(base_timestamp, max_timestamp))
+        ):
             return True
         position += length + LENGTH_END
     return False
@@ -79,7 +84,7 @@ def has_doubtful_times(base_timestamp: int, max_timestamp: int) -> bool:
 
 def takes_long(records: Buffer, config: LogConfig) -> bool:
     """`validated_headers` would look at each record, and that may take more than a slice of the event loop."""
-    if not config.compact:
+    if not config.looks_at_records:
         return False
     try:
         header = parse_header(records)
@@ -111,9 +116,6 @@ def validated_headers(
     headers: list[BatchHeader] = []
     position = 0
     end = len(records)
-    latest_ms = None
-    if config.message_timestamp_after_max_ms is not None:
-        latest_ms = now_ms + config.message_timestamp_after_max_ms
     while position < end:
         try:
             if end - position > MAGIC_POSITION and records[position + MAGIC_POSITION] in _OLD_MAGICS:
@@ -128,27 +130,22 @@ def validated_headers(
                 )
             validate_batch(records, header, position, as_produced=True)
             validate_produced(header)
-            if config.compact:
+            if not (-LIMIT <= header.base_timestamp <= LIMIT and -LIMIT <= header.max_timestamp <= LIMIT):
+                raise BrokerError(
+                    ErrorCode.INVALID_TIMESTAMP,
+                    f"{partition}: base {header.base_timestamp} ms, largest {header.max_timestamp} ms; "
+                    f"allowed are {-LIMIT} to {LIMIT}",
+                )
+            if config.looks_at_records:
                 if headers:  # as in Kafka: all are decoded here, and 70 bytes may become a million records
-                    raise InvalidRecord("more than one batch, and the topic is compacted: send one at a time")
+                    why = "is compacted" if config.compact else "limits timestamps"
+                    raise InvalidRecord(f"more than one batch, and the topic {why}: send one at a time")
                 if not is_checked:
-                    _check_records(records, header, position, partition)
+                    _check_records(records, header, position, partition, config, now_ms)
         except CorruptRecord as error:
             raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{partition}: {error}") from error
         except InvalidRecord as error:
             raise BrokerError(ErrorCode.INVALID_RECORD, f"{partition}: {error}") from error
-        if not (-LIMIT <= header.base_timestamp <= LIMIT and -LIMIT <= header.max_timestamp <= LIMIT):
-            raise BrokerError(
-                ErrorCode.INVALID_TIMESTAMP,
-                f"{partition}: base {header.base_timestamp} ms, largest {header.max_timestamp} ms; "
-                f"allowed are {-LIMIT} to {LIMIT}",
-            )
-        if latest_ms is not None and header.max_timestamp > latest_ms:
-            raise BrokerError(
-                ErrorCode.INVALID_TIMESTAMP,
-                f"{partition}: {header.max_timestamp} ms is {header.max_timestamp - now_ms} ms ahead of the "
-                f"broker's clock, message.timestamp.after.max.ms is {config.message_timestamp_after_max_ms}",
-            )
         headers.append(header)
         position += header.size
     if not headers:
@@ -161,11 +158,35 @@ def validated_headers(
     return headers
 
 
-def _check_records(records: Buffer, header: BatchHeader, position: int, partition: TopicPartition) -> None:
-    """What compaction relies on. Raises CorruptRecord and RefusedRecords."""
-    keys = decode_batch(records, header, position, check_crc=False, max_body_bytes=_MAX_COMPACTED_BODY_BYTES).keys
-    if keys is None or None in keys:
+def _check_records(
+    records: Buffer, header: BatchHeader, position: int, partition: TopicPartition, config: LogConfig, now_ms: int
+) -> None:
+    """What compaction relies on, and what the topic says of timestamps. Raises CorruptRecord and RefusedRecords."""
+    batch = decode_batch(records, header, position, check_crc=False, max_body_bytes=_MAX_COMPACTED_BODY_BYTES)
+    keys = batch.keys
+    if config.compact and (keys is None or None in keys):
         without = range(header.records_count) if keys is None else (i for i, key in enumerate(keys) if key is None)
         reason = "a record without a key, and the topic is compacted"
         errors = [ProduceRecordError(index, reason) for index in islice(without, MAX_RECORD_ERRORS)]
         raise RefusedRecords(ErrorCode.INVALID_RECORD, f"{partition}: {reason}: give each record a key", errors)
+    if config.limits_times and not config.log_append_time:
+        problems = ((index, _time_problem(time, config, now_ms)) for index, time in enumerate(batch.timestamps))
+        wrong = (ProduceRecordError(index, problem) for index, problem in problems if problem is not None)
+        errors = list(islice(wrong, MAX_RECORD_ERRORS))
+        if errors:
+            raise RefusedRecords(
+                ErrorCode.INVALID_TIMESTAMP, f"{partition}: {errors[0].batch_index_error_message}", errors
+            )
+
+
+def _time_problem(timestamp: int, config: LogConfig, now_ms: int) -> str | None:
+    if timestamp == NO_TIMESTAMP:
+        return None
+    before_max_ms, after_max_ms = config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms
+    if after_max_ms is not None and timestamp - now_ms > after_max_ms:
+        said = f"{timestamp - now_ms} ms ahead of the broker's clock, message.timestamp.after.max.ms is {after_max_ms}"
+    elif before_max_ms is not None and now_ms - timestamp > before_max_ms:
+        said = f"{now_ms - timestamp} ms behind the broker's clock, message.timestamp.before.max.ms is {before_max_ms}"
+    else:
+        return None
+    return f"{timestamp} ms is {said}"

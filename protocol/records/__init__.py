@@ -34,6 +34,7 @@ from minibroker.protocol.records.header import (
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     NO_TIMESTAMP,
+    TIMES_END,
     BatchHeader,
     BatchSlice,
     Buffer,
@@ -47,6 +48,7 @@ from minibroker.protocol.records.header import (
     validate_batch,
     validate_pieces,
     validate_produced,
+    with_append_time,
 )
 from minibroker.protocol.records.rewriting import with_records, with_true_times, without_records
 
@@ -66,6 +68,7 @@ __all__ = [
     "NO_PRODUCER_ID",
     "NO_SEQUENCE",
     "NO_TIMESTAMP",
+    "TIMES_END",
     "BatchHeader",
     "BatchSlice",
     "Buffer",
@@ -87,6 +90,7 @@ __all__ = [
     "validate_batch",
     "validate_pieces",
     "validate_produced",
+    "with_append_time",
     "with_records",
     "with_true_times",
     "without_records",

@@ -26,6 +26,7 @@ MAGIC_POSITION = 16
 """Here in every format that Kafka ever had."""
 LENGTH_END = 12  # batch_length counts the bytes from here on
 CRC_END = 21  # the CRC covers the bytes from here on
+TIMES_END = 43  # attributes, last offset delta, base and largest timestamp are between the two
 
 MAX_RECORDS = 1 << 20
 """Records in a batch: constant columns would otherwise let a few bytes claim billions."""
@@ -46,6 +47,7 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 _PLACE = struct.Struct(">qiib")
 """What the leader writes, and what it finds between: base offset, batch length, leader epoch, magic."""
 _CRC = struct.Struct(">I")
+_TIMES = struct.Struct(">hiqq")
 _CRC_POSITION = 17
 
 LIMIT = 1 << 62
@@ -278,6 +280,15 @@ def stamp(header: BatchHeader, base_offset: int, leader_epoch: int) -> bytes:
     place = _PLACE.pack(base_offset, header.batch_length, leader_epoch, header.magic)
     crc = header.crc ^ crc32c(place) if header.magic == MAGIC_COLUMNS else header.crc
     return place + _CRC.pack(crc)
+
+
+def with_append_time(batch: memoryview, header: BatchHeader, now_ms: int) -> tuple[BatchHeader, bytes]:
+    """The header of a whole batch with the time at which its leader appends it, which all its records have then, and
+    the bytes from CRC_END to TIMES_END that say so."""
+    attributes = header.attributes | _LOG_APPEND_TIME
+    times = _TIMES.pack(attributes, header.last_offset_delta, header.base_timestamp, now_ms)
+    crc = crc32c(batch[TIMES_END:], crc32c(times))
+    return msgspec.structs.replace(header, attributes=attributes, max_timestamp=now_ms, crc=crc), times
 
 
 def write_header(batch: bytearray, header: BatchHeader) -> bytearray:

@@ -65,7 +65,7 @@ class Records(msgspec.Struct):
 
 
 def decompressed(batch: Buffer, header: BatchHeader, limit: int = MAX_BODY_BYTES) -> Buffer:
-    """The body of a whole batch of columns. Raises CorruptRecord; and DecompressionTooLarge where it takes more than
+    """The body of a whole batch. Raises CorruptRecord; and DecompressionTooLarge where it takes more than
     `limit` bytes that is less than MAX_BODY_BYTES."""
     validate_batch(batch, header)
     body = memoryview(batch)[HEADER_SIZE : header.size]
@@ -145,14 +145,22 @@ def _encoded(columns: DecodedBatch, first: int, end: int, limit: int) -> bytearr
     )
 
 
-def finished(records: Records) -> bytearray:
-    """The batch, compressed, with its header."""
+def recompressed(header: BatchHeader, body: Buffer, codec: Compression, level: int | None = None) -> bytearray:
+    """A batch of either kind with that decompressed body, compressed by another codec, and with it in the header."""
+    attributes = header.attributes & ~COMPRESSION_MASK | codec
+    batch = bytearray(HEADER_SIZE)
+    batch += compress(codec, body, level)
+    return write_header(batch, msgspec.structs.replace(header, attributes=attributes))
+
+
+def finished(records: Records, level: int | None = None, is_fixed: bool = False) -> bytearray:
+    """The batch, compressed, with its header. `is_fixed`: by that codec even where it becomes no smaller."""
     header, batch = records.header, records.batch
     codec = header.compression
     if codec is not Compression.NONE and header.records_count:
         with memoryview(batch) as view:
-            body = compress(codec, view[HEADER_SIZE:])
-        if len(body) < len(batch) - HEADER_SIZE:
+            body = compress(codec, view[HEADER_SIZE:], level)
+        if is_fixed or len(body) < len(batch) - HEADER_SIZE:
             batch[HEADER_SIZE:] = body
         else:
             codec = Compression.NONE

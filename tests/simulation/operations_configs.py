@@ -31,6 +31,10 @@ _TOPIC: dict[str, list[str]] = {
     "index.interval.bytes": ["1", "500", "4096"],
     "retention.ms": ["-1", "3000000000"],
     "retention.bytes": ["-1", "1000000000000"],
+    "compression.type": ["producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"],
+    "message.timestamp.type": ["CreateTime", "LogAppendTime"],
+    "flush.ms": ["0", "1000"],
+    "flush.messages": ["1", "50"],
     "leader.replication.throttled.replicas": ["*", ""],
     "follower.replication.throttled.replicas": ["*", ""],
 }

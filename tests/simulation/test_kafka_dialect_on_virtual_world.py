@@ -719,6 +719,19 @@ def test_a_producer_of_kafkas_goes_on_in_a_log_that_does_not_know_it() -> None:
     with_cluster(program)
 
 
+def test_a_client_that_is_older_than_zstd_gets_nothing_of_a_topic_that_has_it() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        connection = await to_leader(cluster, world)
+        await connection.request(data.PRODUCE, 9, produce(batch(b"x")))
+        old = await connection.request(data.FETCH, 9, fetch())
+        assert old.responses[0].partitions[0].error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+        new = await connection.request(data.FETCH, 10, fetch())
+        [(header, _, _)] = iterate_batches(new.responses[0].partitions[0].records)
+        assert header.compression is Compression.ZSTD
+
+    with_cluster(program, configs={"compression.type": "zstd"})
+
+
 def test_zstd_is_refused_in_versions_of_produce_that_are_older_than_it() -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         connection = await to_leader(cluster, world)

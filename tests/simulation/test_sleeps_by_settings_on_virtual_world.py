@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
@@ -141,3 +142,24 @@ def test_retention_looks_as_soon_as_a_shorter_interval_says() -> None:
         settings={"log.retention.check.interval.ms": LONG_MS},
         configs={"retention.bytes": "5000", "segment.bytes": "2000"},
     )
+
+
+@pytest.mark.parametrize("setting", ["flush.ms", "flush.messages"])
+def test_a_log_is_flushed_as_soon_as_its_topic_says(setting: str) -> None:
+    async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
+        partition = replicas(cluster, 0).partition(P0)
+        assert partition is not None
+        log = partition.log
+        await produce(cluster, world, 2)
+        await asyncio.sleep(SOON_S)
+        assert log.recovery_point == 0
+        await admin.incremental_alter_configs({ORDERS: [ConfigChange.set(setting, 3)]})
+        if setting == "flush.messages":
+            await produce(cluster, world, 1)
+        await cluster.until(lambda: log.recovery_point == log.log_end_offset, within_s=SOON_S)
+        for _ in range(3):
+            await produce(cluster, world, 3)
+            await cluster.until(lambda: log.recovery_point == log.log_end_offset, within_s=SOON_S)
+
+    settings = {"log.flush.offset.checkpoint.interval.ms": LONG_MS, "log.flush.interval.ms": LONG_MS}
+    play(scenario, settings=settings)
