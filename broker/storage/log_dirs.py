@@ -6,8 +6,12 @@ as that lasts nothing new is written there, and no replica that may be in it is 
 on record as having what was acknowledged, and would lead with an empty log. So only a replica that is new to the
 cluster (`is_new`, as in Kafka) goes to a directory that is online, the one with the fewest.
 
-A replica that is in two directories is served from neither, where nothing says which of the two is right (Kafka does
-not start then): somebody must take one away.
+A replica that is in several directories is one whose directory came back: the broker had gone on without it, and made
+the replica anew in another (or somebody has copied it). The one with the longest log is served, by the rule of the last
+resort in elections; the others are renamed, and kept until somebody removes them. (Kafka does not start then.)
+Whichever is served, nothing is lost by it: this broker is not believed for anything until it has caught up. Rejected:
+serving none until somebody takes one away (nobody does, at night); the one that was made last (no file says so, and a
+directory may go and come more than once).
 
 A *stray* is what a directory has of a topic that was deleted while that directory was not in `log.dirs`. The next topic
 of its name tells: ids tell their age (`protocol.topic_ids`), and no topic is made while an older one has its name. So
@@ -31,15 +35,12 @@ from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress
 from minibroker.protocol.topic_ids import age, is_older
 from minibroker.protocol.world import World
 
 logger = logging.getLogger("minibroker.storage")
-
-IS_DOUBLED = "which of them is right cannot be told"
-"""Of a replica that is in two directories."""
 
 
 class LogDirs:
@@ -112,13 +113,20 @@ class LogDirs:
                 continue
             held = [await manager.topic_id(partition) for manager in managers]
             await self._going_on(self._set_strays_aside(partition, max(held, key=lambda topic_id: age(topic_id) or -1)))
-            managers = [manager for manager in managers if manager.has(partition)]
-            if len(managers) < 2:
-                continue
-            where = " and in ".join(manager.log_dir for manager in managers)
-            for manager in managers:
-                await self._going_on(manager.distrust(f"{partition} is in {where}"))
-                await manager.set_aside(partition, f"it is in {where}, and {IS_DOUBLED}")
+            await self._going_on(self._keep_the_longest(partition))
+
+    async def _keep_the_longest(self, partition: TopicPartition) -> None:
+        """Of what several directories have of it. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        homes = self._homes(partition)
+        if len(homes) < 2:
+            return
+        where = " and in ".join(manager.log_dir for manager in homes)
+        for manager in homes:
+            await manager.distrust(f"{partition} is in {where}")
+        kept = max(homes, key=lambda manager: _how_long(manager.get(partition)))
+        for manager in homes:
+            if manager is not kept:
+                await manager.set_stray_aside(partition, f"it is in {where}, and not longer here")
 
     async def _set_strays_aside(self, partition: TopicPartition, topic_id: str) -> None:
         """What belongs to an older topic of that name is in nobody's way any more. Raises BrokerError
@@ -286,10 +294,9 @@ class LogDirs:
         replica is in a directory that is offline, or may be. `is_new`: the partition is, so no directory can have it
         from before."""
         await self._set_strays_aside(partition, topic_id)
+        await self._keep_the_longest(partition)
         homes = self._homes(partition)
         self._check_homes(homes, partition, may_be_unknown=is_new)
-        if len(homes) > 1:  # set aside when they were opened
-            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, homes[0].damaged[partition])
         home = homes[0] if homes else min(self.online, key=lambda manager: manager.replica_count, default=None)
         if home is None:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, "no log directory is online")
@@ -364,6 +371,11 @@ class LogDirs:
         except BrokerError as error:
             if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
                 raise
+
+
+def _how_long(log: Log | None) -> tuple[int, int]:
+    """By the last epoch first. None: it cannot be opened."""
+    return (NO_EPOCH - 1, -1) if log is None else (log.latest_epoch, log.log_end_offset)
 
 
 async def _all_of(works: Sequence[Awaitable[None]]) -> None:

@@ -32,13 +32,11 @@ import asyncio
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
-from minibroker.broker.storage.log_dirs import IS_DOUBLED
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.controller import steps
@@ -846,8 +844,7 @@ class Storm:
             self.workload.exposed.clear()
 
     def _start_anew_where_a_disk_was_mended(self) -> None:
-        """As somebody does who looks at `status`: a log directory that is offline stays so until the next start, and so
-        does a replica that was found in two of them."""
+        """As somebody does who looks at `status`: a log directory that is offline stays so until the next start."""
         for broker_id in self.idle_brokers():
             broker = self.cluster.living_broker(broker_id)
             if broker is None or self._bad_disks[broker_id]:
@@ -856,20 +853,6 @@ class Storm:
                 self.event("a broker goes on without a log directory, and is started anew")
                 self.note(f"broker {broker_id} is started anew: {broker._logs.offline}")
                 self.take_down(broker_id, self.cluster.kill_broker)
-            else:
-                doubled = [p for p, reason in broker._logs.damaged.items() if IS_DOUBLED in reason]
-                if doubled:
-                    self.event("a broker has a replica in two log directories, which are moved away")
-                    self.note(f"broker {broker_id} is started anew without {doubled}")
-                    paths = [f"{path}/{p}" for path in broker.config.log_directories() for p in doubled]
-                    self.take_down(broker_id, partial(self._kill_and_remove, paths))
-
-    def _kill_and_remove(self, paths: Sequence[str], broker_id: int) -> None:
-        self.cluster.kill_broker(broker_id)
-        somebody = self.simulation.host(host_name(broker_id)).start_process()
-        for path in paths:
-            with suppress(FileNotFoundError):
-                somebody.disk.remove_tree(path)
 
     def _has_caught_up(self, broker_id: int) -> bool:
         """It is in every ISR again *and* holds all that was acknowledged."""

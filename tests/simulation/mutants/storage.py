@@ -8,7 +8,7 @@ from typing import Any
 from minibroker.broker.replication import healing
 from minibroker.broker.replication.healing import Healer
 from minibroker.broker.replication.partition import Partition
-from minibroker.broker.storage import continuity, recovery, swap
+from minibroker.broker.storage import continuity, log_dirs, recovery, swap
 from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, OffsetCheckpoint
 from minibroker.broker.storage.cleanable import Candidate
 from minibroker.broker.storage.compaction import Compaction, Now
@@ -364,3 +364,11 @@ def refused_replicas_are_forgotten(patches: Patches) -> None:
     @patches.instead_of(Healer, "replica_refused")
     def replica_refused(original: Any, self: Healer, *rest: Any) -> None:
         pass
+
+
+@mutant("several log.dirs", "of a replica that is in two directories the older log is served, or neither is")
+def shorter_of_two_is_served(patches: Patches) -> None:
+    @patches.instead_of(log_dirs, "_how_long")
+    def how_long(original: Any, log: Any) -> tuple[int, int]:
+        epoch, end = original(log)
+        return -epoch, -end
