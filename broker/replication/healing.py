@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable
 
 from minibroker.broker.replication.isr_writer import catch_up
 from minibroker.broker.storage.log_dirs import LogDirs
+from minibroker.broker.storage.manager import Room
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
@@ -35,7 +36,8 @@ logger = logging.getLogger("minibroker.replication")
 
 CHECK_S = 1.0
 LONGEST_PAUSE_S = 64.0
-"""Between two times that replicas are asked for that cannot be made."""
+"""Between two times that replicas are asked for that cannot be made, as long as no descriptors become free."""
+NO_ROOM = Room(for_a_log=False, for_a_file=False)
 ZOOKEEPER_RETRY_S = 0.1
 
 
@@ -68,6 +70,8 @@ class Healer:
         self._short: set[TopicPartition] = set()
         """Replicas that could not be made or deleted since the controller was asked for such last."""
         self._is_mended = False
+        self._room = NO_ROOM
+        """At the last look."""
         self._asked_s = -LONGEST_PAUSE_S
         self._pause_s = CHECK_S
         self.healed = 0
@@ -79,7 +83,7 @@ class Healer:
 
     def replica_refused(self, topic_partition: TopicPartition) -> None:
         """It could not be made, or deleted, for a Shortage. The longer that lasts, the longer are the pauses between
-        attempts."""
+        attempts; when there are descriptors again, it is attempted at once."""
         if not self._short:
             is_first = asyncio.get_running_loop().time() - self._asked_s > LONGEST_PAUSE_S
             self._pause_s = CHECK_S if is_first else min(2 * self._pause_s, LONGEST_PAUSE_S)
@@ -110,8 +114,13 @@ class Healer:
                 await tell_of_lost_replicas(self._sessions, self._broker_id)
 
     def _asks_again(self) -> bool:
+        """When others have given descriptors back, or after the pause."""
         now_s = asyncio.get_running_loop().time()
-        if not self._short or now_s - self._asked_s < self._pause_s:
+        before, self._room = self._room, self._logs.room
+        if not self._short:
+            return False
+        is_more = any(now and not then for then, now in zip(before, self._room, strict=True))
+        if not is_more and now_s - self._asked_s < self._pause_s:
             return False
         logger.info(
             "%d replicas could not be made or deleted here: the controller is asked for them again", len(self._short)

@@ -33,7 +33,7 @@ from minibroker.broker.storage.continuity import combined, least_of
 from minibroker.broker.storage.directory import HUNG_AFTER_S, LogDirectoryFailed
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.storage.manager import LogManager, Room
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress
@@ -217,6 +217,11 @@ class LogDirs:
             manager.registered(broker_epoch)
 
     # -- logs --
+
+    @property
+    def room(self) -> Room:
+        """The same for all directories."""
+        return self._candidates[0].room
 
     def get(self, partition: TopicPartition) -> Log | None:
         for manager in self._managers:

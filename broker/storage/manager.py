@@ -74,6 +74,14 @@ class _Opened(NamedTuple):
     """As for `Log`."""
 
 
+class Room(NamedTuple):
+    """What the process has file descriptors for."""
+
+    for_a_log: bool
+    """Another one may be created."""
+    for_a_file: bool
+
+
 class LogManager:
     """Use: `open`, then anything, then `close`. Belongs to the event loop, except for `write_high_watermarks`."""
 
@@ -533,6 +541,11 @@ class LogManager:
         if files + count - 1 > limit * MOST_FOR_FILES or used + count - 1 > limit * MOST_IN_ALL:
             reason = f"{used} or more of the {limit} descriptors of this process are taken, {files} of them by files"
             raise shortage(f"creating {self._path(str(partition))}", reason)
+
+    @property
+    def room(self) -> Room:
+        files, used, limit = self._disk.descriptors()
+        return Room(files <= limit * MOST_FOR_FILES and used <= limit * MOST_IN_ALL, used < limit)
 
     def _create_logs(self, partitions: Sequence[TopicPartition], topic_id: str) -> list[_Opened]:
         """In a worker thread. On return their directories are durable, each an empty log for the next start; what is

@@ -372,3 +372,10 @@ def shorter_of_two_is_served(patches: Patches) -> None:
     def how_long(original: Any, log: Any) -> tuple[int, int]:
         epoch, end = original(log)
         return -epoch, -end
+
+
+@mutant("asked for once", "replicas for which there were no descriptors are asked for by a back-off alone")
+def room_is_not_noticed(patches: Patches) -> None:
+    @patches.instead_of(LogDirs, "room")
+    def room(original: Any, self: LogDirs) -> Any:
+        return healing.NO_ROOM
