@@ -128,6 +128,8 @@ class Fetcher:
         self._pattern: re.Pattern[str] | None = None
         self._gone: dict[str, _Gone] = {}
         self._search: asyncio.Task[None] | None = None
+        self._search_again_at = inf
+        """Not before; infinity: it may be now."""
         """Asks all brokers for what seems to be gone."""
         self._missing_since: dict[str, float] = {}
         """Topics in `named` that are not there, and since when."""
@@ -345,10 +347,12 @@ class Fetcher:
     def _step(self, now: float) -> float:
         for request, answer in self._requests.ended():
             self._settle(request, answer, now)
-        if self._requests.take_news():
+        is_due = now >= self._search_again_at
+        if self._requests.take_news() or is_due:
+            self._search_again_at = inf if is_due else self._search_again_at
             self.adopt_topics()
             self._look_for_unknown(now)
-        times = [self._look_up(now), self._send(now), self._requests.look_for_overdue(now)]
+        times = [self._look_up(now), self._send(now), self._requests.look_for_overdue(now), self._search_again_at]
         if self._doubts and (self._confirmation is None or self._confirmation.done()):
             doubts, self._doubts = self._doubts, {}
             self._confirmation = self._runtime.tasks.start(self._confirm(doubts), "confirm leaders")
@@ -434,7 +438,7 @@ class Fetcher:
             and not (state.fetched or state.is_handed_out)
             and now >= (state.absent_since or now) + UNKNOWN_FOR_S
         }
-        if seem_gone and (self._search is None or self._search.done()):
+        if seem_gone and self._search_again_at == inf and (self._search is None or self._search.done()):
             self._search = self._runtime.tasks.start(self._search_for(seem_gone), "search for deleted topics")
 
     def _is_absent(self, state: PartitionState) -> bool:
@@ -445,6 +449,8 @@ class Fetcher:
     async def _search_for(self, seem_gone: dict[TopicPartition, str]) -> None:
         """Read those no more that no broker has."""
         missing = await self._metadata.missing(seem_gone)
+        if len(missing) < len(seem_gone):  # asked as fast as they can be, brokers would answer nothing else
+            self._search_again_at = self._clock.monotonic() + UNKNOWN_FOR_S
         gone: dict[str, list[PartitionState]] = {}
         for partition in missing:
             state = self.states.get(partition)

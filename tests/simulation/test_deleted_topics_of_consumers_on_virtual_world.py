@@ -167,3 +167,25 @@ def test_topics_that_come_and_go_at_any_time_are_read_once_and_in_order(way: str
                 assert [value for value in got if value in values] == values, topic
 
     play(program)
+
+
+def test_a_consumer_that_cannot_learn_whether_a_topic_is_gone_asks_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not as fast as it can: the connections are refused at once, and time would stand still here."""
+
+    async def program(scene: Scene) -> None:
+        async with scene.consumer("topics") as consumer:
+            await scene.producer.send("gone", b"1")
+            await read(consumer, 1)
+            await scene.admin.delete_topic("gone")
+            seem_gone = [state for state in consumer._fetcher.states.values() if state.partition == GONE]
+            await scene.cluster.until(lambda: seem_gone[0].absent_since is not None)
+            for broker_id in scene.cluster.broker_ids:
+                scene.cluster.kill_broker(broker_id)
+            await asyncio.sleep(30)
+            assert not seem_gone[0].is_gone
+            await scene.cluster.start()
+            await scene.cluster.until(lambda: "topic gone does not exist any more" in caplog.text)
+
+    play(program)
