@@ -170,6 +170,7 @@ class Broker:
         await self._connect_to_zookeeper(registration)
         self._metadata.cluster_id = registration.cluster_id
         await self._configs.load(registration.usable_session)
+        self._server.reconfigure(_network_settings(self._configs.config))
 
         self._logs.on_offline(self._log_directory_failed)
         await self._logs.open(registration.cluster_id)
@@ -374,6 +375,7 @@ class Broker:
     async def _broker_config_changed(self, config: BrokerConfig) -> None:
         assert self._replicas is not None
         assert self._controller is not None
+        self._server.reconfigure(_network_settings(config))
         self._controller.defaults_changed(config.unclean_leader_election_enable, config.min_insync_replicas)
         await self._replicas.broker_config_changed(config)
 

@@ -60,6 +60,10 @@ CompressionType = Literal["producer", "uncompressed", "gzip", "snappy", "lz4", "
 GzipLevel = Annotated[int, Meta(ge=-1, le=9)]
 Lz4Level = Annotated[int, Meta(ge=1, le=17)]
 ZstdLevel = Annotated[int, Meta(ge=-131_072, le=22)]
+FormatVersion = Annotated[
+    str,
+    Meta(pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+)?(-IV[0-9]+)?$", description="a version of Kafka, such as 3.0 or 3.0-IV1"),
+]
 TimestampType = Literal["CreateTime", "LogAppendTime"]
 CleanupPolicy = Annotated[
     str,
@@ -232,6 +236,29 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
 
     producer_id_expiration_ms: Milliseconds = 86_400_000
     """A log forgets an idempotent producer that was silent for so long."""
+
+    background_threads: Count = 10
+    """Without effect: what Kafka does in these threads is done by tasks here."""
+    num_replica_fetchers: Count = 1
+    """Without effect: a follower has several fetches under way at each leader."""
+    num_recovery_threads_per_data_dir: Count = 1
+    """Without effect: a log directory has its own worker threads."""
+    log_cleaner_threads: Count = 1
+    """Without effect: a broker compacts one log at a time."""
+    log_cleaner_io_buffer_size: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 524_288
+    """Without effect: logs are compacted in small pieces."""
+    log_cleaner_io_buffer_load_factor: Ratio = 0.9
+    """Without effect: `log.cleaner.dedupe.buffer.size` is what the keys may take."""
+    log_segment_delete_delay_ms: Duration = 60_000
+    """Without effect: the files of deleted records go when no replica needs them."""
+    log_preallocate: bool = False
+    """Without effect: files grow as they are written."""
+    log_index_size_max_bytes: Annotated[int, Meta(ge=4, le=2**31 - 1)] = 10_485_760
+    """Without effect: indexes grow as they are written."""
+    log_message_downconversion_enable: bool = True
+    """Without effect: nobody is sent records in the formats of Kafka before 0.11."""
+    log_message_format_version: FormatVersion = "3.0-IV1"
+    """Without effect, as in Kafka since 3.0."""
 
     replica_lag_time_max_ms: Milliseconds = 30_000
     """A follower that has not caught up with its leader's log end for this long leaves the ISR."""
@@ -442,6 +469,22 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     """The broker's `log.flush.interval.messages`, for this topic."""
     flush_ms: Duration | None = None
     """The broker's `log.flush.interval.ms`, for this topic."""
+    file_delete_delay_ms: Duration | None = None
+    """Without effect: see the broker's `log.segment.delete.delay.ms`."""
+    preallocate: bool | None = None
+    """Without effect: see the broker's `log.preallocate`."""
+    segment_index_bytes: Annotated[int, Meta(ge=4, le=2**31 - 1)] | None = None
+    """Without effect: see the broker's `log.index.size.max.bytes`."""
+    message_downconversion_enable: bool | None = None
+    """Without effect: see the broker's `log.message.downconversion.enable`."""
+    message_format_version: FormatVersion | None = None
+    """Without effect, as in Kafka since 3.0."""
+    remote_storage_enable: Literal["false"] = "false"
+    """Without effect: there is no tiered storage, so it cannot be switched on."""
+    local_retention_ms: Annotated[int, Meta(ge=-2, le=_UNBOUNDED)] = -2
+    """Without effect: there is no tiered storage."""
+    local_retention_bytes: Annotated[int, Meta(ge=-2, le=_UNBOUNDED)] = -2
+    """Without effect: there is no tiered storage."""
     leader_replication_throttled_replicas: ThrottledReplicas = ""
     """For which partitions, on which leaders, `leader.replication.throttled.rate` holds: `*` for all, or
     `PARTITION:BROKER,...`. In-sync replicas are never throttled."""
@@ -475,10 +518,26 @@ SYNONYMS = {
     "message.timestamp.difference.max.ms": "log.message.timestamp.difference.max.ms",
     "flush.messages": "log.flush.interval.messages",
     "flush.ms": "log.flush.interval.ms",
+    "file.delete.delay.ms": "log.segment.delete.delay.ms",
+    "preallocate": "log.preallocate",
+    "segment.index.bytes": "log.index.size.max.bytes",
+    "message.downconversion.enable": "log.message.downconversion.enable",
+    "message.format.version": "log.message.format.version",
 }
 """A topic's settings, and the broker's that hold where the topic has none."""
 
-DYNAMIC = frozenset(SYNONYMS.values()) - {"log.durability"} | {
+DYNAMIC = frozenset(SYNONYMS.values()) - {"log.durability", "log.message.format.version"} | {
+    "num.io.threads",
+    "num.network.threads",
+    "max.connections",
+    "max.connections.per.ip",
+    "max.connection.creation.rate",
+    "background.threads",
+    "num.replica.fetchers",
+    "num.recovery.threads.per.data.dir",
+    "log.cleaner.threads",
+    "log.cleaner.io.buffer.size",
+    "log.cleaner.io.buffer.load.factor",
     "log.cleaner.backoff.ms",
     "log.cleaner.dedupe.buffer.size",
     "log.cleaner.io.max.bytes.per.second",
@@ -559,6 +618,11 @@ _SHORT_NUMBER = re.compile("[0-9]{1,10}")
 @functools.cache
 def _fields(schema: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
     return msgspec.structs.fields(schema)  # which resolves each annotation anew
+
+
+@functools.cache
+def known_names(schema: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(field.encode_name for field in _fields(schema))
 
 
 @functools.cache
@@ -646,12 +710,10 @@ def _as_text(value: object) -> str:
 
 
 def dynamic_problem(values: Mapping[str, str]) -> str | None:
-    """Why these cannot be settings of a running broker; None where each of them can. Their values are not checked."""
-    known = [field.encode_name for field in _fields(BrokerConfig)]
+    """Why these cannot be settings of a running broker; None where each of them can. Their values are not checked.
+    Names that are not known may be, as in Kafka, and do nothing: tools set them for what they add to brokers."""
     for name in values:
-        if name not in known:
-            return _unknown("broker", name, sorted(DYNAMIC))
-        if name not in DYNAMIC:
+        if name in known_names(BrokerConfig) and name not in DYNAMIC:
             return (
                 f"broker setting {name} is read-only: change it on the command line or in the properties of the "
                 f"broker, and start it again"
@@ -667,7 +729,7 @@ def with_dynamic(static: BrokerConfig, *layers: Mapping[str, str]) -> BrokerConf
         problem = dynamic_problem(layer)
         if problem is not None:
             raise InvalidConfig(problem)
-        values |= layer
+        values |= {name: value for name, value in layer.items() if name in known_names(BrokerConfig)}
     return broker_config(values)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from minibroker.client.errors import InvalidSetting
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, error_of
-from minibroker.protocol.model import AlterOperation, ConfigSource, ConfigType, ResourceType
+from minibroker.protocol.model import WITHOUT_EFFECT, AlterOperation, ConfigSource, ConfigType, ResourceType
 
 
 class ConfigResource(NamedTuple):
@@ -65,6 +65,11 @@ class ConfigEntry(NamedTuple):
     documentation: str | None
     problem: str | None = None
     """What ZooKeeper has for this resource does not hold, as it makes no sense: why."""
+
+    @property
+    def is_without_effect(self) -> bool:
+        """It is taken and shown, for tools that set it, and does nothing. Known where documentation was asked for."""
+        return (self.documentation or "").startswith(WITHOUT_EFFECT)
 
 
 class ConfigChange(NamedTuple):

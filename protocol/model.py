@@ -245,6 +245,8 @@ class ElectionType(IntEnum):
     """Where no replica can be elected that surely has everything, any that lives."""
 
 
+WITHOUT_EFFECT = "Without effect"
+"""So begins the documentation of a setting that is taken and shown, for tools that set it, and does nothing."""
 DURABILITY = "durability"
 """A topic's setting: what acks=all waits for. REPLICATED: the memory of every in-sync replica, as in Kafka; SYNCED:
 their disks."""

@@ -44,7 +44,40 @@ started with, then the default; `--delete NAME` takes back what was given. Give 
 What is edited by hand in ZooKeeper (`/config/topics/T`, `/config/brokers/ID`, `/config/brokers/<default>`) counts once
 a node below `/config/changes` says so, as Kafka's tools do it. What makes no sense is an error in every broker's log,
 and what held before goes on to hold.
+
+Some settings of Kafka's are taken and shown, for tools that set them, and do nothing here: what the tables say of them
+begins with "Without effect", and so does what DescribeConfigs returns as their documentation; `minibroker configs`
+marks them. The same holds for every name that a broker does not know, if it is set for a running broker; its value may
+be a secret, and is not shown. (On the command line and in the properties an unknown name is an error.)
 """
+
+_AT_RUN_TIME = (
+    ("the brokers' defaults of topics' settings", "dynamic, apart from `log.message.format.version`, as in Kafka"),
+    ("`log.cleaner.*`", "dynamic; `threads`, `io.buffer.size`, `io.buffer.load.factor` without effect"),
+    ("`num.io.threads`, `num.network.threads`", "dynamic: tasks of the data plane; connections stay with theirs"),
+    (
+        "`max.connections`, `max.connections.per.ip`, `max.connection.creation.rate`",
+        "dynamic; connections that are open stay",
+    ),
+    ("`max.connections.per.ip.overrides`, `listener.name.NAME.*`", "without effect: a limit is that of a plane"),
+    (
+        "`background.threads`, `num.replica.fetchers`, `num.recovery.threads.per.data.dir`",
+        "without effect: there are no such threads",
+    ),
+    ("`producer.id.expiration.ms`", "dynamic"),
+    ("`transaction.partition.verification.enable`", "without effect: there are no transactions"),
+    ("`advertised.listeners`", "read-only: the address of a registration is believed as long as that lasts"),
+    ("`listeners`", "read-only: a listener is bound when the broker starts"),
+    (
+        "`listener.security.protocol.map`, `ssl.*`, `sasl.*`, `principal.builder.class`",
+        "without effect: there is no TLS and no SASL",
+    ),
+    (
+        "`metric.reporters`, `remote.log.*`",
+        "without effect: metrics are served by `metrics.listener`, and there is no tiered storage",
+    ),
+)
+"""What Kafka's DynamicBrokerConfig has, and what becomes of it here."""
 
 _BROKERS = """\
 ## Of a broker
@@ -68,8 +101,20 @@ created strict: 1 partition, replication factor 3
 
 def reference() -> str:
     """The whole page."""
-    lines = [_HEAD, _BROKERS, *_table(BrokerConfig), _TOPICS, *_table(TopicConfig)]
+    lines = [_HEAD, *_at_run_time(), _BROKERS, *_table(BrokerConfig), _TOPICS, *_table(TopicConfig)]
     return "\n".join(lines) + "\n"
+
+
+def _at_run_time() -> Iterator[str]:
+    yield "### What Kafka changes at run time, and here"
+    yield ""
+    yield "| setting of Kafka 3.9 (`DynamicBrokerConfig`) | here |"
+    yield "|---|---|"
+    for names, here in _AT_RUN_TIME:
+        yield f"| {names} | {here} |"
+    yield ""
+    yield "`log.retention.check.interval.ms` is dynamic here, and not in Kafka."
+    yield ""
 
 
 def _table(schema: type[msgspec.Struct]) -> Iterator[str]:

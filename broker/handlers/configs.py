@@ -25,6 +25,7 @@ from minibroker.broker.config import (
     default_texts,
     documentation,
     from_earlier_release,
+    known_names,
     topic_config,
     with_dynamic,
 )
@@ -58,6 +59,7 @@ from minibroker.protocol.model import (
     DURABILITY,
     INTERNAL_CLEANUP_POLICY,
     INTERNAL_TOPICS,
+    WITHOUT_EFFECT,
     AlterOperation,
     ConfigSource,
     ConfigType,
@@ -285,12 +287,12 @@ def _described(
         entries += _unknown(TopicConfig, given, ConfigSource.DYNAMIC_TOPIC_CONFIG)
     elif asked.resource_name:
         entries = [_entry(BrokerConfig, name, _synonyms(name, of_brokers)) for name in _names(BrokerConfig)]
-        entries += _unknown(BrokerConfig, given, ConfigSource.DYNAMIC_BROKER_CONFIG)
+        entries += _unknown_of_brokers([(ConfigSource.DYNAMIC_BROKER_CONFIG, given), *of_brokers])
     else:
         layer = (ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, found.values)
         known = [name for name in _names(BrokerConfig) if name in given or name in found.values]
         entries = [_entry(BrokerConfig, name, _synonyms(name, [layer])) for name in known]
-        entries += _unknown(BrokerConfig, given, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
+        entries += _unknown_of_brokers([(ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, given), layer])
     if asked.configuration_keys:  # none is all, as in Kafka
         entries = [entry for entry in entries if entry.name in asked.configuration_keys]
     for entry in entries:
@@ -298,10 +300,13 @@ def _described(
             entry.problem = problem
         if not request.include_synonyms:
             entry.synonyms = []
-        if request.include_documentation:
+        if request.include_documentation and entry.documentation is None:
             schema = TopicConfig if asked.resource_type == ResourceType.TOPIC else BrokerConfig
             entry.documentation = documentation(schema).get(entry.name)
     return entries
+
+
+_NOT_KNOWN = f"{WITHOUT_EFFECT}: a broker has no setting of this name. Its value may be a secret, and is not shown."
 
 
 def static_texts(config: BrokerConfig) -> dict[str, str]:
@@ -353,10 +358,20 @@ def _entry(schema: type[msgspec.Struct], name: str, synonyms: list[DescribeConfi
 def _unknown(
     schema: type[msgspec.Struct], given: Mapping[str, str], source: ConfigSource
 ) -> list[DescribeConfigsEntry]:
-    """What was put into ZooKeeper by hand and is no setting: until it is deleted, nothing beside it takes effect.
-    Its value is not shown, as in Kafka: it may be a secret."""
-    names = sorted(given.keys() - set(_names(schema)))
+    """What is no setting. Of a topic it was put into ZooKeeper by hand, and until it is deleted, nothing beside it
+    takes effect. Its value is not shown, as in Kafka: it may be a secret."""
+    names = sorted(given.keys() - known_names(schema))
     return [DescribeConfigsEntry(name, None, False, source, True, [], ConfigType.UNKNOWN) for name in names]
+
+
+def _unknown_of_brokers(layers: Sequence[Layer]) -> list[DescribeConfigsEntry]:
+    """What tools may set, each where it is given first."""
+    found: dict[str, DescribeConfigsEntry] = {}
+    for source, values in layers:
+        for entry in _unknown(BrokerConfig, values, source):
+            entry.documentation = _NOT_KNOWN
+            found.setdefault(entry.name, entry)
+    return [found[name] for name in sorted(found)]
 
 
 # --- Writing ---------------------------------------------------------------------------------------------------

@@ -30,7 +30,10 @@ class Acceptor:
         """`room`: why there is none for another connection, whatever the quotas say."""
         self.name = name
         self.listener = listener
-        self.processors = processors
+        self.processors = list(processors)
+        """Those that get new connections."""
+        self._retired: list[Processor] = []
+        self._is_started = False
         self._quotas = quotas
         self._metrics = metrics
         self._clock = clock
@@ -42,9 +45,28 @@ class Acceptor:
 
     def start(self) -> None:
         """Begin to accept."""
+        self._is_started = True
         for processor in self.processors:
             processor.start()
         self.listener.start(self._on_connection)
+
+    @property
+    def all_processors(self) -> list[Processor]:
+        """Also those that only keep the connections that they have."""
+        return self.processors + self._retired
+
+    def resize(self, count: int, make: Callable[[], Processor]) -> None:
+        """So many processors get new connections from now on."""
+        while len(self.processors) > count:
+            self._retired.append(self.processors.pop())
+        while len(self.processors) < count:
+            if self._retired:
+                self.processors.append(self._retired.pop())
+                continue
+            self.processors.append(make())
+            if self._is_started:
+                self.processors[-1].start()
+        self._next_processor %= count
 
     async def close(self) -> None:
         """Accept no more, and wait until every connection accepted is its processor's."""

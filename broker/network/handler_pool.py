@@ -40,24 +40,42 @@ class RequestHandlerPool:
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
         self._rests: set[asyncio.Task[None]] = set()
-        self._started_at = 0.0
+        self._capacity_s = 0.0
+        """Seconds that all tasks together have had until `_since_s`."""
+        self._since_s: float | None = None
+        """When it was started, or given its present size."""
         self.busy_s = 0.0
         """Seconds spent in handlers, waiting for disks included but for rests, added up over the tasks."""
 
     def start(self) -> None:
-        self._started_at = self._clock()
+        self._since_s = self._clock()
+        self._add_tasks()
+
+    def resize(self, size: int) -> None:
+        """At any time. Of tasks that are too many each ends with the request that it has, or gets next."""
+        if self._since_s is None or size == self.size:
+            self.size = size
+            return
+        now_s = self._clock()
+        self._capacity_s += (now_s - self._since_s) * self.size
+        self._since_s, self.size = now_s, size
+        self._add_tasks()
+
+    def _add_tasks(self) -> None:
         loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._handle_requests(), name=f"{self._name}-request-handler-{number}")
-            for number in range(self.size)
-        ]
+        self._tasks = [task for task in self._tasks if not task.done()]
+        for number in range(len(self._tasks), self.size):
+            name = f"{self._name}-request-handler-{number}"
+            self._tasks.append(loop.create_task(self._handle_requests(), name=name))
 
     def idle_ratio(self) -> float:
         """The part of its time, since the start, in which the average task had nothing to do: 1.0 is all of it.
         (Kafka's RequestHandlerAvgIdlePercent.) It is low if handlers wait for something; if they use up the
         processor, that shows in the event loop's lag instead."""
-        elapsed_s = self._clock() - self._started_at
-        return 1.0 - self.busy_s / (elapsed_s * self.size) if elapsed_s > 0 else 1.0
+        if self._since_s is None:
+            return 1.0
+        capacity_s = self._capacity_s + (self._clock() - self._since_s) * self.size
+        return 1.0 - self.busy_s / capacity_s if capacity_s > 0 else 1.0
 
     async def close(self, grace_s: float) -> None:
         """Let the tasks handle what is queued in the channel, which must be closed; after `grace_s` cancel them."""
@@ -98,6 +116,10 @@ class RequestHandlerPool:
                 task = loop.create_task(self._finish(request, rest), name=f"rest of {request!r}")
                 self._rests.add(task)
                 task.add_done_callback(self._rests.discard)
+            if len(self._tasks) > self.size:
+                this = asyncio.current_task()
+                self._tasks = [task for task in self._tasks if task is not this]
+                return
 
     async def _finish(self, request: Request, rest: Rest) -> None:
         _, failed = await self._attempt(request, lambda _: rest)

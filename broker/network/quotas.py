@@ -33,6 +33,12 @@ class ConnectionQuotas:
         self.total = 0
         self.per_address: dict[str, int] = {}
 
+    def configure(self, max_connections: int, max_connections_per_ip: int, max_connection_creation_rate: int) -> None:
+        """From now on. Connections that are open stay."""
+        self._max_connections = max_connections
+        self._max_connections_per_ip = max_connections_per_ip
+        self._rate = max_connection_creation_rate
+
     def try_open(self, address: str, now: float) -> str | None:
         """Count a new connection; or the reason, naming the setting, why it must be refused. `now` in seconds."""
         if self.total >= self._max_connections:

@@ -12,6 +12,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Sequence
+from functools import partial
 
 from minibroker.broker.network.acceptor import Acceptor
 from minibroker.broker.network.handler_pool import RequestHandler, RequestHandlerPool
@@ -75,6 +76,19 @@ class SocketServer:
             for plane, channel, handlers in ((Plane.CONTROL, control, 1), (Plane.DATA, data, settings.num_io_threads))
         }
         self._acceptors: list[Acceptor] = []
+        self._data_acceptors: list[Acceptor] = []
+
+    def reconfigure(self, settings: NetworkSettings) -> None:
+        """At any time: how many connections may be open, and come in a second, and by how many tasks the data plane is
+        served. Connections that are open stay."""
+        self._settings = settings
+        for parts in self._planes.values():
+            parts.quotas.configure(
+                settings.max_connections, settings.max_connections_per_ip, settings.max_connection_creation_rate
+            )
+        self._planes[Plane.DATA].pool.resize(settings.num_io_threads)
+        for acceptor in self._data_acceptors:
+            acceptor.resize(settings.num_network_threads, partial(self._processor, acceptor.name, Plane.DATA))
 
     async def bind(self, listeners: Sequence[tuple[str, str, int, Plane]]) -> dict[str, int]:
         """Bind (name, host, port, plane) each, and return the port of each name. An empty host is every address;
@@ -86,6 +100,7 @@ class SocketServer:
             for acceptor in self._acceptors:
                 await acceptor.close()
             self._acceptors.clear()
+            self._data_acceptors.clear()
             raise
         return {acceptor.name: acceptor.listener.port for acceptor in self._acceptors}
 
@@ -101,7 +116,7 @@ class SocketServer:
         close all connections. Returns when every task has ended and every connection is closed."""
         for acceptor in self._acceptors:
             await acceptor.close()
-        processors = [processor for acceptor in self._acceptors for processor in acceptor.processors]
+        processors = [processor for acceptor in self._acceptors for processor in acceptor.all_processors]
         for parts in self._planes.values():
             parts.channel.close()
         await asyncio.gather(*(parts.pool.close(grace_s) for parts in self._planes.values()))
@@ -138,13 +153,17 @@ class SocketServer:
         except OSError as error:
             raise NetworkError(_why_not_bound(name, host, port, error)) from error
         parts = self._planes[plane]
-        processors = [
-            Processor(name, plane, parts.channel, self._settings, self.metrics, self._clock)
-            for _ in range(1 if plane is Plane.CONTROL else self._settings.num_network_threads)
-        ]
-        self._acceptors.append(
-            Acceptor(name, listener, processors, parts.quotas, self.metrics, self._clock, lambda: self._room(plane))
+        count = 1 if plane is Plane.CONTROL else self._settings.num_network_threads
+        processors = [self._processor(name, plane) for _ in range(count)]
+        acceptor = Acceptor(
+            name, listener, processors, parts.quotas, self.metrics, self._clock, lambda: self._room(plane)
         )
+        self._acceptors.append(acceptor)
+        if plane is Plane.DATA:
+            self._data_acceptors.append(acceptor)
+
+    def _processor(self, name: str, plane: Plane) -> Processor:
+        return Processor(name, plane, self._planes[plane].channel, self._settings, self.metrics, self._clock)
 
     def _room(self, plane: Plane) -> str | None:
         _, used, limit = self._disk.descriptors()

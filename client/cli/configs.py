@@ -79,7 +79,7 @@ def describe(
                     entry.name,
                     "(secret)" if entry.is_sensitive else entry.value,
                     _SOURCES[entry.source],
-                    not entry.is_read_only,
+                    "without effect" if entry.is_without_effect else not entry.is_read_only,
                 )
                 for entry in shown
             ],
@@ -129,12 +129,14 @@ def alter(
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"{name} is to be changed {names.count(name)} times: give each setting once")
-    run(_alter(bootstrap_servers(bootstrap, data), resource, changes, validate_only))
+    without_effect = run(_alter(bootstrap_servers(bootstrap, data), resource, changes, validate_only))
     done = "could change" if validate_only else "changed"
     if format is Format.JSON:
         print_json({"resource": str(resource), "changed": [c.name for c in changes], "validate_only": validate_only})
     else:
         sys.stdout.write(f"{done} {', '.join(change.name for change in changes)} of {resource}\n")
+    for name, why in without_effect.items():
+        sys.stderr.write(f"warning: {name}: {why[:1].lower()}{why[1:]}\n")
 
 
 def _resource(topic: str | None, broker: int | None, broker_default: bool) -> ConfigResource:
@@ -153,9 +155,17 @@ async def _describe(bootstrap: str, resource: ConfigResource) -> dict[str, Confi
             raise failed.errors[resource] from None
 
 
-async def _alter(bootstrap: str, resource: ConfigResource, changes: list[ConfigChange], validate_only: bool) -> None:
+async def _alter(
+    bootstrap: str, resource: ConfigResource, changes: list[ConfigChange], validate_only: bool
+) -> dict[str, str]:
+    """What has changed, and does nothing; and why."""
     async with open_admin(bootstrap) as admin:
         try:
             await admin.incremental_alter_configs({resource: changes}, validate_only=validate_only)
+            if validate_only:
+                return {}
+            names = [change.name for change in changes]
+            found = (await admin.describe_configs([resource], names=names, documentation=True))[resource]
+            return {name: entry.documentation or "" for name, entry in found.items() if entry.is_without_effect}
         except ConfigErrors as failed:
             raise failed.errors[resource] from None

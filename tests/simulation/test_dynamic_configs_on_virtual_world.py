@@ -13,11 +13,14 @@ from minibroker.client.admin import Admin
 from minibroker.client.configs import ConfigChange, ConfigResource
 from minibroker.client.errors import ConfigErrors
 from minibroker.client.producer import Producer
-from minibroker.protocol import znodes
-from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol import apis, znodes
+from minibroker.protocol.apis import Plane
+from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
+from minibroker.protocol.messages import ApiVersionsRequest
 from minibroker.protocol.model import AlterOperation, ConfigSource, ConfigType, TopicPartition
 from minibroker.protocol.records import MAX_BATCH_BYTES
-from tests.simulation.cluster import VirtualCluster, host_name
+from minibroker.protocol.rpc import open_connection
+from tests.simulation.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
 
@@ -179,10 +182,9 @@ def test_what_makes_no_sense_is_refused_with_value_rule_and_remedy() -> None:
             (ORDERS, set_to("durability", "synced"), ErrorCode.INVALID_CONFIG, "Create another topic"),
             (ORDERS, ConfigChange.append("segment.bytes", "5"), ErrorCode.INVALID_CONFIG, "not a list"),
             (ORDERS, ConfigChange("segment.bytes", AlterOperation.SET), ErrorCode.INVALID_REQUEST, "has no value"),
-            (me, set_to("num.io.threads", 9), ErrorCode.INVALID_CONFIG, "start it again"),
+            (me, set_to("num.partitions", 9), ErrorCode.INVALID_CONFIG, "start it again"),
             (me, set_to("log.retention.ms", -2), ErrorCode.INVALID_CONFIG, "-1 or more"),
             (ALL, set_to("log.cleaner.max.compaction.lag.ms", 0), ErrorCode.INVALID_CONFIG, "1 or more"),
-            (ALL, set_to("retention.ms", 5), ErrorCode.INVALID_CONFIG, "did you mean log.retention.ms?"),
             (ConfigResource.of_topic("none"), set_to("retention.ms", 5), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "none"),
         ):
             error = await refused(admin, resource, change)
@@ -331,6 +333,53 @@ def test_what_was_edited_by_hand_and_is_no_setting_is_described_without_its_valu
             assert (entry.value, entry.type, entry.is_sensitive) == (None, ConfigType.UNKNOWN, True)
             await admin.incremental_alter_configs({resource: [ConfigChange.delete("typo")]})
             assert "typo" not in (await admin.describe_configs([resource]))[resource]
+
+    play(scenario)
+
+
+WITHOUT_MEANING = {
+    "file.delete.delay.ms": "60000",
+    "message.format.version": "2.8-IV1",
+    "preallocate": "true",
+    "segment.index.bytes": "10485760",
+    "message.downconversion.enable": "false",
+    "remote.storage.enable": "false",
+    "local.retention.ms": "-2",
+    "local.retention.bytes": "-2",
+}
+WITH_MEANING = {
+    "flush.ms": "1000",
+    "flush.messages": "10",
+    "compression.type": "gzip",
+    "compression.gzip.level": "9",
+    "compression.lz4.level": "9",
+    "compression.zstd.level": "3",
+    "message.timestamp.type": "LogAppendTime",
+    "message.timestamp.before.max.ms": "1000",
+    "message.timestamp.after.max.ms": "1000",
+    "message.timestamp.difference.max.ms": "1000",
+}
+
+
+def test_what_kafka_takes_is_taken_and_what_has_no_effect_is_said_to_have_none() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        given = WITHOUT_MEANING | WITH_MEANING
+        await admin.incremental_alter_configs({ORDERS: [set_to(name, value) for name, value in given.items()]})
+        entries = (await admin.describe_configs([ORDERS], documentation=True))[ORDERS]
+        assert {name: entries[name].value for name in given} == given
+        assert {name for name, entry in entries.items() if entry.is_without_effect} == WITHOUT_MEANING.keys()
+        await cluster.until(lambda: replica(cluster, 1).log.config.flush_ms == 1_000)
+
+        own = ConfigResource.of_broker(1)
+        of_brokers = {"background.threads": "5", "log.segment.delete.delay.ms": "7", "plugin.password": "x"}
+        await admin.incremental_alter_configs({own: [set_to(n, v) for n, v in of_brokers.items()]})
+        await admin.incremental_alter_configs({ALL: [set_to("another.plugin", "x"), set_to("log.roll.ms", 5_000)]})
+        entries = (await admin.describe_configs([own], documentation=True))[own]
+        shown = {name: entries[name].value for name in (*of_brokers, "another.plugin")}
+        assert shown == of_brokers | {"plugin.password": None, "another.plugin": None}
+        assert all(entries[name].is_without_effect for name in shown)
+        assert (entries["plugin.password"].is_sensitive, entries["plugin.password"].problem) == (True, None)
+        assert (entries["log.roll.ms"].value, entries["log.roll.ms"].is_without_effect) == ("5000", False)
 
     play(scenario)
 
@@ -525,6 +574,40 @@ def test_a_replica_catches_up_at_the_rate_that_is_set_and_faster_when_it_is_rais
     play(scenario, settings={"replica.lag.time.max.ms": "3000", "replica.fetch.max.bytes": "5000"})
 
 
+async def ask(world: VirtualWorld) -> None:
+    connection = await open_connection(world.network, host_name(1), PORT, client_id="x", timeout_s=2)
+    await connection.request(apis.API_VERSIONS, ApiVersionsRequest(), timeout_s=2)
+    connection.close()
+
+
+def test_the_network_is_served_by_as_many_tasks_and_takes_as_many_connections_as_is_set() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        server = cluster.broker(1)._server
+        [acceptor] = server._data_acceptors
+        for handlers, processors in ((20, 5), (1, 1), (4, 2)):
+            await admin.incremental_alter_configs(
+                {ALL: [set_to("num.io.threads", handlers), set_to("num.network.threads", processors)]}
+            )
+            await cluster.until(lambda: server.handler_count(Plane.DATA) == handlers)  # noqa: B023
+            assert len(acceptor.processors) == processors
+            for _ in range(40):
+                await admin.describe_configs([ConfigResource.of_broker(1)])
+            pool = server._planes[Plane.DATA].pool
+            assert sum(not task.done() for task in pool._tasks) <= max(handlers, 2)
+            assert 0 <= server.handler_idle_ratio(Plane.DATA) <= 1
+        open_now = server.connection_count(Plane.DATA)
+        await admin.incremental_alter_configs({ConfigResource.of_broker(1): [set_to("max.connections", open_now)]})
+        world = cluster.client("another")
+        await asyncio.sleep(1)
+        with pytest.raises(NetworkError):
+            await ask(world)
+        await admin.incremental_alter_configs({ConfigResource.of_broker(1): [ConfigChange.delete("max.connections")]})
+        await asyncio.sleep(1)
+        await ask(world)
+
+    play(scenario)
+
+
 def test_a_follower_that_has_not_heard_that_its_topic_is_compacted_follows_over_the_gaps() -> None:
     async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
         network, world = cluster.simulation.network, cluster.client("producer")
@@ -567,13 +650,13 @@ def test_a_broker_starts_though_what_is_set_for_brokers_makes_no_sense(caplog: p
     async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
         zookeeper = cluster.simulation.zookeeper
         cluster.kill_broker(2)
-        zookeeper.make(znodes.broker_config_path(2), znodes.encode_config({"num.io.threads": "1"}))
+        zookeeper.make(znodes.broker_config_path(2), znodes.encode_config({"num.partitions": "1"}))
         zookeeper.make(znodes.broker_config_path(None), b"[]")
         broker = await cluster.start_broker(2)
         assert broker._configs.config == broker.config
         [own] = [r.getMessage() for r in caplog.records if "/config/brokers/2 make no sense" in r.getMessage()]
-        assert "num.io.threads is read-only" in own
-        await admin.incremental_alter_configs({ConfigResource.of_broker(2): [ConfigChange.delete("num.io.threads")]})
+        assert "num.partitions is read-only" in own
+        await admin.incremental_alter_configs({ConfigResource.of_broker(2): [ConfigChange.delete("num.partitions")]})
         assert (await refused(admin, ALL, set_to("log.retention.ms", 5))).code is ErrorCode.INVALID_CONFIG
 
     with caplog.at_level(logging.WARNING, "minibroker.config"):

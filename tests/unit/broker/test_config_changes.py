@@ -105,7 +105,6 @@ def test_what_was_edited_by_hand_and_is_no_setting_may_be_deleted_and_nothing_el
         ("broker.id", "2", "broker.id is read-only"),
         ("broker.secret", "x" * 20, "broker.secret is read-only"),
         ("log.durability", "synced", "log.durability is read-only"),
-        ("log.retention.mss", "5", "did you mean log.retention.ms"),
         ("log.retention.ms", "x", "give a whole number"),
         ("log.cleaner.min.compaction.lag.ms", "20", "exceeds log.cleaner.max.compaction.lag.ms=10"),
     ],
@@ -114,6 +113,16 @@ def test_what_a_running_broker_cannot_take_is_refused(name: str, value: str, sai
     below = {"log.cleaner.max.compaction.lag.ms": "10"}
     with pytest.raises(BrokerError, match=said):
         altered_broker({}, [change(name, SET, value)], STATIC, below)
+
+
+def test_what_a_broker_does_not_know_is_taken_for_the_sake_of_tools_and_changes_nothing() -> None:
+    values = altered_broker({}, [change("plugin.password", SET, "x"), change("log.retention.ms", SET, "5")], STATIC, {})
+    assert values == {"plugin.password": "x", "log.retention.ms": "5"}
+    assert with_dynamic(STATIC, {"listener.name.x.ssl.keystore.location": "y"}, values) == with_dynamic(
+        STATIC, {"log.retention.ms": "5"}
+    )
+    with pytest.raises(BrokerError, match="not a list"):
+        altered_broker({}, [change("plugin.list", APPEND, "x")], STATIC, {})
 
 
 def test_of_dynamic_settings_the_later_layer_wins_and_the_rest_stays() -> None:
