@@ -42,6 +42,8 @@ from minibroker.protocol.messages import DeletableTopicResult
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.znodes import DELETE_TOPICS, delete_topic_path, topic_config_path
 
+IS_REASSIGNED = "its partitions are being reassigned"
+
 
 def disabled(topics: Iterable[str]) -> list[DeletableTopicResult]:
     """The answers where `delete.topic.enable` is false."""
@@ -153,17 +155,19 @@ def dropped(topics: Iterable[str]) -> Plan:
 
 
 def waiting(state: ClusterState, topics: Mapping[str, str]) -> dict[str, str]:
-    """Which of the topics of these ids are not gone yet, and what they wait for, as a sentence; empty where that is
-    their brokers' answers alone."""
+    """Which of the topics of these ids are not gone yet, and the obstacle that they wait for, as a sentence; empty
+    where that is an answer of their brokers, or the end of a reassignment, which usually comes soon."""
     return {
-        topic: state.ineligible_topics.get(topic, "")
+        topic: "" if state.is_reassigning(topic) else state.ineligible_topics.get(topic, "")
         for topic, topic_id in topics.items()
         if state.topic_ids.get(topic) == topic_id
     }
 
 
 def unanswered(state: ClusterState, topic: str) -> str:
-    """The brokers whose answers a deletion that goes on waits for, as a sentence."""
+    """What a deletion without an obstacle waits for, as a sentence."""
+    if state.is_reassigning(topic):
+        return IS_REASSIGNED
     deleting = (
         r.broker_id for r in state.replicas_of(topic) if state.replica_state(r) is ReplicaState.DELETION_STARTED
     )
@@ -174,7 +178,7 @@ def unanswered(state: ClusterState, topic: str) -> str:
 def _queue(builder: PlanBuilder, state: ClusterState, topic: str) -> None:
     builder.change(DeletionQueued(topic))
     if state.is_reassigning(topic):
-        builder.change(DeletionIneligible(topic, "its partitions are being reassigned"))
+        builder.change(DeletionIneligible(topic, IS_REASSIGNED))
 
 
 def resume(state: ClusterState) -> Plan:

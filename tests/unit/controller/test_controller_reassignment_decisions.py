@@ -197,6 +197,9 @@ def test_a_topic_that_is_being_reassigned_is_not_deleted_and_is_looked_after_unt
     carry_out(state, plan)
     assert not state.is_queued_for_deletion("orders")
     assert lines(deletion.resume(state)) == []
+    # The end of a reassignment usually comes soon: the request waits for it as long as it may.
+    assert deletion.waiting(state, {"orders": state.topic_ids["orders"]}) == {"orders": ""}
+    assert deletion.unanswered(state, "orders") == "its partitions are being reassigned"
     state.apply(AssignmentChanged(P0, ReplicaAssignment((2, 3))))
     carry_out(state, reassignment.over(state, [P0]))
     assert state.is_queued_for_deletion("orders")
