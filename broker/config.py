@@ -67,7 +67,10 @@ FormatVersion = Annotated[
 TimestampType = Literal["CreateTime", "LogAppendTime"]
 CleanupPolicy = Annotated[
     str,
-    Meta(pattern="^(delete|compact|compact,delete|delete,compact)$", description="delete, compact, or compact,delete"),
+    Meta(
+        pattern="^((delete|compact)( *, *(delete|compact))*)?$",
+        description="delete, compact, compact,delete, or nothing",
+    ),
 ]
 
 
@@ -204,7 +207,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     log_cleanup_policy: CleanupPolicy = "delete"
     """What becomes of old records. `delete`: they go by age and size (`log.retention.ms`, `log.retention.bytes`).
     `compact`: of each key the latest record stays for ever, and earlier ones go; a record without a value (a tombstone)
-    deletes its key. `compact,delete`: both."""
+    deletes its key. `compact,delete`: both. Nothing: all records stay."""
     log_cleaner_enable: bool = True
     """Whether logs are compacted at all."""
     log_cleaner_backoff_ms: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 15_000
@@ -575,13 +578,15 @@ def parse_listeners(setting: str, text: str) -> list[Endpoint]:
 
 
 def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Config:
+    trimmed = _trimmed(schema)
+    values = {name: value.strip() if name in trimmed else value for name, value in values.items()}
     for name in _integers(schema):
         # msgspec would take 1e6 and 1.0 as well.
         value = values.get(name)
         if value is not None and not _INTEGER.fullmatch(value):
             raise InvalidConfig(f"{what} setting {name}={_shown(value)}: give {rule_of(schema, name)}")
     try:
-        return msgspec.convert(dict(values), schema, strict=False)
+        return msgspec.convert(values, schema, strict=False)
     except msgspec.ValidationError as error:
         text = str(error)
         _, at, name = text.rpartition(" - at `$.")
@@ -629,6 +634,13 @@ def known_names(schema: type[msgspec.Struct]) -> frozenset[str]:
 def _integers(schema: type[msgspec.Struct]) -> list[str]:
     """The settings that are whole numbers."""
     return [field.encode_name for field in _fields(schema) if _is_integer(field.type)]
+
+
+@functools.cache
+def _trimmed(schema: type[msgspec.Struct]) -> frozenset[str]:
+    """The settings around whose values blanks mean nothing (Kafka's ConfigDef.parseType)."""
+    names = (field.encode_name for field in _fields(schema))
+    return frozenset(name for name in names if config_type(schema, name) is not ConfigType.STRING)
 
 
 def _is_integer(kind: Any) -> bool:

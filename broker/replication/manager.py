@@ -985,7 +985,7 @@ class ReplicaManager:
 
     def _log_config(self, topic: TopicConfig) -> LogConfig:
         config = self._config
-        policy = topic.cleanup_policy or config.log_cleanup_policy
+        policy = config.log_cleanup_policy if topic.cleanup_policy is None else topic.cleanup_policy
         compact, delete = "compact" in policy, "delete" in policy
         segment_ms = topic.segment_ms or config.log_roll_ms
         max_compaction_lag_ms = _either(topic.max_compaction_lag_ms, config.log_cleaner_max_compaction_lag_ms)

@@ -114,7 +114,7 @@ def test_a_topic_cannot_keep_records_from_compaction_for_longer_than_they_may_wa
         )
 
 
-@pytest.mark.parametrize("text", ["1e6", "1.0", "1_000", " 1", ""])
+@pytest.mark.parametrize("text", ["1e6", "1.0", "1_000", "1 0", ""])
 def test_only_digits_are_a_whole_number(text: str) -> None:
     name = "leader.replication.throttled.rate"
     with pytest.raises(InvalidConfig, match=f"{name}='{text}': give a whole number, 1 or more"):
@@ -181,6 +181,22 @@ def test_a_credential_for_zookeeper_that_is_missing_or_malformed_is_named_and_ne
         zookeeper_digest(config, RealDisk())
     with pytest.raises(InvalidConfig, match=r"zookeeper\.set\.acl is true without zookeeper\.digest\.file"):
         broker_config({**REQUIRED, "zookeeper.set.acl": "true"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "means"),
+    [
+        ("cleanup.policy", "", ""),
+        ("cleanup.policy", " compact ", "compact"),
+        ("cleanup.policy", "compact, delete", "compact, delete"),
+        ("cleanup.policy", "delete,delete", "delete,delete"),
+        ("retention.ms", " 5 ", 5),
+        ("min.cleanable.dirty.ratio", "0.5 ", 0.5),
+        ("unclean.leader.election.enable", " true", True),
+    ],
+)
+def test_a_value_is_read_as_kafka_reads_it(name: str, text: str, means: object) -> None:
+    assert getattr(topic_config({name: text}), name.replace(".", "_")) == means
 
 
 def test_a_setting_that_is_mistyped_is_answered_with_the_one_that_is_meant() -> None:

@@ -31,6 +31,11 @@ def change(name: str, operation: int, value: str | None = None) -> AlterableConf
             {"cleanup.policy": "compact"},
         ),
         (
+            {"cleanup.policy": "delete"},
+            change("cleanup.policy", SUBTRACT, "delete"),
+            {"cleanup.policy": ""},
+        ),
+        (
             {"leader.replication.throttled.replicas": "0:1"},
             change("leader.replication.throttled.replicas", SUBTRACT, "0:1,0:2"),
             {"leader.replication.throttled.replicas": ""},
@@ -55,7 +60,6 @@ def test_a_change_is_carried_out_and_to_repeat_it_changes_nothing(
         ([change("retention", DELETE)], ErrorCode.INVALID_CONFIG),
         ([change("durability", SET, "synced")], ErrorCode.INVALID_CONFIG),
         ([change("durability", DELETE)], ErrorCode.INVALID_CONFIG),
-        ([change("cleanup.policy", SUBTRACT, "delete")], ErrorCode.INVALID_CONFIG),
         (
             [change("min.compaction.lag.ms", SET, "9"), change("max.compaction.lag.ms", SET, "8")],
             ErrorCode.INVALID_CONFIG,
