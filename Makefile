@@ -102,7 +102,8 @@ CLIENTS :=
 kafka-clients: setup
 	$(BIN)/python -m tests.kafka_clients.matrix $(if $(CLIENTS),--only $(CLIENTS))
 
-# The test suites of kafka-python and librdkafka, from their packages, at our brokers. PEERS=kafka-python runs one of them.
+# The test suites of kafka-python, kafka-go, franz-go and librdkafka, from their packages, at our brokers.
+# PEERS=kafka-python,kafka-go runs some of them.
 PEERS :=
 kafka-peers: setup
 	$(BIN)/python -m tests.kafka_clients.peers $(if $(PEERS),--only $(PEERS))

@@ -1,4 +1,4 @@
-"""Peers' own test suites against our brokers: kafka-python's, and what of librdkafka's needs a broker.
+"""Peers' own test suites against our brokers: those whose sources are in the package registries with their tests.
 
     python -m tests.kafka_clients.peers [--only NAME,...] [--cache DIR] [--keep DIR]
 
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +31,7 @@ from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEn
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import LOOPBACK, free_ports
-from tests.kafka_clients.programs import TOOLS, CannotBuild, jars, java_command, run, tool
+from tests.kafka_clients.programs import CannotBuild, jars, java_command, run, tool
 from tests.kafka_clients.verdicts import (
     FAILED,
     NOT_APPLICABLE,
@@ -41,6 +43,7 @@ from tests.kafka_clients.verdicts import (
     declared_tests,
     judge,
     judge_list,
+    read_go,
     read_junit,
     read_part,
     read_runner,
@@ -49,8 +52,12 @@ from tests.kafka_clients.verdicts import (
 KAFKA_PYTHON = "3.0.12"
 NODE_RDKAFKA = "3.6.1"
 """The package on npm that has librdkafka's source, with its tests."""
+KAFKA_TOOLS = "3.9.1"
+"""The last that makes topics with the small segments that some tests want."""
 SPEAKS = "3.2"
 """The Kafka whose versions of the APIs are nearest to ours: what kafka-python takes us for."""
+FRANZ_GO = "1.22.3"
+KAFKA_GO = "0.4.51"
 SUITE_TIMEOUT_S = 900
 TEST_TIMEOUT_S = 60
 RUNNER_TIMEOUT_S = 900
@@ -62,13 +69,13 @@ Suite = Callable[[Path, Path, Known], Iterator[Found]]
 
 
 @contextmanager
-def cluster(directory: Path, brokers: int, **settings: str) -> Iterator[str]:
-    """Brokers from id 0 on, as the suites have it."""
+def cluster(directory: Path, brokers: int, first: int = 0, **settings: str) -> Iterator[str]:
+    """Brokers with ids from `first` on, as the suite has it."""
     *ports, zookeeper_port = free_ports(brokers + 1)
     launcher = LocalCluster(directory)
     planned = ClusterFile(
         zookeeper=ZooKeeperEntry(f"{LOOPBACK}:{zookeeper_port}", zookeeper_port),
-        brokers=tuple(BrokerEntry(number, port) for number, port in enumerate(ports)),
+        brokers=tuple(BrokerEntry(number, port) for number, port in enumerate(ports, first)),
         settings={
             "auto.create.topics.enable": "true",
             "num.partitions": "4",
@@ -166,6 +173,64 @@ def kafka_python(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
     yield from read_junit(junit.read_text(), "test.integration")
 
 
+# -- Go --
+
+
+def fetch_go(cache: Path, module: str, version: str) -> Path:
+    """A copy of a module, which has its tests, and of what they need."""
+    directory = cache / f"{Path(module).name}-{version}"
+    if not (directory / "complete").exists():
+        go = tool("go", "golang-go")
+        told = msgspec.json.decode(run([go, "mod", "download", "-json", f"{module}@v{version}"], cache))
+        shutil.rmtree(directory, ignore_errors=True)
+        # The original is read-only: the copy is to be writable.
+        shutil.copytree(told["Dir"], directory, copy_function=shutil.copyfile)
+        run(["chmod", "-R", "u+w", str(directory)], cache)
+        run([go, "mod", "tidy"], directory)
+        (directory / "complete").touch()
+    return directory
+
+
+def go_test(source: Path, package: str, directory: Path, known: Known, **environment: str) -> list[Found]:
+    skip = "|".join(f"^{'$/^'.join(re.escape(part) for part in test.split('/'))}$" for test in known.not_applicable)
+    command = [
+        tool("go", "golang-go"),
+        "test",
+        "-json",
+        "-count=1",
+        f"-timeout={SUITE_TIMEOUT_S}s",
+        "-skip",
+        skip,
+        package,
+    ]
+    log = directory / "go.log"
+    ended = execute(command, source, log, SUITE_TIMEOUT_S + 60, **environment)
+    events = "\n".join(line for line in log.read_text().splitlines() if line.startswith("{"))
+    if not events:
+        raise CannotBuild(f"go test: {ended}; {' / '.join(log.read_text().splitlines()[-3:])}")
+    return [*(Found(name, SKIPPED) for name in known.not_applicable), *read_go(events, ended)]
+
+
+def franz_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
+    source = fetch_go(cache, "github.com/twmb/franz-go", FRANZ_GO)
+    with cluster(directory / "cluster", brokers=3) as bootstrap:
+        environment = {"KGO_SEEDS": bootstrap, "KGO_TEST_RF": "3", "KGO_TEST_RECORDS": "50000", "KGO_LOG_LEVEL": "none"}
+        yield from go_test(source, "./pkg/kgo", directory, known, **environment)
+
+
+def kafka_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
+    source = directory / "source"
+    settings = {"num_partitions": "1", "message_max_bytes": "60000000", "group_min_session_timeout_ms": "6000"}
+    with cluster(directory / "cluster", brokers=1, first=1, **settings) as bootstrap:
+        shutil.copytree(fetch_go(cache, "github.com/segmentio/kafka-go", KAFKA_GO), source)
+        host, _, port = bootstrap.partition(":")
+        # It has no setting for where the broker is.
+        for file in source.glob("*.go"):
+            text = file.read_text().replace("9092", port)
+            file.write_text(text.replace("localhost", host) if file.stem.endswith("_test") else text)
+        yield from go_test(source, ".", directory, known, KAFKA_VERSION="3.7.0")
+
+
 # -- librdkafka --
 
 
@@ -175,7 +240,11 @@ def build_librdkafka(cache: Path) -> Path:
     source = directory / "package" / "deps" / "librdkafka"
     if not (directory / "complete").exists():
         directory.mkdir(parents=True, exist_ok=True)
-        tool("g++", "g++")
+        # Without it, the tests of its statistics are left out.
+        run(
+            [tool("g++", "g++ rapidjson-dev"), "-fsyntax-only", "-xc++", "-include", "rapidjson/schema.h", os.devnull],
+            directory,
+        )
         run([tool("npm", "npm"), "pack", f"node-rdkafka@{NODE_RDKAFKA}"], directory)
         run([tool("tar", "tar"), "-xzf", f"node-rdkafka-{NODE_RDKAFKA}.tgz"], directory)
         make = [tool("make", "make"), f"-j{len(os.sched_getaffinity(0))}"]
@@ -191,7 +260,7 @@ def kafka_path(cache: Path) -> Path:
     directory = cache / "kafka"
     script = directory / "bin" / "kafka-topics.sh"
     command = java_command(
-        f"{jars(cache, 'org.apache.kafka', 'kafka-tools', TOOLS)}/*", "org.apache.kafka.tools.TopicCommand"
+        f"{jars(cache, 'org.apache.kafka', 'kafka-tools', KAFKA_TOOLS)}/*", "org.apache.kafka.tools.TopicCommand"
     )
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
@@ -246,8 +315,13 @@ class Runner:
         return report.read_bytes() if report.exists() else None, log.read_text(errors="replace"), ended
 
 
-SUITES: dict[str, Suite] = {"kafka-python": kafka_python, "librdkafka": librdkafka}
-VERSIONS = {"kafka-python": KAFKA_PYTHON, "librdkafka": f"of node-rdkafka {NODE_RDKAFKA}"}
+SUITES: dict[str, tuple[str, Suite]] = {
+    "kafka-python": (KAFKA_PYTHON, kafka_python),
+    "kafka-go": (KAFKA_GO, kafka_go),
+    "franz-go": (FRANZ_GO, franz_go),
+    "librdkafka": (f"of node-rdkafka {NODE_RDKAFKA}", librdkafka),
+}
+"""With the version. The quick ones come first."""
 
 
 def try_suite(name: str, cache: Path, directory: Path, known: Known) -> list[Verdict]:
@@ -260,7 +334,7 @@ def try_suite(name: str, cache: Path, directory: Path, known: Known) -> list[Ver
         print(f"{name}: {verdict.test}: {verdict.state}{reason}", flush=True)
 
     try:
-        for found in SUITES[name](cache, directory, known):
+        for found in SUITES[name][1](cache, directory, known):
             tell(judge(found, known))
         for stale in judge_list(known, [verdict.test for verdict in verdicts]):
             tell(stale)
@@ -289,7 +363,7 @@ def main() -> None:
             of = Counter(verdict.state for verdict in verdicts)
             unknown_failures = sum(not verdict.is_known for verdict in verdicts)
             counts = (of[PASSED], of[FAILED] - unknown_failures, unknown_failures, of[NOT_APPLICABLE])
-            rows.append((name, VERSIONS[name], *counts, time.monotonic() - began_s))
+            rows.append((name, SUITES[name][0], *counts, time.monotonic() - began_s))
     head = ("suite", "version", "passed", "known to fail", "failed", "not applicable", "seconds")
     print("\n{:<14} {:<22} {:>6} {:>13} {:>6} {:>14} {:>7}".format(*head))
     for row in rows:

@@ -1,7 +1,8 @@
 """What peers' own test suites found, and what to make of it: pure functions, for `peers`.
 
 `peers.toml` says for each suite which tests are not applicable here (they are not run where that saves time), and which
-fail for a reason that is known. It holds what is true: a test that passes though it is listed has failed.
+fail for a reason that is known. It holds what is true: a test that passes though it is listed has failed. So has a test
+that the suite skips without being listed: a skip can hide that something was not installed.
 """
 
 from __future__ import annotations
@@ -55,8 +56,11 @@ def judge(found: Found, known: Known) -> Verdict:
         return Verdict(test, FAILED, stale, seconds, is_known=False)
     if state == PASSED:
         return Verdict(test, PASSED, "", seconds, is_known=True)
-    if inapplicable or state == SKIPPED:
-        return Verdict(test, NOT_APPLICABLE, inapplicable or reason, seconds, is_known=True)
+    if inapplicable:
+        return Verdict(test, NOT_APPLICABLE, inapplicable, seconds, is_known=True)
+    if state == SKIPPED:
+        hidden = f"the suite skips it ({reason}): mend that, or list it in peers.toml as not applicable"
+        return Verdict(test, FAILED, hidden, seconds, is_known=False)
     told = f"{failure}: {reason}" if failure else reason
     return Verdict(test, FAILED, told, seconds, is_known=failure is not None)
 
@@ -95,6 +99,50 @@ def read_junit(xml: str, package: str) -> list[Found]:
         elif test not in found:  # an error at its teardown is a testcase of its own
             found[test] = Found(test, PASSED, "", seconds)
     return list(found.values())
+
+
+# -- go test --
+
+
+def read_go(events: str, ended: str) -> list[Found]:
+    """What `go test -json` reports: the tests without subtests, and a test that fails though none of its subtests does.
+    A test that began without an end fails: a panic ends the process. `ended` says how the run ended, where not well."""
+    states: dict[str, tuple[str, float]] = {}
+    output: dict[str, str] = {}
+    for line in events.splitlines():
+        event = msgspec.json.decode(line, type=_GoEvent)
+        if event.test and event.action in _GO_STATES:
+            states[event.test] = (_GO_STATES[event.action], event.elapsed)
+        elif event.action == "output":
+            output[event.test] = output.get(event.test, "") + event.output
+    failed = [name for name, (state, _) in states.items() if state == FAILED]
+    parents, explained = _parents(states), _parents(failed)
+    found = []
+    for name, (state, seconds) in states.items():
+        if name in explained or (state == PASSED and name in parents):
+            continue
+        told = _GO_REASON.findall(output.get(name, "")) or ["it does not say why" if state == SKIPPED else ended]
+        found.append(Found(name, state, "" if state == PASSED else first_line(told[-1]), seconds))
+    if ended and not failed:
+        found.append(Found("its end", FAILED, ended))
+    return found
+
+
+def _parents(names: Iterable[str]) -> set[str]:
+    return {name[: slash.start()] for name in names for slash in re.finditer("/", name)}
+
+
+class _GoEvent(msgspec.Struct, frozen=True, rename="pascal"):
+    action: str
+    test: str = ""
+    """None: it is about the whole package."""
+    elapsed: float = 0.0
+    output: str = ""
+
+
+_GO_STATES = {"run": FAILED, "pass": PASSED, "fail": FAILED, "skip": SKIPPED}
+"""By the last of these actions. A test that has only begun has failed."""
+_GO_REASON = re.compile(r"^(?:panic: | +\w+_test\.go:\d+: )(.+)", re.MULTILINE)
 
 
 # -- librdkafka's test-runner --

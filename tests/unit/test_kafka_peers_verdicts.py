@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.kafka_clients import verdicts
+from tests.kafka_clients import peers, verdicts
 from tests.kafka_clients.verdicts import (
     Declared,
     Found,
@@ -17,6 +17,7 @@ from tests.kafka_clients.verdicts import (
     declared_tests,
     judge,
     judge_list,
+    read_go,
     read_junit,
     read_part,
     read_runner,
@@ -30,13 +31,13 @@ def test_only_what_the_list_explains_may_fail() -> None:
         judge(Found("test_tls::test_a[x]", "failed", "refused"), KNOWN),
         judge(Found("test_admin::test_b", "failed", "assert 1", 0.5), KNOWN),
         judge(Found("test_admin::test_bb", "failed", "assert 2"), KNOWN),
-        judge(Found("test_admin::test_c", "skipped", "needs 4.0"), KNOWN),
+        judge(Found("test_tls::test_c", "skipped", "needs 4.0"), KNOWN),
         judge(Found("test_admin::test_d", "passed", "", 0.5), KNOWN),
     ] == [
         Verdict("test_tls::test_a[x]", "not applicable", "no TLS", 0.0, is_known=True),
         Verdict("test_admin::test_b", "failed", "not done yet: assert 1", 0.5, is_known=True),
         Verdict("test_admin::test_bb", "failed", "assert 2", 0.0, is_known=False),
-        Verdict("test_admin::test_c", "not applicable", "needs 4.0", 0.0, is_known=True),
+        Verdict("test_tls::test_c", "not applicable", "no TLS", 0.0, is_known=True),
         Verdict("test_admin::test_d", "passed", "", 0.5, is_known=True),
     ]
 
@@ -49,6 +50,13 @@ def test_a_test_that_passes_though_it_is_listed_has_failed(name: str) -> None:
     assert not verdict.is_known
 
 
+def test_a_test_that_the_suite_skips_by_itself_has_failed_unless_it_is_listed() -> None:
+    verdict = judge(Found("0053_stats", "skipped", "RapidJSON not available"), KNOWN)
+
+    assert (verdict.state, verdict.is_known) == ("failed", False)
+    assert "RapidJSON not available" in verdict.reason
+
+
 def test_the_list_may_not_name_a_test_that_is_gone() -> None:
     assert judge_list(KNOWN, ["test_tls::test_a", "test_admin::test_b"]) == []
     assert [(verdict.test, verdict.is_known) for verdict in judge_list(KNOWN, ["test_tls", "test_admin::test_bb"])] == [
@@ -59,7 +67,7 @@ def test_the_list_may_not_name_a_test_that_is_gone() -> None:
 def test_the_list_can_be_read() -> None:
     path = Path(verdicts.__file__).with_name("peers.toml")
 
-    assert msgspec.toml.decode(path.read_bytes(), type=dict[str, Known]).keys() == {"kafka-python", "librdkafka"}
+    assert msgspec.toml.decode(path.read_bytes(), type=dict[str, Known]).keys() == peers.SUITES.keys()
 
 
 def test_pytest_s_report_has_each_test_once_with_its_worst_outcome() -> None:
@@ -76,6 +84,52 @@ def test_pytest_s_report_has_each_test_once_with_its_worst_outcome() -> None:
         Found("test_a::test_y", "failed", "a", 1.0),
         Found("test_a::test_z", "failed", "at teardown", 1.0),
         Found("test_a::test_s", "skipped", "needs 4.0", 0.0),
+    ]
+
+
+def go_events(*events: tuple[str, ...]) -> str:
+    names = ("Action", "Test", "Output")
+    return "\n".join(json.dumps({**dict(zip(names, event, strict=False)), "Package": "p"}) for event in events)
+
+
+def test_go_s_events_have_each_test_without_subtests_once_with_its_last_reason() -> None:
+    events = go_events(
+        *(("run", name) for name in ("TestA", "TestA/x", "TestA/y", "TestB", "TestC", "TestD", "TestD/z")),
+        ("output", "TestA/x", "    a_test.go:7: created a topic\n"),
+        ("output", "TestA/x", "    a_test.go:9: want 1 but got 2\n"),
+        ("fail", "TestA/x"),
+        ("pass", "TestA/y"),
+        ("fail", "TestA"),
+        ("pass", "TestB"),
+        ("output", "TestC", "    a_test.go:3: needs 4.0\n"),
+        ("skip", "TestC"),
+        ("pass", "TestD/z"),
+        ("output", "TestD", "    a_test.go:5: leaks\n"),
+        ("fail", "TestD"),
+        ("fail",),
+    )
+
+    assert read_go(events, "it ended with 1") == [
+        Found("TestA/x", "failed", "want 1 but got 2"),
+        Found("TestA/y", "passed"),
+        Found("TestB", "passed"),
+        Found("TestC", "skipped", "needs 4.0"),
+        Found("TestD", "failed", "leaks"),
+        Found("TestD/z", "passed"),
+    ]
+
+
+def test_a_panic_of_go_fails_what_has_begun_and_a_bad_end_alone_is_a_failure() -> None:
+    panicked = go_events(("run", "TestA"), ("run", "TestB"), ("output", "TestA", "panic: nil\n"), ("fail", "TestA"))
+    unbuilt = go_events(("run", "TestA"), ("pass", "TestA"), ("fail",))
+
+    assert read_go(panicked, "it ended with 1") == [
+        Found("TestA", "failed", "nil"),
+        Found("TestB", "failed", "it ended with 1"),
+    ]
+    assert read_go(unbuilt, "it ended with 1") == [
+        Found("TestA", "passed"),
+        Found("its end", "failed", "it ended with 1"),
     ]
 
 
