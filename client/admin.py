@@ -4,7 +4,6 @@ cluster."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -47,6 +46,7 @@ from minibroker.client.groups import (
     check_states,
 )
 from minibroker.client.lifecycle import Client
+from minibroker.client.log import Logger
 from minibroker.client.new_partitions import Growth
 from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.reassignment import Alteration, Listing, PartitionReassignment
@@ -92,7 +92,7 @@ from minibroker.protocol.world import World
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client")
 
 KNOWN_WITHIN_S = 3.0
 """How long brokers may take to hear of a new topic before its creator goes on without them."""

@@ -11,17 +11,17 @@ nobody commits expire, in a group without members, after `offsets.retention.minu
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from minibroker.client.activity import Activity
 from minibroker.client.commits import Commits, OffsetAndMetadata
 from minibroker.client.errors import CommitFailed
 from minibroker.client.fetch_state import PartitionState
 from minibroker.client.fetcher import Fetcher
+from minibroker.client.log import Logger
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.world import Clock
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client")
 
 PATIENCE_S = 30.0
 

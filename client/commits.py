@@ -11,7 +11,6 @@ Kafka's client gives that to the user (RebalanceInProgressException), who can do
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -22,6 +21,7 @@ from minibroker.client.errors import CommitFailed, InvalidSetting
 from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S
 from minibroker.client.group_states import Reaction, reaction
 from minibroker.client.heart import Membership
+from minibroker.client.log import Logger
 from minibroker.client.metadata import UNKNOWN_FOR_S
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.settings import check_by_partition, check_integer
@@ -32,7 +32,7 @@ from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMe
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.topic_ids import is_older
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client")
 
 _OF_THE_GROUP = (
     ErrorCode.NOT_COORDINATOR,

@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from random import Random
 
+from minibroker.client.log import Logger
 from minibroker.client.settings import Address
 from minibroker.client.tasks import BackgroundTasks
 from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.rpc import Connection, open_connection
 from minibroker.protocol.world import World
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client")
 
 CONNECT_TIMEOUT_S = 10.0
 """Kafka's socket.connection.setup.timeout.ms."""

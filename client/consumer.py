@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import re
 import sys
 from bisect import bisect_left
@@ -34,6 +33,7 @@ from minibroker.client.fetch_state import FetchedBatch, PartitionState
 from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, Fetcher
 from minibroker.client.group_member import GroupMember, Subscribed, begin_at_committed
 from minibroker.client.lifecycle import Client
+from minibroker.client.log import Logger
 from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.client.records import ConsumerBatch, Record
@@ -55,7 +55,7 @@ from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import CorruptRecord, decode_batch
 from minibroker.protocol.world import World
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client")
 
 Strategy = str | Assignor | AssignorCallable
 

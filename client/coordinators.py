@@ -13,11 +13,11 @@ partitions, and the hash, part of what clients must know.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from minibroker.client.connections import OVERDUE_S, Purpose, exponential_backoff_s
+from minibroker.client.log import Logger
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.settings import Address
 from minibroker.client.stalls import Stalls
@@ -32,7 +32,7 @@ Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)
 T = TypeVar("T")
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client")
 
 GROUP = 0
 """The key type of FindCoordinator; 1 is transactions."""

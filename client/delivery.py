@@ -6,7 +6,6 @@ one for thousands.
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -19,9 +18,10 @@ import msgspec
 from minibroker.client.accumulator import Part
 from minibroker.client.batch import Batch
 from minibroker.client.errors import BatchDeliveryFailed, FailedRecord, InvalidSetting
+from minibroker.client.log import Logger
 from minibroker.protocol.errors import MinibrokerError
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client")
 
 
 class RecordMetadata(NamedTuple):

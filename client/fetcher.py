@@ -14,7 +14,6 @@ consumed: what is dropped by a seek was never decoded.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from minibroker.client.connections import OVERDUE_S, Purpose
 from minibroker.client.errors import CorruptBatch, LogTruncated, no_such_partition
 from minibroker.client.fetch_state import FetchedBatch, PartitionState, due_fetches
 from minibroker.client.leader_requests import LeaderRequest, LeaderRequests
+from minibroker.client.log import Logger
 from minibroker.client.metadata import UNKNOWN_FOR_S, Leader
 from minibroker.client.offsets import CONSUMER, READ_UNCOMMITTED, Found, OffsetAndTimestamp, ask_leader
 from minibroker.client.runtime import ClientRuntime
@@ -44,7 +44,7 @@ from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import placed_batches
 from minibroker.protocol.rpc import Connection
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client")
 
 UNKNOWN_TOPIC_PATIENCE_S = 10.0
 """How long brokers may say that a topic does not exist before a reader raises (and a producer: its `max_block_ms`)."""

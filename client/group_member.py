@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -37,6 +36,7 @@ from minibroker.client.fetcher import Fetcher
 from minibroker.client.group_states import MOVES, MemberState, Reaction, reaction
 from minibroker.client.group_waits import watch
 from minibroker.client.heart import Heard, Heart, Membership, News, Overslept, Refused, Unreachable, leave
+from minibroker.client.log import Logger
 from minibroker.client.metadata import TopicInfo
 from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.client.runtime import ClientRuntime
@@ -56,7 +56,7 @@ from minibroker.protocol.consumer_protocol import (
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client")
 
 T = TypeVar("T")
 Request = TypeVar("Request", bound=m.Message)

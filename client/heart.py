@@ -17,13 +17,13 @@ socket without a loop (the coordinator moves, which takes look-ups, time limits 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
 from minibroker.client.activity import Activity
 from minibroker.client.connections import OVERDUE_S
 from minibroker.client.coordinators import Coordinators
+from minibroker.client.log import Logger, defer
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.tasks import Waker
 from minibroker.protocol import group_messages as g
@@ -31,7 +31,7 @@ from minibroker.protocol.apis import HEARTBEAT, LEAVE_GROUP
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
 from minibroker.protocol.world import Beside, World
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client")
 
 LEAVE_PATIENCE_S = 5.0
 
@@ -128,6 +128,8 @@ class Heart:
             self._waker.wake()
 
     async def _main(self, world: World) -> None:
+        if (loop := asyncio.get_running_loop()) is not self._loop:
+            defer(loop)
         crashed: list[BaseException] = []
         runtime = ClientRuntime(
             self._bootstrap,

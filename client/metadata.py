@@ -18,12 +18,12 @@ bootstrap addresses when no broker answers.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from minibroker.client.connections import Connections, Purpose, exponential_backoff_s
+from minibroker.client.log import Logger
 from minibroker.client.settings import Address
 from minibroker.client.stalls import Stalls
 from minibroker.client.tasks import Pulse, Waker
@@ -38,7 +38,7 @@ from minibroker.protocol.world import World
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client")
 
 FIRST_ATTEMPT_TIMEOUT_S = 1.0
 """For one broker's answer; doubled after each round in which none answered. A stopped process accepts connections

@@ -9,8 +9,6 @@ call into the accumulator. A record with a key costs one such call. Everything e
 from __future__ import annotations
 
 import asyncio
-import logging
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -34,6 +32,7 @@ from minibroker.client.columns import (
 from minibroker.client.delivery import BatchDelivery, Delivery, OnDelivery, check_on_delivery, tell_on_delivery
 from minibroker.client.errors import BufferFull, Closed, DeliveryFailed, InvalidSetting, records_were
 from minibroker.client.lifecycle import Client
+from minibroker.client.log import Logger
 from minibroker.client.partitioners import Partitioner, RecordPartitioner, WithoutKey, crc32, murmur2
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.sender import Sender
@@ -45,7 +44,7 @@ from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.world import World
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client")
 
 CANCELLED_FLUSH_S = 2.0
 """For so long a cancelled producer still sends what it has: a failover takes less."""
@@ -466,7 +465,7 @@ class Producer(Client):
         if unacknowledged:
             text = f"{was} was cancelled: {not_acknowledged(unacknowledged)}"
             logger.warning("%s", text)
-            warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
+            logger.resource_warning(text, source=self)
 
     def _was_dropped(self) -> None:
         parts = self._runtime, self._accumulator, self._sender, self._progress

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import warnings
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 from minibroker.client.connections import OVERDUE_S, Connections, Purpose
 from minibroker.client.errors import InvalidSetting, WrongEventLoop
+from minibroker.client.log import Logger
 from minibroker.client.metadata import Metadata
 from minibroker.client.settings import Address, check_ms, parse_bootstrap
 from minibroker.client.stalls import Stalls
@@ -25,7 +24,7 @@ from minibroker.protocol.world.real import RealWorld
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client")
 
 START_PATIENCE_S = 2.0
 """How long `start` tries to reach any broker: a cluster that is being started answers within that time, and after a
@@ -190,7 +189,7 @@ class ClientRuntime:
         text = f"{client!r} was dropped without `close`"
         if records:  # perhaps nothing runs after this, and a ResourceWarning is not shown by default
             logger.warning("%s: %d records were not acknowledged, and may never be sent", text, records)
-        warnings.warn(text, ResourceWarning, source=client, stacklevel=2)
+        logger.resource_warning(text, source=client)
 
     async def close(self) -> None:
         """End the tasks, then close the connections; all of that, even if it is cancelled meanwhile."""

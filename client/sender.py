@@ -10,7 +10,6 @@ is asked for metadata at once; as soon as that names another leader the batches 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from math import inf
 
@@ -19,6 +18,7 @@ from minibroker.client.batch import UNASSIGNED, Batch, BatchVerdict, Identity
 from minibroker.client.connections import Purpose, exponential_backoff_s
 from minibroker.client.errors import DeliveryTimedOut
 from minibroker.client.leader_requests import LeaderRequest, LeaderRequests
+from minibroker.client.log import Logger
 from minibroker.client.metadata import Leader
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
@@ -36,7 +36,7 @@ from minibroker.protocol.errors import (
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.rpc import Connection
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client")
 
 ANSWER_GRACE_S = 1.0
 """How much longer than the timeout in its request a broker may take to answer before the connection is given up."""

@@ -6,13 +6,14 @@ noted, and no clock is read, for records, batches or requests that go well.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
+from minibroker.client.log import Logger
+
 K = TypeVar("K")
 
-logger = logging.getLogger("minibroker.client.stalls")
+logger = Logger("minibroker.client.stalls")
 
 STALL_S = 5.0
 """After so long, waiting is a stall: a failover, and a metadata refresh or two, take less."""

@@ -40,6 +40,7 @@ from threading import Thread, get_ident
 from typing import Any, Generic, TypeVar
 from weakref import WeakMethod
 
+from minibroker.client import log
 from minibroker.client.errors import Closed, ForkedClient
 from minibroker.protocol.world.real import RealClock
 
@@ -47,6 +48,9 @@ T = TypeVar("T")
 
 CANCELLED_CALL_S = 5.0
 """How long an interrupted caller waits for its call to end. A producer's `close` sends for 2 s more."""
+
+LOG_PATIENCE_S = 0.2
+"""How long the end of a client waits until what it has logged is told."""
 
 EXIT_PATIENCE_S = 5.0
 """How long the interpreter waits at its end for all open clients together."""
@@ -149,12 +153,14 @@ class Background:
     def start(self) -> None:
         # Not before: between construction and start the process may fork.
         self._selector = selectors.DefaultSelector()
-        self._loop = asyncio.SelectorEventLoop(self._selector)
+        with log.silent_asyncio():
+            self._loop = asyncio.SelectorEventLoop(self._selector)
         _register(self)
         self._thread.start()
 
     def _run(self) -> None:
         """The thread."""
+        log.defer(self._loop)
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._until_stopped())
@@ -318,6 +324,7 @@ def _close_all() -> None:
     for background in list(_open):
         if background in reports:
             reports[background]()
+    log.wait(max(LOG_PATIENCE_S, deadline - clock.monotonic()))
 
 
 def _forked() -> None:

@@ -4,19 +4,19 @@ lives."""
 from __future__ import annotations
 
 import asyncio
-import logging
-import warnings
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar
 
+from minibroker.client import log
 from minibroker.client.context_managers import Blocking
 from minibroker.client.errors import ApiTimedOut, Closed, records_were
 from minibroker.client.lifecycle import Client
+from minibroker.client.log import Logger
 from minibroker.client.settings import check_ms
-from minibroker.client.sync.background import Background
+from minibroker.client.sync.background import LOG_PATIENCE_S, Background
 from minibroker.protocol.errors import MinibrokerError
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ C = TypeVar("C", bound=Client)
 THREAD_END_S = 5.0
 """How long `close` waits for the thread once all else is closed: it only closes its loop."""
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client", defers=True)
 
 Coroutines = Callable[[], Coroutine[Any, Any, T]]
 
@@ -131,6 +131,7 @@ class Facade(Blocking, Generic[C]):
                 self._state = "closed"
                 self._background.stop(THREAD_END_S)
                 self._ending.finish()
+                log.wait(LOG_PATIENCE_S)
 
     def _serve(self) -> None:
         """Do what the client wants done in a thread of its user's."""
@@ -197,7 +198,7 @@ class Facade(Blocking, Generic[C]):
         text = f"{self!r} {text}"
         if records:  # a ResourceWarning is not shown by default
             logger.warning("%s: %s not acknowledged, and may never be sent", text, records_were(records))
-        warnings.warn(text, ResourceWarning, source=self, stacklevel=3)
+        logger.resource_warning(text, source=self)
 
     def _was_forked(self) -> object:
         """This is a child, in which nothing works for this client."""

@@ -20,8 +20,6 @@ be wrong, and records that are not large cannot be many bytes.
 from __future__ import annotations
 
 import asyncio
-import logging
-import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
@@ -37,6 +35,7 @@ from minibroker.client import delivery as asynchronous
 from minibroker.client.columns import ArrowArray, Column, as_bytes, checked_timestamps
 from minibroker.client.delivery import BatchMetadata, OnDelivery, RecordMetadata, check_on_delivery, own_copy
 from minibroker.client.errors import ApiTimedOut, BufferFull, ClientCrashed, Closed, DeliveryFailed, FailedRecord
+from minibroker.client.log import Logger
 from minibroker.client.partitioners import Partitioner, RecordPartitioner
 from minibroker.client.producer import (
     CANCELLED_FLUSH_S,
@@ -56,7 +55,7 @@ from minibroker.client.tasks import Pulse
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header
 
-logger = logging.getLogger("minibroker.client")
+logger = Logger("minibroker.client", defers=True)
 
 QUEUE_RECORDS = 4_096
 LARGE_BYTES = 16 * 1024
@@ -521,7 +520,7 @@ class Handover(Ending):
             if left:
                 text = f"{self._producer!r} was interrupted: {not_acknowledged(left)}"
                 logger.warning("%s", text)
-                warnings.warn(text, ResourceWarning, stacklevel=2)
+                logger.resource_warning(text)
 
     async def _end_task(self) -> None:
         if self._task is not None:

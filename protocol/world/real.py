@@ -356,32 +356,55 @@ class _Besides:
         self._lock = threading.Lock()
         self._users = 0
         self._process_id = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: _BesideThread | None = None
 
-    def enter(self) -> asyncio.AbstractEventLoop:
+    def enter(self) -> "_BesideThread":
         with self._lock:
-            if self._loop is None or self._process_id != os.getpid():  # a fork has no threads
+            if self._thread is None or self._process_id != os.getpid():  # a fork has no threads
                 self._users = 0
                 self._process_id = os.getpid()
-                self._loop = asyncio.new_event_loop()
-                Thread(target=_run_loop, args=(self._loop,), name="minibroker beside", daemon=True).start()
+                self._thread = _BesideThread()
             self._users += 1
-            return self._loop
+            return self._thread
 
-    def leave(self, loop: asyncio.AbstractEventLoop) -> None:
+    def leave(self, thread: "_BesideThread") -> None:
         with self._lock:
-            if loop is not self._loop:
+            if thread is not self._thread:
                 return
             self._users -= 1
             if self._users == 0:
-                self._loop = None
-                loop.call_soon_threadsafe(loop.stop)
+                self._thread = None
+                thread.call_soon(lambda: asyncio.get_running_loop().stop())
 
 
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    loop.run_forever()
-    loop.close()
+class _BesideThread:
+    """It makes the event loop itself: asyncio logs that, and a client of a logging handler must not wait for a lock of
+    `logging`, which its caller may hold."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._early: list[Callable[[], object]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        Thread(target=self._run, name="minibroker beside", daemon=True).start()
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """In the loop; once there is one. Does nothing if it has ended."""
+        with self._lock:
+            if self._loop is None:
+                self._early.append(function)
+                return
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
+
+    def _run(self) -> None:
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        with self._lock:
+            self._loop = loop
+            for function in self._early:
+                loop.call_soon(function)
+        loop.run_forever()
+        loop.close()
 
 
 _besides = _Besides()
@@ -393,26 +416,29 @@ class RealBeside:
         self._name = name
         self._task: asyncio.Task[None] | None = None
         self._end: Future[None] = Future()
-        self._loop = _besides.enter()
-        self._loop.call_soon_threadsafe(self._start)
+        self._thread = _besides.enter()
+        self._thread.call_soon(self._start)
 
     def call(self, function: Callable[[], object]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(function)
+        self._thread.call_soon(function)
 
     async def wait(self) -> None:
         end = asyncio.wrap_future(self._end)
         try:
             await asyncio.shield(end)
         except asyncio.CancelledError:
-            self.call(self._cancel)
-            await asyncio.wait([end])
+            if not self._end.cancel():  # it has begun
+                self.call(self._cancel)
+                await asyncio.wait([end])
             raise
 
     # -- in the thread --
 
     def _start(self) -> None:
-        self._task = self._loop.create_task(self._run(), name=self._name)
+        if not self._end.set_running_or_notify_cancel():
+            _besides.leave(self._thread)
+            return
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=self._name)
         self._task.add_done_callback(self._ended)
 
     async def _run(self) -> None:
@@ -427,7 +453,7 @@ class RealBeside:
             self._task.cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        _besides.leave(self._loop)
+        _besides.leave(self._thread)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._end.set_exception(error)
         else:
