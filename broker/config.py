@@ -58,6 +58,7 @@ Duration = Annotated[int, Meta(ge=0, le=_UNBOUNDED)]
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 CompressionType = Literal["producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"]
 GzipLevel = Annotated[int, Meta(ge=-1, le=9)]
+LZ4_DEFAULT_LEVEL = 9
 Lz4Level = Annotated[int, Meta(ge=1, le=17)]
 ZstdLevel = Annotated[int, Meta(ge=-131_072, le=22)]
 FormatVersion = Annotated[
@@ -171,12 +172,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """The codec of all batches: the leader compresses anew, before it appends them, those that have another one.
     `producer`: batches stay as their producers have compressed them. Against `message.max.bytes` it is the result
     that counts, too."""
-    compression_gzip_level: GzipLevel | None = None
-    """How hard the leader compresses with gzip, from 1 (fast) to 9 (small). -1, or unset: as the codec does by
-    default."""
-    compression_lz4_level: Lz4Level | None = None
-    """The same, with lz4."""
-    compression_zstd_level: ZstdLevel | None = None
+    compression_gzip_level: GzipLevel = -1
+    """How hard the leader compresses with gzip, from 1 (fast) to 9 (small). -1: as the codec does by default."""
+    compression_lz4_level: Lz4Level = LZ4_DEFAULT_LEVEL
+    """The same, with lz4. 9, the default, is the fastest (as in Kafka)."""
+    compression_zstd_level: ZstdLevel = 3
     """The same, with zstd."""
     log_message_timestamp_type: TimestampType = "CreateTime"
     """A record's time is that of its producer (`CreateTime`), or of the broker that appends it (`LogAppendTime`)."""
@@ -230,7 +230,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """How many bytes of the log there are for each entry of its offset index."""
     log_flush_interval_messages: Annotated[int, Meta(ge=1, le=_UNBOUNDED)] = _UNBOUNDED
     """A log is flushed, in the background, each time that it has so many more records."""
-    log_flush_interval_ms: Duration | None = None
+    log_flush_interval_ms: Duration = _UNBOUNDED
     """A log is flushed, in the background, when it has a record that has not been for so long. (In Kafka not before
     `log.flush.scheduler.interval.ms` is over, too, which is never by default.)"""
     log_flush_offset_checkpoint_interval_ms: Milliseconds = 60_000

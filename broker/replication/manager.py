@@ -14,7 +14,14 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from minibroker.broker.config import BrokerConfig, InvalidConfig, TopicConfig, as_texts, default_texts
+from minibroker.broker.config import (
+    LZ4_DEFAULT_LEVEL,
+    BrokerConfig,
+    InvalidConfig,
+    TopicConfig,
+    as_texts,
+    default_texts,
+)
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.purgatory.purgatory import Purgatory, Timer
 from minibroker.broker.replication.delayed import (
@@ -1010,7 +1017,7 @@ class ReplicaManager:
                 _either(topic.message_timestamp_after_max_ms, config.log_message_timestamp_after_max_ms), difference_ms
             ),
             flush_messages=_first_limit(_either(topic.flush_messages, config.log_flush_interval_messages)),
-            flush_ms=config.log_flush_interval_ms if topic.flush_ms is None else topic.flush_ms,
+            flush_ms=_first_limit(_either(topic.flush_ms, config.log_flush_interval_ms)),
             producer_id_expiration_ms=config.producer_id_expiration_ms,
             segment_ms=segment_ms,
             segment_jitter_ms=_either(topic.segment_jitter_ms, config.log_roll_jitter_ms),
@@ -1254,16 +1261,13 @@ def _compression_level(topic: TopicConfig, config: BrokerConfig) -> int | None:
     """Of the codec that its batches are to have."""
     match topic.compression_type or config.compression_type:
         case "gzip":
-            level = (
-                config.compression_gzip_level if topic.compression_gzip_level is None else topic.compression_gzip_level
-            )
+            level = _either(topic.compression_gzip_level, config.compression_gzip_level)
             return None if level in (-1, 0) else level
         case "lz4":
-            return config.compression_lz4_level if topic.compression_lz4_level is None else topic.compression_lz4_level
+            level = _either(topic.compression_lz4_level, config.compression_lz4_level)
+            return None if level == LZ4_DEFAULT_LEVEL else level
         case "zstd":
-            return (
-                config.compression_zstd_level if topic.compression_zstd_level is None else topic.compression_zstd_level
-            )
+            return _either(topic.compression_zstd_level, config.compression_zstd_level)
         case _:
             return None
 

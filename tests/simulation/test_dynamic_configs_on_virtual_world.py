@@ -361,6 +361,18 @@ WITH_MEANING = {
 }
 
 
+def test_each_setting_of_a_topic_has_a_value_which_may_be_set() -> None:
+    """Tools read all settings, change one, and set them all (AlterConfigs)."""
+
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        entries = (await admin.describe_configs([ORDERS]))[ORDERS]
+        assert [name for name, entry in entries.items() if entry.value is None] == []
+        changes = [set_to(name, entry.value) for name, entry in entries.items() if name != "durability"]
+        await admin.incremental_alter_configs({ORDERS: changes})
+
+    play(scenario)
+
+
 def test_what_kafka_takes_is_taken_and_what_has_no_effect_is_said_to_have_none() -> None:
     async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
         given = WITHOUT_MEANING | WITH_MEANING
