@@ -150,7 +150,7 @@ class Broker:
                 for e in config.listener_endpoints()
             ]
         )
-        endpoints = config.advertised_endpoints(self.ports)
+        config.advertised_endpoints(self.ports)  # what is wrong with them is to be known first
         metrics_address = config.metrics_address()
         if metrics_address is not None:
             await self._metrics_listener.bind(*metrics_address)
@@ -237,7 +237,7 @@ class Broker:
         if metrics_address is not None:
             self._start_metrics(self._replicas, self._groups, self._controller, transcoder)
         registration.on_failure(self._supervisor.fail)
-        await registration.start(endpoints)
+        await registration.start(self._configs.config.advertised_endpoints(self.ports))
         logger.info("broker %d serves on port %d", config.broker_id, self.port)
 
     async def _connect_to_zookeeper(self, registration: Registration) -> None:
@@ -375,7 +375,9 @@ class Broker:
     async def _broker_config_changed(self, config: BrokerConfig) -> None:
         assert self._replicas is not None
         assert self._controller is not None
+        assert self._registration is not None
         self._server.reconfigure(_network_settings(config))
+        self._registration.move(config.advertised_endpoints(self.ports))
         self._controller.defaults_changed(config.unclean_leader_election_enable, config.min_insync_replicas)
         await self._replicas.broker_config_changed(config)
 

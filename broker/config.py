@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import textwrap
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -106,7 +107,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """Where to listen: `NAME://HOST:PORT,...`; port 0 takes a free one."""
 
     advertised_listeners: str = ""
-    """What others are told to connect to, where that differs from `listeners`."""
+    """What others are told to connect to, where that differs from `listeners`. A broker for which it is changed at run
+    time registers anew, and others lead for it until it is in sync again."""
 
     control_plane_listener_name: str = CONTROL_LISTENER
     """Which of the listeners takes the controller's requests, and nothing else."""
@@ -530,6 +532,7 @@ SYNONYMS = {
 """A topic's settings, and the broker's that hold where the topic has none."""
 
 DYNAMIC = frozenset(SYNONYMS.values()) - {"log.durability", "log.message.format.version"} | {
+    "advertised.listeners",
     "num.io.threads",
     "num.network.threads",
     "max.connections",
@@ -551,6 +554,9 @@ DYNAMIC = frozenset(SYNONYMS.values()) - {"log.durability", "log.message.format.
 }
 """The settings of a broker that take effect while it runs (KIP-226), for one broker or for all (what Kafka calls
 cluster-wide). All others are read when it starts."""
+
+PER_BROKER = frozenset({"advertised.listeners"})
+"""Those that cannot be set for all brokers."""
 
 SENSITIVE = frozenset({"broker.secret"})
 LISTS = frozenset(
@@ -721,10 +727,12 @@ def _as_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def dynamic_problem(values: Mapping[str, str]) -> str | None:
+def dynamic_problem(values: Mapping[str, str], *, is_for_all: bool = False) -> str | None:
     """Why these cannot be settings of a running broker; None where each of them can. Their values are not checked.
     Names that are not known may be, as in Kafka, and do nothing: tools set them for what they add to brokers."""
     for name in values:
+        if is_for_all and name in PER_BROKER:
+            return f"broker setting {name} is that of one broker: set it for that broker, by its id"
         if name in known_names(BrokerConfig) and name not in DYNAMIC:
             return (
                 f"broker setting {name} is read-only: change it on the command line or in the properties of the "
@@ -742,7 +750,10 @@ def with_dynamic(static: BrokerConfig, *layers: Mapping[str, str]) -> BrokerConf
         if problem is not None:
             raise InvalidConfig(problem)
         values |= {name: value for name, value in layer.items() if name in known_names(BrokerConfig)}
-    return broker_config(values)
+    config = broker_config(values)
+    if config.advertised_listeners != static.advertised_listeners:
+        config.advertised_endpoints(defaultdict(int))
+    return config
 
 
 def broker_config(values: Mapping[str, str]) -> BrokerConfig:

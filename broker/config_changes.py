@@ -121,12 +121,17 @@ def _check_known(changes: Sequence[AlterableConfig]) -> None:
 
 
 def altered_broker(
-    known: Mapping[str, str], changes: Sequence[AlterableConfig], static: BrokerConfig, below: Mapping[str, str]
+    known: Mapping[str, str],
+    changes: Sequence[AlterableConfig],
+    static: BrokerConfig,
+    below: Mapping[str, str],
+    *,
+    is_for_all: bool = False,
 ) -> dict[str, str]:
-    """What is set for a broker (or for all) after the changes. `below`: what holds where it is not set here. Raises
-    BrokerError."""
+    """What is set for a broker, or for all of them, after the changes. `below`: what holds where it is not set here.
+    Raises BrokerError."""
     names = {c.name: "" for c in changes if c.name not in known or c.config_operation != AlterOperation.DELETE}
-    problem = dynamic_problem(names)
+    problem = dynamic_problem(names, is_for_all=is_for_all)
     if problem is not None:
         raise BrokerError(ErrorCode.INVALID_CONFIG, problem)
     values = altered(known, changes, as_texts(static) | dict(below))

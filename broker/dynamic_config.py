@@ -230,7 +230,7 @@ class DynamicConfigManager:
         try:
             data, _ = await session.get(path)
             layer = from_earlier_release(znodes.decode_config(path, data))
-            problem = dynamic_problem(layer)
+            problem = dynamic_problem(layer, is_for_all=broker_id is None)
             if problem is not None:
                 raise InvalidConfig(problem)
         except NoNode:

@@ -157,6 +157,8 @@ class Registration:
         self._synced_since = synced_since
         self._secret = secret
         self._endpoints: tuple[Endpoint, ...] = ()
+        self._is_elsewhere = False
+        """The endpoints are others than those that are registered."""
 
         self._session: ZooKeeperSession | None = None
         self._former_session_ids: set[int] = set()
@@ -230,6 +232,14 @@ class Registration:
         self._endpoints = tuple(endpoints)
         self._task = start_in_background(self._run(), f"registration of broker {self._broker_id}")
         await asyncio.shield(self._registered)
+
+    def move(self, endpoints: Sequence[Endpoint]) -> None:
+        """After `start`: others are to use these endpoints from now on. The broker registers anew, as after the end of
+        its session, since all that others know of it belongs to one registration."""
+        if tuple(endpoints) != self._endpoints:
+            self._endpoints = tuple(endpoints)
+            self._is_elsewhere = True
+            self._news.set()
 
     async def close(self) -> None:
         """End the session, and with it the registration. Tells no listener."""
@@ -307,8 +317,14 @@ class Registration:
                     prepared = True
                 stat = await session.exists(self._path, self._watched)
                 if stat is None or stat.ephemeral_owner != session.session_id:
+                    self._is_elsewhere = False
                     await self._register(session)
                     continue  # read it back, with a watch on what is there now
+                if self._is_elsewhere:
+                    endpoints = self._endpoints
+                    await self._replace(session, stat, self._node())
+                    self._is_elsewhere = endpoints != self._endpoints
+                    continue
             except ConnectionLoss:
                 await self._reconnected(session)
                 continue
@@ -368,20 +384,12 @@ class Registration:
 
     async def _register(self, session: ZooKeeperSession) -> None:
         """Create the node, clearing away a stale one. Raises BrokerIdTaken, SecretDiffers."""
-        secret = fingerprint(self._secret, self.cluster_id)
         if not self._registered.done():
-            await self._require_same_secret(session, secret)
+            await self._require_same_secret(session, fingerprint(self._secret, self.cluster_id))
         patience_ends_s: float | None = None
         while True:
             self._news.clear()
-            node = encode_broker(
-                self._endpoints,
-                self._rack,
-                self._world.clock.wall_ms(),
-                self._trusted_since(),
-                self._synced_since(),
-                secret,
-            )
+            node = self._node()
             try:
                 await session.create(self._path, node, ephemeral=True)
                 return
@@ -422,6 +430,16 @@ class Registration:
             raise BrokerIdTaken(
                 f"broker id {self._broker_id} is taken by {where}: give this broker another broker.id, or {remedy}"
             )
+
+    def _node(self) -> bytes:
+        return encode_broker(
+            self._endpoints,
+            self._rack,
+            self._world.clock.wall_ms(),
+            self._trusted_since(),
+            self._synced_since(),
+            fingerprint(self._secret, self.cluster_id),
+        )
 
     async def _require_same_secret(self, session: ZooKeeperSession, secret: str) -> None:
         """A broker that the others do not believe would get replicas, and never serve one. Raises SecretDiffers."""

@@ -66,7 +66,7 @@ _AT_RUN_TIME = (
     ),
     ("`producer.id.expiration.ms`", "dynamic"),
     ("`transaction.partition.verification.enable`", "without effect: there are no transactions"),
-    ("`advertised.listeners`", "read-only: the address of a registration is believed as long as that lasts"),
+    ("`advertised.listeners`", "dynamic, of one broker: it registers anew, and others lead for it meanwhile"),
     ("`listeners`", "read-only: a listener is bound when the broker starts"),
     (
         "`listener.security.protocol.map`, `ssl.*`, `sasl.*`, `principal.builder.class`",

@@ -443,7 +443,8 @@ def _altered(
 ) -> dict[str, str]:
     if found.topic is not None:
         return altered_topic(found.values, changes, configs.config, name)
-    return altered_broker(found.values, changes, configs.static, configs.default if name else {})
+    below = configs.default if name else {}
+    return altered_broker(found.values, changes, configs.static, below, is_for_all=not name)
 
 
 def _write(found: _Found, name: str, values: Mapping[str, str]) -> list[Operation]:

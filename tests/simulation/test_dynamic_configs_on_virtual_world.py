@@ -620,6 +620,33 @@ def test_the_network_is_served_by_as_many_tasks_and_takes_as_many_connections_as
     play(scenario)
 
 
+def test_a_broker_is_found_where_it_is_said_to_be_from_then_on() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        own, name = ConfigResource.of_broker(1), "advertised.listeners"
+        address = cluster.simulation.host(host_name(1)).address
+        for nonsense, said in (("NONE://a:1", "not among listeners"), ("PLAINTEXT://0.0.0.0:1", "nobody can connect")):
+            assert said in str(await refused(admin, own, set_to(name, nonsense)))
+        assert "by its id" in str(await refused(admin, ALL, set_to(name, f"PLAINTEXT://{address}:{PORT}")))
+        world = cluster.client("producer")
+
+        def knows(broker_id: int, host: str) -> bool:
+            endpoint = cluster.broker(broker_id)._metadata.endpoint(1)
+            return endpoint is not None and (endpoint.host, endpoint.port) == (host, PORT)
+
+        for change, host in (
+            (set_to(name, f"PLAINTEXT://{address}:{PORT}"), address),
+            (ConfigChange.delete(name), host_name(1)),
+        ):
+            before = cluster.broker(1).broker_epoch
+            await admin.incremental_alter_configs({own: [change]})
+            await cluster.until(lambda: cluster.broker(1).broker_epoch > before, within_s=5)  # noqa: B023
+            await cluster.until(lambda: all(knows(b, host) for b in cluster.broker_ids), within_s=5)  # noqa: B023
+            await cluster.until(lambda: len(cluster.state(P0).isr) == 3, within_s=10)
+            await world.process.run(produce(cluster, world, 3))
+
+    play(scenario)
+
+
 def test_a_follower_that_has_not_heard_that_its_topic_is_compacted_follows_over_the_gaps() -> None:
     async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
         network, world = cluster.simulation.network, cluster.client("producer")
