@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import zip_longest
 from random import Random, SystemRandom
 from threading import Thread
 from typing import Any, NoReturn, TypeVar
@@ -26,6 +27,9 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 _BACKLOG = 1024
 
 LOOKUP_OVERDUE_S = 0.25
+
+ATTEMPT_DELAY_S = 0.25
+"""After so long without an answer of one address the next is tried, too: what RFC 8305 recommends."""
 
 THREADS = 4
 """Of one executor."""
@@ -175,21 +179,73 @@ class RealNetwork:
         return RealListener(listening)
 
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
-        loop = asyncio.get_running_loop()
-        failures: list[OSError] = []
-        for family, address in await self._names.resolve(host):
-            try:
-                transport, protocol = await loop.create_connection(factory, address, port, family=family)
-            except OSError as error:
-                failures.append(error)
-                continue
-            connection = transport.get_extra_info("socket")
-            if connection is not None:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return protocol
-        if all(type(failure) is type(failures[0]) for failure in failures):
-            raise failures[0]
-        raise OSError("; ".join(str(failure) for failure in failures))
+        connection = await _first_connected(_by_turns(await self._names.resolve(host)), port)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _, protocol = await asyncio.get_running_loop().create_connection(factory, sock=connection)
+        except BaseException:
+            connection.close()
+            raise
+        return protocol
+
+
+def _by_turns(addresses: _Addresses) -> _Addresses:
+    """Families in turn, the first one's first: one family may reach nothing (RFC 8305, section 4)."""
+    first = [entry for entry in addresses if entry[0] == addresses[0][0]]
+    others = [entry for entry in addresses if entry[0] != addresses[0][0]]
+    return [entry for pair in zip_longest(first, others) for entry in pair if entry is not None]
+
+
+async def _first_connected(addresses: _Addresses, port: int) -> socket.socket:
+    """Happy Eyeballs (RFC 8305): while an address does not answer, the next one is tried, too. (`create_connection` can
+    do that in asyncio, but not in uvloop.) Raises the error of all, if that is one."""
+    rest = iter(addresses)
+    attempts: set[asyncio.Task[socket.socket]] = set()
+    failures: list[OSError] = []
+    winner: socket.socket | None = None
+    try:
+        while winner is None:
+            if (entry := next(rest, None)) is not None:
+                attempts.add(asyncio.get_running_loop().create_task(_connected(*entry, port)))
+            elif all(attempt.done() for attempt in attempts):
+                break
+            pending = [attempt for attempt in attempts if not attempt.done()]
+            done, _ = await asyncio.wait(
+                pending,
+                timeout=None if entry is None else ATTEMPT_DELAY_S,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for attempt in done:
+                error = attempt.exception()
+                if error is None:
+                    winner = attempt.result()
+                elif isinstance(error, OSError):
+                    failures.append(error)
+                else:
+                    raise error
+    finally:
+        for attempt in attempts:
+            attempt.cancel()
+        await asyncio.wait(attempts)
+        for attempt in attempts:
+            if not attempt.cancelled() and attempt.exception() is None and attempt.result() is not winner:
+                attempt.result().close()
+    if winner is not None:
+        return winner
+    if all(type(failure) is type(failures[0]) for failure in failures):
+        raise failures[0]
+    raise OSError("; ".join(str(failure) for failure in failures))
+
+
+async def _connected(family: int, address: str, port: int) -> socket.socket:
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, (address, port))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 # --- Disk ----------------------------------------------------------------------------------------------------

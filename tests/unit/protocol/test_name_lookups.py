@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import uvloop
 
-from minibroker.protocol.world.real import RealNetwork
+from minibroker.protocol.world.real import RealNetwork, _by_turns
 
 DEADLINE_S = 10.0
 
@@ -23,6 +24,7 @@ class Resolver:
         self.hanging: set[str] = set()
         self.release = Event()
         self.asked: list[str] = []
+        self.addresses = ["127.0.0.1"]
 
     def getaddrinfo(self, host: str, *_arguments: Any, **_keywords: Any) -> list[Any]:
         self.asked.append(host)
@@ -30,7 +32,11 @@ class Resolver:
             self.release.wait(DEADLINE_S)
         if host == "gone":
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+        families = [socket.AF_INET6 if ":" in address else socket.AF_INET for address in self.addresses]
+        return [
+            (family, socket.SOCK_STREAM, 6, "", (address, 0))
+            for family, address in zip(families, self.addresses, strict=True)
+        ]
 
 
 @contextmanager
@@ -57,8 +63,7 @@ class Peer(asyncio.Protocol):
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are not of that class
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost.set_result(None)
@@ -142,3 +147,58 @@ def test_a_port_where_nobody_listens_is_a_refusal_by_name_too(monkeypatch: pytes
 
     with resolving(monkeypatch):
         asyncio.run(scenario())
+
+
+# --- a name with several addresses ---
+
+
+@contextmanager
+def swallowing(port: int) -> Iterator[str]:
+    """The address of a listener on that port that answers nothing, as its backlog is full."""
+    with socket.socket() as server, socket.socket() as first:
+        server.bind(("127.0.0.2", port))
+        server.listen(0)
+        first.connect(("127.0.0.2", port))
+        yield "127.0.0.2"
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_an_address_that_swallows_packets_does_not_hide_the_next(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(port: int) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await connect(RealNetwork(), "several", port)
+        assert 0.2 < loop.time() - began < 1
+
+    with resolving(monkeypatch) as resolver, listening() as port, swallowing(port) as silent:
+        resolver.addresses = [silent, "127.0.0.1"]
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(scenario(port))
+
+
+def test_where_all_addresses_refuse_that_is_a_refusal_and_where_one_is_silent_it_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A refusal says that the process is gone, which one silent address does not."""
+
+    async def scenario(resolver: Resolver, port: int, silent: str) -> None:
+        resolver.addresses = ["127.0.0.1", "127.0.0.3"]
+        with pytest.raises(ConnectionRefusedError):
+            await connect(RealNetwork(), "several", port)
+        resolver.addresses = ["127.0.0.1", silent]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.4):
+                await connect(RealNetwork(), "several", port)
+        assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    with listening() as port:
+        pass
+    with resolving(monkeypatch) as resolver, swallowing(port) as silent:
+        asyncio.run(scenario(resolver, port, silent))
+
+
+def test_families_are_tried_in_turn() -> None:
+    six, four = [(socket.AF_INET6, f"::{n}") for n in range(1, 4)], [(socket.AF_INET, "127.0.0.1")]
+    assert [address for _, address in _by_turns([*six, *four])] == ["::1", "127.0.0.1", "::2", "::3"]
