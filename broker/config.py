@@ -310,7 +310,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     offsets_retention_check_interval_ms: Milliseconds = 600_000
     """How often a coordinator looks for offsets that need not be kept."""
     offset_metadata_max_bytes: Annotated[int, Meta(ge=0, le=32_767)] = 4_096
-    """The most text that may be committed with an offset."""
+    """The longest text that may be committed with an offset: as in Kafka in UTF-16 units, not bytes."""
     group_min_session_timeout_ms: Milliseconds = 6_000
     """The least session timeout that a member may ask for: a short one finds the dead sooner, at the cost of more
     heartbeats."""
