@@ -17,6 +17,7 @@ body without that header is one raw snappy block: librdkafka writes those.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
 import cramjam
@@ -71,9 +72,25 @@ _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)  # version, oldest compatible version
 _XERIAL_BLOCK = struct.Struct(">I")
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_RLE = 1
+_ZSTD_COMPRESSED = 2
 
 _SMALLEST_GUESS = 4096
 _GROWTH = 4
+
+_LARGEST_RATIOS = {
+    Compression.NONE: 1,
+    Compression.GZIP: 1_032,  # a match of 258 bytes in two bits
+    Compression.SNAPPY: 22,  # a copy of 64 bytes in three
+    Compression.LZ4: 255,  # a byte for each 255 of a match
+    Compression.ZSTD: 1 << 15,  # a block of 128 KiB in four bytes
+}
+"""At most so many bytes come out for each that goes in."""
+_LZ4_MAGIC = 0x184D2204
+_LZ4_BLOCK_BYTES = {4: 64 << 10, 5: 256 << 10, 6: 1 << 20, 7: 4 << 20}
+_ZSTD_BLOCK_BYTES = 128 << 10
+_MOST_BLOCKS = 1_024
+"""That are counted, at 0.4 us each."""
 
 
 def compress(codec: Compression, data: bytes | bytearray | memoryview, level: int | None = None) -> bytes:
@@ -153,6 +170,78 @@ def decompress(codec: Compression, data: bytes | bytearray | memoryview, limit: 
         size = min(limit, max(_SMALLEST_GUESS, size * _GROWTH))
 
 
+def may_exceed(codec: Compression, data: bytes | bytearray | memoryview, limit: int) -> bool:
+    """Whether more than `limit` bytes may come out of `data`, told from its frames in less than a millisecond. False is
+    certain, with one exception: gzip data of several members, which no Kafka client writes, passes for as long as the
+    last of them. True where only decompressing it can tell."""
+    if len(data) * _LARGEST_RATIOS[codec] <= limit:
+        return False
+    view = memoryview(data)
+    try:
+        if codec is Compression.GZIP:
+            announced = _announced_gzip(view) if len(view) * _LARGEST_RATIOS[codec] < 1 << 32 else None
+            return announced is None or announced > limit
+        if codec is Compression.SNAPPY:
+            lengths = map(cramjam.snappy.decompress_raw_len, _snappy_blocks(view))
+            return _sum_exceeds(lengths, limit)
+        if codec is Compression.LZ4:
+            return _sum_exceeds(_lz4_block_bounds(view), limit)
+        if codec is Compression.ZSTD:
+            return _sum_exceeds(_zstd_frame_bounds(view), limit)
+    except (IndexError, struct.error, DecompressionFailed, cramjam.DecompressionError):
+        pass  # cut short, or corrupt
+    return True
+
+
+def _sum_exceeds(bounds: Iterable[int], limit: int) -> bool:
+    total = 0
+    for number, bound in enumerate(bounds):
+        total += bound
+        if total > limit or number >= _MOST_BLOCKS:
+            return True
+    return False
+
+
+def _lz4_block_bounds(data: memoryview) -> Iterator[int]:
+    """What each block may become."""
+    position = 0
+    while position < len(data):
+        if _LZ4_SIZE.unpack_from(data, position)[0] != _LZ4_MAGIC:
+            raise DecompressionFailed("lz4: not a frame")
+        flags = data[position + 4]
+        largest = _LZ4_BLOCK_BYTES.get(data[position + 5] >> 4 & 7, 0)
+        position += 7 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
+        while size := _LZ4_SIZE.unpack_from(data, position)[0]:
+            is_stored, size = size >> 31, size & ~_LZ4_NOT_COMPRESSED
+            position += _LZ4_SIZE.size + size + (_LZ4_CHECKSUM_BYTES if flags & 0x10 else 0)
+            yield size if is_stored else min(largest, size * _LARGEST_RATIOS[Compression.LZ4])
+        position += _LZ4_SIZE.size + (_LZ4_CHECKSUM_BYTES if flags & 0x04 else 0)
+
+
+def _zstd_frame_bounds(data: memoryview) -> Iterator[int]:
+    """What each block may become (RFC 8878, 3.1.1), but no more in a frame than it announces: decoders compare."""
+    position = 0
+    while position < len(data):
+        if data[position : position + 4] != _ZSTD_MAGIC:
+            raise DecompressionFailed("zstd: not a frame")
+        descriptor = data[position + 4]
+        left = _announced_zstd(data[position:])
+        single_segment = descriptor >> 5 & 1
+        size_bytes = (single_segment, 2, 4, 8)[descriptor >> 6]
+        position += 5 + (1 - single_segment) + (0, 1, 2, 4)[descriptor & 3] + size_bytes
+        is_last = 0
+        while not is_last:
+            block = data[position] | data[position + 1] << 8 | data[position + 2] << 16
+            is_last, kind, size = block & 1, block >> 1 & 3, block >> 3
+            position += 3 + (1 if kind == _ZSTD_RLE else size)
+            bound = _ZSTD_BLOCK_BYTES if kind == _ZSTD_COMPRESSED else size
+            if left is not None:
+                bound = min(bound, left)
+                left -= bound
+            yield bound
+        position += 4 if descriptor >> 2 & 1 else 0
+
+
 def _announced_gzip(data: memoryview) -> int | None:
     """The length in the trailer: of the last member, modulo 2**32."""
     return int.from_bytes(data[-4:], "little") if len(data) >= 18 else None
@@ -172,9 +261,8 @@ def _announced_zstd(data: memoryview) -> int | None:
     return int.from_bytes(data[start : start + length], "little") + (256 if size_flag == 1 else 0)
 
 
-def _decompress_snappy(data: memoryview, limit: int) -> memoryview:
-    """One pass to add up what the blocks announce, one to decompress them into a buffer of that size."""
-    blocks: list[memoryview] = []
+def _snappy_blocks(data: memoryview) -> Iterator[memoryview]:
+    """Raises DecompressionFailed."""
     if data[: len(_XERIAL_MAGIC)] == _XERIAL_MAGIC:
         position = len(_XERIAL_HEADER)
         if position > len(data):
@@ -186,9 +274,14 @@ def _decompress_snappy(data: memoryview, limit: int) -> memoryview:
             position = start + _XERIAL_BLOCK.unpack_from(data, position)[0]
             if position > len(data):
                 raise DecompressionFailed("snappy: cut short within a block")
-            blocks.append(data[start:position])
+            yield data[start:position]
     else:
-        blocks.append(data)
+        yield data
+
+
+def _decompress_snappy(data: memoryview, limit: int) -> memoryview:
+    """One pass to add up what the blocks announce, one to decompress them into a buffer of that size."""
+    blocks = list(_snappy_blocks(data))
     try:
         lengths = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
         if sum(lengths) > limit:

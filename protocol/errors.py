@@ -125,7 +125,9 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ),
     _E.BROKER_NOT_AVAILABLE: ErrorInfo(False, False, "Start the broker, or name one that is running."),
     _E.REPLICA_NOT_AVAILABLE: ErrorInfo(True, True, "The replica is starting; the client retries."),
-    _E.MESSAGE_TOO_LARGE: ErrorInfo(False, False, "Send smaller records or raise the topic's max.message.bytes."),
+    _E.MESSAGE_TOO_LARGE: ErrorInfo(
+        False, False, "Send smaller records, fewer in a batch, or raise the topic's max.message.bytes."
+    ),
     _E.STALE_CONTROLLER_EPOCH: ErrorInfo(False, False, "A newer controller was elected; the sender must resign."),
     _E.OFFSET_METADATA_TOO_LARGE: ErrorInfo(
         False, False, "Commit less metadata with the offset, or raise offset.metadata.max.bytes."

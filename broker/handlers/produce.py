@@ -10,6 +10,7 @@ from minibroker.broker.network.handler_pool import Rest
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.delayed import ProduceStatus, refused_append
 from minibroker.broker.replication.manager import ToAppend
+from minibroker.broker.storage.validator import Looked
 from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
@@ -62,9 +63,7 @@ async def handle_produce(services: Services, request: Request) -> Rest | None:
 
 def _needs_a_look(services: Services, entry: ToAppend) -> bool:
     """Before it is appended, which may take seconds."""
-    return services.replicas.is_to_be_rewritten_for(entry) is not None or (
-        not entry.is_checked and services.replicas.takes_long(entry)
-    )
+    return services.replicas.is_to_be_rewritten_for(entry) is not None or services.replicas.takes_long(entry)
 
 
 async def _look_and_append(
@@ -87,10 +86,9 @@ async def _look_and_append(
                 records = await services.transcoder.as_appended(entry.records, config)
                 came_as_columns = entry.came_as_columns or (_are_columns(entry.records) and not _are_columns(records))
                 entry = entry._replace(
-                    records=records, rewritten_for=config, came_as_columns=came_as_columns, is_checked=False
+                    records=records, rewritten_for=config, came_as_columns=came_as_columns, looked=Looked.NOT
                 )
-            if not entry.is_checked and await services.replicas.check(entry, lambda: _is_moot(request, body)):
-                entry = entry._replace(is_checked=True)
+            entry = entry._replace(looked=await services.replicas.check(entry, lambda: _is_moot(request, body)))
         except BrokerError as error:
             status = refused[entry.topic_partition] = _refusal(entry, error)
             room = _bound_record_errors([status], room)

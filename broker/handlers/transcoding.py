@@ -49,6 +49,7 @@ from minibroker.protocol.records import (
     BatchHeader,
     Buffer,
     CorruptRecord,
+    RecordsTooLarge,
     iterate_batches,
     parse_header,
     validate_batch,
@@ -185,6 +186,8 @@ class Transcoder:
                 batch = await self._appendable_records(batch, header, codec, config, turn)
             elif codec is not header.compression:
                 batch = await self._recompressed(batch, header, codec, config.compression_level, turn)
+        except RecordsTooLarge as error:
+            raise BrokerError(ErrorCode.MESSAGE_TOO_LARGE, f"{error}: send fewer records in a batch") from error
         except CorruptRecord as error:
             raise BrokerError(ErrorCode.INVALID_RECORD, str(error)) from error
         finally:

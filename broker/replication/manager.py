@@ -48,7 +48,14 @@ from minibroker.broker.storage.io_errors import Shortage
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
-from minibroker.broker.storage.validator import is_to_be_rewritten, takes_long, validated_headers
+from minibroker.broker.storage.validator import (
+    Looked,
+    check_acceptable,
+    is_to_be_rewritten,
+    look_needed,
+    read_headers,
+    takes_long,
+)
 from minibroker.broker.supervisor import Supervisor
 from minibroker.protocol import znodes
 from minibroker.protocol.broker_connections import BrokerConnections
@@ -149,8 +156,8 @@ class ToAppend(NamedTuple):
     topic_id: str
     """Of the topic that is meant; empty: whichever has the name."""
     records: Buffer
-    is_checked: bool = False
-    """`ReplicaManager.check` has looked at the records."""
+    looked: Looked = Looked.NOT
+    """How closely `ReplicaManager.check` has looked at the records."""
     rewritten_for: LogConfig | None = None
     """They are as a log with that config keeps them."""
     came_as_columns: bool = False
@@ -348,30 +355,36 @@ class ReplicaManager:
         if partition is None or not partition.is_leader or partition.log.config == entry.rewritten_for:
             return None
         config = partition.log.config
-        return config if is_to_be_rewritten(entry.records, config) else None
+        if not is_to_be_rewritten(entry.records, config) or partition.log.repeats(entry.records):
+            return None
+        return config
 
     def takes_long(self, entry: ToAppend) -> bool:
         """To look at its records, as `check` does."""
         partition = self._partitions.get(entry.topic_partition)
-        return partition is not None and partition.is_leader and takes_long(entry.records, partition.log.config)
+        if partition is None or not partition.is_leader:
+            return False
+        return takes_long(entry.records, partition.log.config, entry.looked) and not partition.log.repeats(
+            entry.records
+        )
 
-    async def check(self, entry: ToAppend, is_moot: Callable[[], bool] = lambda: False) -> bool:
-        """Look at records, before they are appended, in a worker thread where that would take long. Returns whether
-        appending need not look again. Raises BrokerError as appending them would; and REQUEST_TIMED_OUT if by its turn
+    async def check(self, entry: ToAppend, is_moot: Callable[[], bool] = lambda: False) -> Looked:
+        """Look at records, before they are appended, in a worker thread where that would take long. Returns how closely
+        they have been looked at now. Raises BrokerError as appending them would; and REQUEST_TIMED_OUT if by its turn
         nobody waits for it any more (`is_moot`), or the queue of those that come again would never end.
 
         A million records take seconds, and a few hundred MB: one batch at a time."""
         partition = self._partitions.get(entry.topic_partition)
         if partition is None or not self.takes_long(entry):
-            return False
+            return entry.looked
         try:
             async with self._turn_to_check(is_moot):
                 if is_moot():
                     raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, f"{entry.topic_partition}: its producer has gone")
                 now_ms = self._world.clock.wall_ms()
                 config = partition.log.config
-                await self._checks.run(validated_headers, entry.records, entry.topic_partition, config, now_ms)
-                return config.looks_at_records
+                await self._checks.run(_check, entry.records, entry.topic_partition, config, now_ms)
+                return look_needed(config)
         except BrokerError as error:
             # Also what is moot: its producer may have sent more by the same connection, which must not come first.
             self._refused_batches.note(entry.topic_partition, entry.records, error.code, self._world.clock.monotonic())
@@ -432,7 +445,7 @@ class ReplicaManager:
 
     def _append_to(self, entry: ToAppend, find: Callable[[], Partition], acks: int, now_ms: int) -> ProduceStatus:
         """`find` raises BrokerError, which becomes the answer."""
-        topic_partition, topic_id, records, is_checked, _, came_as_columns, received_s = entry
+        topic_partition, topic_id, records, looked, _, came_as_columns, received_s = entry
         index = topic_partition.partition
         partition = None
         now_s = self._world.clock.monotonic()
@@ -444,7 +457,7 @@ class ReplicaManager:
             self._refused_batches.check(
                 topic_partition, records, partition.log, now_s if received_s is None else received_s
             )
-            info = partition.append(records, required_acks=acks, now_ms=now_ms, is_checked=is_checked)
+            info = partition.append(records, required_acks=acks, now_ms=now_ms, looked=looked)
         except BrokerError as error:
             self._refused_batches.note(topic_partition, records, error.code, now_s)
             response = refused_append(index, error)
@@ -1294,3 +1307,8 @@ def _log_end(partition: Partition) -> PartitionError:
     end = partition.log.log_end_offset
     last_epoch = partition.log.epoch_at(end - 1)  # not the log's latest epoch, in which nothing may have been written
     return PartitionError(topic, index, ErrorCode.NONE, partition.leader_epoch, last_epoch, end)
+
+
+def _check(records: Buffer, partition: TopicPartition, config: LogConfig, now_ms: int) -> None:
+    """In a worker thread. Raises BrokerError."""
+    check_acceptable(records, read_headers(records, partition), partition, config, now_ms)

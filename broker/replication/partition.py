@@ -20,6 +20,7 @@ from minibroker.broker.replication.throttle import Quota
 from minibroker.broker.storage import retention
 from minibroker.broker.storage.log import AppendInfo, Log
 from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_snapshot, encode_snapshot
+from minibroker.broker.storage.validator import Looked
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     EARLIEST_LOCAL_TIMESTAMP,
@@ -256,13 +257,13 @@ class Partition:
         they are struck off: to write is to judge about them.)"""
         return self.is_leader and self.to_commit != self.min_insync_replicas and not self.eligible
 
-    def append(self, records: Buffer, *, required_acks: int, now_ms: int, is_checked: bool = False) -> AppendInfo:
-        """Append as leader. `is_checked`: as for `validated_headers`. Raises BrokerError: NOT_LEADER_OR_FOLLOWER,
+    def append(self, records: Buffer, *, required_acks: int, now_ms: int, looked: Looked = Looked.NOT) -> AppendInfo:
+        """Append as leader. `looked`: as for `check_acceptable`. Raises BrokerError: NOT_LEADER_OR_FOLLOWER,
         NOT_ENOUGH_REPLICAS (acks=all), and what the log refuses; then nothing was written."""
         self._require_leader(NO_EPOCH)
         if required_acks == -1 and len(self.isr) < self.min_insync_replicas:
             raise self._not_enough_replicas()
-        info = self.log.append_as_leader(records, self.leader_epoch, now_ms, is_checked=is_checked)  # P4
+        info = self.log.append_as_leader(records, self.leader_epoch, now_ms, looked=looked)  # P4
         self.traffic.bytes_in += len(records)
         self.traffic.messages_in += info.last_offset - info.first_offset + 1
         if len(self.isr) == 1:

@@ -52,7 +52,7 @@ from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.io_errors import Trouble, shortage, trouble_of
 from minibroker.broker.storage.key_map import KeyMap
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.producer_state import Producer, ProducerState
+from minibroker.broker.storage.producer_state import Producer, ProducerBatch, ProducerState
 from minibroker.broker.storage.recovery import Recovered, replay
 from minibroker.broker.storage.retention import Removal, SegmentExtent
 from minibroker.broker.storage.segment import Appended, Segment
@@ -64,7 +64,7 @@ from minibroker.broker.storage.snapshots import (
     write_told,
 )
 from minibroker.broker.storage.swap import Swap, remove_cleaned
-from minibroker.broker.storage.validator import validated_headers
+from minibroker.broker.storage.validator import Looked, check_acceptable, read_headers
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import (
@@ -285,26 +285,27 @@ class Log:
     # -- appending --
 
     def append_as_leader(
-        self, records: Buffer, leader_epoch: int, now_ms: int, *, is_checked: bool = False
+        self, records: Buffer, leader_epoch: int, now_ms: int, *, looked: Looked = Looked.NOT
     ) -> AppendInfo:
         """Give the batches their offsets and `leader_epoch` and append them, all or none. `records` is not changed.
-        `is_checked`: as for `validated_headers`.
+        `looked`: as for `check_acceptable`.
 
         Raises BrokerError, with nothing written: CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE,
         RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP, and as `ProducerState.check`. A repetition of one of a producer's last
-        five batches gets the offsets of the first time.
+        five batches gets the offsets of the first time, whatever the settings are by now: it is in the log.
         """
         self._require_usable()
         if leader_epoch < self._epochs.latest:
             raise LogInvariantViolated(
                 f"append to {self.partition} in epoch {leader_epoch}, but {self._epochs.latest} has begun"
             )
-        headers = validated_headers(records, self.partition, self.config, now_ms, is_checked=is_checked)
+        headers = read_headers(records, self.partition)
         first = headers[0]
-        if first.has_producer_id or len(headers) > 1:
-            known = self._known_repetition(headers)
-            if known is not None:
-                return known
+        known = self._producers.repeated(first) if len(headers) == 1 else None
+        if known is not None:
+            return self._repetition(first, known)
+        check_acceptable(records, headers, self.partition, self.config, now_ms, looked)
+        self._check_producer(headers)
 
         view = memoryview(records)
         first_offset = offset = self._log_end_offset
@@ -386,18 +387,25 @@ class Log:
         """It has written here, and is not forgotten."""
         return self._producers.get(producer_id) is not None
 
-    def _known_repetition(self, headers: Sequence[BatchHeader]) -> AppendInfo | None:
+    def repeats(self, records: Buffer) -> bool:
+        """They are in the log already, if their CRC is right: nothing else need be looked at."""
+        try:
+            return self._producers.repeated(parse_header(records)) is not None
+        except CorruptRecord:
+            return False
+
+    def _check_producer(self, headers: Sequence[BatchHeader]) -> None:
         if len(headers) > 1:
             if any(header.has_producer_id for header in headers):
                 raise BrokerError(
                     ErrorCode.INVALID_RECORD,
                     f"{self.partition}: {len(headers)} batches, but an idempotent producer sends one at a time",
                 )
-            return None
-        batch = self._producers.check(headers[0])
-        if batch is None:
-            return None
-        times = headers[0].max_timestamp, NO_TIMESTAMP
+        elif headers[0].has_producer_id:
+            self._producers.check(headers[0])
+
+    def _repetition(self, header: BatchHeader, batch: ProducerBatch) -> AppendInfo:
+        times = header.max_timestamp, NO_TIMESTAMP
         if self.config.log_append_time:
             times = self._times_at(batch.first_offset) or times
         return AppendInfo(batch.first_offset, batch.last_offset, times[0], True, times[1])

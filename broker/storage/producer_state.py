@@ -96,11 +96,22 @@ class ProducerState:
     def get(self, producer_id: int) -> Producer | None:
         return self._producers.get(producer_id)
 
+    def repeated(self, header: BatchHeader) -> ProducerBatch | None:
+        """The batch that this one repeats, if it does."""
+        producer = self._producers.get(header.producer_id)
+        if producer is None or header.producer_epoch != producer.epoch:
+            return None
+        sequences = header.base_sequence, header.last_sequence
+        return next((b for b in reversed(producer.batches) if (b.first_sequence, b.last_sequence) == sequences), None)
+
     def check(self, header: BatchHeader) -> ProducerBatch | None:
         """Whether a leader may append the batch: the batch that it repeats, or None to go on and append.
 
         Raises BrokerError: INVALID_PRODUCER_EPOCH, UNKNOWN_PRODUCER_ID, OUT_OF_ORDER_SEQUENCE_NUMBER.
         """
+        known = self.repeated(header)
+        if known is not None:
+            return known
         producer = self._producers.get(header.producer_id)
         first_sequence = header.base_sequence
         if producer is None:
@@ -114,10 +125,6 @@ class ProducerState:
             )
         expected = 0
         if header.producer_epoch == producer.epoch and producer.batches:
-            last_sequence = header.last_sequence
-            for batch in reversed(producer.batches):
-                if batch.first_sequence == first_sequence and batch.last_sequence == last_sequence:
-                    return batch
             expected = (producer.batches[-1].last_sequence + 1) % _SEQUENCES
         if first_sequence != expected:
             raise BrokerError(

@@ -1,12 +1,26 @@
 """What a log takes from producers (Kafka's LogValidator): what is wrong with a record set is found before any of it is
-written."""
+written.
 
+A batch that no reader takes must not be acknowledged: its records may take MAX_BODY_BYTES, decompressed, and their
+headers MAX_HEADERS_BYTES. A few kilobytes can hold more than that, but to decompress every batch, as Kafka does, would
+cost more than all other work on it. So a batch is decompressed, in a worker thread, only if its size and the frames of
+its codec leave open whether it is larger than MAX_HEADERS_BYTES (`may_exceed`, a few microseconds).
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
 from itertools import islice
 from struct import Struct
 
 from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.protocol.compression import DecompressionFailed, DecompressionTooLarge, decompress
+from minibroker.protocol.compression import (
+    Compression,
+    DecompressionFailed,
+    DecompressionTooLarge,
+    decompress,
+    may_exceed,
+)
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import MAX_RECORD_ERRORS, ProduceRecordError
 from minibroker.protocol.model import TopicPartition
@@ -18,22 +32,20 @@ from minibroker.protocol.records import (
     MAGIC_RECORDS,
     MAX_BATCH_BYTES,
     MAX_BODY_BYTES,
-    MAX_RECORDS,
+    MAX_HEADERS_BYTES,
     NO_TIMESTAMP,
     BatchHeader,
     Buffer,
     CorruptRecord,
     InvalidRecord,
+    RecordsTooLarge,
+    check_size,
     decode_batch,
     parse_header,
     validate_batch,
     validate_produced,
 )
 from minibroker.protocol.records.header import COMPRESSION_MASK, LENGTH_END
-
-_MAX_COMPACTED_BODY_BYTES = MAX_BODY_BYTES - 16 * MAX_RECORDS
-"""Decompressed: compaction writes the offset of each record that it leaves, and must find room for that. What it could
-not write anew would keep a key that was deleted."""
 
 _OLD_MAGICS = (0, 1)
 """Of Kafka before 0.11: refused, as by Kafka 4 (`ProduceRequest.validateRecords`)."""
@@ -52,6 +64,9 @@ _QUICK_RECORDS = 1_000
 _QUICK_COMPRESSED_BYTES = 16 << 10
 """So much is looked through within a slice of the event loop."""
 
+_LENGTH_AND_ATTRIBUTES = Struct(">8xi9xh").unpack_from
+"""Of a batch (`records.header`)."""
+
 
 _form_of = Struct(">8xi4xb4xh4xqq").unpack_from
 """Of a batch: its length, magic, attributes, base and largest timestamp (`records.header`)."""
@@ -59,7 +74,7 @@ _form_of = Struct(">8xi4xb4xh4xqq").unpack_from
 
 def is_to_be_rewritten(records: Buffer, config: LogConfig) -> bool:
     """A log with that config keeps some batch of a record set in another form than the one that it has. Looks at
-    headers alone, and leaves what is wrong with them for `validated_headers`."""
+    headers alone, and leaves what is wrong with them for `read_headers`."""
     position, last = 0, len(records) - HEADER_SIZE
     while position <= last:
         length, magic, attributes, base_timestamp, max_timestamp = _form_of(records, position)
@@ -82,10 +97,51 @@ def has_doubtful_times(base_timestamp: int, max_timestamp: int) -> bool:
     return base_timestamp < 0 or max_timestamp < base_timestamp
 
 
-def takes_long(records: Buffer, config: LogConfig) -> bool:
-    """`validated_headers` would look at each record, and that may take more than a slice of the event loop."""
-    if not config.looks_at_records:
+class Looked(IntEnum):
+    """How closely the records of a record set have been looked at."""
+
+    NOT = 0
+    SIZE = 1
+    """Readers take so much."""
+    RECORDS = 2
+    """And each is as the topic wants it."""
+
+
+def look_needed(config: LogConfig) -> Looked:
+    return Looked.RECORDS if config.looks_at_records else Looked.SIZE
+
+
+def takes_long(records: Buffer, config: LogConfig, looked: Looked = Looked.NOT) -> bool:
+    """`check_acceptable` would look at the records, and that may take more than a slice of the event loop."""
+    if looked >= look_needed(config):
         return False
+    return _records_take_long(records) if config.looks_at_records else _size_takes_long(records)
+
+
+def _size_takes_long(records: Buffer) -> bool:
+    position, end = 0, len(records)
+    while position + HEADER_SIZE <= end:
+        length, attributes = _LENGTH_AND_ATTRIBUTES(records, position)
+        size = LENGTH_END + length
+        if not HEADER_SIZE <= size <= end - position:
+            break  # for `read_headers` to refuse
+        if _may_be_too_large(records, attributes, position, size):
+            return True
+        position += size
+    return False
+
+
+def _may_be_too_large(records: Buffer, attributes: int, position: int, size: int) -> bool:
+    """For readers: `check_size` tells."""
+    codec = attributes & COMPRESSION_MASK
+    if codec == Compression.NONE or codec > Compression.ZSTD:
+        return size > MAX_HEADERS_BYTES
+    return may_exceed(
+        Compression(codec), memoryview(records)[position + HEADER_SIZE : position + size], MAX_HEADERS_BYTES
+    )
+
+
+def _records_take_long(records: Buffer) -> bool:
     try:
         header = parse_header(records)
     except CorruptRecord:
@@ -105,13 +161,10 @@ def takes_long(records: Buffer, config: LogConfig) -> bool:
     return False
 
 
-def validated_headers(
-    records: Buffer, partition: TopicPartition, config: LogConfig, now_ms: int, *, is_checked: bool = False
-) -> list[BatchHeader]:
-    """The headers of the batches of a record set, at least one. `is_checked`: the records in them have been looked at
-    before, by this function, and only they need not be again.
+def read_headers(records: Buffer, partition: TopicPartition) -> list[BatchHeader]:
+    """The headers of the batches of a record set, at least one, each with the right CRC.
 
-    Raises BrokerError CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP.
+    Raises BrokerError CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE.
     """
     headers: list[BatchHeader] = []
     position = 0
@@ -122,26 +175,10 @@ def validated_headers(
                 magic = records[position + MAGIC_POSITION]
                 raise InvalidRecord(f"records of magic {magic}, which nobody writes any more: upgrade the producer")
             header = parse_header(records, position)
-            if header.size > min(config.max_message_bytes, MAX_BATCH_BYTES):
-                raise BrokerError(
-                    ErrorCode.MESSAGE_TOO_LARGE,
-                    f"a batch of {header.size} bytes for {partition}, "
-                    f"whose max.message.bytes is {config.max_message_bytes}",
-                )
             validate_batch(records, header, position, as_produced=True)
             validate_produced(header)
-            if not (-LIMIT <= header.base_timestamp <= LIMIT and -LIMIT <= header.max_timestamp <= LIMIT):
-                raise BrokerError(
-                    ErrorCode.INVALID_TIMESTAMP,
-                    f"{partition}: base {header.base_timestamp} ms, largest {header.max_timestamp} ms; "
-                    f"allowed are {-LIMIT} to {LIMIT}",
-                )
-            if config.looks_at_records:
-                if headers:  # as in Kafka: all are decoded here, and 70 bytes may become a million records
-                    why = "is compacted" if config.compact else "limits timestamps"
-                    raise InvalidRecord(f"more than one batch, and the topic {why}: send one at a time")
-                if not is_checked:
-                    _check_records(records, header, position, partition, config, now_ms)
+        except RecordsTooLarge as error:
+            raise _too_large(partition, error) from error
         except CorruptRecord as error:
             raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{partition}: {error}") from error
         except InvalidRecord as error:
@@ -150,19 +187,80 @@ def validated_headers(
         position += header.size
     if not headers:
         raise BrokerError(ErrorCode.INVALID_RECORD, f"{partition}: the record set is empty")
+    return headers
+
+
+def check_acceptable(
+    records: Buffer,
+    headers: Sequence[BatchHeader],
+    partition: TopicPartition,
+    config: LogConfig,
+    now_ms: int,
+    looked: Looked = Looked.NOT,
+) -> None:
+    """Whether a log with these settings takes the batches whose `headers` were read. `looked`: this was done before, as
+    closely as that, and what was looked at need not be again.
+
+    Raises BrokerError CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP.
+    """
+    largest = min(config.max_message_bytes, MAX_BATCH_BYTES)
+    if config.looks_at_records and len(headers) > 1:
+        why = "is compacted" if config.compact else "limits timestamps"
+        raise BrokerError(  # as in Kafka: all are decoded, and 70 bytes may become a million records
+            ErrorCode.INVALID_RECORD,
+            f"{partition}: more than one batch, and the topic {why}: send one at a time",
+        )
+    position = 0
+    for header in headers:
+        if header.size > largest:
+            raise BrokerError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"a batch of {header.size} bytes for {partition}, whose max.message.bytes is {largest}",
+            )
+        if not (-LIMIT <= header.base_timestamp <= LIMIT and -LIMIT <= header.max_timestamp <= LIMIT):
+            raise BrokerError(
+                ErrorCode.INVALID_TIMESTAMP,
+                f"{partition}: base {header.base_timestamp} ms, largest {header.max_timestamp} ms; "
+                f"allowed are {-LIMIT} to {LIMIT}",
+            )
+        if looked < look_needed(config):
+            _look(records, header, position, partition, config, now_ms)
+        position += header.size
     if position > config.segment_bytes or sum(h.last_offset_delta + 1 for h in headers) > MAX_RELATIVE_OFFSET:
         raise BrokerError(
             ErrorCode.RECORD_LIST_TOO_LARGE,
             f"{position} bytes, {len(headers)} batches for {partition}, whose segment.bytes is {config.segment_bytes}",
         )
-    return headers
+
+
+def _look(
+    records: Buffer, header: BatchHeader, position: int, partition: TopicPartition, config: LogConfig, now_ms: int
+) -> None:
+    """At what is in a batch. Raises BrokerError."""
+    try:
+        if config.looks_at_records:
+            _check_records(records, header, position, partition, config, now_ms)
+        elif _may_be_too_large(records, header.attributes, position, header.size):
+            check_size(records, header, position)
+    except RecordsTooLarge as error:
+        raise _too_large(partition, error) from error
+    except CorruptRecord as error:
+        raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{partition}: {error}") from error
+
+
+def _too_large(partition: TopicPartition, error: RecordsTooLarge) -> BrokerError:
+    return BrokerError(
+        ErrorCode.MESSAGE_TOO_LARGE,
+        f"{partition}: {error}. A batch holds at most {MAX_BODY_BYTES} bytes of records, decompressed, and "
+        f"{MAX_HEADERS_BYTES} bytes of headers: send fewer or smaller records in a batch",
+    )
 
 
 def _check_records(
     records: Buffer, header: BatchHeader, position: int, partition: TopicPartition, config: LogConfig, now_ms: int
 ) -> None:
     """What compaction relies on, and what the topic says of timestamps. Raises CorruptRecord and RefusedRecords."""
-    batch = decode_batch(records, header, position, check_crc=False, max_body_bytes=_MAX_COMPACTED_BODY_BYTES)
+    batch = decode_batch(records, header, position, check_crc=False, max_body_bytes=MAX_BODY_BYTES)
     keys = batch.keys
     if config.compact and (keys is None or None in keys):
         without = range(header.records_count) if keys is None else (i for i, key in enumerate(keys) if key is None)

@@ -13,8 +13,15 @@ A body is never trusted: however long it claims to be, what is decoded from it i
 Timestamps are milliseconds since the Unix epoch.
 """
 
-from minibroker.protocol.records.batch import decode_batch, encode_batch
-from minibroker.protocol.records.body import MAX_BATCH_BYTES, MAX_BODY_BYTES, MAX_HEADERS_BYTES, DecodedBatch, Header
+from minibroker.protocol.records.batch import check_size, decode_batch, encode_batch
+from minibroker.protocol.records.body import (
+    MAX_BATCH_BYTES,
+    MAX_BODY_BYTES,
+    MAX_HEADERS_BYTES,
+    MAX_STORED_BODY_BYTES,
+    DecodedBatch,
+    Header,
+)
 from minibroker.protocol.records.control import (
     ControlType,
     EndTransactionMarker,
@@ -40,6 +47,7 @@ from minibroker.protocol.records.header import (
     Buffer,
     CorruptRecord,
     InvalidRecord,
+    RecordsTooLarge,
     check_header,
     iterate_batches,
     parse_header,
@@ -63,6 +71,7 @@ __all__ = [
     "MAX_BODY_BYTES",
     "MAX_HEADERS_BYTES",
     "MAX_RECORDS",
+    "MAX_STORED_BODY_BYTES",
     "NO_LEADER_EPOCH",
     "NO_PRODUCER_EPOCH",
     "NO_PRODUCER_ID",
@@ -78,7 +87,9 @@ __all__ = [
     "EndTransactionMarker",
     "Header",
     "InvalidRecord",
+    "RecordsTooLarge",
     "check_header",
+    "check_size",
     "decode_batch",
     "decode_control_batch",
     "encode_batch",

@@ -6,16 +6,23 @@ from typing import TypeVar
 
 import msgspec
 
-from minibroker.protocol.compression import Compression, DecompressionFailed, compress, decompress
+from minibroker.protocol.compression import (
+    Compression,
+    DecompressionFailed,
+    DecompressionTooLarge,
+    compress,
+    decompress,
+)
 from minibroker.protocol.records.body import (
     MAX_BODY_BYTES,
     MAX_HEADERS_BYTES,
+    MAX_STORED_BODY_BYTES,
     DecodedBatch,
     Header,
     HeadersColumn,
     is_increasing,
 )
-from minibroker.protocol.records.columns import decode_columns, encode_columns
+from minibroker.protocol.records.columns import decode_columns, encode_columns, headers_size
 from minibroker.protocol.records.header import (
     HEADER_SIZE,
     LIMIT,
@@ -30,12 +37,13 @@ from minibroker.protocol.records.header import (
     BatchHeader,
     Buffer,
     CorruptRecord,
+    RecordsTooLarge,
     check_header,
     parse_header,
     validate_batch,
     write_header,
 )
-from minibroker.protocol.records.varint import decode_records, encode_records
+from minibroker.protocol.records.varint import decode_records, encode_records, headers_exceed
 
 _INT: frozenset[type] = frozenset((int,))
 _BYTES_OR_NONE: frozenset[type] = frozenset((bytes, type(None)))
@@ -229,12 +237,13 @@ def decode_batch(
     position: int = 0,
     *,
     check_crc: bool = True,
-    max_body_bytes: int = MAX_BODY_BYTES,
+    max_body_bytes: int = MAX_STORED_BODY_BYTES,
 ) -> DecodedBatch:
     """The records of the batch at `position`; `header`, if given, is what `parse_header` read there.
 
     Nothing in the result refers to `buffer`. Raises CorruptRecord, and nothing else, for whatever is
-    wrong with the bytes. Memory is bounded by `max_body_bytes`, MAX_RECORDS and MAX_HEADERS_BYTES.
+    wrong with the bytes; RecordsTooLarge for what is larger than it may be. Memory is bounded by
+    `max_body_bytes`, MAX_RECORDS and MAX_HEADERS_BYTES.
     """
     if header is None:
         header = parse_header(buffer, position)
@@ -251,7 +260,27 @@ def decode_batch(
         return DecodedBatch(header, range(0), header.base_timestamp, [], None, [], None)
     try:
         body = decompress(header.compression, compressed, max_body_bytes)
+    except DecompressionTooLarge as error:
+        raise RecordsTooLarge(str(error)) from error
     except DecompressionFailed as error:
         raise CorruptRecord(str(error)) from error
     decode = decode_columns if header.magic == MAGIC_COLUMNS else decode_records
     return decode(header, body)
+
+
+def check_size(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:
+    """Raises RecordsTooLarge for a batch that a producer may not send, as no reader would take it. Whatever else is
+    wrong with its body passes. Takes memory and time as `decode_batch`, or less."""
+    body = memoryview(buffer)[position + HEADER_SIZE : position + header.size]
+    try:
+        body = memoryview(decompress(header.compression, body, MAX_BODY_BYTES))
+    except DecompressionTooLarge as error:
+        raise RecordsTooLarge(str(error)) from error
+    except DecompressionFailed:
+        return
+    if header.magic == MAGIC_COLUMNS:
+        is_too_large = headers_size(body) > MAX_HEADERS_BYTES
+    else:
+        is_too_large = headers_exceed(body, header.records_count, MAX_HEADERS_BYTES)
+    if is_too_large:
+        raise RecordsTooLarge(f"more than {MAX_HEADERS_BYTES} bytes of headers")

@@ -11,7 +11,11 @@ from minibroker.protocol.records.header import HEADER_SIZE, LIMIT, MAX_RECORDS, 
 Header = tuple[str, bytes | None]
 
 MAX_BODY_BYTES = 64 << 20
-"""The size of a body, decompressed."""
+"""The size of a body, decompressed, as a producer may send it."""
+
+MAX_STORED_BODY_BYTES = MAX_BODY_BYTES + 16 * MAX_RECORDS
+"""The same once it is in a log: compaction writes an offset and a timestamp for each record that it leaves. What it had
+no room for would keep a key that was deleted."""
 
 MAX_BATCH_BYTES = HEADER_SIZE + MAX_BODY_BYTES
 """The size of a batch as it is sent: the most that `message.max.bytes` and `max.message.bytes` may be."""

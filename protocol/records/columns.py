@@ -24,7 +24,15 @@ from minibroker.protocol.records.body import (
     checked_base_timestamp,
     is_increasing,
 )
-from minibroker.protocol.records.header import HEADER_SIZE, LIMIT, MAX_RECORDS, BatchHeader, Buffer, CorruptRecord
+from minibroker.protocol.records.header import (
+    HEADER_SIZE,
+    LIMIT,
+    MAX_RECORDS,
+    BatchHeader,
+    Buffer,
+    CorruptRecord,
+    RecordsTooLarge,
+)
 
 _T = TypeVar("_T")
 
@@ -98,12 +106,20 @@ def decode_columns(header: BatchHeader, body: Buffer) -> DecodedBatch:
     )
 
 
+def headers_size(body: Buffer) -> int:
+    """Of the encoded header column; 0 for a body that is no columns."""
+    try:
+        return len(memoryview(_columns_decoder.decode(body).headers))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return 0
+
+
 def _decode_headers(raw: msgspec.Raw) -> list[list[Header] | None] | None:
     encoded = memoryview(raw)
     if encoded == _NIL:
         return None
     if len(encoded) > MAX_HEADERS_BYTES:
-        raise CorruptRecord(f"{len(encoded)} bytes of headers, more than {MAX_HEADERS_BYTES}")
+        raise RecordsTooLarge(f"{len(encoded)} bytes of headers, more than {MAX_HEADERS_BYTES}")
     return _headers_decoder.decode(encoded)
 
 

@@ -58,6 +58,11 @@ class CorruptRecord(ValueError):
     """The bytes are not a batch as it was written: Kafka's CORRUPT_MESSAGE."""
 
 
+class RecordsTooLarge(CorruptRecord):
+    """No reader takes a batch with so much in it: Kafka's MESSAGE_TOO_LARGE to a producer. To a reader it is corrupt,
+    as no broker accepts such a batch."""
+
+
 class InvalidRecord(ValueError):
     """The batch is intact, but no producer may send it: Kafka's INVALID_RECORD."""
 
@@ -164,7 +169,7 @@ def check_header(header: BatchHeader) -> None:
     if not 0 <= header.base_offset <= LIMIT:
         raise CorruptRecord(f"a base offset of {header.base_offset}")
     if header.records_count > MAX_RECORDS:
-        raise CorruptRecord(f"{header.records_count} records: a batch holds at most {MAX_RECORDS}")
+        raise RecordsTooLarge(f"{header.records_count} records: a batch holds at most {MAX_RECORDS}")
     if header.is_control and header.magic != MAGIC_RECORDS:
         raise CorruptRecord(f"a control batch of magic {header.magic}")
 

@@ -12,7 +12,7 @@ import msgspec
 
 from minibroker.protocol.compression import Compression, compress
 from minibroker.protocol.records.batch import decode_batch
-from minibroker.protocol.records.body import MAX_BODY_BYTES, DecodedBatch, Header
+from minibroker.protocol.records.body import MAX_STORED_BODY_BYTES, DecodedBatch, Header
 from minibroker.protocol.records.columns import encode_columns
 from minibroker.protocol.records.header import (
     DELETE_HORIZON,
@@ -56,9 +56,11 @@ def with_records(batch: DecodedBatch, kept: Sequence[int], delete_horizon_ms: in
         timestamp_column = _folded(timestamp_deltas) if has_deltas else None
         encode_columns(written, offset_deltas, timestamp_column, _folded(keys), _folded(values), _folded(headers))
     else:
-        written = encode_records(len(kept), offset_deltas, timestamp_deltas, keys, values, headers)
-    if len(written) - HEADER_SIZE > MAX_BODY_BYTES:
-        raise ValueError(f"a body of {len(written) - HEADER_SIZE} bytes: a batch holds at most {MAX_BODY_BYTES}")
+        written = encode_records(
+            len(kept), offset_deltas, timestamp_deltas, keys, values, headers, MAX_STORED_BODY_BYTES
+        )
+    if len(written) - HEADER_SIZE > MAX_STORED_BODY_BYTES:
+        raise ValueError(f"a body of {len(written) - HEADER_SIZE} bytes: a batch holds at most {MAX_STORED_BODY_BYTES}")
     if header.compression is not Compression.NONE:
         with memoryview(written) as view:
             body = compress(header.compression, view[HEADER_SIZE:], None)

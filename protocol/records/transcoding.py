@@ -27,7 +27,7 @@ from minibroker.protocol.compression import (
     compress,
     decompress,
 )
-from minibroker.protocol.records.body import MAX_BODY_BYTES, DecodedBatch
+from minibroker.protocol.records.body import MAX_BODY_BYTES, MAX_STORED_BODY_BYTES, DecodedBatch
 from minibroker.protocol.records.columns import decode_columns
 from minibroker.protocol.records.header import (
     COMPRESSION_MASK,
@@ -37,6 +37,7 @@ from minibroker.protocol.records.header import (
     BatchHeader,
     Buffer,
     CorruptRecord,
+    RecordsTooLarge,
     validate_batch,
     write_header,
 )
@@ -64,9 +65,9 @@ class Records(msgspec.Struct):
     """All records of the batch of columns."""
 
 
-def decompressed(batch: Buffer, header: BatchHeader, limit: int = MAX_BODY_BYTES) -> Buffer:
+def decompressed(batch: Buffer, header: BatchHeader, limit: int = MAX_STORED_BODY_BYTES) -> Buffer:
     """The body of a whole batch. Raises CorruptRecord; and DecompressionTooLarge where it takes more than
-    `limit` bytes that is less than MAX_BODY_BYTES."""
+    `limit` bytes that is less than MAX_STORED_BODY_BYTES."""
     validate_batch(batch, header)
     body = memoryview(batch)[HEADER_SIZE : header.size]
     if not header.records_count:
@@ -76,9 +77,9 @@ def decompressed(batch: Buffer, header: BatchHeader, limit: int = MAX_BODY_BYTES
     try:
         return decompress(header.compression, body, limit)
     except DecompressionTooLarge as error:
-        if limit < MAX_BODY_BYTES:
+        if limit < MAX_STORED_BODY_BYTES:
             raise
-        raise CorruptRecord(str(error)) from error
+        raise RecordsTooLarge(str(error)) from error
     except DecompressionFailed as error:
         raise CorruptRecord(str(error)) from error
 

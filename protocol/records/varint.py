@@ -26,7 +26,7 @@ from minibroker.protocol.records.body import (
     Header,
     checked_base_timestamp,
 )
-from minibroker.protocol.records.header import HEADER_SIZE, LIMIT, BatchHeader, Buffer, CorruptRecord
+from minibroker.protocol.records.header import HEADER_SIZE, LIMIT, BatchHeader, Buffer, CorruptRecord, RecordsTooLarge
 
 _SMALLEST_RECORD = 7  # seven fields, a byte each
 
@@ -257,7 +257,7 @@ def decode_records(header: BatchHeader, body: Buffer) -> DecodedBatch:
                 header_value, position = _read_bytes(data, position)
                 pairs.append((name.decode(), header_value))
                 if headers_bytes + position - headers_start > MAX_HEADERS_BYTES:
-                    raise CorruptRecord(f"more than {MAX_HEADERS_BYTES} bytes of headers")
+                    raise RecordsTooLarge(f"more than {MAX_HEADERS_BYTES} bytes of headers")
             headers_bytes += position - headers_start
             if position != end:
                 raise CorruptRecord(f"a record of {length} bytes ends {position - end} after its end")
@@ -286,6 +286,39 @@ def decode_records(header: BatchHeader, body: Buffer) -> DecodedBatch:
         values,
         headers if headers.count(None) < count else None,
     )
+
+
+def headers_exceed(body: Buffer, count: int, limit: int) -> bool:
+    """`decode_records` would find more than `limit` bytes of headers. False for a body that is no records. Looks at as
+    few records as tell: what comes last cannot exceed the limit by itself."""
+    data = bytes(body)
+    left = len(data)
+    size = position = 0
+    try:
+        for _ in range(count):
+            if size + left - position <= limit:
+                return False
+            length, position = _read_varint(data, position)
+            end = position + length
+            position += 1  # the record's attributes
+            while data[position] > 0x7F:
+                position += 1
+            position += 1  # past the timestamp
+            while data[position] > 0x7F:
+                position += 1
+            position += 1  # past the offset
+            for _ in "kv":
+                length, position = _read_varint(data, position)
+                position += max(length, 0)
+            if not position < end <= left:
+                return False
+            size += end - position
+            if size > limit and end - position > 1:
+                return True
+            position = end
+    except (IndexError, CorruptRecord):
+        pass
+    return False
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:

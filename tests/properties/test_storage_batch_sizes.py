@@ -1,14 +1,18 @@
-"""What a leader accepts a restart keeps, whatever its size."""
+"""What a leader accepts a restart keeps and readers take, whatever its size."""
 
 import asyncio
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from minibroker.broker.storage.log_config import LogConfig
+from minibroker.broker.storage.validator import takes_long
+from minibroker.protocol.compression import Compression, compress
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.records import (
     HEADER_SIZE,
@@ -16,10 +20,14 @@ from minibroker.protocol.records import (
     MAGIC_RECORDS,
     MAX_BATCH_BYTES,
     MAX_BODY_BYTES,
+    MAX_HEADERS_BYTES,
+    decode_batch,
     encode_batch,
     parse_header,
 )
+from minibroker.protocol.records.columns import encode_columns
 from minibroker.protocol.records.header import write_header
+from minibroker.protocol.records.varint import encode_records
 from tests.storage_support import NOW, batch, open_log
 
 SCAN = 1024 * 1024
@@ -81,3 +89,58 @@ def _of_any_size(size: int, base_offset: int) -> bytes:
         msgspec.structs.replace(header, base_offset=base_offset, magic=MAGIC_RECORDS, partition_leader_epoch=0),
     )
     return bytes(made)
+
+
+def _records(values: Sequence[bytes], codec: Compression, magic: int, header: bytes | None) -> bytes:
+    """A batch as any producer may send it, whatever readers take."""
+    headers = None if header is None else [[("h", header)]] * len(values)
+    keys = [b"key"] * len(values)
+    if magic == MAGIC_COLUMNS:
+        body = bytearray(HEADER_SIZE)
+        encode_columns(body, None, None, keys, values, headers)
+    else:
+        body = encode_records(len(values), None, None, keys, values, headers, 1 << 30)
+    template = parse_header(encode_batch([b""] * len(values), base_timestamp=NOW, magic=magic))
+    with memoryview(body) as view:
+        body = bytearray(HEADER_SIZE) + compress(codec, view[HEADER_SIZE:])
+    return bytes(write_header(body, msgspec.structs.replace(template, attributes=int(codec))))
+
+
+@pytest.mark.parametrize(
+    ("codec", "magic", "compact"),
+    [
+        (Compression.NONE, MAGIC_RECORDS, False),
+        (Compression.GZIP, MAGIC_RECORDS, False),
+        (Compression.SNAPPY, MAGIC_RECORDS, True),
+        (Compression.LZ4, MAGIC_COLUMNS, True),
+        (Compression.ZSTD, MAGIC_RECORDS, False),
+        (Compression.ZSTD, MAGIC_COLUMNS, False),
+    ],
+)
+def test_readers_take_what_is_acknowledged_and_the_rest_is_too_large(
+    tmp_path: Path, codec: Compression, magic: int, compact: bool
+) -> None:
+    async def run() -> None:
+        config = LogConfig(max_message_bytes=2**31 - 1, compact=compact)
+        log = open_log(str(tmp_path), config).log
+        for values, header, is_accepted in (
+            ([bytes(MAX_BODY_BYTES - 100)], None, True),
+            ([bytes(MAX_BODY_BYTES)], None, False),
+            ([b"v"] * 3, bytes(MAX_HEADERS_BYTES // 3 - 100), True),
+            ([b"v"] * 3, bytes(MAX_HEADERS_BYTES // 3), False),
+        )[codec is not Compression.ZSTD :]:
+            records = _records(values, codec, magic, header)
+            before = log.log_end_offset
+            try:
+                log.append_as_leader(records, 0, NOW)
+                outcome = ErrorCode.NONE
+            except BrokerError as error:
+                outcome = error.code
+            assert outcome is (ErrorCode.NONE if is_accepted else ErrorCode.MESSAGE_TOO_LARGE)
+            if is_accepted:
+                assert decode_batch(log.read(before, 1, log.log_end_offset)).values == values
+            else:
+                assert log.log_end_offset == before
+                assert takes_long(records, config), "not in a slice of the event loop"
+
+    asyncio.run(run())

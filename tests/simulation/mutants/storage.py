@@ -8,7 +8,7 @@ from typing import Any
 from minibroker.broker.replication import healing
 from minibroker.broker.replication.healing import Healer
 from minibroker.broker.replication.partition import Partition
-from minibroker.broker.storage import continuity, log_dirs, recovery, swap
+from minibroker.broker.storage import continuity, log_dirs, recovery, swap, validator
 from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, OffsetCheckpoint
 from minibroker.broker.storage.cleanable import Candidate
 from minibroker.broker.storage.compaction import Compaction, Now
@@ -71,6 +71,25 @@ def consumers_believe_places(patches: Patches) -> None:
     @patches.instead_of(fetcher, "placed_batches")
     def placed_batches(original: Any, records: Any, *where: Any) -> Any:
         return list(iterate_batches(records)), None
+
+
+@mutant(
+    "two limits for one thing",
+    "a batch that is in the log already is refused by settings that have changed since",
+)
+def sizes_before_repetitions(patches: Patches) -> None:
+    @patches.instead_of(Log, "append_as_leader")
+    def append_as_leader(original: Any, self: Log, records: Any, epoch: int, now_ms: int, **named: Any) -> Any:
+        headers = validator.read_headers(records, self.partition)
+        validator.check_acceptable(records, headers, self.partition, self.config, now_ms, **named)
+        return original(self, records, epoch, now_ms, **named)
+
+
+@mutant("two limits for one thing", "a batch is acknowledged whose records no reader takes")
+def compressed_size_alone_counts(patches: Patches) -> None:
+    @patches.instead_of(validator, "_may_be_too_large")
+    def may_be_too_large(original: Any, *_: Any) -> bool:
+        return False
 
 
 @mutant(

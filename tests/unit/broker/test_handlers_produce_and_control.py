@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from minibroker.broker.groups.groups import Groups
@@ -38,6 +39,7 @@ from minibroker.protocol.messages import (
     UpdateMetadataResponse,
 )
 from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_RECORDS, encode_batch
+from minibroker.protocol.records.header import write_header
 from tests.replication_support import TOPIC, TOPIC_ID, OneBroker, state, with_one_broker
 from tests.storage_support import batch
 from tests.waiting import until
@@ -242,6 +244,73 @@ def test_what_a_thread_finds_wrong_with_records_is_the_answer(tmp_path: Path) ->
         assert broker.partition().log.log_end_offset == 3
 
     with_compacted_topic(tmp_path, scenario)
+
+
+def zeros(mebibytes: int) -> memoryview:
+    """A batch of one record, 4 bytes for 128 KiB of it."""
+    blocks = mebibytes << 3
+    block = (131_072 << 3 | 1 << 1).to_bytes(3, "little") + b"\0"
+    frame = b"\x28\xb5\x2f\xfd\x00\x38" + block * blocks + b"\1\0\0"
+    header = records.parse_header(encode_batch([b"v"], base_timestamp=1_000, magic=MAGIC_RECORDS))
+    batch = bytearray(records.HEADER_SIZE) + frame
+    return memoryview(write_header(batch, msgspec.structs.replace(header, attributes=int(Compression.ZSTD))))
+
+
+def test_a_batch_that_readers_may_refuse_is_decompressed_in_a_thread_and_no_other_is(tmp_path: Path) -> None:
+    async def scenario(broker: OneBroker) -> None:
+        peer, thread = Peer(broker), Thread()
+        thread.may_begin.set()
+        broker.replicas._checks = thread
+        await broker.told(state(1, isr=(1,), replicas=(1,)))
+        for sent, code, asked in (
+            (RECORDS, ErrorCode.NONE, 0),
+            (zeros(7), ErrorCode.NONE, 0),
+            (zeros(9), ErrorCode.NONE, 1),
+            (zeros(65), ErrorCode.MESSAGE_TOO_LARGE, 1),
+            (RECORDS + zeros(65), ErrorCode.MESSAGE_TOO_LARGE, 1),
+        ):
+            thread.asked.clear()
+            before = broker.partition().log.log_end_offset
+            await peer.send(apis.PRODUCE, produce(0, records=sent))
+            answer = peer.answer(apis.PRODUCE).responses[0].partition_responses[0]
+            assert answer.error_code == code
+            assert len(thread.asked) == asked
+            assert (broker.partition().log.log_end_offset > before) == (code is ErrorCode.NONE)
+        assert "at most 67108864 bytes of records, decompressed" in answer.error_message
+
+    with_one_broker(tmp_path, scenario)
+
+
+def test_a_repetition_is_neither_looked_at_nor_converted_by_the_settings_of_now(tmp_path: Path) -> None:
+    """They may refuse what is in the log already."""
+
+    async def scenario(broker: OneBroker) -> None:
+        peer, thread = Peer(broker), Thread()
+        broker.replicas._checks = thread
+        await broker.told(state(1, isr=(1,), replicas=(1,)))
+        thread.may_begin.set()
+        sent = encode_batch(  # too large as Kafka's records, and without a key
+            [bytes(17 << 20)],
+            base_timestamp=1_000,
+            producer_id=3,
+            producer_epoch=0,
+            base_sequence=0,
+            compression=Compression.ZSTD,
+        )
+        settings = {"record.format": "kafka", "cleanup.policy": "compact"}
+        for _ in range(2):
+            await peer.send(apis.PRODUCE, produce(0, records=sent))
+            answer = peer.answer(apis.PRODUCE).responses[0].partition_responses[0]
+            assert (answer.error_code, answer.base_offset) == (ErrorCode.NONE, 0)
+            broker.zookeeper.make(znodes.topic_config_path(TOPIC), znodes.encode_config(settings))
+            await broker.replicas.topic_config_changed(TOPIC, await broker._session())
+        assert broker.partition().log.log_end_offset == 1
+        assert len(thread.asked) == 1, "when it came first"
+        await peer.send(apis.PRODUCE, produce(0, records=RECORDS))
+        answer = peer.answer(apis.PRODUCE).responses[0].partition_responses[0]
+        assert answer.error_code == ErrorCode.INVALID_RECORD, "the settings hold for what is new"
+
+    with_one_broker(tmp_path, scenario)
 
 
 def test_a_batch_of_a_transaction_is_refused_and_not_written(tmp_path: Path) -> None:

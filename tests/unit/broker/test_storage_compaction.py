@@ -20,13 +20,14 @@ from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery import DamagedLog
 from minibroker.broker.storage.verification import Checkpointed, verify_partition
-from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.records import (
     HEADER_SIZE,
     LIMIT,
     MAGIC_COLUMNS,
     MAGIC_RECORDS,
+    MAX_BATCH_BYTES,
+    MAX_BODY_BYTES,
     MAX_HEADERS_BYTES,
     MAX_RECORDS,
     ControlType,
@@ -38,6 +39,7 @@ from minibroker.protocol.records import (
     iterate_batches,
     parse_header,
     rewriting,
+    with_records,
 )
 from minibroker.protocol.records.columns import encode_columns
 from minibroker.protocol.records.header import write_header
@@ -452,7 +454,7 @@ def test_a_batch_that_cannot_be_written_anew_stays_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, magic: int
 ) -> None:
     log = segments_of(tmp_path, [keyed([(b"a", b"1"), (b"b", b"2")], magic=magic)], [keyed([(b"a", b"3")])]).log
-    monkeypatch.setattr(rewriting, "MAX_BODY_BYTES", 1)
+    monkeypatch.setattr(rewriting, "MAX_STORED_BODY_BYTES", 1)
     assert compact(log)
     assert found(log) == [(0, b"a", b"1"), (1, b"b", b"2"), (2, b"a", b"3")]
 
@@ -507,12 +509,16 @@ def test_a_record_set_of_many_batches_is_refused_before_they_are_decoded(tmp_pat
     assert log.log_end_offset == 0
 
 
-def test_a_batch_that_may_not_fit_once_its_offsets_are_written_is_refused(tmp_path: Path) -> None:
-    log = open_log(str(tmp_path), CONFIG).log
-    content = encode_batch([bytes(50 << 20)], keys=[b"a"], base_timestamp=NOW, compression=Compression.ZSTD)
-    with pytest.raises(BrokerError, match="more than the limit of 50331648"):
-        log.append_as_leader(bytes(content), 0, NOW)
-    assert log.log_end_offset == 0
+def test_the_largest_batch_has_room_for_what_compaction_writes() -> None:
+    """Offsets and timestamps, which a batch of columns need not say."""
+    values = [b"1", bytes(MAX_BODY_BYTES - 40), None, None]
+    batch = decode_batch(
+        encode_batch(values, keys=[b"a", b"b", b"c", b"d"], timestamps=[NOW, NOW + 1, NOW + 2, NOW + 3])
+    )
+    assert batch.header.size > MAX_BODY_BYTES
+    written = with_records(batch, [1, 2, 3], NOW * 10)
+    assert len(written) > MAX_BATCH_BYTES
+    assert decode_batch(written).values == values[1:]
 
 
 def test_the_newest_record_is_one_that_is_left(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def with_base_timestamp(content: bytes, base_timestamp: int) -> bytes:
         (GOOD[:16] + b"\1" + GOOD[17:], ErrorCode.INVALID_RECORD),
         (GOOD[:16] + b"\3" + GOOD[17:], ErrorCode.CORRUPT_MESSAGE),
         (GOOD[:8] + b"\xff\xff\xff\xff" + GOOD[12:], ErrorCode.CORRUPT_MESSAGE),
-        (GOOD[:8] + b"\x7f\xff\xff\xff" + GOOD[12:], ErrorCode.MESSAGE_TOO_LARGE),
+        (GOOD[:8] + b"\x7f\xff\xff\xff" + GOOD[12:], ErrorCode.CORRUPT_MESSAGE),
         (with_attributes(CONTROL, 0x20), ErrorCode.INVALID_RECORD),
         (with_attributes(GOOD, 0x08), ErrorCode.INVALID_RECORD),
         (with_attributes(GOOD, 0x07), ErrorCode.CORRUPT_MESSAGE),
@@ -1065,6 +1065,32 @@ def test_producers_that_are_silent_for_a_day_are_forgotten_at_a_checkpoint(path:
         refusal(lambda: log.append_as_leader(batch(producer_id=1, sequence=1), 0, NOW)) is ErrorCode.UNKNOWN_PRODUCER_ID
     )
     log.append_as_leader(batch(producer_id=2, sequence=2), 0, NOW)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LogConfig(max_message_bytes=100),
+        LogConfig(segment_bytes=100),
+        LogConfig(compact=True),
+        LogConfig(message_timestamp_after_max_ms=0),
+    ],
+    ids=["smaller batches", "smaller segments", "compacted", "older records"],
+)
+def test_a_repetition_is_known_whatever_the_settings_are_by_now(path: str, config: LogConfig) -> None:
+    """Its producer would report records as lost that are in the log."""
+    log = open_log(path).log
+    sent = batch(20, producer_id=1)
+    assert log.append_as_leader(sent, 0, NOW).last_offset == 19
+    log.configure(config)
+    try:
+        again = log.append_as_leader(sent, 0, NOW)
+    except BrokerError as error:
+        pytest.fail(f"refused: {error.code.name}")
+    assert again == AppendInfo(0, 19, NOW + 19, duplicate=True)
+    assert log.log_end_offset == 20
+    assert refusal(lambda: log.append_as_leader(sent[:-1] + b"?", 0, NOW)) is ErrorCode.CORRUPT_MESSAGE
+    assert refusal(lambda: log.append_as_leader(batch(20, producer_id=1, sequence=20), 0, NOW)) is not None
 
 
 def test_a_clock_that_jumps_between_a_batch_and_its_repetition_does_not_let_it_in_twice(path: str) -> None:

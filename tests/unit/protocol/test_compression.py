@@ -16,6 +16,7 @@ from minibroker.protocol.compression import (
     DecompressionTooLarge,
     compress,
     decompress,
+    may_exceed,
 )
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -198,3 +199,50 @@ def test_a_bomb_takes_memory_near_the_limit_and_no_more() -> None:
         )
         grown_kibibytes = int(measured.stdout)
         assert grown_kibibytes < 8 << 10, f"{name}: {grown_kibibytes} KiB for a limit of 1 MiB"
+
+
+@pytest.mark.parametrize("codec", list(Compression))
+def test_what_may_exceed_a_limit_is_told_from_the_frames_and_never_wrongly_denied(codec: Compression) -> None:
+    random = Random(1)
+    for size in (0, 1, 100, 70_000, 300_000, 1 << 20):
+        for data in (bytes(size), random.randbytes(size), (TEXT * (size // len(TEXT) + 1))[:size]):
+            compressed = compress(codec, data)
+            if size:
+                assert may_exceed(codec, compressed, size - 1)
+            assert not may_exceed(codec, compressed, size + (128 << 10)), "a block of zstd may be so much larger"
+
+
+def test_all_frames_count_and_each_as_its_decoder_takes_it() -> None:
+    data = bytes(1 << 20)
+    two = compress(Compression.ZSTD, data) * 2
+    assert may_exceed(Compression.ZSTD, two, (2 << 20) - 1)
+    assert not may_exceed(Compression.ZSTD, two, 2 << 20)
+    streamed = cramjam.zstd.Compressor()
+    streamed.compress(data)
+    without_size = bytes(streamed.finish())
+    assert may_exceed(Compression.ZSTD, without_size, (1 << 20) - 1)
+    assert not may_exceed(Compression.ZSTD, without_size, 2 << 20)
+    two = compress(Compression.LZ4, data) * 2
+    assert may_exceed(Compression.LZ4, two, (2 << 20) - 1)
+    assert not may_exceed(Compression.LZ4, two, 2 << 20)
+    checked = cramjam.lz4.compress(data)  # with the content's size, and checksums
+    assert may_exceed(Compression.LZ4, bytes(checked), (1 << 20) - 1)
+    assert not may_exceed(Compression.LZ4, bytes(checked), 4 << 20)
+    frame = zstd_of_repeated_blocks(window_log=17, blocks=8)
+    understated = frame[:4] + b"\x80" + frame[5:6] + (100).to_bytes(4, "little") + frame[6:]
+    with pytest.raises(DecompressionFailed):
+        decompress(Compression.ZSTD, understated, 1 << 22)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_is_no_frame_or_has_very_many_blocks_may_be_anything(codec: Compression) -> None:
+    limit = 1 << 20
+    for junk in (b"\xff" * 5_000_000, compress(codec, TEXT * 70)[:-9] + b"\xff" * 5_000_000):
+        assert may_exceed(codec, junk, limit)
+    many = {
+        Compression.GZIP: bytes(5 << 20) + b"\1\0\0\0",
+        Compression.SNAPPY: compress(codec, b"")[:16] + b"\0\0\0\1\0" * 10_000_000,
+        Compression.LZ4: compress(codec, b"")[:7] + b"\1\0\0\x80x" * 1_000_000,
+        Compression.ZSTD: b"\x28\xb5\x2f\xfd\x00\x38" + b"\0\0\0" * 1_000_000,
+    }[codec]
+    assert may_exceed(codec, many, limit)
