@@ -24,6 +24,7 @@ from minibroker.protocol.model import (
     DURABILITY,
     INTERNAL_CLEANUP_POLICY,
     INTERNAL_TOPICS,
+    REPLICATED,
     AlterOperation,
 )
 
@@ -87,15 +88,15 @@ def altered_topic(
 
     Whatever is there and no topic has may be deleted: it was edited by hand, and that mends it."""
     _check_known([c for c in changes if c.name not in known or c.config_operation != AlterOperation.DELETE])
-    if any(change.name == DURABILITY for change in changes):
+    holds = as_texts(broker)
+    fallback = {name: holds[synonym] for name, synonym in SYNONYMS.items() if synonym in holds}
+    values = altered(known, changes, fallback)
+    if values.get(DURABILITY, REPLICATED) != known.get(DURABILITY, REPLICATED):
         raise BrokerError(
             ErrorCode.INVALID_CONFIG,
             f"{DURABILITY} stays as it was when the topic was created: what is acknowledged by now need not be on any "
             f"disk. Create another topic with it, and copy what this one has",
         )
-    holds = as_texts(broker)
-    fallback = {name: holds[synonym] for name, synonym in SYNONYMS.items() if synonym in holds}
-    values = altered(known, changes, fallback)
     problem = topic_config_problem(values, broker)
     if problem is not None:
         raise BrokerError(ErrorCode.INVALID_CONFIG, problem)

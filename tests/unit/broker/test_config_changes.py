@@ -59,7 +59,7 @@ def test_a_change_is_carried_out_and_to_repeat_it_changes_nothing(
         ([change("retention.ms", APPEND, "5")], ErrorCode.INVALID_CONFIG),
         ([change("retention", DELETE)], ErrorCode.INVALID_CONFIG),
         ([change("durability", SET, "synced")], ErrorCode.INVALID_CONFIG),
-        ([change("durability", DELETE)], ErrorCode.INVALID_CONFIG),
+        ([change("durability", SET, "nonsense")], ErrorCode.INVALID_CONFIG),
         (
             [change("min.compaction.lag.ms", SET, "9"), change("max.compaction.lag.ms", SET, "8")],
             ErrorCode.INVALID_CONFIG,
@@ -70,6 +70,18 @@ def test_what_a_topic_cannot_have_is_refused(changes: list[AlterableConfig], cod
     with pytest.raises(BrokerError) as refused:
         altered_topic({}, changes, STATIC)
     assert refused.value.code is code
+
+
+def test_a_topic_s_durability_may_be_repeated_and_not_changed() -> None:
+    """Tools that change one setting by AlterConfigs give all others as they are."""
+    same = altered_topic({}, [change("durability", SET, "replicated")], STATIC)
+    assert same == {"durability": "replicated"}
+    assert altered_topic(same, [change("durability", DELETE)], STATIC) == {}
+    synced = {"durability": "synced"}
+    assert altered_topic(synced, [change("durability", SET, "synced")], STATIC) == synced
+    for one in (change("durability", DELETE), change("durability", SET, "replicated")):
+        with pytest.raises(BrokerError, match="durability stays as it was"):
+            altered_topic(synced, [one], STATIC)
 
 
 @pytest.mark.parametrize(
