@@ -33,6 +33,7 @@ from minibroker.controller.background import start_in_background, stop_in_backgr
 from minibroker.controller.decisions import crashes
 from minibroker.controller.decisions.crashes import Attempt, Suspicion, Trouble
 from minibroker.controller.requests import control_endpoint
+from minibroker.protocol.keepalive import OF_BROKERS, keep_alive
 from minibroker.protocol.model import Broker, Endpoint
 from minibroker.protocol.world import Clock, Network
 
@@ -40,11 +41,6 @@ _log = logging.getLogger("minibroker.controller")
 
 PROVEN_S = 0.1
 """A connection that lived this long was one to the broker, not to something that accepts in its place."""
-
-KEEPALIVE_S = 1
-KEEPALIVE_PROBES = 2
-"""A connection ends when nothing has come for KEEPALIVE_S, and then no answer to this many probes, one every
-KEEPALIVE_S. The kernel counts in whole seconds."""
 
 PROMPT_S = 0.1
 """A broker that waits this long for ZooKeeper's answer may have been cut off from it."""
@@ -62,13 +58,7 @@ class _Watcher(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        connection = transport.get_extra_info("socket")
-        if connection is not None:  # a simulated network has none
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
-            if hasattr(socket, "TCP_KEEPIDLE"):  # macOS has another name for it
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+        keep_alive(transport, OF_BROKERS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.lost.done():

@@ -8,6 +8,7 @@ import asyncio
 from minibroker.protocol.apis import BROKER_AUTHENTICATE, BROKER_HANDSHAKE
 from minibroker.protocol.broker_proof import Handshake, is_same
 from minibroker.protocol.errors import BrokerError, InvalidMessage, NetworkError
+from minibroker.protocol.keepalive import OF_BROKERS
 from minibroker.protocol.messages import (
     PROOF_BYTES,
     BrokerAuthenticateRequest,
@@ -38,7 +39,9 @@ class BrokerConnections:
         other side is not that broker.
 
         `request_timeout_s` is for the handshake, which waits for a request handler, as every request does."""
-        connection = await open_connection(self._network, host, port, client_id=client_id, timeout_s=connect_timeout_s)
+        connection = await open_connection(
+            self._network, host, port, client_id=client_id, timeout_s=connect_timeout_s, patience=OF_BROKERS
+        )
         if self._secret is None:
             return connection
         try:

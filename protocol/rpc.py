@@ -14,6 +14,7 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api, decode_response, decode_response_envelope, encode_request
 from minibroker.protocol.errors import BrokerError, InvalidMessage, NetworkError
 from minibroker.protocol.framing import FrameReader, FrameTooLarge, response_limit
+from minibroker.protocol.keepalive import OF_CLIENTS, Patience, keep_alive
 from minibroker.protocol.world import Network
 
 Request = TypeVar("Request", bound=m.Message)
@@ -29,9 +30,16 @@ class RequestTimedOut(NetworkError):
 class Connection(asyncio.BufferedProtocol):
     """Made by `open_connection`. Not to be shared between event loops."""
 
-    def __init__(self, address: str, client_id: str, max_response_bytes: int = MAX_RESPONSE_BYTES) -> None:
+    def __init__(
+        self,
+        address: str,
+        client_id: str,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+        patience: Patience = OF_CLIENTS,
+    ) -> None:
         self.address = address
         self._client_id = client_id
+        self._patience = patience
         self._reader = FrameReader(response_limit(max_response_bytes))
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, tuple[Api[Any, Any], asyncio.Future[Any], asyncio.TimerHandle | None]] = {}
@@ -118,6 +126,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+        keep_alive(transport, self._patience)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.get_buffer()
@@ -179,12 +188,15 @@ async def open_connection(
     client_id: str,
     timeout_s: float,
     max_response_bytes: int = MAX_RESPONSE_BYTES,
+    patience: Patience = OF_CLIENTS,
 ) -> Connection:
     """Connect. Raises NetworkError naming the address and the reason (refused, name unknown, no answer in time)."""
     address = f"{host}:{port}"
     try:
         async with asyncio.timeout(timeout_s):
-            return await network.connect(host, port, lambda: Connection(address, client_id, max_response_bytes))
+            return await network.connect(
+                host, port, lambda: Connection(address, client_id, max_response_bytes, patience)
+            )
     except TimeoutError as error:
         raise NetworkError(f"connecting to {address}: no answer within {timeout_s:.3g} s") from error
     except OSError as error:

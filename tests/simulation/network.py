@@ -212,6 +212,17 @@ class VirtualNetwork:
             end.delay_s = by_s
         return len(ends)
 
+    def silence(self, host_a: str, host_b: str) -> int:
+        """The connections that stand now between two hosts carry nothing any more, as when a box in between has
+        forgotten them. Connections that are made later do. Returns how many stand."""
+        self.loop.record(f"network: silence {host_a} {host_b}")
+        connections = self._connections(self._address(host_a), self._address(host_b))
+        for end in connections:
+            for side in (end, end.other):
+                side.silenced = True
+                side.link_changed()
+        return len(connections)
+
     def reset_at(self, host: str, other: str) -> int:
         """Break all connections between two hosts at the end of `host`, as a box between them may: what it has sent
         goes on arriving at `other`, which learns of it when it sends something. Returns how many there were."""
@@ -528,7 +539,8 @@ class VirtualIncoming:
 
 
 class VirtualSocket:
-    """What a transport gives for its socket: a place for options, of which those of keepalive have an effect."""
+    """What a transport gives for its socket: a place for options, of which those of keepalive and TCP_USER_TIMEOUT have
+    an effect."""
 
     def __init__(self) -> None:
         self._options: dict[tuple[int, int], int] = {}
@@ -550,6 +562,12 @@ class VirtualSocket:
         """And so long it has for its answer."""
         probes = self._options.get((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 9)
         return probes * self._options.get((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 75)
+
+    @property
+    def user_timeout_s(self) -> float | None:
+        """How long what was sent may go without an acknowledgement."""
+        milliseconds = self._options.get((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+        return None if milliseconds is None else milliseconds / 1_000
 
 
 class VirtualTransport(asyncio.Transport):
@@ -594,6 +612,8 @@ class VirtualTransport(asyncio.Transport):
         self._last_arrival = 0.0
         self.delay_s = 0.0
         """How much longer than its latency everything takes that is sent from now on."""
+        self.silenced = False
+        """Nothing that is sent arrives any more, from either end."""
         self._flush_scheduled = False
         self._end_written = False
         self._end_sent = False
@@ -826,15 +846,19 @@ class VirtualTransport(asyncio.Transport):
             arrival = Arrival(source, target, self.get_extra_info("peername")[1], piece, self.delay_s > 0)
             for tap in list(self._network.taps):
                 tap(arrival)
-        if self._link.answers and not self._stalled:
+        if self._answers and not self._stalled:
             self.other._arrive(piece)
         else:
             self._deliver_or_hold(piece)
 
     # -- what a broken link does to it --
 
+    @property
+    def _answers(self) -> bool:
+        return self._link.answers and not self.silenced
+
     def _deliver_or_hold(self, piece: _Piece) -> None:
-        carries = self._link.carries()
+        carries = self._link.carries() and not self.silenced
         if self._vanished or self._boot != self._machine.boots:
             if piece is _Signal.RESET and carries:
                 self.other._arrive(piece)
@@ -842,7 +866,8 @@ class VirtualTransport(asyncio.Transport):
         if not self._stalled:
             random = self._network.random
             self._stalled, self._backing_off = True, False
-            self._gives_up_at_s = self._loop.now_s + random.uniform(_MIN_USER_TIMEOUT_S, _MAX_USER_TIMEOUT_S)
+            patience_s, own_s = random.uniform(_MIN_USER_TIMEOUT_S, _MAX_USER_TIMEOUT_S), self._socket.user_timeout_s
+            self._gives_up_at_s = self._loop.now_s + (patience_s if own_s is None else own_s)
             self._retransmission_s = random.uniform(_MIN_RETRANSMISSION_S, _MAX_RETRANSMISSION_S)
             self._loop.call_later(self._retransmission_s, self._retransmit, context=Context())
         if carries and not self._held and not self._backing_off:
@@ -854,7 +879,7 @@ class VirtualTransport(asyncio.Transport):
         now_s = self._loop.now_s
         if self._vanished or self._boot != self._machine.boots:
             self._held.clear()
-        elif self._link.answers:
+        elif self._answers:
             self._stalled = False
             held, self._held = self._held, deque()
             for piece in held:
@@ -897,10 +922,10 @@ class VirtualTransport(asyncio.Transport):
         if not self._socket.keepalive:
             return
         random, other = self._network.random, self.other
-        if not self._link.answers:
+        if not self._answers:
             if self._keepalive is None:
                 gives_up_s = random.uniform(0, self._socket.keepalive_idle_s) + self._socket.keepalive_patience_s
-                self._keepalive = self._loop.call_later(gives_up_s, self._give_up, context=Context())
+                self._keepalive = self._loop.call_later(gives_up_s, self._probes_end, context=Context())
             return
         if self._keepalive is not None:
             self._keepalive.cancel()
@@ -908,6 +933,11 @@ class VirtualTransport(asyncio.Transport):
         if other._vanished:
             within_s = random.uniform(0, self._socket.keepalive_idle_s)
             self._loop.call_later(within_s, self._arrive, _Signal.RESET, context=Context())
+
+    def _probes_end(self) -> None:
+        """Without an answer. None are sent as long as something that was sent waits for its acknowledgement."""
+        if not self._stalled:
+            self._give_up()
 
     def process_resumed(self) -> None:
         """What has come, and what has been read by the other end, while the process was paused."""

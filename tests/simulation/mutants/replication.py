@@ -15,7 +15,7 @@ from minibroker.broker.replication.isr_writer import IsrWriter
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import CONSUMER, Partition
 from minibroker.broker.storage.log import Log
-from minibroker.protocol import model
+from minibroker.protocol import keepalive, model
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.fetch_slots import Answer, LeaderSlots
 from minibroker.protocol.model import NO_EPOCH
@@ -360,3 +360,10 @@ def other_partitions_of_a_fetch_forgotten(patches: Patches) -> None:
     @patches.instead_of(DelayedFetch, "try_complete_after")
     def try_complete_after(original: Any, self: DelayedFetch, checked: Sequence[Hashable]) -> bool:
         return bool(original(self, checked[:1]))
+
+
+@mutant("a connection that fell silent", "nobody looks whether a connection still stands on which nothing comes")
+def silence_is_not_noticed(patches: Patches) -> None:
+    @patches.instead_of(keepalive, "keep_alive")
+    def keep_alive(original: Any, *rest: Any) -> None:
+        """Nothing."""
