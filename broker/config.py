@@ -64,7 +64,10 @@ Lz4Level = Annotated[int, Meta(ge=1, le=17)]
 ZstdLevel = Annotated[int, Meta(ge=-131_072, le=22)]
 FormatVersion = Annotated[
     str,
-    Meta(pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+)?(-IV[0-9]+)?$", description="a version of Kafka, such as 3.0 or 3.0-IV1"),
+    Meta(
+        pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+){0,2}(-IV[0-9]+)?$",
+        description="a version of Kafka, such as 3.0 or 3.0-IV1",
+    ),
 ]
 TimestampType = Literal["CreateTime", "LogAppendTime"]
 CleanupPolicy = Annotated[

@@ -128,7 +128,7 @@ def test_the_offsets_topic_is_made_when_a_coordinator_is_first_asked_for_and_is_
                 await producer.send(OFFSETS_TOPIC, b"forged", key=b"k", partition=0)
         request = g.FindCoordinatorRequest(1, ["some transaction"])
         answer = await client.ask(0, apis.FIND_COORDINATOR, request)
-        assert answer.coordinators[0].error_code == ErrorCode.INVALID_REQUEST
+        assert answer.coordinators[0].error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
     with_topic(program)
 

@@ -190,6 +190,7 @@ def test_a_credential_for_zookeeper_that_is_missing_or_malformed_is_named_and_ne
         ("cleanup.policy", " compact ", "compact"),
         ("cleanup.policy", "compact, delete", "compact, delete"),
         ("cleanup.policy", "delete,delete", "delete,delete"),
+        ("message.format.version", "0.10.2.0", "0.10.2.0"),
         ("retention.ms", " 5 ", 5),
         ("min.cleanable.dirty.ratio", "0.5 ", 0.5),
         ("unclean.leader.election.enable", " true", True),
