@@ -127,6 +127,7 @@ CONTROLLER_STATES = {
     "AutoLeaderRebalance": "autoleaderbalance",
     "PreferredReplicaElection": "manualleaderbalance",
     "ElectLeadersRequest": "manualleaderbalance",
+    "UnreadableStateChange": "leaderelection",
     "PartitionReassignment": "partitionreassignment",
     "ReassignedPartitionsIsrChange": "partitionreassignment",
     "ResumeReassignments": "partitionreassignment",

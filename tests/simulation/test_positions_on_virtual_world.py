@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Any
 
 import pytest
 
 from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
 from minibroker.client.connections import Purpose
 from minibroker.client.consumer import Consumer
@@ -350,8 +351,13 @@ async def _a_deposed_leader_has_deleted_what_its_successor_has(scene: Scene) -> 
 
 
 def _does_not_doubt_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for a moment after it has been stopped and goes on."""
+    """As for a moment after it has been stopped and goes on, with settings that it read just before."""
+
+    async def read_before(_self: ReplicaManager, partitions: Sequence[Partition]) -> list[Partition]:
+        return list(partitions)
+
     monkeypatch.setattr(ReplicaManager, "_may_be_deposed", lambda self, told_in_broker_epoch: False)
+    monkeypatch.setattr(ReplicaManager, "_with_present_settings", read_before)
 
 
 def test_a_deposed_leader_is_not_believed_that_what_a_consumer_is_about_to_read_was_deleted(
@@ -361,7 +367,10 @@ def test_a_deposed_leader_is_not_believed_that_what_a_consumer_is_about_to_read_
     play(_a_deposed_leader_has_deleted_what_its_successor_has, settings=RETENTION, configs=SMALL)
 
 
-def test_a_consumer_that_believes_a_deposed_leader_leaves_out_what_that_one_has_deleted() -> None:
+def test_a_consumer_that_believes_a_deposed_leader_leaves_out_what_that_one_has_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _does_not_doubt_itself(monkeypatch)
     with planted("deposed-leader-is-believed"), pytest.raises(AssertionError, match="12 == 3"):
         play(_a_deposed_leader_has_deleted_what_its_successor_has, settings=RETENTION, configs=SMALL)
 
