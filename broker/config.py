@@ -441,7 +441,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     retention_bytes: Limit | None = None
     """The broker's `log.retention.bytes`, for this topic."""
     cleanup_policy: CleanupPolicy | None = None
-    """The broker's `log.cleanup.policy`, for this topic. A record without a key is refused where it says `compact`."""
+    """The broker's `log.cleanup.policy`, for this topic. A record without a key is refused where it says `compact`;
+    those that are in the topic when it is switched to `compact` are dropped by the first compaction, as in Kafka."""
     min_cleanable_dirty_ratio: Ratio | None = None
     """The broker's `log.cleaner.min.cleanable.ratio`, for this topic."""
     min_compaction_lag_ms: Duration | None = None

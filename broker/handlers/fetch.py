@@ -1,4 +1,13 @@
-"""Fetch: for consumers up to the high watermark, for followers up to the end."""
+"""Fetch: for consumers up to the high watermark, for followers up to the end.
+
+Compaction leaves batches without records: for producers' state, at the end of a segment, at the beginning of a leader
+epoch. Followers need all of them. Consumers need none, and some cannot get past an answer with nothing else: kafka-go
+asks for the same offset for ever, kafkajs reads nothing, and librdkafka takes the eleventh for a fetch size that is too
+small. So an answer to a consumer that would begin with such batches begins with the next one that has records. A run of
+them may be long: it is gone over in slices, while others have the loop. If none follows below the high watermark, the
+answer has the last of them alone, by which a consumer that steps over it comes to the end. (Control batches count as
+records: clients know them.) Kafka sends what is there.
+"""
 
 from collections.abc import Generator
 
@@ -20,6 +29,7 @@ from minibroker.protocol.messages import (
     FetchTopicResponse,
 )
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.records import HEADER_SIZE
 
 MOST_AT_ONCE_BYTES = 4 * 1024 * 1024
 """Of records in one answer, whatever the request and `fetch.max.bytes` allow: they are read and sent in one go, which
@@ -31,6 +41,11 @@ machine, and, busy with what it has, waits for its core while the broker sends."
 MOST_TO_KAFKA_CONSUMERS_BYTES = 2 * 1024 * 1024
 """The same, to one of Kafka's clients. librdkafka rests for a second whenever it has 100,000 records: the more the
 answers under way bring, the fewer such rests there are."""
+
+
+_COUNT_START = HEADER_SIZE - 4
+_NO_RECORDS = bytes(4)
+"""How many records there are is said at the end of a batch's header."""
 
 
 def most_bytes(min_bytes: int, usual: int) -> int:
@@ -103,6 +118,15 @@ async def handle_fetch(services: Services, request: Request) -> None:
         slot = body.slot if is_follower else NO_SLOT
         request.respond(FetchResponse(0, ErrorCode.NONE, responses + unknown, slot, endpoints))
 
+    def respond_to_consumer(answer: FetchAnswer) -> None:
+        if any(_begins_emptied(response) for _, response in answer):
+            answer_in_background(services, request, lambda: read_on(answer))
+        else:
+            respond_to_client(answer)
+
+    async def read_on(answer: FetchAnswer) -> None:
+        respond_to_client(await _past_emptied(services, body, answer))
+
     def respond_to_client(answer: FetchAnswer) -> None:
         if request.source.dialect.reads_columns:
             respond(answer)
@@ -132,7 +156,31 @@ async def handle_fetch(services: Services, request: Request) -> None:
     async def transcode(answer: FetchAnswer) -> None:
         respond(await services.transcoder.transcode(answer, body, lambda: request.closed, knows_zstd=knows_zstd()))
 
-    services.replicas.fetch(body, respond if is_follower else respond_to_client)
+    services.replicas.fetch(body, respond if is_follower else respond_to_consumer)
+
+
+def _begins_emptied(response: FetchPartitionResponse) -> bool:
+    """With a batch without records."""
+    return response.records[_COUNT_START:HEADER_SIZE] == _NO_RECORDS
+
+
+async def _past_emptied(services: Services, body: FetchRequest, answer: FetchAnswer) -> FetchAnswer:
+    """The answer, within the limits of the request, with records in the place of batches without any."""
+    fetches = {TopicPartition(t.topic, fetch.partition): fetch for t in body.topics for fetch in t.partitions}
+    kept = sum(len(response.records) for _, response in answer if not _begins_emptied(response))
+    left, at_least_one = max(0, services.replicas.max_bytes(body) - kept), not kept
+    slices = Slices()
+    found: FetchAnswer = []
+    for topic_partition, response in answer:
+        partition = services.replicas.partition(topic_partition)
+        if partition is not None and _begins_emptied(response):
+            fetch = fetches[topic_partition]
+            steps = partition.read_past_emptied(fetch, max_bytes=left, at_least_one=at_least_one)
+            response = await slices.finish(steps)
+            left = max(0, left - len(response.records))
+            at_least_one = at_least_one and not response.records
+        found.append((topic_partition, response))
+    return found
 
 
 def _without_zstd(

@@ -549,7 +549,7 @@ class ReplicaManager:
             for part in admitted:
                 self._note_progress(part, request.replica_id, request.replica_epoch)
         answer = self._read(admissions, request)
-        min_bytes = min(request.min_bytes, self._max_bytes(request))  # as in Kafka: more can never be answered
+        min_bytes = min(request.min_bytes, self.max_bytes(request))  # as in Kafka: more can never be answered
         size = sum(len(response.records) for _, response in answer)
         settled = any(r.error_code != 0 or r.diverging_epoch is not None for _, r in answer)
         if settled or size >= min_bytes or request.max_wait_ms <= 0 or not admissions:
@@ -628,12 +628,12 @@ class ReplicaManager:
         for purgatory in self.purgatories():
             purgatory.check_soon(topic_partition)
 
-    def _max_bytes(self, request: FetchRequest) -> int:
+    def max_bytes(self, request: FetchRequest) -> int:
         return min(request.max_bytes, self._config.fetch_max_bytes)
 
     def _read(self, admissions: Sequence[AdmittedFetch | RefusedFetch], request: FetchRequest) -> FetchAnswer:
         """Whole batches, `max_bytes` in all; the first that has any is served even where it is larger."""
-        left = self._max_bytes(request)
+        left = self.max_bytes(request)
         answer: FetchAnswer = []
         nothing_yet = True
         told = 0

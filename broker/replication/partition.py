@@ -533,6 +533,23 @@ class Partition:
             return self.refusal(self.considered(error, replica_id).code)
         return self._response(records)
 
+    def read_past_emptied(
+        self, fetch: FetchPartition, *, max_bytes: int, at_least_one: bool
+    ) -> Generator[None, None, FetchPartitionResponse]:
+        """As `read`, for a consumer, from the next batch on that has records; in steps. Where none has below the high
+        watermark, the answer is the last batch, for the consumer to go on behind it."""
+        epoch = self.leader_epoch
+        try:
+            offset = yield from self.log.past_emptied(fetch.fetch_offset, self.high_watermark)
+        except BrokerError as error:
+            return self.refusal(self.considered(error).code)
+        if not self.leads_in(epoch):
+            return self.refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        found = msgspec.structs.replace(fetch, fetch_offset=offset)
+        response = self.read(found, CONSUMER, max_bytes=max_bytes, at_least_one=at_least_one)
+        self.traffic.bytes_out += len(response.records)
+        return response
+
     def considered(self, error: BrokerError, reader: int = CONSUMER) -> BrokerError:
         """What to tell a reader that met it. A leader whose log is damaged gives up its leadership where the others
         can commit without it, or will with the follower that reads: one that cannot get past the damage may be the one

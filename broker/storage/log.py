@@ -41,7 +41,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
 from minibroker.broker.storage.checkpoints import encode_epochs
 from minibroker.broker.storage.cleanable import Candidate, Cleanable, cleanable, groups
@@ -96,7 +96,10 @@ _base_offset_of = attrgetter("base_offset")
 _SEARCH_STEP = 64
 """Headers of batches, at a microsecond each."""
 
-Search = Generator[None, None, tuple[int, int] | None]
+T = TypeVar("T")
+
+Steps = Generator[None, None, T]
+Search = Steps[tuple[int, int] | None]
 """A search that may go over a whole segment, in steps of 0.1 ms; other things may be done between two of them. What it
 finds was right when it began, or later. Raises BrokerError as a method of `Log` does."""
 
@@ -598,7 +601,29 @@ class Log:
         (KIP-734). None where no record has a timestamp."""
         return self._search(lambda: self._newest(up_to_offset))
 
-    def _search(self, attempt: Callable[[], Search]) -> Search:
+    def past_emptied(self, offset: int, up_to_offset: int) -> Steps[int]:
+        """From where to read on to get records, if there are any from `offset` to below `up_to_offset`: compaction may
+        have left batches without records before them. Where there are none, from the last such batch on. In steps, as a
+        `Search`."""
+        return self._search(lambda: self._past_emptied(offset, up_to_offset))
+
+    def _past_emptied(self, offset: int, up_to_offset: int) -> Steps[int]:
+        found, cuts = offset, self._cuts
+        for segment in self._segments[self._segment_index(offset) :]:
+            self._require_unchanged(segment, cuts)
+            for number, (_, header) in enumerate(segment.walk(segment.locate(offset), segment.size), 1):
+                if header.base_offset >= up_to_offset:
+                    return found
+                found = max(offset, header.base_offset)
+                if header.records_count:
+                    return found
+                if number % _SEARCH_STEP == 0:
+                    yield
+                    self._require_unchanged(segment, cuts)
+            yield  # of many segments each may hold a single batch
+        return found
+
+    def _search(self, attempt: Callable[[], Steps[T]]) -> Steps[T]:
         while True:
             self._require_usable()
             try:

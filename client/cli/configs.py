@@ -113,7 +113,9 @@ def alter(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Change settings of a topic or a broker, all of those given or none; they hold soon, without a restart."""
+    """Change settings of a topic or a broker, all of those given or none; they hold soon, without a restart.
+
+    A topic that is switched to cleanup.policy=compact loses its records without a key, as in Kafka."""
     resource = _resource(topic, broker, broker_default)
     pairs = [("--set", ConfigChange.set, set_), ("--append", ConfigChange.append, append)]
     pairs += [("--subtract", ConfigChange.subtract, subtract)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from minibroker.broker.handlers import fetch
 from minibroker.broker.replication import healing
 from minibroker.broker.replication.healing import Healer
 from minibroker.broker.replication.partition import Partition
@@ -89,6 +90,13 @@ def sizes_before_repetitions(patches: Patches) -> None:
 def compressed_size_alone_counts(patches: Patches) -> None:
     @patches.instead_of(validator, "_may_be_too_large")
     def may_be_too_large(original: Any, *_: Any) -> bool:
+        return False
+
+
+@mutant("batches without records", "an answer to a consumer may hold nothing but what compaction has emptied")
+def consumers_get_emptied_batches(patches: Patches) -> None:
+    @patches.instead_of(fetch, "_begins_emptied")
+    def begins_emptied(original: Any, response: Any) -> bool:
         return False
 
 

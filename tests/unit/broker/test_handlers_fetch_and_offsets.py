@@ -31,9 +31,11 @@ from minibroker.protocol.messages import (
     OffsetForLeaderTopic,
 )
 from minibroker.protocol.model import Principal, TopicPartition
+from minibroker.protocol.records import encode_batch
 from tests.replication_support import TOPIC, TOPIC_ID, OneBroker, fetch_of, state, with_one_broker
-from tests.storage_support import NOW, batch
+from tests.storage_support import NOW, batch, headers, stamped
 from tests.unit.broker.test_handlers_produce_and_control import Peer
+from tests.waiting import until
 
 PARTITIONS = 12
 MEBIBYTE = 1024 * 1024
@@ -85,6 +87,65 @@ def test_a_smaller_limit_of_the_request_holds(tmp_path: Path) -> None:
         assert sum(bool(partition.records) for partition in answer.responses[0].partitions) == 2
 
     with_one_broker(tmp_path, scenario)
+
+
+def emptied(base_offset: int) -> bytes:
+    """What compaction leaves of a batch of one record."""
+    sent = encode_batch([], base_timestamp=NOW, base_offset=base_offset, last_offset_delta=0)
+    return stamped(bytes(sent), base_offset, 0)
+
+
+async def fetched(broker: OneBroker, peer: Peer, *offsets: int, reader: int = CONSUMER, most: int = MEBIBYTE) -> Any:
+    """Base offset and number of records of each batch, partition by partition."""
+    epochs = [0 if offset and reader != CONSUMER else -1 for offset in offsets]
+    asked = [fetch_of(offset, index=index, last_epoch=epochs[index]) for index, offset in enumerate(offsets)]
+    before = len(peer.answers)
+    await peer.send(apis.FETCH, FetchRequest(reader, 0, 1, most, 0, [FetchTopic(TOPIC, TOPIC_ID, asked)]))
+    await until(lambda: len(peer.answers) > before)
+    answer: FetchResponse = response(peer, apis.FETCH)
+    partitions = answer.responses[0].partitions
+    assert not any(partition.error_code for partition in partitions)
+    return [[(h.base_offset, h.records_count) for h in headers(bytes(p.records))] for p in partitions]
+
+
+@pytest.mark.parametrize("run", [1, 300])
+def test_consumers_get_records_where_compaction_has_left_batches_without_any_before_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: int
+) -> None:
+    """kafka-go would ask for the same offset for ever. Followers get all batches."""
+    slices_begun: list[None] = []
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(slices.Slices, "breathe", counting(slices.Slices.breathe, slices_begun))
+
+    async def scenario(broker: OneBroker) -> None:
+        peer, follower = Peer(broker), Peer(broker)
+        follower.session.principal = Principal(2)
+        await broker.told(*(state(isr=(1, 2), replicas=(1, 2), index=index) for index in range(2)))
+        for index in range(2):
+            partition = broker.partition(TopicPartition(TOPIC, index))
+            for offset in range(run):
+                partition.log.append_as_follower(emptied(offset))
+            partition.append(batch(1), required_acks=1, now_ms=NOW)
+        everything = [(offset, 0) for offset in range(run)] + [(run, 1)]
+        assert await fetched(broker, follower, 0, 0, reader=2) == [everything] * 2
+        await fetched(broker, follower, run, run, reader=2)
+        assert await fetched(broker, peer, 0) == [[(run - 1, 0)]], "the record is not committed yet"
+        await fetched(broker, follower, run + 1, run + 1, reader=2)
+        slices_begun.clear()
+        assert await fetched(broker, peer, 0) == [[(run, 1)]]
+        assert (len(slices_begun) > run // 100) == (run > 100)
+        assert await fetched(broker, peer, run - 1, run) == [[(run, 1)]] * 2
+        assert await fetched(broker, peer, 0, 0, most=1) == [[(run, 1)], []], "the limits hold for what is sent"
+
+    with_one_broker(tmp_path, scenario)
+
+
+def counting(original: Any, calls: list[None]) -> Any:
+    async def counted(self: slices.Slices) -> None:
+        calls.append(None)
+        await original(self)
+
+    return counted
 
 
 @pytest.mark.parametrize("api", [apis.LIST_OFFSETS, apis.OFFSET_FOR_LEADER_EPOCH])
