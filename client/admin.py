@@ -59,6 +59,7 @@ from minibroker.client.settings import (
     check_ms,
     check_names,
     check_partitions,
+    check_text,
     check_topic_name,
 )
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
@@ -1087,7 +1088,10 @@ def _creatable(topic: NewTopic) -> m.CreatableTopic:
         -1 if topic.partitions is None else topic.partitions,
         -1 if topic.replication_factor is None else topic.replication_factor,
         assignments,
-        [m.CreatableConfig(name, str(value)) for name, value in topic.configs.items()],
+        [
+            m.CreatableConfig(check_text("configs", name), check_text(name, str(value)))
+            for name, value in topic.configs.items()
+        ],
     )
 
 

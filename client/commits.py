@@ -17,14 +17,14 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from minibroker.client.coordinators import Coordinators
-from minibroker.client.errors import CommitFailed, InvalidSetting
+from minibroker.client.errors import CommitFailed
 from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S
 from minibroker.client.group_states import Reaction, reaction
 from minibroker.client.heart import Membership
 from minibroker.client.log import Logger
 from minibroker.client.metadata import UNKNOWN_FOR_S
 from minibroker.client.runtime import ClientRuntime
-from minibroker.client.settings import check_by_partition, check_integer
+from minibroker.client.settings import check_by_partition, check_integer, check_text
 from minibroker.client.tasks import Pulse
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.apis import OFFSET_COMMIT, OFFSET_FETCH
@@ -64,8 +64,7 @@ def check_offsets(
         check_integer("offset", committed.offset, 0, 2**63 - 1)
         if committed.leader_epoch is not None:
             check_integer("leader_epoch", committed.leader_epoch, 0, 2**31 - 1)
-        if not isinstance(committed.metadata, str):
-            raise InvalidSetting("metadata", committed.metadata, "give text: a str, which is empty for none")
+        check_text("metadata", committed.metadata)
         checked[partition] = committed
     return checked
 

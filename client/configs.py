@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from minibroker.client.errors import InvalidSetting
+from minibroker.client.settings import check_text
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, error_of
 from minibroker.protocol.model import WITHOUT_EFFECT, AlterOperation, ConfigSource, ConfigType, ResourceType
@@ -112,6 +113,7 @@ def check_resources(resources: Iterable[ConfigResource]) -> list[ConfigResource]
             raise InvalidSetting("resources", resource, "give a ConfigResource, such as ConfigResource.of_topic(NAME)")
         if resource.type is ResourceType.BROKER and resource.name and not resource.name.isdecimal():
             raise InvalidSetting("resources", resource.name, "a broker's name is its id, and empty for all brokers")
+        check_text("resources", resource.name)
     return checked
 
 
@@ -123,13 +125,17 @@ def check_changes(changes: Mapping[ConfigResource, Sequence[ConfigChange]]) -> l
             raise InvalidSetting(
                 f"changes of {resource}", some, "give a list of ConfigChange, such as [ConfigChange.set(NAME, VALUE)]"
             )
+        for change in some:
+            check_text("name", change.name)
+            if change.value is not None:
+                check_text(change.name, change.value)
     return checked
 
 
 def describe_request(
     resources: Sequence[ConfigResource], names: Collection[str] | None, synonyms: bool, documentation: bool
 ) -> m.DescribeConfigsRequest:
-    keys = None if names is None else list(names)
+    keys = None if names is None else [check_text("names", name) for name in names]
     asked = [m.DescribeConfigsResource(resource.type, resource.name, keys) for resource in resources]
     return m.DescribeConfigsRequest(asked, synonyms, documentation)
 

@@ -47,6 +47,7 @@ from minibroker.client.settings import (
     check_names,
     check_partition,
     check_partitions,
+    check_text,
 )
 from minibroker.client.stalls import LOOK_EVERY_S, STALL_S, Stalls
 from minibroker.protocol import messages as m
@@ -227,6 +228,7 @@ class Consumer(Client):
         if group is not None:
             if not isinstance(group, str) or not group:
                 raise InvalidSetting("group", group, "give a name: a str that is not empty")
+            check_text("group", group)
             coordinators = Coordinators(self._runtime, Purpose.COORDINATOR)
             self._commits = Commits(self._runtime, coordinators, group)
             if enable_auto_commit:
@@ -1124,7 +1126,7 @@ def _checked_instance_id(instance_id: str | None) -> str | None:
     if instance_id is not None and (not isinstance(instance_id, str) or not 1 <= len(instance_id) <= 1_000):
         rule = "use 1 to 1,000 characters, another for each member of the group"
         raise InvalidSetting("group_instance_id", instance_id, rule)
-    return instance_id
+    return None if instance_id is None else check_text("group_instance_id", instance_id)
 
 
 def _checked_listener(listener: RebalanceListener | None) -> RebalanceListener | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.coordinators import Answered, Coordinator, Coordinators
 from minibroker.client.errors import InvalidSetting
-from minibroker.client.settings import check_choice
+from minibroker.client.settings import check_choice, check_text
 from minibroker.client.shown import shown
 from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
@@ -78,7 +78,7 @@ def check_group(name: str, group: str) -> str:
     """Raises InvalidSetting."""
     if not isinstance(group, str) or not group:
         raise InvalidSetting(name, group, "give the name of a group, which is not empty")
-    return group
+    return check_text(name, group)
 
 
 def check_groups(name: str, groups: Iterable[str]) -> list[str]:

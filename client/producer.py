@@ -37,7 +37,7 @@ from minibroker.client.partitioners import Partitioner, RecordPartitioner, Witho
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.sender import Sender
 from minibroker.client.serializers import Serializer, SerializerChoice, choose_serializer, serialize
-from minibroker.client.settings import check_boolean, check_choice, check_integer, check_ms
+from minibroker.client.settings import check_boolean, check_choice, check_integer, check_ms, check_text
 from minibroker.client.shown import shown
 from minibroker.client.tasks import Pulse, Turns
 from minibroker.protocol.compression import Compression
@@ -603,4 +603,5 @@ def checked_headers(headers: _Headers) -> _Headers:
             or not (header[1] is None or type(header[1]) is bytes)
         ):
             raise TypeError(f"headers must be a list of (str, bytes or None), not {shown(header)}")
+        check_text("header", header[0])
     return list(headers)

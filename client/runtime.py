@@ -11,7 +11,7 @@ from minibroker.client.connections import OVERDUE_S, Connections, Purpose
 from minibroker.client.errors import InvalidSetting, WrongEventLoop
 from minibroker.client.log import Logger
 from minibroker.client.metadata import Metadata
-from minibroker.client.settings import Address, check_ms, parse_bootstrap
+from minibroker.client.settings import Address, check_ms, check_text, parse_bootstrap
 from minibroker.client.stalls import Stalls
 from minibroker.client.tasks import BackgroundTasks
 from minibroker.protocol import messages as m
@@ -54,6 +54,7 @@ class ClientRuntime:
         addresses = parse_bootstrap(bootstrap)
         if not isinstance(client_id, str) or len(client_id) > 249:
             raise InvalidSetting("client_id", client_id, "give a string of at most 249 characters")
+        check_text("client_id", client_id)
         self.bootstrap = ",".join(map(str, addresses))
         self.request_timeout_s = check_ms("request_timeout_ms", request_timeout_ms, lowest=1)
         self.retry_backoff_s = check_ms("retry_backoff_ms", retry_backoff_ms, lowest=1)

@@ -33,7 +33,7 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[Address, ...]:
     else:
         raise InvalidSetting("bootstrap", bootstrap, rule)
     addresses = []
-    for entry in (entry.strip() for entry in entries):
+    for entry in (check_text("bootstrap", entry.strip()) for entry in entries):
         if "://" in entry:
             rule = f"leave the scheme away: {entry.partition('://')[2].rstrip('/') or 'localhost:9092'}"
             raise InvalidSetting("bootstrap", entry, rule)
@@ -50,6 +50,24 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[Address, ...]:
     if not addresses:
         raise InvalidSetting("bootstrap", bootstrap, rule)
     return tuple(dict.fromkeys(addresses))
+
+
+def check_text(name: str, value: str) -> str:
+    """The value, if it is text that can be sent. Python decodes bytes that are not in the locale's encoding (arguments,
+    file names, the environment) to halves of surrogate pairs, which UTF-8 cannot express. Raises InvalidSetting."""
+    if not isinstance(value, str):
+        raise InvalidSetting(name, value, "give text: a str")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            rule = (
+                f"{value[error.start]!r} is half of a surrogate pair, which UTF-8 cannot express. Bytes of an "
+                "argument, a file name or the environment become that if they are not in the locale's encoding: give "
+                "them in UTF-8, and run with a UTF-8 locale (LC_ALL=C.UTF-8)"
+            )
+            raise InvalidSetting(name, value, rule) from None
+    return value
 
 
 def check_names(name: str, values: Iterable[str]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import io
 import os
 import signal
 import sys
@@ -257,6 +258,7 @@ def confirm(question: str, yes: bool) -> None:
 def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
     """Run a command line and return its exit code. Any error of a user's is one line on stderr."""
     _open_what_is_closed()
+    _escape_what_cannot_be_printed()
     if "_MINIBROKER_COMPLETE" in os.environ:  # a shell asks for completions
         _plain(typer.main.get_command(app)).main(prog_name="minibroker")
     typed = sys.argv[1:] if arguments is None else list(arguments)
@@ -322,6 +324,12 @@ def _open_what_is_closed() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open takes the lowest free number
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def _escape_what_cannot_be_printed() -> None:
+    """Names are any characters that a client has sent, paths any bytes, and a locale may know few of them."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def explain(error: Exception) -> tuple[int, str]:
