@@ -242,8 +242,10 @@ async def _connected(family: int, address: str, port: int) -> socket.socket:
     try:
         connection.setblocking(False)
         await asyncio.get_running_loop().sock_connect(connection, (address, port))
-    except BaseException:
+    except BaseException as error:
         connection.close()
+        if isinstance(error, OSError) and error.errno is not None:  # loops have texts of their own for it
+            raise OSError(error.errno, os.strerror(error.errno)) from None
         raise
     return connection
 

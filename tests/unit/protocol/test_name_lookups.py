@@ -185,7 +185,7 @@ def test_where_all_addresses_refuse_that_is_a_refusal_and_where_one_is_silent_it
 
     async def scenario(resolver: Resolver, port: int, silent: str) -> None:
         resolver.addresses = ["127.0.0.1", "127.0.0.3"]
-        with pytest.raises(ConnectionRefusedError):
+        with pytest.raises(ConnectionRefusedError, match="Connection refused"):
             await connect(RealNetwork(), "several", port)
         resolver.addresses = ["127.0.0.1", silent]
         with pytest.raises(TimeoutError):
