@@ -59,6 +59,7 @@ from minibroker.protocol.model import (
     DURABILITY,
     INTERNAL_CLEANUP_POLICY,
     INTERNAL_TOPICS,
+    REPLICATED,
     WITHOUT_EFFECT,
     AlterOperation,
     ConfigSource,
@@ -426,15 +427,18 @@ async def _alter(services: Services, given: AlterConfigsResource | ReplacedConfi
 
 
 def _changes(found: _Found, given: ReplacedConfigs) -> AlterConfigsResource:
-    """Only of what is another now: some settings may be repeated, but not changed. Raises BrokerError."""
+    """Only of what is another now: some settings may be repeated, but not changed. One that stays for good stays also
+    where it is not named: the tools of Kafka's do not know it. Raises BrokerError."""
     check_changed_once([config.name for config in given.configs])
     names = {config.name for config in given.configs}
+    holds = {DURABILITY: REPLICATED, **found.values}
     changes = [
         AlterableConfig(config.name, AlterOperation.SET, config.value)
         for config in given.configs
-        if config.value is None or found.values.get(config.name) != config.value
+        if config.value is None or holds.get(config.name) != config.value
     ]
-    changes += [AlterableConfig(name, AlterOperation.DELETE) for name in sorted(found.values) if name not in names]
+    left_out = sorted(found.values.keys() - names - {DURABILITY})
+    changes += [AlterableConfig(name, AlterOperation.DELETE) for name in left_out]
     return AlterConfigsResource(given.resource_type, given.resource_name, changes)
 
 

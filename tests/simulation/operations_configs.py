@@ -33,8 +33,8 @@ _TOPIC: dict[str, list[str]] = {
     "retention.bytes": ["-1", "1000000000000"],
     "compression.type": ["producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"],
     "message.timestamp.type": ["CreateTime", "LogAppendTime"],
-    "flush.ms": ["0", "1000"],
-    "flush.messages": ["1", "50"],
+    "flush.ms": ["100", "1000"],
+    "flush.messages": ["10", "50"],
     "leader.replication.throttled.replicas": ["*", ""],
     "follower.replication.throttled.replicas": ["*", ""],
 }

@@ -339,7 +339,7 @@ def test_what_was_edited_by_hand_and_is_no_setting_is_described_without_its_valu
 
 WITHOUT_MEANING = {
     "file.delete.delay.ms": "60000",
-    "message.format.version": "2.8-IV1",
+    "message.format.version": "0.10.0.0",
     "preallocate": "true",
     "segment.index.bytes": "10485760",
     "message.downconversion.enable": "false",

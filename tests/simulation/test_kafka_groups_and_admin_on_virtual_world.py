@@ -12,6 +12,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
+from minibroker.protocol import znodes
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import admin, data, groups, metadata
 from minibroker.protocol.model import TopicPartition
@@ -230,10 +231,19 @@ def test_what_our_producer_wrote_is_fetched_as_records_also_by_who_waited_for_it
     with_cluster(program)
 
 
-def test_settings_that_are_replaced_leave_out_what_is_not_named() -> None:
+@pytest.mark.parametrize("is_set", [{}, {"durability": "replicated"}], ids=["implied", "set"])
+def test_settings_that_are_replaced_leave_out_what_is_not_named_and_durability_stays(is_set: dict[str, str]) -> None:
+    """librdkafka repeats what DescribeConfigs has told it."""
+
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         connection = await connect(world.network, host_name(2), PORT)
-        for configs in ([("retention.ms", "1000"), ("segment.bytes", "600")], [("segment.bytes", "700")]):
+        path = znodes.topic_config_path(ORDERS)
+        zookeeper = cluster.simulation.zookeeper
+        zookeeper.make(path, znodes.encode_config(is_set))
+        for configs in (
+            [("retention.ms", "1000"), ("segment.bytes", "600"), ("durability", "replicated")],
+            [("segment.bytes", "700")],
+        ):
             replaced = m.ReplacedConfigs(2, ORDERS, [m.CreatableConfig(*pair) for pair in configs])
             answer = await connection.request(admin.ALTER_CONFIGS, 2, m.AlterConfigsRequest([replaced]))
             assert [one.error_code for one in answer.responses] == [ErrorCode.NONE]
@@ -242,6 +252,8 @@ def test_settings_that_are_replaced_leave_out_what_is_not_named() -> None:
         found = {entry.name: (entry.value, entry.config_source) for entry in described.results[0].configs}
         assert found["segment.bytes"] == ("700", 1)
         assert found["retention.ms"] == ("604800000", 5)
+        given = znodes.decode_config(path, zookeeper.data(path))
+        assert given == {**is_set, "segment.bytes": "700"}
 
     with_cluster(program)
 
