@@ -252,7 +252,7 @@ class Compaction:
 
 def _decoded(data: bytes, header: BatchHeader) -> DecodedBatch | None:
     try:
-        return decode_batch(data, header, check_crc=False)
+        return decode_batch(data, header, check_crc=False, to_be_encoded=True)
     except CorruptRecord:
         return None
 

@@ -238,8 +238,10 @@ def decode_batch(
     *,
     check_crc: bool = True,
     max_body_bytes: int = MAX_STORED_BODY_BYTES,
+    to_be_encoded: bool = False,
 ) -> DecodedBatch:
-    """The records of the batch at `position`; `header`, if given, is what `parse_header` read there.
+    """The records of the batch at `position`; `header`, if given, is what `parse_header` read there. `to_be_encoded`:
+    as for `decode_records`.
 
     Nothing in the result refers to `buffer`. Raises CorruptRecord, and nothing else, for whatever is
     wrong with the bytes; RecordsTooLarge for what is larger than it may be. Memory is bounded by
@@ -264,8 +266,9 @@ def decode_batch(
         raise RecordsTooLarge(str(error)) from error
     except DecompressionFailed as error:
         raise CorruptRecord(str(error)) from error
-    decode = decode_columns if header.magic == MAGIC_COLUMNS else decode_records
-    return decode(header, body)
+    if header.magic == MAGIC_COLUMNS:
+        return decode_columns(header, body)
+    return decode_records(header, body, to_be_encoded=to_be_encoded)
 
 
 def check_size(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:

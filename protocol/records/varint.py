@@ -183,7 +183,7 @@ def _headers_column(headers: Sequence[Sequence[Header] | None]) -> list[bytes]:
             parts = [_varint(len(pairs)) if pairs else b"\0"]
             for name, value in pairs or ():
                 if name not in names:
-                    in_bytes = name.encode()
+                    in_bytes = name.encode(errors="surrogateescape")
                     names[name] = _varint(len(in_bytes)) + in_bytes
                 parts.append(names[name])
                 if value is None:
@@ -223,8 +223,12 @@ def _varint(value: int) -> bytes:
     return bytes(output)
 
 
-def decode_records(header: BatchHeader, body: Buffer) -> DecodedBatch:
-    """The records of a decompressed body. Raises CorruptRecord."""
+def decode_records(header: BatchHeader, body: Buffer, *, to_be_encoded: bool = False) -> DecodedBatch:
+    """The records of a decompressed body. Raises CorruptRecord.
+
+    Header names may be any bytes: librdkafka sends them as they are. What is not UTF-8 is replaced (U+FFFD), as by
+    Java's client, or kept so that `encode_records` restores it (`to_be_encoded`).
+    """
     count = header.records_count
     data = bytes(body)
     if count * _SMALLEST_RECORD > len(data):
@@ -237,6 +241,7 @@ def decode_records(header: BatchHeader, body: Buffer) -> DecodedBatch:
     headers: list[list[Header] | None] = []
     position = headers_bytes = 0
     last_delta = -1
+    instead = "surrogateescape" if to_be_encoded else "replace"
     try:
         for _ in range(count):
             length, position = _read_varint(data, position)
@@ -255,7 +260,7 @@ def decode_records(header: BatchHeader, body: Buffer) -> DecodedBatch:
                 if name is None:
                     raise CorruptRecord("a header without a name")
                 header_value, position = _read_bytes(data, position)
-                pairs.append((name.decode(), header_value))
+                pairs.append((name.decode(errors=instead), header_value))
                 if headers_bytes + position - headers_start > MAX_HEADERS_BYTES:
                     raise RecordsTooLarge(f"more than {MAX_HEADERS_BYTES} bytes of headers")
             headers_bytes += position - headers_start
@@ -271,7 +276,7 @@ def decode_records(header: BatchHeader, body: Buffer) -> DecodedBatch:
             keys.append(key)
             values.append(value)
             headers.append(pairs or None)
-    except (IndexError, UnicodeDecodeError) as error:
+    except IndexError as error:
         raise CorruptRecord(f"not {count} records: {error}") from error
     if position != len(data):
         raise CorruptRecord(f"{len(data) - position} bytes follow the last record")

@@ -128,6 +128,17 @@ def found(log: Log) -> list[tuple[int, bytes, bytes | None]]:
     return records
 
 
+def test_header_names_that_are_not_utf_8_stay_as_they_are(tmp_path: Path) -> None:
+    one = [("N", b"1")]
+    two = encode_batch([b"1", b"2"], keys=[b"a", b"b"], headers=[one, one], base_timestamp=NOW, magic=MAGIC_RECORDS)
+    content = write_header(bytearray(two.replace(b"\2N", b"\2\xff")), parse_header(two))
+    log = segments_of(tmp_path, [bytes(content)], [keyed([(b"a", b"3")], magic=MAGIC_RECORDS)]).log
+    assert compact(log)
+    data = everything(log)
+    left = decode_batch(data, parse_header(data), to_be_encoded=True)
+    assert (left.values, left.headers) == ([b"2"], [[("\udcff", b"1")]])
+
+
 @pytest.mark.parametrize("magic", [MAGIC_COLUMNS, MAGIC_RECORDS])
 def test_the_latest_record_of_each_key_stays_at_its_offset_with_its_time(tmp_path: Path, magic: int) -> None:
     log = segments_of(

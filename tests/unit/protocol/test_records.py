@@ -567,7 +567,6 @@ MALFORMED_RECORDS = {
     "a negative offset": varint_record(b"\0\0", b"\1", b"\1\2v\0"),
     "negative headers": varint_record(b"\0\0\0\1\2v", b"\1"),
     "a header without a name": varint_record(b"\0\0\0\1\2v", b"\2", b"\1\1"),
-    "a name that is not UTF-8": varint_record(b"\0\0\0\1\2v", b"\2", b"\2\xff\1"),
     "headers cut short": varint_record(b"\0\0\0\1\2v", b"\x40"),
 }
 
@@ -580,6 +579,13 @@ def test_malformed_records_are_corrupt_though_their_crc_is_right(body: bytes) ->
 
 def test_the_good_record_that_the_malformed_ones_vary_is_good() -> None:
     assert decode_batch(batch_of(GOOD_RECORD, magic=MAGIC_RECORDS)).values == [b"v"]
+
+
+def test_a_header_name_that_is_not_utf_8_is_read_by_replacement_and_can_be_restored() -> None:
+    batch = batch_of(varint_record(b"\0\0\0\1\2v", b"\2", b"\4\xffn\1"), magic=MAGIC_RECORDS)
+    assert decode_batch(batch).headers == [[("\ufffdn", None)]]
+    restored = decode_batch(batch, to_be_encoded=True)
+    assert records.with_records(restored, [0])[HEADER_SIZE:] == batch[HEADER_SIZE:]
 
 
 def test_records_of_magic_2_must_increase_in_offset() -> None:
