@@ -22,6 +22,7 @@ from minibroker.broker.handlers.dispatch import dispatcher
 from minibroker.broker.handlers.metadata import ELECTIONS
 from minibroker.broker.handlers.services import ControlEpoch, Services
 from minibroker.broker.handlers.transcoding import Transcoder
+from minibroker.broker.internal_topics import internal_topics
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.metrics import BrokerMetrics, LoopLag, exposition, recovery_metrics
 from minibroker.broker.metrics_listener import MetricsListener
@@ -272,6 +273,7 @@ class Broker:
                 auto_leader_rebalance=config.auto_leader_rebalance_enable,
                 leader_imbalance_per_broker_percentage=config.leader_imbalance_per_broker_percentage,
                 leader_imbalance_check_interval_s=config.leader_imbalance_check_interval_seconds,
+                internal_topics=tuple(internal_topics(config).values()),
             ),
             config.broker_id,
             connections=connections,

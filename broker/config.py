@@ -299,8 +299,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """How many partitions `__consumer_offsets` gets: a group belongs to one of them by its name, for ever, and the
     broker that leads it coordinates the group."""
     offsets_topic_replication_factor: Annotated[int, Meta(ge=1, le=1_000)] = 3
-    """How many replicas it gets. It is created when somebody first asks for a coordinator, once there are so many
-    brokers."""
+    """How many replicas it gets. The controller creates it as soon as so many brokers are registered."""
     offsets_topic_segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] = 100 * 1024 * 1024
     """Its `segment.bytes`: small ones are compacted early, which keeps the reading short by which a coordinator
     begins."""

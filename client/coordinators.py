@@ -77,12 +77,18 @@ class Coordinators:
         self._known: dict[str, Coordinator] = {}
         self._epochs: dict[str, Epoch] = {}
         """Of each group's partition: the latest in which its coordinator was named."""
+        self._obstacles: dict[str, MinibrokerError] = {}
         self._instance = ""
         self._attempts = 0
 
     def known(self, group: str) -> Coordinator | None:
         """As far as is known, without asking anybody."""
         return self._known.get(group)
+
+    def obstacle(self, group: str) -> MinibrokerError | None:
+        """Why the latest attempt to reach the group's coordinator failed; None: a request is on its way to it, or was
+        answered."""
+        return self._obstacles.get(group)
 
     def forget(self, group: str, coordinator: Coordinator) -> None:
         """It turned out that this one is not the coordinator, or cannot be reached: look for it again. Does nothing if
@@ -98,7 +104,7 @@ class Coordinators:
         async def attempt(remaining_s: float) -> Coordinator:
             return self._known.get(group) or await self._find(group, remaining_s)
 
-        return await self._retried(f"{FIND_COORDINATOR.name} of group {group}", timeout_s, attempt)
+        return await self._retried(group, f"{FIND_COORDINATOR.name} of group {group}", timeout_s, attempt)
 
     async def request(
         self,
@@ -159,6 +165,7 @@ class Coordinators:
             try:
                 connection = await self._runtime.connection_soon(coordinator.address, self._purpose)
                 was_sent = True
+                self._obstacles.pop(group, None)
                 body = next_body()  # numbered in the order of sending: nothing is waited for in between
                 response = await self._ask(group, coordinator, connection, api, body, remaining_s, overdue_s)
             except (NetworkError, InvalidMessage) as error:
@@ -176,7 +183,7 @@ class Coordinators:
                 raise last_error
             return Answered(response, coordinator, in_doubt, last_error)
 
-        return await self._retried(what, timeout_s, attempt)
+        return await self._retried(group, what, timeout_s, attempt)
 
     async def _find(self, group: str, timeout_s: float) -> Coordinator:
         """One broker's answer. Raises BrokerError, NetworkError."""
@@ -228,7 +235,7 @@ class Coordinators:
             return False
         return found != coordinator
 
-    async def _retried(self, what: str, timeout_s: float, attempt: Callable[[float], Awaitable[T]]) -> T:
+    async def _retried(self, group: str, what: str, timeout_s: float, attempt: Callable[[float], Awaitable[T]]) -> T:
         clock, client_id = self._runtime.clock, self._runtime.connections.client_id
         deadline = clock.monotonic() + timeout_s
         attempts = 0
@@ -243,8 +250,10 @@ class Coordinators:
                     raise
                 error = refusal
             else:
+                self._obstacles.pop(group, None)
                 stalls.look(clock.monotonic(), (), str)
                 return result
+            self._obstacles[group] = error
             attempts += 1
             pause_s = exponential_backoff_s(attempts, self._runtime.retry_backoff_s, self._runtime.world.random)
             if clock.monotonic() + pause_s >= deadline:

@@ -246,6 +246,12 @@ class GroupMember:
         return None if known is None else f"broker {known.node_id} at {known.address}"
 
     @property
+    def obstacle(self) -> str | None:
+        """Why the step under way does not get on, as far as this member can tell."""
+        found = self._coordinators.obstacle(self._group)
+        return self.trouble if found is None else str(found)
+
+    @property
     def untold(self) -> MinibrokerError | None:
         """Why it has lost `lost`, as long as the next call for records is still to raise that."""
         return self._told_of if self._told_of in self._errors else None

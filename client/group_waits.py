@@ -27,7 +27,7 @@ class Wait(NamedTuple):
 def waits_for(member: GroupMember, runtime: ClientRuntime, activity: Activity) -> Wait | None:
     """What keeps a member that is to be in the group from having what it is assigned; None: nothing does."""
     now = runtime.clock.monotonic()
-    group, trouble = member.group, "" if member.trouble is None else f". {member.trouble}"
+    group, trouble = member.group, "" if member.obstacle is None else f". {member.obstacle}"
     if member.fenced is not None:
         return Wait(str(member.fenced), is_users=True)
     if member.untold is not None:

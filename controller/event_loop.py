@@ -21,6 +21,7 @@ from minibroker.controller.events import (
     WATCHED,
     AdminRequest,
     AutoLeaderRebalance,
+    ClusterFormed,
     Event,
     ReassignedPartitionsIsrChange,
     ResumeDeletions,
@@ -38,6 +39,7 @@ Handlers = Mapping[type[Event], Handler]
 _LOOK_AGAIN = (
     *WATCHED,
     AutoLeaderRebalance,
+    ClusterFormed,
     ReassignedPartitionsIsrChange,
     ResumeDeletions,
     ResumeReassignments,

@@ -419,6 +419,15 @@ class AutoLeaderRebalance(Event):
 
 
 @dataclass(frozen=True)
+class ClusterFormed(Event):
+    """Raised once no further broker has come for a while, and when a topic is gone."""
+
+    @property
+    def cause(self) -> str:
+        return "brokers have come, or a topic is gone: the brokers' own topics may have to be created"
+
+
+@dataclass(frozen=True)
 class AlterPartitionReassignments(AdminRequest):
     """Raised by the handler of the AlterPartitionReassignments API."""
 

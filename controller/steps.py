@@ -26,6 +26,7 @@ from minibroker.controller.gather import Gather
 from minibroker.controller.plan import Plan
 from minibroker.controller.timeline import Timeline
 from minibroker.protocol.broker_connections import BrokerConnections
+from minibroker.protocol.messages import CreatableTopic
 from minibroker.protocol.model import REPLICATED, Broker, TopicPartition
 from minibroker.protocol.world import World, ZooKeeperSession
 
@@ -43,8 +44,8 @@ class ControllerSettings:
     """Kafka's `num.partitions`, `default.replication.factor`, `unclean.leader.election.enable` and
     `min.insync.replicas` (which a topic may override), `delete.topic.enable`, `controller.socket.timeout.ms`,
     `auto.leader.rebalance.enable`, `leader.imbalance.per.broker.percentage` and
-    `leader.imbalance.check.interval.seconds`; and the `durability` of topics whose creator does not say. The second
-    pair may change while a controller is in office."""
+    `leader.imbalance.check.interval.seconds`; the `durability` of topics whose creator does not say; and the topics
+    that brokers need for themselves. The second pair may change while a controller is in office."""
 
     num_partitions: int
     default_replication_factor: int
@@ -56,6 +57,7 @@ class ControllerSettings:
     auto_leader_rebalance: bool = True
     leader_imbalance_per_broker_percentage: int = 10
     leader_imbalance_check_interval_s: float = 300.0
+    internal_topics: Sequence[CreatableTopic] = ()
 
 
 class Hooks(NamedTuple):
@@ -85,6 +87,8 @@ class Steps:
     post: Callable[[Event], None]
     deletion_news: asyncio.Event
     """Set for a moment whenever a topic is gone, or its deletion has to wait for something."""
+    forming: asyncio.Event
+    """Set for a moment whenever a broker has come, or a topic is gone."""
 
     @property
     def epoch(self) -> int:
@@ -124,6 +128,9 @@ class Steps:
             if any(isinstance(change, TopicRemoved | DeletionIneligible) for change in plan.changes):
                 self.deletion_news.set()
                 self.deletion_news.clear()
+            if any(isinstance(change, BrokerAdded | TopicRemoved) for change in plan.changes):
+                self.forming.set()
+                self.forming.clear()
             if any(isinstance(change, BrokerAdded | BrokerRemoved) for change in plan.changes):
                 self.hooks.on_brokers_changed(tuple(self.state.live_brokers[b] for b in self.state.live_broker_ids()))
         return outcome

@@ -21,6 +21,7 @@ from minibroker.controller.executor import Executor
 from minibroker.controller.gather import Gather
 from minibroker.controller.handlers.brokers import BrokerEvents
 from minibroker.controller.handlers.elections import ElectionEvents
+from minibroker.controller.handlers.internal_topics import InternalTopics
 from minibroker.controller.handlers.office import Office
 from minibroker.controller.handlers.partitions import PartitionEvents
 from minibroker.controller.handlers.reassignment import ReassignmentEvents
@@ -76,13 +77,17 @@ class Tenure:
         }
         gather = Gather(self._access, epoch, watchers, timeline.note)
         executor = Executor(self._access, self.state, epoch_version, self._outbox, timeline)
-        steps = Steps(world, settings, hooks, self.state, gather, executor, timeline, post, self.deletion_news)
+        steps = Steps(
+            world, settings, hooks, self.state, gather, executor, timeline, post, self.deletion_news, asyncio.Event()
+        )
         topics = TopicEvents(steps)
+        self._internal_topics = InternalTopics(steps, topics)
         self._elections = ElectionEvents(steps)
         for family in (
             Office(steps, topics.identify),
             BrokerEvents(steps),
             topics,
+            self._internal_topics,
             PartitionEvents(steps, topics),
             self._elections,
             ReassignmentEvents(steps),
@@ -128,9 +133,13 @@ class Tenure:
         await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        timer = start_in_background(
-            self._elections.rebalance_regularly(), f"rebalance timer of the controller of epoch {self.epoch}"
-        )
+        timers = [
+            start_in_background(work, f"{name} of the controller of epoch {self.epoch}")
+            for work, name in (
+                (self._elections.rebalance_regularly(), "rebalance timer"),
+                (self._internal_topics.create_when_formed(), "creation of internal topics"),
+            )
+        ]
         try:
             await self._loop.run()
         except (ControllerMoved, SessionExpired) as end:
@@ -142,7 +151,7 @@ class Tenure:
         finally:
             self.deletion_news.set()
             self._loop.close()
-            await stop_in_background([timer])
+            await stop_in_background(timers)
             await self._outbox.close()
 
     def _watcher(self, watched: type[events.Event]) -> Watcher:

@@ -14,8 +14,17 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from minibroker.protocol.apis import DESCRIBE_CONFIGS, DESCRIBE_LOG_DIRS, LIST_OFFSETS, METADATA, Api
+from minibroker.client.coordinators import GROUP
+from minibroker.protocol.apis import (
+    DESCRIBE_CONFIGS,
+    DESCRIBE_LOG_DIRS,
+    FIND_COORDINATOR,
+    LIST_OFFSETS,
+    METADATA,
+    Api,
+)
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
+from minibroker.protocol.group_messages import FindCoordinatorRequest
 from minibroker.protocol.messages import (
     LATEST_TIMESTAMP,
     MAX_TOPICS,
@@ -151,6 +160,13 @@ async def ask_cluster(addresses: Sequence[Address], timeout_s: float = ASK_TIMEO
 def _is_informed(answer: MetadataResponse) -> bool:
     """An answer without brokers is from one that has not been told of all topics yet."""
     return bool(answer.brokers)
+
+
+async def has_coordinators(address: Address, timeout_s: float = ASK_TIMEOUT_S) -> bool:
+    """Whether groups have coordinators, as the broker there says. To be asked, it creates the topic of their offsets if
+    there is none."""
+    answer = await _ask(*address, FIND_COORDINATOR, FindCoordinatorRequest(GROUP, ["minibroker"]), timeout_s)
+    return answer is not None and all(found.error_code == ErrorCode.NONE for found in answer.coordinators)
 
 
 async def with_min_insync_replicas(view: ClusterView, timeout_s: float = ASK_TIMEOUT_S) -> ClusterView:

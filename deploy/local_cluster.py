@@ -13,6 +13,7 @@ import contextlib
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
@@ -22,7 +23,13 @@ import msgspec
 from minibroker.deploy import broker_process, cluster_file, secret_file, zookeeper
 from minibroker.deploy.broker_process import HandedOver, StartingBroker
 from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
-from minibroker.deploy.cluster_view import ClusterView, ask_cluster, ask_offline_log_dirs, with_min_insync_replicas
+from minibroker.deploy.cluster_view import (
+    ClusterView,
+    ask_cluster,
+    ask_offline_log_dirs,
+    has_coordinators,
+    with_min_insync_replicas,
+)
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut
 from minibroker.deploy.ports import LOOPBACK, free_ports, is_free, lowest_source_port
 from minibroker.deploy.processes import (
@@ -57,6 +64,8 @@ METRICS_PORT_DISTANCE = 1_000
 STOP_TIMEOUT_S = 30.0
 KILL_TIMEOUT_S = 10.0
 ELECTION_TIMEOUT_S = 3.0
+FORMING_TIMEOUT_S = 5.0
+OFFSETS_REPLICATION_FACTOR: Final = "offsets.topic.replication.factor"
 LITTLE_ROOM_BYTES = 1024 * 1024
 """A disk with less is full: a broker fails at the first write that does not fit."""
 
@@ -195,8 +204,9 @@ class LocalCluster:
                 partitions = sum(name.topic == OFFSETS_TOPIC for name in view.partitions)
                 if not partitions:
                     raise LaunchError(
-                        f"no group has been used yet, so {group!r} has no coordinator: start a consumer in it first "
-                        f"(that makes the topic {OFFSETS_TOPIC}, whose leaders are the coordinators)"
+                        f"the group {group!r} has no coordinator, as there is no topic {OFFSETS_TOPIC} yet: it is "
+                        f"created when as many brokers run as {OFFSETS_REPLICATION_FACTOR} says; see `minibroker "
+                        "status`"
                     )
                 partition = TopicPartition(OFFSETS_TOPIC, offsets_partition(group, partitions))
                 return [cluster.broker(_leader_of(partition, view)).id]
@@ -265,7 +275,23 @@ class LocalCluster:
             left = before or msgspec.structs.replace(self.file(), settings={})
             cluster_file.save(self.directory, msgspec.structs.replace(left, running=False))
             raise
+        self._form()
         return cluster
+
+    def _form(self) -> None:
+        """Wait until every broker knows all the others, and groups have coordinators: their topic is created without
+        the pause in which the controller waits for further brokers, and a broker may die from here on before the first
+        group is used. If it takes too long, the cluster is up all the same: `minibroker status` says what is wrong."""
+        cluster = self.file()
+        addresses = [entry.address for entry in cluster.brokers]
+
+        def has_formed() -> bool:
+            view = self.view()
+            return len(view.brokers) == len(addresses) and not view.uninformed
+
+        deadline = time.monotonic() + FORMING_TIMEOUT_S
+        if wait_until(has_formed, FORMING_TIMEOUT_S) and _replicas_of_offsets(cluster) <= len(addresses):
+            wait_until(lambda: asyncio.run(has_coordinators(addresses[0])), deadline - time.monotonic())
 
     def running(
         self,
@@ -520,7 +546,7 @@ class LocalCluster:
 
     def _spawn_broker(self, cluster: ClusterFile, entry: BrokerEntry) -> tuple[ClusterFile, StartingBroker]:
         secret = {"broker.secret.file": str(self._secret_file)} if self._secret_file.exists() else {}
-        replication_factor = str(min(3, len(cluster.brokers)))
+        replication_factor = str(_usual_replicas(cluster))
         with uninterrupted():
             started = broker_process.start(
                 entry.id,
@@ -532,7 +558,7 @@ class LocalCluster:
                 # A topic created without a word about replicas must be possible on a small cluster too, as are groups.
                 {
                     "default.replication.factor": replication_factor,
-                    "offsets.topic.replication.factor": replication_factor,
+                    OFFSETS_REPLICATION_FACTOR: replication_factor,
                     **secret,
                     **cluster.settings,
                     **entry.settings,
@@ -606,6 +632,14 @@ def _planned(
         settings=dict(settings or {}),
         log_dirs=log_dirs or 1,
     )
+
+
+def _usual_replicas(cluster: ClusterFile) -> int:
+    return min(3, len(cluster.brokers))
+
+
+def _replicas_of_offsets(cluster: ClusterFile) -> int:
+    return int(cluster.settings.get(OFFSETS_REPLICATION_FACTOR, _usual_replicas(cluster)))
 
 
 def _leader_of(partition: TopicPartition, view: ClusterView) -> int:

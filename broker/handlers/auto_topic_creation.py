@@ -1,5 +1,6 @@
-"""Topics that come by themselves (Kafka's AutoTopicCreationManager): `__consumer_offsets` when a coordinator is first
-asked for, and with auto.create.topics.enable whatever a client names that lets topics be created."""
+"""Topics that are created because a client needs them (Kafka's AutoTopicCreationManager): with
+auto.create.topics.enable, each topic that a client names, if it lets topics be created; and `__consumer_offsets`, if
+the controller could not create it when the cluster formed (`controller/handlers/internal_topics.py`)."""
 
 import asyncio
 import logging
@@ -9,21 +10,14 @@ from typing import Any
 from minibroker.broker.config import BrokerConfig
 from minibroker.broker.forwarding import ForwardingManager
 from minibroker.broker.handlers.administration import Administration
+from minibroker.broker.internal_topics import REPLICATION_FACTOR_SETTINGS, internal_topics
 from minibroker.protocol.apis import CREATE_TOPICS
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.messages import (
-    CreatableConfig,
-    CreatableTopic,
-    CreatableTopicResult,
-    CreateTopicsRequest,
-)
-from minibroker.protocol.model import OFFSETS_TOPIC
+from minibroker.protocol.messages import CreatableTopic, CreatableTopicResult, CreateTopicsRequest
 
 logger = logging.getLogger("minibroker.topics")
 
 TIMEOUT_S = 10.0
-MAX_RECORD_BYTES = 10 * 1024 * 1024
-"""A group with all its members is one record: a thousand of them, of 10 KiB each."""
 PAUSE_S = 0.5
 """After an attempt, before the next one is made where somebody asks."""
 MAX_UNDER_WAY = 1_000
@@ -40,12 +34,17 @@ class AutoTopicCreation:
     ) -> None:
         self.is_enabled = config.auto_create_topics_enable
         """For topics that clients name."""
-        self._config = config
+        self._internal = internal_topics(config)
         self._administration = administration
         self._forwarding = forwarding
         self._start_task = start_task
         self._under_way: set[str] = set()
         self._problem = ""
+        self._internal_problems: dict[str, str] = {}
+
+    def why_missing(self, name: str) -> str:
+        """Why an internal topic, for which `create_soon` was called, is not there yet."""
+        return self._internal_problems.get(name, f"{name} is being created")
 
     def create_soon(self, names: Sequence[str]) -> None:
         """Those of which the creation is not under way. Whoever needs one asks again, and finds it."""
@@ -59,20 +58,20 @@ class AutoTopicCreation:
         try:
             for result in await self._ask(names):
                 if result.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
-                    code = ErrorCode(result.error_code)
-                    self._report(f"{result.name} cannot be created: {code.name}: {result.error_message}")
+                    self._report([result.name], _refusal(result))
                 else:
                     self._problem = ""
+                    self._internal_problems.pop(result.name, None)
         except (BrokerError, TimeoutError) as error:
-            why = str(error) or f"not done within {TIMEOUT_S:.0f} s; is ZooKeeper away?"  # asyncio's say nothing
-            self._report(f"{', '.join(names[:3])} cannot be created: {why}")
+            # asyncio's TimeoutError has no text.
+            self._report(names, str(error) or f"not done within {TIMEOUT_S:.0f} s; is ZooKeeper away?")
         finally:
             await asyncio.sleep(PAUSE_S)
             self._under_way.difference_update(names)
 
     async def _ask(self, names: list[str]) -> list[CreatableTopicResult]:
         """Raises BrokerError, TimeoutError."""
-        topics = [self._offsets_topic() if name == OFFSETS_TOPIC else CreatableTopic(name) for name in names]
+        topics = [self._internal.get(name) or CreatableTopic(name) for name in names]
         if self._administration.is_active:
             async with asyncio.timeout(TIMEOUT_S):
                 return await self._administration.create_topics(topics, validate_only=False, controller_epoch=-1)
@@ -84,20 +83,16 @@ class AutoTopicCreation:
                 result.error_code = ErrorCode.NONE
         return answer.topics
 
-    def _offsets_topic(self) -> CreatableTopic:
-        config = self._config
-        return CreatableTopic(
-            OFFSETS_TOPIC,
-            config.offsets_topic_num_partitions,
-            config.offsets_topic_replication_factor,
-            configs=[
-                CreatableConfig("cleanup.policy", "compact"),
-                CreatableConfig("segment.bytes", str(config.offsets_topic_segment_bytes)),
-                CreatableConfig("max.message.bytes", str(MAX_RECORD_BYTES)),
-            ],
-        )
-
-    def _report(self, problem: str) -> None:
+    def _report(self, names: Sequence[str], why: str) -> None:
+        problem = f"{', '.join(names[:3])} cannot be created: {why}"
+        self._internal_problems.update((name, problem) for name in names if name in self._internal)
         if problem != self._problem:
             self._problem = problem
             logger.warning("%s", problem)
+
+
+def _refusal(result: CreatableTopicResult) -> str:
+    code = ErrorCode(result.error_code)
+    setting = REPLICATION_FACTOR_SETTINGS.get(result.name, "")
+    named = f" ({setting})" if setting and code is ErrorCode.INVALID_REPLICATION_FACTOR else ""
+    return f"{code.name}{named}: {result.error_message}"

@@ -23,8 +23,8 @@ GROUP_KEY, TRANSACTION_KEY = 0, 1
 
 
 async def handle_find_coordinator(services: Services, request: Request) -> None:
-    """R1. The broker that leads the group's partition of `__consumer_offsets`, which is created when it is first asked
-    for. COORDINATOR_NOT_AVAILABLE: not yet, ask again.
+    """R1. The broker that leads the group's partition of `__consumer_offsets`. COORDINATOR_NOT_AVAILABLE: there is none
+    yet, ask again; the message says why.
 
     There are no transactions yet, and each client is to give up with a reason. librdkafka retries whatever
     FindCoordinator answers but for two errors of authorization, with which it prints the message. franz-go retries all
@@ -56,7 +56,7 @@ def _coordinator(services: Services, request: Request, body: g.FindCoordinatorRe
         return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, "this broker has not been told what there is yet")
     if not partitions:
         services.auto_topic_creation.create_soon([OFFSETS_TOPIC])
-        return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{OFFSETS_TOPIC} is being created")
+        return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, services.auto_topic_creation.why_missing(OFFSETS_TOPIC))
     topic_partition = TopicPartition(OFFSETS_TOPIC, offsets_partition(key, partitions))
     state = services.metadata.partition(topic_partition)
     leader = NO_LEADER if state is None else state.leader

@@ -305,6 +305,19 @@ def create(topics: Iterable[NewTopic], leftover_configs: Container[str] = ()) ->
     return builder.build()
 
 
+def missing(state: ClusterState, wanted: Iterable[CreatableTopic]) -> list[CreatableTopic]:
+    """Those of the topics, whose replication factors are given, that do not exist and for which there are brokers
+    enough."""
+    live = len(state.staying_broker_ids())
+    return [
+        topic
+        for topic in wanted
+        if topic.name not in state.topic_ids
+        and not state.is_queued_for_deletion(topic.name)
+        and topic.replication_factor <= live
+    ]
+
+
 # --- What is in ZooKeeper --------------------------------------------------------------------------------------
 
 

@@ -32,7 +32,7 @@ class TopicEvents:
             events.StopReplicaAnswered: self._stop_replica_answered,
             events.TopicDeletionsHeard: self._deletions_heard,
             events.ResumeDeletions: lambda _: self._resume_deletions(),
-            events.CreateTopicsRequest: self._create_topics,
+            events.CreateTopicsRequest: self.create_topics,
             events.DeleteTopicsRequest: self._delete_topics,
         }
 
@@ -105,7 +105,7 @@ class TopicEvents:
 
     # -- administrators --
 
-    async def _create_topics(self, request: events.CreateTopicsRequest) -> None:
+    async def create_topics(self, request: events.CreateTopicsRequest) -> None:
         names = list(dict.fromkeys(t.name for t in request.topics if topic_name_problem(t.name) is None))
         paths = await self._gather.existing([topic_path(n) for n in names] + [topic_config_path(n) for n in names])
         settings = self._steps.settings

@@ -127,11 +127,8 @@ class SyncLocalCluster(Blocking):
             self._isolation = Isolation(directory)
             self._launcher.launch(self._planned(self._lease.ports))
             self.wait_healthy()
-            with Admin(self.bootstrap_servers) as admin:
-                # __consumer_offsets is made when the first group is looked for, and needs all its replicas then: a test
-                # that has killed a broker by that time would wait until it is back.
-                admin.list_group_offsets("minibroker.testing")
-                if self._topics:
+            if self._topics:
+                with Admin(self.bootstrap_servers) as admin:
                     admin.create_topics(self._topics)
             self.wait_healthy()
             self._healthy = self._history()

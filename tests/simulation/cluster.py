@@ -206,6 +206,7 @@ class VirtualCluster:
                 "log.dirs": LOG_DIR,
                 "zookeeper.connect": ZOOKEEPER,
                 "listeners": f"{DEFAULT_LISTENER}://{host}:{PORT},{CONTROL_LISTENER}://{host}:{CONTROL_PORT}",
+                "offsets.topic.num.partitions": "1",  # every cluster creates them, and few tests have groups
             }
             | ({} if self._secret is None else {"broker.secret": self._secret})
             | self._settings

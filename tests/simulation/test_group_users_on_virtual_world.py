@@ -327,6 +327,23 @@ def test_too_few_replicas_of_the_offsets_topic_are_said_to_be_what_a_member_wait
     assert [line for line in warnings(caplog) if "late: no progress for 5." in line and "__consumer_offsets" in line]
 
 
+def test_a_member_without_a_coordinator_says_that_the_offsets_topic_has_too_few_brokers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def program(scene: Scene) -> None:
+        async with scene.consumer(client_id="early") as early:
+            for _ in range(10):
+                assert await early.poll(timeout_ms=1_000) == []
+                assert "waits for other members" not in str(early.status())
+            assert "__consumer_offsets cannot be created" in str(early.status())
+            assert "offsets.topic.replication.factor" in str(early.status())
+
+    play(program, {"offsets.topic.replication.factor": "4"})
+    said = [line for line in warnings(caplog) if line.startswith("early: no progress")]
+    assert said
+    assert all("offsets.topic.replication.factor" in line for line in said), said
+
+
 def test_a_call_that_waits_while_all_partitions_are_paused_is_told(caplog: pytest.LogCaptureFixture) -> None:
     async def program(scene: Scene) -> None:
         async with scene.consumer() as consumer:

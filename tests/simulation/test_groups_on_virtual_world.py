@@ -108,13 +108,106 @@ def test_somebody_who_is_no_member_commits_to_a_group_without_members() -> None:
     with_topic(program)
 
 
-def test_the_offsets_topic_is_made_when_a_coordinator_is_first_asked_for_and_is_the_brokers_own() -> None:
+async def until_offsets_topic(cluster: VirtualCluster) -> None:
+    await cluster.until(
+        lambda: all(cluster.broker(b)._metadata.partition_count(OFFSETS_TOPIC) for b in cluster.living())
+    )
+
+
+def test_a_group_that_starts_while_a_broker_is_dead_works_as_the_offsets_topic_came_with_the_cluster() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        await until_offsets_topic(cluster)
+        for _ in range(2):  # also where the first to die is the controller
+            dead = cluster.active_controllers()[0]
+            cluster.kill_broker(dead)
+            member = GroupMember(cluster, world, f"begun without {dead}")
+            await member.join_and_sync()
+            assert await member.commit_as_member({ORDERS: 7}) == [ErrorCode.NONE]
+            await cluster.start_broker(dead)
+
+    with_topic(program)
+
+
+@pytest.mark.parametrize("brokers", [1, 2])
+def test_while_there_are_too_few_brokers_for_the_offsets_topic_clients_are_told_so_and_it_comes_with_the_last(
+    brokers: int,
+) -> None:
+    async def scenario() -> None:
+        cluster = VirtualCluster(Simulation(), 3)
+        for broker_id in range(brokers):
+            await cluster.start_broker(broker_id)
+        await asyncio.sleep(5)
+        world = cluster.client("client")
+
+        async def program() -> None:
+            client = GroupClient(cluster, world, "billing")
+            await client.look_for_coordinator(0)
+            await asyncio.sleep(1)
+            answer = await client.look_for_coordinator(0)
+            assert answer.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+            assert "offsets.topic.replication.factor" in (answer.error_message or "")
+            assert f"the replication factor is 3: it must be 1 to {brokers}" in (answer.error_message or "")
+            for broker_id in range(brokers, 3):
+                await cluster.start_broker(broker_id)
+            await until_offsets_topic(cluster)
+            cluster.kill_broker(0)
+            await client.find_coordinator()
+
+        await world.process.run(program())
+
+    run(scenario())
+
+
+def test_the_offsets_topic_is_spread_over_all_brokers_that_start_together() -> None:
+    async def scenario() -> None:
+        settings = {"offsets.topic.num.partitions": "5", "offsets.topic.replication.factor": "1"}
+        cluster = VirtualCluster(Simulation(), 5, settings)
+        for broker_id in cluster.broker_ids:
+            await cluster.start_broker(broker_id)
+            await asyncio.sleep(0.5)
+        await until_offsets_topic(cluster)
+        assert {cluster.state(TopicPartition(OFFSETS_TOPIC, p)).leader for p in range(5)} == set(cluster.broker_ids)
+
+    run(scenario())
+
+
+@every_seed(range(3))
+def test_a_controller_that_dies_while_it_creates_the_offsets_topic_is_followed_by_one_that_does(seed: int) -> None:
+    async def scenario() -> None:
+        cluster = VirtualCluster(Simulation(), 4)
+        await cluster.start()
+        zookeeper = cluster.simulation.zookeeper
+        await cluster.until(cluster.active_controllers)
+        if seed == 0:
+            await asyncio.sleep(0.5)
+        elif seed == 1:
+            await cluster.until(lambda: zookeeper.has(znodes.topic_path(OFFSETS_TOPIC)))
+        else:
+            await cluster.until(lambda: zookeeper.has(znodes.state_path(TopicPartition(OFFSETS_TOPIC, 0))))
+        cluster.kill_broker(cluster.active_controllers()[0])
+        await until_offsets_topic(cluster)
+        state = cluster.state(TopicPartition(OFFSETS_TOPIC, 0))
+        await cluster.until(lambda: cluster.state(TopicPartition(OFFSETS_TOPIC, 0)).leader in cluster.living())
+        assert state.leader_epoch >= 0
+
+    run(scenario(), seed=seed)
+
+
+def test_an_offsets_topic_that_was_deleted_by_hand_comes_again() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        await until_offsets_topic(cluster)
+        before = cluster.broker(0)._metadata.topic_id(OFFSETS_TOPIC)
+        cluster.simulation.zookeeper.make(znodes.delete_topic_path(OFFSETS_TOPIC))
+        await cluster.until(lambda: cluster.broker(0)._metadata.topic_id(OFFSETS_TOPIC) not in (None, before))
+        await GroupMember(cluster, world, "billing").join_and_sync()
+
+    with_topic(program)
+
+
+def test_the_offsets_topic_is_the_brokers_own() -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         client = GroupClient(cluster, world, "billing")
         async with Admin(cluster.bootstrap, world=world) as admin:
-            assert await admin.list_topics(internal=True) == ["orders"]
-            answers = await asyncio.gather(*(client.look_for_coordinator(b) for b in cluster.broker_ids))
-            assert {answer.error_code for answer in answers} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
             await client.find_coordinator()
             topic = await admin.describe_topic(OFFSETS_TOPIC)
             assert len(topic.partitions) == 4

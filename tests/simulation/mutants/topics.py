@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from minibroker.controller import executor
-from minibroker.controller.decisions import brokers, deletion, partitions
+from minibroker.controller.decisions import brokers, deletion, partitions, topics
 from minibroker.protocol.topic_ids import NO_TOPIC
 from tests.simulation.mutants.planting import Patches, mutant
 
@@ -40,3 +40,10 @@ def deletions_not_asked_for_again(patches: Patches) -> None:
     @patches.instead_of(brokers, "log_dirs_failed")
     def log_dirs_failed(original: Any, state: Any, notifications: Any, failed: Any) -> Any:
         return original(state, notifications, ())
+
+
+@mutant("too few brokers left", "the topic of the groups' offsets is created when a client first asks, and not with the cluster")
+def offsets_topic_when_asked_for(patches: Patches) -> None:
+    @patches.instead_of(topics, "missing")
+    def missing(original: Any, state: Any, wanted: Any) -> Any:
+        return []

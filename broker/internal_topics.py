@@ -1,0 +1,24 @@
+"""The topics that brokers create for themselves: `__consumer_offsets`. `__transaction_state` is to join it here."""
+
+from minibroker.broker.config import BrokerConfig
+from minibroker.protocol.messages import CreatableConfig, CreatableTopic
+from minibroker.protocol.model import OFFSETS_TOPIC
+
+MAX_RECORD_BYTES = 10 * 1024 * 1024
+"""A group with all its members is one record: a thousand of them, of 10 KiB each."""
+REPLICATION_FACTOR_SETTINGS = {OFFSETS_TOPIC: "offsets.topic.replication.factor"}
+
+
+def internal_topics(config: BrokerConfig) -> dict[str, CreatableTopic]:
+    """By name, as this broker's settings describe them."""
+    offsets = CreatableTopic(
+        OFFSETS_TOPIC,
+        config.offsets_topic_num_partitions,
+        config.offsets_topic_replication_factor,
+        configs=[
+            CreatableConfig("cleanup.policy", "compact"),
+            CreatableConfig("segment.bytes", str(config.offsets_topic_segment_bytes)),
+            CreatableConfig("max.message.bytes", str(MAX_RECORD_BYTES)),
+        ],
+    )
+    return {offsets.name: offsets}
