@@ -167,7 +167,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     leader_imbalance_per_broker_percentage: Annotated[int, Meta(ge=0, le=100)] = 10
     """They do for a broker that does not lead more than this part of the partitions that it is preferred for."""
     leader_imbalance_check_interval_seconds: Count = 300
-    """How often the controller looks for such brokers."""
+    """How often the controller looks for such brokers. It also looks some seconds after a broker has come (back), and
+    again until that broker is in sync (in Kafka, only the interval counts)."""
 
     log_durability: Durability = REPLICATED
     """The `durability` of a topic whose creator does not say (not in Kafka). It is written down with the topic, for

@@ -20,8 +20,9 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import ElectionType, TopicPartition
 from minibroker.protocol.znodes import PREFERRED_REPLICA_ELECTION
 
-FIRST_REBALANCE_S = 5.0
-"""After taking office, as in Kafka: by then brokers that were started together have come."""
+SOON_S = 5.0
+"""After taking office, as in Kafka, and after a broker has come: by then others that were started with it have come,
+and most have caught up. For brokers that take longer the pauses double."""
 
 
 class ElectionEvents:
@@ -38,14 +39,27 @@ class ElectionEvents:
         }
 
     async def rebalance_regularly(self) -> None:
-        """The timer of the automatic rebalance, for the tenure's life."""
+        """The timer of the automatic rebalance, for the tenure's life. Besides the regular checks there are some soon
+        after office was taken or a broker has come, until every live broker has caught up: a broker that comes back
+        leads nothing, and after a restart of all brokers the first of them leads everything."""
         settings = self._steps.settings
         if not settings.auto_leader_rebalance:
             return
-        await asyncio.sleep(min(FIRST_REBALANCE_S, settings.leader_imbalance_check_interval_s))
+        interval_s, now = settings.leader_imbalance_check_interval_s, asyncio.get_running_loop().time
+        soon_s = pause_s = min(SOON_S, interval_s)
+        due = now() + soon_s
         while True:
-            self._steps.post(events.AutoLeaderRebalance(self._steps.epoch))
-            await asyncio.sleep(settings.leader_imbalance_check_interval_s)
+            try:
+                async with asyncio.timeout_at(due):
+                    await self._steps.forming.wait()
+            except TimeoutError:
+                self._steps.post(events.AutoLeaderRebalance(self._steps.epoch))
+                if requested_elections.perhaps_back_in_sync(self._state, self._state.leadership):
+                    due, pause_s = now() + pause_s, min(2 * pause_s, interval_s)
+                else:
+                    due, pause_s = now() + interval_s, soon_s
+            else:
+                due, pause_s = min(due, now() + soon_s), soon_s
 
     async def _preferred_by_znode(self) -> None:
         asked = await self._gather.preferred_election()

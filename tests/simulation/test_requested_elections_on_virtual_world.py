@@ -54,6 +54,11 @@ def leaders(cluster: VirtualCluster) -> list[int]:
     return [cluster.state(partition).leader for partition in PARTITIONS]
 
 
+def replicas_of(cluster: VirtualCluster, partition: TopicPartition) -> list[int]:
+    known = cluster.broker(0)._metadata.partition(partition)
+    return [] if known is None else list(known.replicas)
+
+
 def is_in_sync(cluster: VirtualCluster) -> bool:
     return all(len(cluster.state(partition).isr) == 3 for partition in PARTITIONS)
 
@@ -129,14 +134,58 @@ def test_whoever_asks_again_is_not_answered_before_clients_are_told_the_leaders(
     with_cluster(program)
 
 
-@every_seed(range(3))
-def test_after_a_restart_of_all_brokers_leaders_are_balanced_within_the_first_interval(seed: int) -> None:
+async def restart_one(cluster: VirtualCluster) -> None:
+    await restart(cluster, ((await until_controller(cluster)) + 1) % 3)
+
+
+async def stop_and_start_all(cluster: VirtualCluster) -> None:
+    for broker_id in cluster.broker_ids:
+        await cluster.stop_broker(broker_id)
+    await cluster.start()
+    await cluster.until(lambda: is_in_sync(cluster))
+
+
+@every_seed(range(2))
+@pytest.mark.parametrize("restarted", [restart_one, restart_all, stop_and_start_all])
+def test_leaders_are_balanced_seconds_after_the_last_broker_has_come_back_and_caught_up(
+    restarted: Callable[[VirtualCluster], Coroutine[Any, Any, None]], seed: int
+) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await restart_all(cluster)
-        assert leaders(cluster) != [0, 1, 2]
-        await cluster.until(lambda: leaders(cluster) == [0, 1, 2], within_s=300)
+        await asyncio.sleep(20)
+        await restarted(cluster)
+        await cluster.until(lambda: leaders(cluster) == [0, 1, 2], within_s=6)
 
     with_cluster(program, settings={}, seed=seed)
+
+
+def test_a_broker_that_takes_long_to_catch_up_leads_soon_after_it_has() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        await asyncio.sleep(20)
+        controller = await until_controller(cluster)
+        back = (controller + 1) % 3
+        cluster.kill_broker(back)
+        await cluster.until(lambda: back not in leaders(cluster))
+        cut(cluster, host_name(back), host_name(cluster.state(PARTITIONS[back]).leader))
+        await cluster.start_broker(back)
+        await asyncio.sleep(60)
+        assert back not in leaders(cluster)
+        cluster.simulation.network.heal()
+        await cluster.until(lambda: leaders(cluster) == [0, 1, 2], within_s=45)
+
+    with_cluster(program, settings={})
+
+
+def test_where_no_broker_has_come_leaders_are_balanced_at_the_interval_alone() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        await asyncio.sleep(20)
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.alter_partition_reassignments({PARTITIONS[0]: [1, 2, 0]})
+            await cluster.until(lambda: replicas_of(cluster, PARTITIONS[0]) == [1, 2, 0])
+        await asyncio.sleep(250)
+        assert leaders(cluster) == [0, 1, 2]
+        await cluster.until(lambda: leaders(cluster) == [1, 1, 2], within_s=60)
+
+    with_cluster(program, settings={})
 
 
 def test_leaders_are_not_balanced_by_themselves_where_that_is_turned_off() -> None:

@@ -42,7 +42,10 @@ def deletions_not_asked_for_again(patches: Patches) -> None:
         return original(state, notifications, ())
 
 
-@mutant("too few brokers left", "the topic of the groups' offsets is created when a client first asks, and not with the cluster")
+@mutant(
+    "too few brokers left",
+    "the topic of the groups' offsets is created when a client first asks, and not with the cluster",
+)
 def offsets_topic_when_asked_for(patches: Patches) -> None:
     @patches.instead_of(topics, "missing")
     def missing(original: Any, state: Any, wanted: Any) -> Any:
