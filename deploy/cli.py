@@ -43,7 +43,7 @@ from minibroker.deploy.cluster_view import (
     ask_cluster,
     ask_end_offsets,
     ask_offline_log_dirs,
-    with_min_insync_replicas,
+    with_details,
 )
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local_cluster import MAX_BROKERS, MAX_LOG_DIRS, LocalCluster, Member, name_of
@@ -341,7 +341,7 @@ def _status_of(bootstrap: str) -> Status:
 
 
 def _status_of_view(view: ClusterView) -> Status:
-    view = asyncio.run(with_min_insync_replicas(view))
+    view = asyncio.run(with_details(view))
     return status_of_view(view, asyncio.run(ask_offline_log_dirs(view)))
 
 

@@ -20,6 +20,7 @@ from minibroker.protocol.apis import (
     DESCRIBE_LOG_DIRS,
     FIND_COORDINATOR,
     LIST_OFFSETS,
+    LIST_PARTITION_REASSIGNMENTS,
     METADATA,
     Api,
 )
@@ -34,6 +35,7 @@ from minibroker.protocol.messages import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
+    ListPartitionReassignmentsRequest,
     Message,
     MetadataPartition,
     MetadataRequest,
@@ -69,6 +71,8 @@ class ClusterView(NamedTuple):
     of its run before: a registration outlives the process for seconds."""
     min_insync_replicas: Mapping[str, int] = MappingProxyType({})
     """Of topics that have replicas out of sync, as far as a broker has said."""
+    reassigning: frozenset[TopicPartition] = frozenset()
+    """Partitions whose replicas are being moved, as far as the controller has said."""
 
     @property
     def is_unknown(self) -> bool:
@@ -94,9 +98,13 @@ class ClusterView(NamedTuple):
         """Those that have no leader."""
         return [name for name, state in self.partitions.items() if state.leader_id == NO_LEADER]
 
-    def leader_count(self, broker_id: int) -> int:
-        """How many partitions the broker leads."""
-        return sum(1 for state in self.partitions.values() if state.leader_id == broker_id)
+    def led_by(self, broker_id: int) -> list[TopicPartition]:
+        """The partitions that the broker leads."""
+        return [name for name, state in self.partitions.items() if state.leader_id == broker_id]
+
+    def silent(self) -> list[int]:
+        """The registered brokers that did not answer, if they were asked."""
+        return [broker_id for broker_id, address in self.brokers.items() if address not in self.answered]
 
     def under_replicated_partitions(self) -> list[TopicPartition]:
         """Those with fewer replicas in sync than assigned."""
@@ -145,16 +153,25 @@ def merge(answers: Sequence[MetadataResponse]) -> ClusterView:
     )
 
 
-async def ask_cluster(addresses: Sequence[Address], timeout_s: float = ASK_TIMEOUT_S) -> ClusterView:
-    """Ask all the addresses at once. Brokers that do not answer are left out; nothing is raised for them."""
-    results = await asyncio.gather(
-        *(_ask(host, port, METADATA, MetadataRequest(None), timeout_s) for host, port in addresses)
-    )
-    answers = {address: result for address, result in zip(addresses, results, strict=True) if result is not None}
+async def ask_cluster(
+    addresses: Sequence[Address], timeout_s: float = ASK_TIMEOUT_S, without: Collection[Address] = ()
+) -> ClusterView:
+    """Ask all the addresses at once, and then those that the answers name besides, except `without`. Brokers that do
+    not answer are left out; nothing is raised for them."""
+    answers = await _ask_metadata(addresses, timeout_s)
+    named = merge(list(answers.values())).brokers.values()
+    answers |= await _ask_metadata(sorted({*named} - {*addresses} - {*without}), timeout_s)
     return merge(list(answers.values()))._replace(
         answered=frozenset(answers),
         uninformed=frozenset(address for address, answer in answers.items() if not _is_informed(answer)),
     )
+
+
+async def _ask_metadata(addresses: Sequence[Address], timeout_s: float) -> dict[Address, MetadataResponse]:
+    results = await asyncio.gather(
+        *(_ask(host, port, METADATA, MetadataRequest(None), timeout_s) for host, port in addresses)
+    )
+    return {address: result for address, result in zip(addresses, results, strict=True) if result is not None}
 
 
 def _is_informed(answer: MetadataResponse) -> bool:
@@ -169,21 +186,40 @@ async def has_coordinators(address: Address, timeout_s: float = ASK_TIMEOUT_S) -
     return answer is not None and all(found.error_code == ErrorCode.NONE for found in answer.coordinators)
 
 
-async def with_min_insync_replicas(view: ClusterView, timeout_s: float = ASK_TIMEOUT_S) -> ClusterView:
-    """The view, with what a broker says of topics that have replicas out of sync."""
+async def with_details(view: ClusterView, timeout_s: float = ASK_TIMEOUT_S) -> ClusterView:
+    """The view, with what a broker says of topics that have replicas out of sync, and the controller of partitions that
+    are being reassigned."""
+    least, reassigning = await asyncio.gather(
+        _ask_min_insync_replicas(view, timeout_s), _ask_reassigning(view, timeout_s)
+    )
+    return view._replace(min_insync_replicas=least, reassigning=reassigning)
+
+
+async def _ask_min_insync_replicas(view: ClusterView, timeout_s: float) -> dict[str, int]:
     topics = sorted({name.topic for name in view.under_replicated_partitions()})[:MAX_TOPICS]
     address = min(view.answered, default=None)
     if not topics or address is None:
-        return view
+        return {}
     resources = [DescribeConfigsResource(ResourceType.TOPIC, topic, [MIN_INSYNC_REPLICAS]) for topic in topics]
     answer = await _ask(*address, DESCRIBE_CONFIGS, DescribeConfigsRequest(resources), timeout_s)
-    return view._replace(
-        min_insync_replicas={
-            result.resource_name: int(entry.value)
-            for result in (() if answer is None else answer.results)
-            for entry in result.configs
-            if entry.name == MIN_INSYNC_REPLICAS and entry.value
-        }
+    return {
+        result.resource_name: int(entry.value)
+        for result in (() if answer is None else answer.results)
+        for entry in result.configs
+        if entry.name == MIN_INSYNC_REPLICAS and entry.value
+    }
+
+
+async def _ask_reassigning(view: ClusterView, timeout_s: float) -> frozenset[TopicPartition]:
+    address = None if view.controller_id is None else view.brokers.get(view.controller_id)
+    if address not in view.answered:  # one that hangs would be waited for
+        return frozenset()
+    request = ListPartitionReassignmentsRequest(int(timeout_s * 1_000))
+    answer = await _ask(*address, LIST_PARTITION_REASSIGNMENTS, request, timeout_s)
+    return frozenset(
+        TopicPartition(topic.name, partition.partition_index)
+        for topic in (() if answer is None else answer.topics)
+        for partition in topic.partitions
     )
 
 

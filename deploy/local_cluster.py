@@ -28,7 +28,7 @@ from minibroker.deploy.cluster_view import (
     ask_cluster,
     ask_offline_log_dirs,
     has_coordinators,
-    with_min_insync_replicas,
+    with_details,
 )
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut
 from minibroker.deploy.ports import LOOPBACK, free_ports, is_free, lowest_source_port
@@ -112,7 +112,9 @@ class LocalCluster:
 
     def view(self) -> ClusterView:
         """What the brokers that are able to answer say; waits at most 2 s for one that hangs."""
-        return asyncio.run(ask_cluster(self._answering_addresses(self.file())))
+        cluster = self.file()
+        ours = [entry.address for entry in cluster.brokers]
+        return asyncio.run(ask_cluster(self._answering_addresses(cluster), without=ours))
 
     def status(self, view: ClusterView | None = None) -> Status:
         """`view`: what the brokers said just now, if they have been asked."""
@@ -126,7 +128,7 @@ class LocalCluster:
             server = ProcessState.RUNNING if answers else ProcessState.GONE
         else:
             server = self.state_of(ZOOKEEPER)
-        view = asyncio.run(with_min_insync_replicas(self.view() if view is None else view))
+        view = asyncio.run(with_details(self.view() if view is None else view))
         silent = [
             entry
             for entry in cluster.brokers
@@ -287,7 +289,7 @@ class LocalCluster:
 
         def has_formed() -> bool:
             view = self.view()
-            return len(view.brokers) == len(addresses) and not view.uninformed
+            return view.brokers.keys() >= {entry.id for entry in cluster.brokers} and not view.uninformed
 
         deadline = time.monotonic() + FORMING_TIMEOUT_S
         if wait_until(has_formed, FORMING_TIMEOUT_S) and _replicas_of_offsets(cluster) <= len(addresses):

@@ -8,7 +8,7 @@ is in the cluster once it has itself heard from the controller.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -16,7 +16,7 @@ import msgspec
 from minibroker.deploy.cluster_file import ClusterFile
 from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.processes import ProcessState
-from minibroker.protocol.model import INTERNAL_TOPICS
+from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress
 
 _NAMED = 5
@@ -44,6 +44,31 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     """How far it is with opening its logs, which comes before it serves. None: it is not at that, or does not say."""
     silent: bool = False
     """It runs, and did not answer when it was asked just now."""
+    is_elsewhere: bool = False
+    """It was not started here: that it is registered is all that is known of its process."""
+    unanswered_partitions: list[str] = []
+    """`TOPIC-PARTITION` of those that it leads, if it is paused or silent: clients wait for it until others lead."""
+
+    def problem(self, is_unknown: bool) -> str | None:
+        """What is wrong with its process, and the remedy. `is_unknown`: no broker answers."""
+        led = f", and leads {some_of(self.unanswered_partitions)}" if self.unanswered_partitions else ""
+        if not self.alive:
+            why = "" if self.last_error is None else f" ({self.last_error})"
+            return f"broker {self.id} is not running{why}: `minibroker start {self.id}`"
+        if self.paused:
+            return f"broker {self.id} is paused{led}: `minibroker resume {self.id}`"
+        if self.recovery is not None:
+            return f"broker {self.id} is recovering ({self.recovery}): wait"
+        if self.silent and self.is_elsewhere:
+            return f"broker {self.id} is registered but does not answer on port {self.port}{led}: look where it runs"
+        if self.silent and not is_unknown:
+            return (
+                f"broker {self.id} runs but does not answer{led}: wait if it was just started, else see "
+                f"`minibroker logs {self.id}`"
+            )
+        if self.registered is False:
+            return f"broker {self.id} runs but is not in the cluster: see `minibroker logs {self.id}`"
+        return None
 
 
 class ControllerStatus(msgspec.Struct, frozen=True):
@@ -74,6 +99,8 @@ class Status(msgspec.Struct, frozen=True):
     """`TOPIC-PARTITION` of those with fewer replicas in sync than `min.insync.replicas`. None: unknown."""
     not_preferred_partitions: list[str] | None = None
     """`TOPIC-PARTITION` of those whose preferred broker is in sync, and another leads. None: unknown."""
+    reassigning_partitions: list[str] | None = None
+    """`TOPIC-PARTITION` of those whose replicas are being moved. None: unknown."""
     full_disk: str | None = None
     """The directory of the cluster, where its disk has no room left."""
 
@@ -98,20 +125,9 @@ class Status(msgspec.Struct, frozen=True):
         elif self.zookeeper and self.zookeeper.paused:
             found.append("ZooKeeper is paused: `minibroker resume zookeeper`")
         for broker in self.brokers:
-            if not broker.alive:
-                why = "" if broker.last_error is None else f" ({broker.last_error})"
-                found.append(f"broker {broker.id} is not running{why}: `minibroker start {broker.id}`")
-            elif broker.paused:
-                found.append(f"broker {broker.id} is paused: `minibroker resume {broker.id}`")
-            elif broker.recovery is not None:
-                found.append(f"broker {broker.id} is recovering ({broker.recovery}): wait")
-            elif broker.silent and not self.is_unknown:
-                found.append(
-                    f"broker {broker.id} runs but does not answer: wait if it was just started, else see "
-                    f"`minibroker logs {broker.id}`"
-                )
-            elif broker.registered is False:
-                found.append(f"broker {broker.id} runs but is not in the cluster: see `minibroker logs {broker.id}`")
+            problem = broker.problem(self.is_unknown)
+            if problem is not None:
+                found.append(problem)
             for path, reason in broker.offline_log_dirs.items():
                 found.append(
                     f"broker {broker.id} does without its log directory {path} ({reason}): repair the disk, then "
@@ -129,9 +145,17 @@ class Status(msgspec.Struct, frozen=True):
         if self.offline_partitions:
             remedy = " and ".join([*disks, *(["start the brokers of their ISR"] if may_lack_brokers else [])])
             found.append(f"{some_of(self.offline_partitions)} without a leader: {remedy}")
-        if self.under_replicated_partitions:
+        moving = set(self.reassigning_partitions or ())
+        lacking = [name for name in self.under_replicated_partitions or () if name not in moving]
+        if lacking:
             remedy = " and ".join([*disks, *(["start brokers, or wait"] if may_lack_brokers else [])])
-            found.append(f"{some_of(self.under_replicated_partitions)} with replicas missing from the ISR: {remedy}")
+            found.append(f"{some_of(lacking)} with replicas missing from the ISR: {remedy}")
+        unfinished = [name for name in self.under_replicated_partitions or () if name in moving]
+        if unfinished:
+            found.append(
+                f"{some_of(unfinished)} being reassigned, with replicas that are not in sync yet: wait; "
+                "`minibroker reassign verify` shows how far it is"
+            )
         if self.under_min_isr_partitions:
             found.append(
                 f"{some_of(self.under_min_isr_partitions)} with fewer replicas in sync than min.insync.replicas: "
@@ -163,15 +187,19 @@ def status_of_processes(
             port=entry.port,
             paused=states[entry.id] is ProcessState.PAUSED,
             registered=(None if view.is_unknown else entry.id in view.brokers and entry.address not in view.uninformed),
-            leaders=None if view.is_unknown else view.leader_count(entry.id),
+            leaders=None if view.is_unknown else len(view.led_by(entry.id)),
             last_error=last_errors.get(entry.id),
             offline_log_dirs=offline_log_dirs.get(entry.id, {}),
             metrics_port=entry.metrics_port,
             recovery=recoveries.get(entry.id),
             silent=entry.id in silent,
+            unanswered_partitions=(
+                _names(view.led_by(entry.id)) if entry.id in silent or states[entry.id] is ProcessState.PAUSED else []
+            ),
         )
         for entry in cluster.brokers
     ]
+    brokers += [broker for broker in _registered(view, offline_log_dirs) if broker.id not in states]
     server = cluster.zookeeper
     return _status(
         brokers,
@@ -189,7 +217,13 @@ def status_of_processes(
 
 def status_of_view(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]] = MappingProxyType({})) -> Status:
     """Of a cluster elsewhere, whose processes are out of sight: what is registered counts as alive."""
-    brokers = [
+    return _status(_registered(view, offline_log_dirs), None, view)
+
+
+def _registered(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]]) -> list[BrokerStatus]:
+    """All brokers that are, as far as can be seen from elsewhere."""
+    silent = view.silent()
+    return [
         BrokerStatus(
             id=broker,
             pid=None,
@@ -197,29 +231,37 @@ def status_of_view(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, s
             port=address[1],
             paused=False,
             registered=True,
-            leaders=view.leader_count(broker),
+            leaders=len(view.led_by(broker)),
             offline_log_dirs=offline_log_dirs.get(broker, {}),
+            silent=broker in silent,
+            is_elsewhere=True,
+            unanswered_partitions=_names(view.led_by(broker)) if broker in silent else [],
         )
         for broker, address in sorted(view.brokers.items())
     ]
-    return _status(brokers, None, view)
 
 
 def _status(
     brokers: list[BrokerStatus], zookeeper: ZooKeeperStatus | None, view: ClusterView, full_disk: str | None = None
 ) -> Status:
+    def unless_unknown(partitions: Iterable[TopicPartition]) -> list[str] | None:
+        return None if view.is_unknown else _names(partitions)
+
     return Status(
         brokers=brokers,
         zookeeper=zookeeper,
         controller=ControllerStatus(view.controller_id, view.controller_epoch),
-        offline_partitions=None if view.is_unknown else [str(name) for name in view.offline_partitions()],
-        under_replicated_partitions=(
-            None if view.is_unknown else [str(name) for name in view.under_replicated_partitions()]
-        ),
-        under_min_isr_partitions=(None if view.is_unknown else [str(name) for name in view.under_min_isr_partitions()]),
-        not_preferred_partitions=(None if view.is_unknown else [str(name) for name in view.not_preferred_partitions()]),
+        offline_partitions=unless_unknown(view.offline_partitions()),
+        under_replicated_partitions=unless_unknown(view.under_replicated_partitions()),
+        under_min_isr_partitions=unless_unknown(view.under_min_isr_partitions()),
+        not_preferred_partitions=unless_unknown(view.not_preferred_partitions()),
+        reassigning_partitions=unless_unknown(sorted(view.reassigning)),
         full_disk=full_disk,
     )
+
+
+def _names(partitions: Iterable[TopicPartition]) -> list[str]:
+    return [str(partition) for partition in partitions]
 
 
 def some_of(partitions: Sequence[str]) -> str:

@@ -51,6 +51,8 @@ def status_lines(found: Status) -> list[str]:
         lines.append(f"ZooKeeper at {found.zookeeper.connect}: {state}")
     lines.append(f"offline partitions: {_partitions(found.offline_partitions)}")
     lines.append(f"under-replicated partitions: {_partitions(found.under_replicated_partitions)}")
+    if found.reassigning_partitions:
+        lines.append(f"being reassigned: {some_of(found.reassigning_partitions)}")
     if found.not_preferred_partitions:
         lines.append(
             f"not led by their preferred broker: {some_of(found.not_preferred_partitions)}: "
@@ -63,7 +65,8 @@ def status_lines(found: Status) -> list[str]:
 def _state(broker: BrokerStatus) -> str:
     if broker.recovery is not None:
         return f"recovering: {broker.recovery}"
-    return "paused" if broker.paused else "running" if broker.alive else "not running"
+    state = "paused" if broker.paused else "running" if broker.alive else "not running"
+    return state + (", no answer" if broker.silent else "")
 
 
 def problem_lines(found: Status) -> list[str]:

@@ -143,6 +143,48 @@ def test_a_broker_that_says_nothing_is_a_problem_though_the_others_count_on_it()
     ]
 
 
+def test_a_leader_that_does_not_answer_is_named_with_the_partitions_that_wait_for_it() -> None:
+    view = merge([answer(partitions={0: (2, 0, [1, 2, 3]), 1: (1, 0, [1, 2, 3]), 2: (2, 0, [1, 2, 3])})])
+    paused = status_of_processes(CLUSTER, {**ALL_RUN, 2: ProcessState.PAUSED}, ProcessState.RUNNING, view)
+    assert paused.problems() == ["broker 2 is paused, and leads orders-0, orders-2: `minibroker resume 2`"]
+    silent = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view, silent=[2])
+    assert silent.problems()[0].startswith("broker 2 runs but does not answer, and leads orders-0, orders-2: ")
+    assert "running, no answer" in status_lines(silent)[2]
+    elsewhere = status_of_view(view._replace(answered=frozenset(view.brokers[id] for id in (1, 3))))
+    assert elsewhere.problems() == [
+        "broker 2 is registered but does not answer on port 9093, and leads orders-0, orders-2: look where it runs"
+    ]
+
+
+def test_a_broker_that_was_not_started_here_is_shown_too() -> None:
+    view = merge([answer(brokers=(1, 2, 3, 4), partitions={0: (4, 0, [1, 2, 3])})])
+    view = view._replace(answered=frozenset(view.brokers.values()))
+    status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view)
+    assert [(broker.id, broker.leaders, broker.is_elsewhere) for broker in status.brokers][3:] == [(4, 1, True)]
+    assert status.problems() == []
+    view = view._replace(answered=frozenset(view.brokers[id] for id in (1, 2, 3)))
+    status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view)
+    assert status.problems() == [
+        "broker 4 is registered but does not answer on port 9095, and leads orders-0: look where it runs"
+    ]
+
+
+def test_partitions_that_are_reassigned_are_told_apart_from_those_that_lack_a_broker() -> None:
+    view = merge([answer(partitions={0: (1, 0, [1, 2]), 1: (1, 0, [1, 2])})])
+    status = status_of_processes(
+        CLUSTER,
+        ALL_RUN,
+        ProcessState.RUNNING,
+        view._replace(reassigning=frozenset({TopicPartition("orders", 0), TopicPartition("orders", 7)})),
+    )
+    assert status.problems() == [
+        "orders-1 with replicas missing from the ISR: start brokers, or wait",
+        "orders-0 being reassigned, with replicas that are not in sync yet: wait; `minibroker reassign verify` shows "
+        "how far it is",
+    ]
+    assert "being reassigned: orders-0, orders-7" in status_lines(status)
+
+
 def test_where_no_broker_answers_nothing_is_known_and_that_is_no_health() -> None:
     status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, merge([]))
     assert status.controller.id is None
