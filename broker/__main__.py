@@ -4,7 +4,8 @@
 
 Prints one line `ready broker.id=N port=P` to stdout once it serves; logs to stderr. SIGTERM and SIGINT stop it cleanly
 (exit code 0): it lets others lead first, and prints one line `handed over: ...`. A second signal ends that wait. What
-keeps it from starting or serving is one line `error: ...` on stderr (exit code 1).
+keeps it from starting or serving is one line `error: ...` on stderr (exit code 1). The environment variable
+MINIBROKER_LOG_LEVEL says what is logged.
 """
 
 import argparse
@@ -26,6 +27,8 @@ from minibroker.controller.zookeeper import KazooZooKeeper
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.world.real import RealWorld
 
+LOG_LEVEL = "MINIBROKER_LOG_LEVEL"
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 LARGE_BLOCK_BYTES = 16 * 1024 * 1024
 YOUNG_OBJECTS = 10_000
 """Python's default is 700."""
@@ -142,13 +145,27 @@ def _allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def _log_level() -> str:
+    return (os.environ.get(LOG_LEVEL) or "INFO").upper()
+
+
+def log_level_problem() -> str | None:
+    if _log_level() in LOG_LEVELS:
+        return None
+    return f"{LOG_LEVEL}={os.environ[LOG_LEVEL]}: give {', '.join(LOG_LEVELS[:-1])} or {LOG_LEVELS[-1]}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     _keep_freed_memory()
     _let_other_threads_in_soon()
     _allow_many_files()
     _bound_pauses_of_the_collector()
+    problem = log_level_problem()
+    if problem is not None:
+        print(f"error: {problem}", file=sys.stderr, flush=True)
+        return 1
     logging.basicConfig(
-        level=os.environ.get("MINIBROKER_LOG_LEVEL", "INFO"),
+        level=_log_level(),
         stream=sys.stderr,
         format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S",

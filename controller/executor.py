@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -86,6 +86,8 @@ _log = logging.getLogger(__name__)
 
 _SHOWN = 20
 """Partitions of a request that the timeline names."""
+_LOGGED_NOTES = 10
+"""Of a plan."""
 
 _MOVES_AT_ONCE = 500
 """A plan about all partitions, as when office is taken, has many more, and the broker has clients to serve meanwhile.
@@ -159,8 +161,7 @@ class Executor:
         """Carry out the plan, except for illegal moves (and what depends on them) and conflicts."""
         self._timeline.add("notes", plan.notes)
         alarms = {w.partition: w.alarm for w in plan.writes if isinstance(w, WriteState) and w.alarm}
-        for note in plan.notes:
-            _log.log(logging.ERROR if note in alarms.values() else logging.WARNING, "%s", note)
+        _log_notes(plan.notes, frozenset(alarms.values()))
         partition_moves, replica_moves, refused = await self._check_moves(plan)
         writes = [w for w in plan.writes if not (isinstance(w, WriteState) and w.partition in refused)]
         written = await self._write(writes)  # C5: znodes first, then memory, then the outbox
@@ -519,3 +520,16 @@ def _shown_update(update: MetadataUpdate) -> str:
         return str(update)
     brokers = " ".join(str(broker_id) for broker_id in update.broker_ids)
     return f"UpdateMetadata to {brokers}: {_shown(update.partitions)}"
+
+
+def _log_notes(notes: Sequence[str], alarms: Container[str]) -> None:
+    """Every alarm, and of the rest the first few: the loss of brokers may leave a hundred partitions without a leader
+    in one plan."""
+    others = [note for note in notes if note not in alarms]
+    for note in notes:
+        if note in alarms:
+            _log.error("%s", note)
+    for note in others[:_LOGGED_NOTES]:
+        _log.warning("%s", note)
+    if len(others) > _LOGGED_NOTES:
+        _log.warning("and %d more: `minibroker timeline` has them", len(others) - _LOGGED_NOTES)

@@ -18,6 +18,8 @@ from minibroker.deploy.errors import LaunchError, LaunchTimedOut
 from minibroker.deploy.ports import LOOPBACK
 from minibroker.deploy.processes import Process, is_alive, spawn_python, wait_until
 
+LOG_LEVEL = "MINIBROKER_LOG_LEVEL"
+"""The environment variable that brokers read."""
 READY_TIMEOUT_S = 30.0
 _LAST_LINE_BYTES = 4_096
 _LAST_LINES_BYTES = 1_048_576
@@ -82,8 +84,10 @@ def start(
     zookeeper_connect: str,
     settings: Mapping[str, str],
     group_id: int | None = None,
+    log_level: str = "",
 ) -> StartingBroker:
-    """Spawn it; it does not serve yet. `settings` win over what is set here. With a `group_id`, it runs under that."""
+    """Spawn it; it does not serve yet. `settings` win over what is set here. With a `group_id`, it runs under that. An
+    empty `log_level` is the default one."""
     log.parent.mkdir(parents=True, exist_ok=True)
     log_offset = log.stat().st_size if log.exists() else 0
     properties = {
@@ -96,7 +100,9 @@ def start(
         **settings,
     }
     overrides = [text for name, value in properties.items() for text in ("--override", f"{name}={value}")]
-    return StartingBroker(broker_id, spawn_python("minibroker.broker", overrides, log, group_id), log, log_offset)
+    environment = {LOG_LEVEL: log_level} if log_level else {}
+    process = spawn_python("minibroker.broker", overrides, log, group_id, environment)
+    return StartingBroker(broker_id, process, log, log_offset)
 
 
 def wait_until_ready(brokers: Sequence[StartingBroker], timeout_s: float = READY_TIMEOUT_S) -> None:

@@ -57,6 +57,8 @@ class ClusterFile(msgspec.Struct, frozen=True):
     """Given to every broker on top of what the launcher sets, under Kafka's names."""
     log_dirs: int = 1
     """How many log directories each broker has."""
+    log_level: str = ""
+    """MINIBROKER_LOG_LEVEL as it was at the last `up`: `start` in another shell goes by it. Empty: it was not set."""
     running: bool = False
     """False once the cluster was taken down on purpose."""
     bootstrap: str = ""

@@ -21,7 +21,7 @@ from typing import Final, Literal
 import msgspec
 
 from minibroker.deploy import broker_process, cluster_file, secret_file, zookeeper
-from minibroker.deploy.broker_process import HandedOver, StartingBroker
+from minibroker.deploy.broker_process import LOG_LEVEL, HandedOver, StartingBroker
 from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.cluster_view import (
     ClusterView,
@@ -261,6 +261,7 @@ class LocalCluster:
             yield before
 
     def _launch(self, cluster: ClusterFile, before: ClusterFile | None) -> ClusterFile:
+        cluster = msgspec.structs.replace(cluster, log_level=os.environ.get(LOG_LEVEL, ""))
         _check_ports(cluster.brokers)
         if cluster.zookeeper.port is None:
             zookeeper.check_servers(cluster.zookeeper.connect)
@@ -566,6 +567,7 @@ class LocalCluster:
                     **entry.settings,
                 },
                 entry.group_id,
+                os.environ.get(LOG_LEVEL) or cluster.log_level,
             )
             cluster = cluster.with_broker(msgspec.structs.replace(entry, process=started.process))
             cluster = msgspec.structs.replace(cluster, running=True)

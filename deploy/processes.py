@@ -18,9 +18,10 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -50,16 +51,17 @@ class ProcessState(Enum):
     GONE = "gone"
 
 
-def spawn(command: list[str], log: Path) -> Process:
+def spawn(command: list[str], log: Path, environment: Mapping[str, str] = MappingProxyType({})) -> Process:
     """Start `command` in a session of its own, so that a Ctrl-C at the terminal does not reach it.
 
-    What it prints is appended to `log`. Raises OSError where the program cannot be executed.
+    What it prints is appended to `log`. `environment` is added to this process's own. Raises OSError where the program
+    cannot be executed.
     """
     log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
         command[0],
         command,
-        dict(os.environ),
+        {**os.environ, **environment},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log), log_flags, 0o644),
@@ -73,7 +75,13 @@ def spawn(command: list[str], log: Path) -> Process:
     return Process(pid, found.birth if found else "")
 
 
-def spawn_python(module: str, arguments: Sequence[str], log: Path, group_id: int | None = None) -> Process:
+def spawn_python(
+    module: str,
+    arguments: Sequence[str],
+    log: Path,
+    group_id: int | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Process:
     """`spawn` for a module under this interpreter, unbuffered; under another group id, if that is given, which takes
     root and the program setpriv.
 
@@ -82,7 +90,7 @@ def spawn_python(module: str, arguments: Sequence[str], log: Path, group_id: int
     command = [sys.executable, "-P", "-u", "-m", module, *arguments]
     if group_id is not None:
         command = [shutil.which("setpriv") or "setpriv", f"--regid={group_id}", "--keep-groups", "--", *command]
-    return spawn(command, log)
+    return spawn(command, log, environment)
 
 
 @contextlib.contextmanager

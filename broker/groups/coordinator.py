@@ -400,7 +400,8 @@ class GroupCoordinator(TermListener):
     def _remove(self, term: Term, group: Group, member_id: str, reason: str) -> None:
         """A member, or an id that was given out, is none any more; the others rebalance."""
         if self._drop(group, member_id):
-            logger.info("group %r: member %s is gone: %s", group.group_id, member_id, reason)
+            if group.is_in(_S.PREPARING_REBALANCE):  # else the rebalance says it
+                logger.info("group %r: member %s is gone: %s", group.group_id, member_id, reason)
             self._prepare_rebalance(term, group, f"member {member_id} is gone: {reason}")
         if group.is_in(_S.PREPARING_REBALANCE):
             self._joins.check_and_complete(group)

@@ -35,3 +35,4 @@ class Groups:
 
     def close(self) -> None:
         self.members.close()
+        self.terms.close()

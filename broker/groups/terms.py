@@ -44,6 +44,7 @@ from minibroker.broker.groups.records import (
     encode_group_key,
 )
 from minibroker.broker.groups.states import GroupState
+from minibroker.broker.log_lines import Gathered, named
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.replication.delayed import ProduceStatus
 from minibroker.broker.replication.manager import ReplicaManager
@@ -52,6 +53,7 @@ from minibroker.broker.slices import Slices
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, offsets_partition
 from minibroker.protocol.records import DecodedBatch, decode_batch, encode_batch, iterate_batches
+from minibroker.protocol.words import counted
 from minibroker.protocol.world import Clock
 
 logger = logging.getLogger("minibroker.groups")
@@ -173,10 +175,17 @@ class Terms:
         self._start_task = start_task
         self._terms: dict[int, Term] = {}
         self._listeners: list[TermListener] = []
+        self._begun: Gathered[tuple[Term, int, float]] = Gathered(_log_begun)
+        """With how many groups, and how long it took to load them."""
+        self._ended: Gathered[Term] = Gathered(_log_ended)
         self.loads = 0
         """Terms that were loaded."""
         self.load_s = 0.0
         """How long that took, all together."""
+
+    def close(self) -> None:
+        self._ended.close()
+        self._begun.close()
 
     def add_listener(self, listener: TermListener) -> None:
         self._listeners.append(listener)
@@ -252,7 +261,9 @@ class Terms:
         term.is_over = True
         for listener in self._listeners:
             listener.over(term)
-        logger.info("%s: coordinates its %d groups no more", term.topic_partition, len(term.groups))
+        logger.debug("%s: coordinates its %d groups no more", term.topic_partition, len(term.groups))
+        if term.groups:
+            self._ended.add(term)
 
     # -- reading --
 
@@ -274,9 +285,11 @@ class Terms:
         took_s = self._clock.monotonic() - began_s
         self.loads += 1
         self.load_s += took_s
-        logger.info(
+        logger.debug(
             "%s: coordinates %d groups in epoch %d, after %.3f s", term.topic_partition, len(groups), term.epoch, took_s
         )
+        if groups:
+            self._begun.add((term, len(groups), took_s))
         for listener in self._listeners:
             listener.loaded(term)
 
@@ -436,3 +449,14 @@ class _Loading:
 def _skip(offset: int, error: MalformedRecord) -> None:
     # The others must not suffer for it; but nothing of ours writes such a record.
     logger.error("the record at offset %d of %s is skipped: %s", offset, OFFSETS_TOPIC, error)
+
+
+def _log_begun(begun: list[tuple[Term, int, float]]) -> None:
+    groups = counted(sum(number for _, number, _ in begun), "group")
+    partitions = named({term.topic_partition for term, _, _ in begun})
+    logger.info("coordinates %s of %s, loaded within %.3f s", groups, partitions, max(took_s for _, _, took_s in begun))
+
+
+def _log_ended(ended: list[Term]) -> None:
+    groups = counted(sum(len(term.groups) for term in ended), "group")
+    logger.info("coordinates %s of %s no more", groups, named({term.topic_partition for term in ended}))

@@ -15,10 +15,12 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
+from minibroker.broker.log_lines import Gathered, named
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.supervisor import Supervisor
 from minibroker.protocol import znodes
 from minibroker.protocol.model import LeaderAndIsr, TopicPartition
+from minibroker.protocol.words import all_of
 from minibroker.protocol.world import (
     BadVersion,
     Check,
@@ -69,12 +71,16 @@ class IsrWriter:
         self._on_change = on_change
         self._changed: dict[TopicPartition, None] = {}
         self._has_changed = asyncio.Event()
+        self._proposed: Gathered[tuple[TopicPartition, frozenset[int], frozenset[int]]] = Gathered(_log_proposals)
         self.shrinks = 0
         self.expands = 0
 
     def start(self) -> None:
         self._supervisor.start(self._check(), "ISR expiration")
         self._supervisor.start(self._announce_changes(), "ISR change notification")
+
+    def close(self) -> None:
+        self._proposed.close()
 
     def reconsider(self) -> None:
         """Other brokers have come or gone: followers that waited to be known as alive may join now, and those that were
@@ -114,8 +120,10 @@ class IsrWriter:
         isr = partition.isr_to_propose()
         if isr is None:
             return
-        level = logging.INFO if isr != partition.isr or partition.eligible else logging.DEBUG
-        logger.log(level, "%s: proposing ISR %s for %s", partition.topic_partition, list(isr), list(partition.isr))
+        logger.debug("%s: proposing ISR %s for %s", partition.topic_partition, list(isr), list(partition.isr))
+        if isr != partition.isr or partition.eligible:
+            before, after = frozenset(partition.isr), frozenset(isr)
+            self._proposed.add((partition.topic_partition, after - before, before - after))
         if len(isr) < len(partition.isr):
             self.shrinks += 1
         elif len(isr) > len(partition.isr):
@@ -196,6 +204,21 @@ class IsrWriter:
             except (ConnectionLoss, SessionExpired):
                 # Announced twice at worst: the controller reads the znodes, not the announcement.
                 await asyncio.sleep(ZOOKEEPER_RETRY_S)
+
+
+def _log_proposals(proposed: list[tuple[TopicPartition, frozenset[int], frozenset[int]]]) -> None:
+    """A line for each change that partitions have in common."""
+    alike: dict[tuple[frozenset[int], frozenset[int]], set[TopicPartition]] = {}
+    for topic_partition, joining, leaving in proposed:
+        alike.setdefault((joining, leaving), set()).add(topic_partition)
+    for (joining, leaving), partitions in alike.items():
+        changes = [
+            f"{all_of('broker', sorted(ids))} {verb if len(ids) > 1 else verb + 's'} the ISR"
+            for ids, verb in ((joining, "join"), (leaving, "leave"))
+            if ids
+        ]
+        what = " and ".join(changes) or "which replicas are eligible beside the ISR changes"
+        logger.info("%s: %s", named(partitions), what)
 
 
 def _isr_write(partition: Partition, proposal: LeaderAndIsr) -> list[Operation]:

@@ -22,6 +22,7 @@ from minibroker.broker.config import (
     as_texts,
     default_texts,
 )
+from minibroker.broker.log_lines import Gathered, named
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.purgatory.purgatory import Purgatory, Timer
 from minibroker.broker.replication.delayed import (
@@ -231,6 +232,9 @@ class ReplicaManager:
             world, config, supervisor, broker_epoch, connections, self._set_aside, self._leader_found
         )
         self._on_leader_found: Callable[[], None] = lambda: None
+        self._deleted_replicas: Gathered[TopicPartition] = Gathered(
+            lambda deleted: logger.info("deleted its replicas of %s", named(deleted))
+        )
         self.isr_writer = IsrWriter(
             self._partitions,
             supervisor,
@@ -291,6 +295,8 @@ class ReplicaManager:
     async def close(self) -> None:
         """Stop following, drop what waits, write the last checkpoint. The supervisor has ended the tasks."""
         await self._fetchers.close()
+        self.isr_writer.close()
+        self._deleted_replicas.close()
         self._produces.close()
         self._fetches.close()
         self._deletions.close()
@@ -839,12 +845,17 @@ class ReplicaManager:
         return errors
 
     def _log_roles(self, request: LeaderAndIsrRequest, taken_on: dict[int, list[_Assigned]]) -> None:
-        """One line for each leader that the order names: there may be ten thousand partitions, in a hundred orders."""
+        """One line for the order: there may be ten thousand partitions, in a hundred orders."""
+        roles: list[str] = []
         for leader, entries in sorted(taken_on.items()):
             is_here = leader == self._config.broker_id
             what = "leads" if is_here else "has no leader for" if leader == NO_LEADER else f"follows broker {leader} in"
-            shown = " ".join(f"{entry.topic_partition} (epoch {entry.state.leader_epoch})" for entry in entries)
-            logger.info("order %d of controller epoch %d: %s %s", request.number, request.controller_epoch, what, shown)
+            roles.append(f"{what} {named([entry.topic_partition for entry in entries])}")
+            for entry in entries:
+                logger.debug("%s %s in epoch %d", what, entry.topic_partition, entry.state.leader_epoch)
+        if roles:
+            shown = "; ".join(roles)
+            logger.info("order %d of controller epoch %d: %s", request.number, request.controller_epoch, shown)
 
     async def _assign_all(self, topic: LeaderAndIsrTopic) -> list[_Assigned | PartitionError]:
         """In the order of the request. Logs that are to be made are made together."""
@@ -1124,7 +1135,7 @@ class ReplicaManager:
         self._check_waits(topic_partition)  # before the disk, which may take long
         try:
             await self._logs.delete(topic_partition)
-            logger.info("%s: deleted", topic_partition)
+            self._deleted_replicas.add(topic_partition)
         except BrokerError as error:
             logger.error("%s cannot be deleted: %s", topic_partition, error)
             raise

@@ -9,6 +9,7 @@ its records. What is admitted stays so while this leadership lasts, as a leader'
 enough to ask `leads_in` before reading.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from enum import Enum
 
@@ -45,6 +46,8 @@ from minibroker.protocol.model import (
 )
 from minibroker.protocol.records import HEADER_SIZE, parse_header
 from minibroker.protocol.world import Clock
+
+logger = logging.getLogger("minibroker.replication")
 
 CONSUMER = -1
 """The replica id of a fetch that no replica makes."""
@@ -690,7 +693,10 @@ class Partition:
                 ErrorCode.OFFSET_OUT_OF_RANGE,
                 f"offset {offset} of {self.topic_partition}, whose committed records end at {self.high_watermark}",
             )
+        before = self.log.log_start_offset
         self.log.move_log_start_offset(until)
+        if until > before:
+            logger.info("%s: deletes records %d to %d on request", self.topic_partition, before, until - 1)
         if self.log.stored_start_offset < until:
             self._store_start_soon(self.topic_partition)
         return until
@@ -721,7 +727,12 @@ class Partition:
 
         Called when the settings have just been read: `limit` is the high watermark of a moment before, when they may
         have been others by which nothing was to be deleted that came later."""
-        self.log.move_log_start_offset(self._expired_until(now_ms, limit))
+        before, start, config = self.log.log_start_offset, self._expired_until(now_ms, limit), self.log.config
+        gone = [segment for segment in self.log.extents() if before < segment.end_offset <= start]
+        self.log.move_log_start_offset(start)
+        if start > before:
+            what = retention.described(gone, before, start, now_ms, config.retention_ms, config.retention_bytes)
+            logger.info("%s: retention deletes %s", self.topic_partition, what)
 
     def _expired_until(self, now_ms: int, limit: int) -> int:
         if not self.is_leader or self._may_be_deposed(self.told_in_broker_epoch):

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from minibroker.broker.storage.segment import Segment
 from minibroker.broker.storage.snapshots import remove_snapshot, remove_told
+from minibroker.protocol.words import counted
 from minibroker.protocol.world import Disk
 
 
@@ -58,6 +59,25 @@ def expired(
         start = segment.end_offset
         excess -= segment.size
     return start
+
+
+def described(
+    gone: Sequence[SegmentExtent],
+    before: int,
+    start: int,
+    now_ms: int,
+    retention_ms: int | None,
+    retention_bytes: int | None,
+) -> str:
+    """For the log: which segments go, and why, if a log that began at `before` begins at `start` now."""
+    old = [retention_ms is not None and 0 <= segment.max_timestamp < now_ms - retention_ms for segment in gone]
+    reasons = [f"older than retention.ms={retention_ms}"] if any(old) else []
+    reasons += [] if all(old) else [f"more than retention.bytes={retention_bytes}"]
+    size = counted(sum(segment.size for segment in gone), "byte")
+    return (
+        f"offsets {before} to {start - 1} ({counted(start - before, 'record')} at most, "
+        f"{counted(len(gone), 'segment')}, {size}): {' or '.join(reasons)}; the log begins at offset {start} now"
+    )
 
 
 class Removal:

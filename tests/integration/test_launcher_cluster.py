@@ -15,6 +15,7 @@ from minibroker.deploy.who import AllBrokers, BrokerId, Controller, ZooKeeperSer
 from minibroker.protocol.apis import FETCH
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.messages import FetchRequest
+from minibroker.protocol.model import OFFSETS_TOPIC
 from minibroker.protocol.rpc import open_connection
 from minibroker.protocol.world.real import RealNetwork
 
@@ -28,6 +29,8 @@ def is_healthy(cluster: LocalCluster) -> bool:
 @pytest.mark.slow
 def test_a_cluster_comes_up_healthy_and_goes_down_cleanly(local_cluster: Callable[..., LocalCluster]) -> None:
     cluster = local_cluster(3)
+    replicas = [state.replica_nodes for name, state in cluster.view().partitions.items() if name.topic == OFFSETS_TOPIC]
+    assert {len(nodes) for nodes in replicas} == {3}, "a broker may die before the first group is used"
     assert wait_until(lambda: is_healthy(cluster), SETTLE_S), cluster.status()
     status = cluster.status()
     assert [broker.id for broker in status.brokers] == [1, 2, 3]
@@ -139,15 +142,22 @@ def test_a_paused_broker_stands_still_until_it_is_resumed(local_cluster: Callabl
 
 
 @pytest.mark.slow
-def test_brokers_are_not_started_without_zookeeper(local_cluster: Callable[..., LocalCluster]) -> None:
+def test_brokers_are_not_started_without_zookeeper_and_log_as_they_did_at_the_up(
+    local_cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIBROKER_LOG_LEVEL", "debug")
     cluster = local_cluster(1)
+    assert " DEBUG " in cluster.log_of(1).read_text()
+    monkeypatch.delenv("MINIBROKER_LOG_LEVEL")
     assert cluster.kill(ZooKeeperServer()) == ["zookeeper"]
     assert cluster.kill(AllBrokers()) == [1]
     with pytest.raises(LaunchError, match="minibroker start zookeeper"):
         cluster.start(AllBrokers())
     assert cluster.start(ZooKeeperServer()) == ["zookeeper"]
+    cluster.log_of(1).write_text("")
     assert cluster.start(AllBrokers()) == [1]
     assert wait_until(lambda: is_healthy(cluster), SETTLE_S), cluster.status()
+    assert " DEBUG " in cluster.log_of(1).read_text()
 
 
 def test_a_cluster_on_a_zookeeper_elsewhere_leaves_that_alone(

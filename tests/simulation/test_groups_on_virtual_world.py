@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from random import Random
@@ -790,3 +791,29 @@ def test_an_offset_that_its_coordinator_has_seen_unused_for_its_time_is_gone() -
 
     often = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "500"}
     with_topic(program, ONE_OFFSETS_PARTITION | often)
+
+
+def test_a_failover_of_a_hundred_partitions_is_a_few_short_lines_in_the_logs(caplog: pytest.LogCaptureFixture) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("payments", partitions=60, replication_factor=3)
+        for number in range(5):
+            client = GroupClient(cluster, world, f"group {number}")
+            assert await client.commit({ORDERS: 3}) == [ErrorCode.NONE]
+        await asyncio.sleep(10)
+        with caplog.at_level(logging.INFO, "minibroker"):
+            caplog.clear()
+            cluster.kill_broker(1)
+            await asyncio.sleep(15)
+            await cluster.start_broker(1)
+            await asyncio.sleep(15)
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                await admin.delete_topic("payments")
+            await asyncio.sleep(1)
+        lines = [line for line in caplog.messages if not line.startswith(("admin", "consumer", "producer"))]
+        assert len(lines) < 50
+        assert max(map(len, lines)) < 300
+        assert [line for line in lines if line.startswith("coordinates ") and " groups of __consumer_offsets-" in line]
+        assert not [line for line in lines if "0 groups" in line]
+
+    with_topic(program, {"offsets.topic.num.partitions": "50"})

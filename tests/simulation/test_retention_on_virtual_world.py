@@ -74,6 +74,41 @@ def sizes(cluster: VirtualCluster) -> list[int]:
     return [replica_of(cluster, broker_id).log.size for broker_id in cluster.broker_ids]
 
 
+@pytest.mark.parametrize(
+    ("configs", "why"),
+    [
+        ({"retention.ms": "1000", "segment.ms": "1000"}, "older than retention.ms=1000"),
+        ({"retention.bytes": "3000"}, "more than retention.bytes=3000"),
+    ],
+)
+def test_what_retention_deletes_is_one_line_in_the_log_of_the_leader_which_says_how_much_and_why(
+    configs: dict[str, str], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        await produce(cluster, world, 30)
+        await asyncio.sleep(20)
+        assert starts(cluster)[0] > 0
+
+    with caplog.at_level(logging.INFO, "minibroker.replication"):
+        with_topic(program, configs, {})
+    lines = [line for line in caplog.messages if "retention" in line]
+    assert 1 <= len(lines) <= 3, lines
+    assert lines[0].startswith("orders-0: retention deletes offsets 0 to ")
+    assert f"): {why}; the log begins at offset " in lines[0]
+
+
+def test_records_that_are_deleted_on_request_are_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        await produce(cluster, world, 30)
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.delete_records({P0: 12})
+
+    with caplog.at_level(logging.INFO, "minibroker.replication"):
+        with_topic(program, {}, {})
+    (line,) = (line for line in caplog.messages if "on request" in line)
+    assert line == "orders-0: deletes records 0 to 11 on request"
+
+
 def test_all_replicas_keep_what_retention_bytes_says_and_begin_at_one_offset() -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         await produce(cluster, world, 60)

@@ -1,0 +1,20 @@
+"""Numbers and lists in sentences that a person reads."""
+
+from collections.abc import Iterable
+
+
+def counted(number: int, noun: str, of_many: str = "") -> str:
+    """`1 partition`, `2,000 partitions`. `of_many`: the plural, if it is not the noun with an s."""
+    return f"{number:,} {noun if number == 1 else of_many or noun + 's'}"
+
+
+def listed(items: Iterable[object]) -> str:
+    """`1`, `1 and 2`, `1, 2 and 3`."""
+    *first, last = [str(item) for item in items] or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def all_of(noun: str, items: Iterable[object]) -> str:
+    """`broker 1`, `brokers 1 and 2`."""
+    shown = list(items)
+    return f"{noun if len(shown) == 1 else noun + 's'} {listed(shown)}"
