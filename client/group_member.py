@@ -55,6 +55,7 @@ from minibroker.protocol.consumer_protocol import (
 )
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
+from minibroker.protocol.words import counted
 
 logger = Logger("minibroker.client")
 
@@ -629,7 +630,7 @@ class GroupMember:
         if gone:
             await self._give_up(gone, is_lost=False)
             self._check()
-            self._why_rejoin = f"{len(gone)} partitions were given up, for others"
+            self._why_rejoin = f"{counted(len(gone), 'partition')} given up, for others"
         # M7: where the group has got to in what is new.
         added = [partition for partition in assigned if partition not in self._fetcher.states]
         if added:

@@ -114,6 +114,7 @@ class EventLoop:
                 reading_s=self._access.reading_s - reading_s,
                 writing_s=self._access.writing_s - writing_s,
                 failure=repr(failure) if failure is not None else None,
+                is_recorded=failure is not None or not event.is_question,
             )
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from minibroker.controller.cluster_state import LogEndReported
 from minibroker.protocol.errors import ErrorCode
@@ -28,6 +28,7 @@ from minibroker.protocol.messages import (
     ReassignableTopicResponse,
 )
 from minibroker.protocol.model import NO_EPOCH, ElectionType, TopicPartition
+from minibroker.protocol.words import counted
 
 
 class ElectionOutcome(NamedTuple):
@@ -47,6 +48,8 @@ _SHOWN_ERRORS = 20
 @dataclass(frozen=True)
 class Event:
     epoch: int
+    is_question: ClassVar[bool] = False
+    """It changes nothing: the timeline leaves it out, unless it fails."""
 
     @property
     def name(self) -> str:
@@ -222,7 +225,7 @@ class LeaderAndIsrAnswered(Event):
 
     @property
     def cause(self) -> str:
-        return f"broker {self.broker_id} answered LeaderAndIsr for {len(self.errors)} partitions"
+        return f"broker {self.broker_id} answered LeaderAndIsr for {counted(len(self.errors), 'partition')}"
 
     @property
     def details(self) -> dict[str, object]:
@@ -240,7 +243,7 @@ class StopReplicaAnswered(Event):
 
     @property
     def cause(self) -> str:
-        return f"broker {self.broker_id} answered StopReplica for {len(self.errors)} partitions"
+        return f"broker {self.broker_id} answered StopReplica for {counted(len(self.errors), 'partition')}"
 
     @property
     def details(self) -> dict[str, object]:
@@ -402,7 +405,7 @@ class ElectLeadersRequest(AdminRequest):
 
     @property
     def cause(self) -> str:
-        which = "all partitions" if self.partitions is None else f"{len(self.partitions)} partitions"
+        which = "all partitions" if self.partitions is None else counted(len(self.partitions), "partition")
         return f"a request for {self.election_type.name.lower()} elections in {which}"
 
 
@@ -443,6 +446,7 @@ class AlterPartitionReassignments(AdminRequest):
 class ListPartitionReassignments(AdminRequest):
     """Raised by the handler of the ListPartitionReassignments API."""
 
+    is_question: ClassVar[bool] = True
     answer: Callable[[list[OngoingTopicReassignment]], None]
     topics: Sequence[ListPartitionReassignmentsTopic] | None
 

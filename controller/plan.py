@@ -20,6 +20,7 @@ from minibroker.controller.events import Event
 from minibroker.controller.states.partition import PartitionState
 from minibroker.controller.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol.model import LeaderAndIsr, TopicPartition
+from minibroker.protocol.words import counted
 from minibroker.protocol.znodes import REASSIGN_PARTITIONS, Reassignment, TopicZnode
 
 
@@ -76,7 +77,7 @@ class CreateTopic(NamedTuple):
     """A configuration was left behind by an earlier topic of that name; it is overwritten."""
 
     def __str__(self) -> str:
-        return f"create topic {self.topic} ({self.znode.topic_id}), {len(self.znode.partitions)} partitions"
+        return f"create topic {self.topic} ({self.znode.topic_id}), {counted(len(self.znode.partitions), 'partition')}"
 
 
 class SetTopic(NamedTuple):
@@ -90,7 +91,8 @@ class SetTopic(NamedTuple):
         changing = sorted({*self.znode.adding_replicas, *self.znode.removing_replicas})
         shown = ", ".join(f"{p}: {described_assignment(self.znode.assignment(p))}" for p in changing)
         what = f", reassigned: {shown}" if shown else ""
-        return f"write topic {self.topic}: {len(self.znode.partitions)} partitions{what} (over version {self.version})"
+        count = counted(len(self.znode.partitions), "partition")
+        return f"write topic {self.topic}: {count}{what} (over version {self.version})"
 
 
 class SetReassignments(NamedTuple):

@@ -166,7 +166,14 @@ class Timeline:
         """Since the event under way was begun."""
         return _milliseconds(self._clock.monotonic() - self._begun)
 
-    def end(self, *, reading_s: float = 0.0, writing_s: float = 0.0, failure: str | None = None) -> None:
+    def end(
+        self,
+        *,
+        reading_s: float = 0.0,
+        writing_s: float = 0.0,
+        failure: str | None = None,
+        is_recorded: bool = True,
+    ) -> None:
         entry = self._current
         for kind, omitted in self._omitted.items():
             if kind in _LISTS:
@@ -185,7 +192,8 @@ class Timeline:
         times.total_s += total_s
         if failure is not None:
             entry["failure"] = failure
-        self._finish(entry)
+        if is_recorded:
+            self._finish(entry)
 
 
 def _state(at_ms: float, partition: TopicPartition, before: LeaderAndIsr | None, state: LeaderAndIsr) -> Entry:

@@ -26,7 +26,6 @@ from minibroker.client.cli.output import (
     confirm,
     data_given,
     note,
-    plural,
     print_json,
     print_lines,
     run,
@@ -52,6 +51,7 @@ from minibroker.deploy.status import Status, status_of_view
 from minibroker.deploy.supervision import watch
 from minibroker.deploy.who import MalformedWho, Who, parse_who
 from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.words import plural
 
 _FOLLOW_INTERVAL_S = 0.1
 _TAIL_BLOCK_BYTES = 64 * 1024
@@ -160,7 +160,7 @@ def status(
     if watch:
         status_screen.watch(lambda: _glance(bootstrap, data), format)
         return
-    found = LocalCluster(data).status() if bootstrap is None else _status_of(bootstrap)
+    found = LocalCluster(data).status(asks_controller=True) if bootstrap is None else _status_of(bootstrap)
     if format is Format.JSON:
         print_json(status_screen.status_object(found))
     else:
@@ -357,7 +357,7 @@ def _glance(bootstrap: str | None, data: Path) -> status_screen.Glance:
         cluster = LocalCluster(data)
         cluster.file()
         view = cluster.view()
-        found = cluster.status(view)
+        found = cluster.status(view, asks_controller=True)
     else:
         view = _view_of(bootstrap)
         found = _status_of_view(view)

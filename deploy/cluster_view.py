@@ -186,13 +186,16 @@ async def has_coordinators(address: Address, timeout_s: float = ASK_TIMEOUT_S) -
     return answer is not None and all(found.error_code == ErrorCode.NONE for found in answer.coordinators)
 
 
-async def with_details(view: ClusterView, timeout_s: float = ASK_TIMEOUT_S) -> ClusterView:
+async def with_details(
+    view: ClusterView, timeout_s: float = ASK_TIMEOUT_S, *, asks_controller: bool = True
+) -> ClusterView:
     """The view, with what a broker says of topics that have replicas out of sync, and the controller of partitions that
-    are being reassigned."""
-    least, reassigning = await asyncio.gather(
-        _ask_min_insync_replicas(view, timeout_s), _ask_reassigning(view, timeout_s)
-    )
-    return view._replace(min_insync_replicas=least, reassigning=reassigning)
+    are being reassigned: it writes to ZooKeeper for that, to be sure of its office, so `asks_controller` is not for
+    those who ask many times a second."""
+    if not view.under_replicated_partitions():
+        return view
+    view = view._replace(min_insync_replicas=await _ask_min_insync_replicas(view, timeout_s))
+    return view._replace(reassigning=await _ask_reassigning(view, timeout_s)) if asks_controller else view
 
 
 async def _ask_min_insync_replicas(view: ClusterView, timeout_s: float) -> dict[str, int]:

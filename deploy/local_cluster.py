@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -116,8 +116,8 @@ class LocalCluster:
         ours = [entry.address for entry in cluster.brokers]
         return asyncio.run(ask_cluster(self._answering_addresses(cluster), without=ours))
 
-    def status(self, view: ClusterView | None = None) -> Status:
-        """`view`: what the brokers said just now, if they have been asked."""
+    def status(self, view: ClusterView | None = None, *, asks_controller: bool = False) -> Status:
+        """`view`: what the brokers said just now, if they have been asked. `asks_controller`: see `with_details`."""
         cluster = self.file()
         states = {
             entry.id: ProcessState.GONE if entry.process is None else state_of(entry.process)
@@ -128,7 +128,7 @@ class LocalCluster:
             server = ProcessState.RUNNING if answers else ProcessState.GONE
         else:
             server = self.state_of(ZOOKEEPER)
-        view = asyncio.run(with_details(self.view() if view is None else view))
+        view = asyncio.run(with_details(self.view() if view is None else view, asks_controller=asks_controller))
         silent = [
             entry
             for entry in cluster.brokers
@@ -618,6 +618,7 @@ def _planned(
                 f"them: give {before.log_dirs} or more, or use another --data"
             )
     first_port = DEFAULT_BASE_PORT if base_port is None else base_port
+    same = before.brokers if before is not None and before.brokers[0].port == first_port else ()
     if first_port + count > 65_536:
         raise LaunchError(f"{count} brokers from port {first_port} on go past port 65535: use a lower --base-port")
     if zookeeper_connect is not None:
@@ -631,7 +632,7 @@ def _planned(
         zookeeper=entry,
         brokers=tuple(
             BrokerEntry(number + 1, first_port + number, metrics_port=metrics_port)
-            for number, metrics_port in enumerate(_metrics_ports(first_port, count))
+            for number, metrics_port in enumerate(_metrics_ports(first_port, count, same))
         ),
         settings=dict(settings or {}),
         log_dirs=log_dirs or 1,
@@ -667,12 +668,20 @@ def _why_not_started(broker_id: Member, state: ProcessState) -> str:
     return f"broker {broker_id} is running already; to start it anew, first `minibroker stop {broker_id}`"
 
 
-def _metrics_ports(first_port: int, count: int) -> list[int]:
-    """1000 above the brokers' own, where Prometheus's configuration can name them; elsewhere if those are not free."""
-    ports = range(first_port + METRICS_PORT_DISTANCE, first_port + METRICS_PORT_DISTANCE + count)
-    if ports.stop <= lowest_source_port() and all(is_free(port) for port in ports):
-        return list(ports)
-    return free_ports(count, avoid=range(first_port, first_port + count))
+def _metrics_ports(first_port: int, count: int, before: Sequence[BrokerEntry]) -> list[int]:
+    """Where they were the last time, as Prometheus's configuration names them; else 1000 above the brokers' own. One
+    that is taken is elsewhere, and the others stay."""
+    known = {number: entry.metrics_port for number, entry in enumerate(before) if entry.metrics_port is not None}
+    taken = [*range(first_port, first_port + count), *known.values()]
+    ports: list[int] = []
+    for number in range(count):
+        port = known.get(number, first_port + METRICS_PORT_DISTANCE + number)
+        is_usual = number in known or (port < lowest_source_port() and port not in taken)
+        if not (is_usual and is_free(port)):
+            (port,) = free_ports(1, avoid=taken)
+        taken.append(port)
+        ports.append(port)
+    return ports
 
 
 def _check_ports(brokers: list[BrokerEntry] | tuple[BrokerEntry, ...]) -> None:

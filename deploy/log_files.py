@@ -39,6 +39,7 @@ from minibroker.client.cli.output import UNHEALTHY, Format, FormatOption, UsageE
 from minibroker.client.cli.record_format import text_or_base64
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import CorruptRecord, decode_batch, decode_control_batch
+from minibroker.protocol.words import counted
 
 DumpArgument = Annotated[
     list[Path],
@@ -96,14 +97,35 @@ def verify(paths: VerifyArgument, format: FormatOption = Format.TABLE) -> None:
     """
     for path in paths:
         _require_stopped(path)
+    partitions: list[verification.PartitionReport] = []
     findings: list[verification.Finding] = []
     for path in paths:
-        findings += _verified(path, format)
-    if any(not finding.is_unclear for finding in findings):
+        of_path, found = _verified(path, format)
+        partitions += of_path
+        findings += found
+    wrong = sum(not finding.is_unclear for finding in findings)
+    if format is Format.TABLE:
+        state = _state(wrong, len(findings) - wrong)
+        sys.stdout.write(f"{counted(len(partitions), 'partition')} with {_contents(partitions)}: {state}\n")
+    if wrong:
         raise typer.Exit(UNHEALTHY)
 
 
-def _verified(path: Path, format: Format) -> list[verification.Finding]:
+def _contents(partitions: Sequence[verification.PartitionReport]) -> str:
+    records, batches = sum(p.records for p in partitions), sum(p.batches for p in partitions)
+    segments, size = sum(p.segments for p in partitions), sum(p.bytes for p in partitions)
+    return (
+        f"{counted(records, 'record')} in {counted(batches, 'batch', 'batches')}, {counted(segments, 'segment')}, "
+        f"{counted(size, 'byte')}"
+    )
+
+
+def _state(wrong: int, unclear: int) -> str:
+    state = counted(wrong, "problem") if wrong else "ok"
+    return f"{state}, {unclear:,} unclear" if unclear else state
+
+
+def _verified(path: Path, format: Format) -> tuple[list[verification.PartitionReport], list[verification.Finding]]:
     """Prints what is found."""
     _require(path)
     if verification.is_data_directory(path):
@@ -129,18 +151,15 @@ def _verified(path: Path, format: Format) -> list[verification.Finding]:
     if format is Format.TABLE:
         for partition in partitions:
             wrong = sum(not finding.is_unclear for finding in partition.findings)
-            state = "ok" if not wrong else "1 problem" if wrong == 1 else f"{wrong} problems"
-            if wrong < len(partition.findings):
-                state += ", 1 unclear"
+            unclear = len(partition.findings) - wrong
             sys.stdout.write(
                 f"{Path(partition.directory).name}: offsets {partition.log_start_offset} to "
-                f"{partition.log_end_offset}, {partition.records} records in {partition.batches} batches, "
-                f"{partition.segments} segments, {partition.bytes} bytes: {state}\n"
+                f"{partition.log_end_offset}, {_contents([partition])}: {_state(wrong, unclear)}\n"
             )
         for finding in findings:
             kind = "LOST" if finding.costs_records else "unclear" if finding.is_unclear else "wrong"
             sys.stdout.write(f"{kind}: {_where(finding)}: {finding.problem}\n")
-    return findings
+    return partitions, findings
 
 
 def _where(finding: verification.Finding) -> str:

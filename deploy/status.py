@@ -100,7 +100,7 @@ class Status(msgspec.Struct, frozen=True):
     not_preferred_partitions: list[str] | None = None
     """`TOPIC-PARTITION` of those whose preferred broker is in sync, and another leads. None: unknown."""
     reassigning_partitions: list[str] | None = None
-    """`TOPIC-PARTITION` of those whose replicas are being moved. None: unknown."""
+    """`TOPIC-PARTITION` of those whose replicas are being moved, if some of them are not in sync. None: unknown."""
     full_disk: str | None = None
     """The directory of the cluster, where its disk has no room left."""
 

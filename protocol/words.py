@@ -3,9 +3,14 @@
 from collections.abc import Iterable
 
 
+def plural(number: int, noun: str, of_many: str = "") -> str:
+    """The noun as it stands after that number. `of_many`: its plural, if that is not the noun with an s."""
+    return noun if number == 1 else of_many or noun + "s"
+
+
 def counted(number: int, noun: str, of_many: str = "") -> str:
-    """`1 partition`, `2,000 partitions`. `of_many`: the plural, if it is not the noun with an s."""
-    return f"{number:,} {noun if number == 1 else of_many or noun + 's'}"
+    """`1 partition`, `2,000 partitions`."""
+    return f"{number:,} {plural(number, noun, of_many)}"
 
 
 def listed(items: Iterable[object]) -> str:
@@ -17,4 +22,4 @@ def listed(items: Iterable[object]) -> str:
 def all_of(noun: str, items: Iterable[object]) -> str:
     """`broker 1`, `brokers 1 and 2`."""
     shown = list(items)
-    return f"{noun if len(shown) == 1 else noun + 's'} {listed(shown)}"
+    return f"{plural(len(shown), noun)} {listed(shown)}"

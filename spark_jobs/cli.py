@@ -22,6 +22,7 @@ from minibroker.client.cli.output import (
     settings_of,
 )
 from minibroker.client.cli.topics import checked_topic
+from minibroker.protocol.words import counted
 from minibroker.spark_jobs import jobs
 from minibroker.spark_jobs.session import check_packages
 
@@ -153,9 +154,9 @@ def ingest(
             fan_in=compact_after,
             stop=stop,
         )
-    sys.stdout.write(
-        f"ingested {done.rows} records of {', '.join(source.topics)} in {done.batches} batches to {output}\n"
-    )
+    batches = counted(done.batches, "batch", "batches")
+    topics = ", ".join(source.topics)
+    sys.stdout.write(f"ingested {counted(done.rows, 'record')} of {topics} in {batches} to {output}\n")
 
 
 ViewOption = Annotated[

@@ -22,6 +22,7 @@ from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.purgatory.purgatory import Purgatory, Timer
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.words import counted
 from minibroker.protocol.world import Clock
 
 logger = logging.getLogger("minibroker.groups")
@@ -387,7 +388,9 @@ class GroupCoordinator(TermListener):
             late = list(group.pending_sync)
             for member_id in late:
                 self._drop(group, member_id)
-            self._prepare_rebalance(term, group, f"{len(late)} members did not ask for their assignments in time")
+            self._prepare_rebalance(
+                term, group, f"{counted(len(late), 'member')} did not ask for an assignment in time"
+            )
 
         operation = DelayedSync(group.rebalance_timeout_ms, is_over, expired)
         self._heartbeats.try_complete_else_watch(operation, [group])

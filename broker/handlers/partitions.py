@@ -9,10 +9,11 @@ from minibroker.protocol.messages import (
     CreatePartitionsResponse,
     CreatePartitionsTopicResult,
 )
+from minibroker.protocol.words import counted
 
 
 def _without_leaders(result: CreatePartitionsTopicResult) -> str:
-    there = f"topic {result.name!r} has {result.num_partitions} partitions now"
+    there = f"topic {result.name!r} has {counted(result.num_partitions, 'partition')} now"
     return f"{there}, but not all of them have a leader yet"
 
 

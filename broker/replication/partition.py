@@ -45,6 +45,7 @@ from minibroker.protocol.model import (
     min_insync_replicas,
 )
 from minibroker.protocol.records import HEADER_SIZE, parse_header
+from minibroker.protocol.words import counted
 from minibroker.protocol.world import Clock
 
 logger = logging.getLogger("minibroker.replication")
@@ -276,7 +277,7 @@ class Partition:
     def _not_enough_replicas(self) -> BrokerError:
         return BrokerError(
             ErrorCode.NOT_ENOUGH_REPLICAS,
-            f"{self.topic_partition} has {len(self.isr)} replicas in sync {list(self.isr)}, "
+            f"{self.topic_partition} has {counted(len(self.isr), 'replica')} in sync {list(self.isr)}, "
             f"but min.insync.replicas is {self.min_insync_replicas}",
         )
 

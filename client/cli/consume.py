@@ -21,7 +21,6 @@ from minibroker.client.cli.output import (
     UsageError,
     bootstrap_servers,
     note,
-    plural,
     run_until_terminated,
 )
 from minibroker.client.cli.record_format import Formatter, formatter
@@ -32,6 +31,7 @@ from minibroker.client.errors import ApiTimedOut, CorruptBatch, no_such_partitio
 from minibroker.client.records import ConsumerBatch
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.words import plural
 
 _IDLE_S = 0.2
 """After so long without records, look whether the end has been reached: behind the last record there may be batches

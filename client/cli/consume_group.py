@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from minibroker.client.cli.hints import pastable
-from minibroker.client.cli.output import API_TIMEOUT_MS, plural
+from minibroker.client.cli.output import API_TIMEOUT_MS
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ApiTimedOut, CommitFailed, InvalidSetting, MaxPollIntervalExceeded
 from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.client.records import ConsumerBatch
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.words import plural
 
 COMMIT_EVERY_S = 5.0
 """As auto.commit.interval.ms of Kafka's consumers."""

@@ -39,6 +39,7 @@ from minibroker.client.errors import BrokersFailed, GroupErrors, no_such_partiti
 from minibroker.client.groups import GROUP_STATES, GroupListing, MemberDescription, named
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.words import counted
 
 INTERVAL_S = 1.0
 
@@ -153,7 +154,7 @@ def reset_offsets(
     confirm(f"Reset these offsets of group {group}?", yes)
     run(_commit(servers, group, plan))
     if is_shown_first:
-        sys.stdout.write(f"reset {len(plan)} offsets of {printable(group)}\n")
+        sys.stdout.write(f"reset {counted(len(plan), 'offset')} of {printable(group)}\n")
     else:
         _print_plan(plan, format)
 

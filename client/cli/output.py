@@ -232,11 +232,6 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
-def plural(count: int, noun: str, of_many: str | None = None) -> str:
-    """The noun as it stands after that number."""
-    return noun if count == 1 else of_many or noun + "s"
-
-
 def note(text: str) -> None:
     """A note for a person who watches: on stderr, if that is a terminal."""
     if sys.stderr.isatty():

@@ -27,7 +27,6 @@ from minibroker.client.cli.output import (
     bootstrap_servers,
     name_and_value,
     note,
-    plural,
     print_json,
     run_until_terminated,
 )
@@ -40,6 +39,7 @@ from minibroker.client.delivery import BatchDelivery
 from minibroker.client.producer import Producer, drain_patiently
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header
+from minibroker.protocol.words import plural
 
 
 class Acks(StrEnum):

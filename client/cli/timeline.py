@@ -88,7 +88,7 @@ def _since_ms(since: str | None) -> int:
 async def _read(bootstrap: str, since_ms: int, files: Path | None) -> Sequence[Entry]:
     async with open_admin(bootstrap) as admin:
         found = await admin.timeline(since_ms)
-    return _with_files(found, files, since_ms)
+    return with_files(found, files, since_ms)
 
 
 async def _follow(bootstrap: str, since_ms: int, files: Path | None, format: Format) -> None:
@@ -97,7 +97,7 @@ async def _follow(bootstrap: str, since_ms: int, files: Path | None, format: For
         reader = admin.timeline_reader(since_ms)
         found = await reader.read()
         missing = set(found.errors)
-        entries = _with_files(found, files, since_ms)
+        entries = with_files(found, files, since_ms)
         # What was read from files, its broker tells again once it is back.
         from_files = {(e["controller"], e["number"], e["time_ms"]) for e in entries if e["controller"] in missing}
         _print(entries, format)
@@ -114,25 +114,28 @@ async def _follow(bootstrap: str, since_ms: int, files: Path | None, format: For
             _print([e for e in found.entries if (e["controller"], e["number"], e["time_ms"]) not in from_files], format)
 
 
-def _with_files(found: TimelineRead, files: Path | None, since_ms: int) -> Sequence[Entry]:
+def with_files(found: TimelineRead, files: Path | None, since_ms: int) -> Sequence[Entry]:
     """What the brokers have said, with what the files of those hold that did not."""
     by_broker: dict[int, list[Entry]] = {}
     for entry in found.entries:
         by_broker.setdefault(entry["controller"], []).append(entry)
     untold = dict(found.errors)
     for broker_id in found.errors:
-        entries = [] if files is None else _entries_in_files(files, broker_id, since_ms)
-        if entries:
+        entries = None if files is None else _entries_in_files(files, broker_id, since_ms)
+        if entries is not None:
             by_broker[broker_id] = entries
             del untold[broker_id]
     _tell_missing(untold)
     return merged(by_broker)
 
 
-def _entries_in_files(data: Path, broker_id: int, since_ms: int) -> list[Entry]:
-    """Of a broker of the local cluster."""
+def _entries_in_files(data: Path, broker_id: int, since_ms: int) -> list[Entry] | None:
+    """Of a broker of the local cluster: none where it has never been in office. None: its file cannot be read."""
     entries: list[Entry] = []
-    for path in (data / f"broker-{broker_id}" / (FILE + ".1"), data / f"broker-{broker_id}" / FILE):
+    current = data / f"broker-{broker_id}" / FILE
+    if not os.access(current, os.R_OK):
+        return None
+    for path in (current.with_name(FILE + ".1"), current):
         try:
             lines = path.read_bytes().splitlines()
         except OSError:

@@ -15,14 +15,13 @@ from minibroker.client.cli.timeline_words import (
     cut,
     date_and_time,
     milliseconds,
-    numbers,
     orders,
     sentence,
     state_line,
 )
-from minibroker.client.cli.timeline_words import counted as _counted
 from minibroker.client.timeline import Entry
 from minibroker.protocol.model import NO_LEADER
+from minibroker.protocol.words import all_of, counted
 
 SIGNS_WITHIN_MS = 60_000
 """How long before the loss of a broker a sign of it may be."""
@@ -74,7 +73,7 @@ class Story(NamedTuple):
             )
         elif self.written_ms is not None:
             parts.append(
-                f"{milliseconds(self.written_ms)} until {_counted(self.elected, 'partition')} had a new leader in "
+                f"{milliseconds(self.written_ms)} until {counted(self.elected, 'partition')} had a new leader in "
                 "ZooKeeper; not every leader is on record as having confirmed it"
             )
         else:
@@ -247,9 +246,9 @@ class _Teller:
         lost, stopped = sorted(gone - self._stopped), sorted(self._stopped)
         happened = []
         if stopped:
-            happened.append(f"broker{'s' * (len(stopped) > 1)} {numbers(stopped)} stopped in good order")
+            happened.append(f"{all_of('broker', stopped)} stopped in good order")
         if lost:
-            happened.append(f"broker{'s' * (len(lost) > 1)} {numbers(lost)} {'was' if len(lost) == 1 else 'were'} lost")
+            happened.append(f"{all_of('broker', lost)} {'was' if len(lost) == 1 else 'were'} lost")
         if changes:
             moved = f"broker {changes[-1]['controller']} became the controller"
             if self._begins_anew:
@@ -388,8 +387,8 @@ class _Teller:
         yield self._step(turn, 0.0, text, (version,))
         if "read_at_ms" in turn:
             what = (
-                f"{_counted(len(turn['brokers']), 'broker')}, {_counted(turn['topics'], 'topic')} and "
-                f"{_counted(turn['partitions'], 'partition')}"
+                f"{counted(len(turn['brokers']), 'broker')}, {counted(turn['topics'], 'topic')} and "
+                f"{counted(turn['partitions'], 'partition')}"
             )
             yield self._step(turn, turn["read_at_ms"], f"It has read from ZooKeeper what there is: {what}.")
             for broker_id in turn.get("unreachable", []):
@@ -402,7 +401,7 @@ class _Teller:
         elected = [state for state in states if _is_election(state)]
         omitted = turn.get("states_omitted", 0)
         if elected:
-            count = _counted(turn["elected"] if omitted else len(elected), "partition")
+            count = counted(turn["elected"] if omitted else len(elected), "partition")
             text = f"New leaders are elected for {count}, each from the copies that are in sync (the ISR)."
             if not all(state["leader"] in state.get("isr_before", state["isr"]) for state in elected):
                 text = (
@@ -416,12 +415,12 @@ class _Teller:
             yield self._step(turn, at_ms, text, tuple(cut([state_line(s) for s in elected], more)))
         others = [state for state in states if not _is_election(state)]
         if others and not omitted:
-            text = f"In {_counted(len(others), 'partition')} the leader stays, and other copies count as in sync."
+            text = f"In {counted(len(others), 'partition')} the leader stays, and other copies count as in sync."
             yield self._step(turn, others[-1]["at_ms"], text, tuple(cut([state_line(s) for s in others])))
 
 
 def _brokers(ids: Sequence[int]) -> str:
-    return "it" if len(ids) == 1 else f"brokers {numbers(ids)}"
+    return "it" if len(ids) == 1 else all_of("broker", ids)
 
 
 def _began_ms(entry: Entry) -> int:

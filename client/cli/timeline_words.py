@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from minibroker.client.cli.output import plural
 from minibroker.client.timeline import Entry
 from minibroker.protocol.model import NO_LEADER
+from minibroker.protocol.words import all_of, counted
 
 SHOWN = 8
 """Lines of one kind; `--format json` has more."""
@@ -120,7 +120,7 @@ def _who_came_and_went(entry: Entry) -> str:
 
 
 def _brokers(ids: Sequence[int]) -> str:
-    return f"Broker{'s' * (len(ids) > 1)} {numbers(ids)}"
+    return all_of("Broker", ids)
 
 
 def _reason(entry: Entry) -> str:
@@ -184,7 +184,7 @@ def orders(sent: Iterable[dict[str, Any]]) -> list[str]:
     for order in sent:
         brokers.setdefault((order["request"], order["partitions"]), {})[order["broker"]] = None
     return [
-        f"{'broker' if len(ids) == 1 else 'brokers'} {numbers(ids)}: {request}, {counted(partitions, 'partition')}"
+        f"{all_of('broker', ids)}: {request}, {counted(partitions, 'partition')}"
         for (request, partitions), ids in brokers.items()
     ]
 
@@ -217,10 +217,6 @@ def cut(lines: Sequence[str], omitted: int = 0) -> list[str]:
     """The first of them, and how many more there are."""
     more = max(0, len(lines) - SHOWN) + omitted
     return [*lines[:SHOWN], f"and {more} more"] if more > 0 else list(lines)
-
-
-def counted(count: int, noun: str, of_many: str | None = None) -> str:
-    return f"{count:,} {plural(count, noun, of_many)}"
 
 
 def numbers(values: Iterable[int]) -> str:

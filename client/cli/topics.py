@@ -21,7 +21,6 @@ from minibroker.client.cli.output import (
     YesOption,
     bootstrap_servers,
     confirm,
-    plural,
     print_json,
     print_table,
     run,
@@ -30,7 +29,8 @@ from minibroker.client.cli.output import (
 from minibroker.client.cli.topic_details import PartitionDetails, details_of, own_settings
 from minibroker.client.errors import PartitionErrors
 from minibroker.protocol.messages import UP_TO_HIGH_WATERMARK
-from minibroker.protocol.model import TopicPartition, topic_name_problem
+from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition, topic_name_problem
+from minibroker.protocol.words import plural
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
 
@@ -110,26 +110,44 @@ def list_topics(
 
 @app.command()
 def describe(
-    name: TopicArgument,
+    name: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="Name of the topic. Default: all of them.")
+    ] = None,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Show leader, replicas, in-sync replicas, and offline replicas, if any, of each partition of a topic; its first
-    offset, the offset after its last record, and the bytes that its leader has of it; and the topic's own settings."""
-    checked_topic(name)
-    topic, details, settings = run(_describe(bootstrap_servers(bootstrap, data), name))
-    if format is Format.JSON:
-        print_json(
-            {
-                "name": topic.name,
-                "topic_id": topic.topic_id,
-                "internal": topic.is_internal,
-                "configs": settings,
-                "partitions": [p._asdict() | details[p.partition]._asdict() for p in topic.partitions],
-            }
-        )
-        return
+    offset, the offset after its last record, and the bytes that its leader has of it; and the topic's own settings.
+
+    Without a name, all topics are shown, and --format json prints an object per line."""
+    servers = bootstrap_servers(bootstrap, data)
+    names = [checked_topic(name)] if name is not None else run(_names(servers))
+    for number, each in enumerate(names):
+        topic, details, settings = run(_describe(servers, each))
+        if format is Format.JSON:
+            print_json(_described(topic, details, settings))
+            continue
+        if name is None:
+            sys.stdout.write(("\n" if number else "") + f"{each}:\n")
+        _print_described(topic, details, settings)
+
+
+def _described(
+    topic: TopicDescription, details: dict[int, PartitionDetails], settings: dict[str, str | None] | None
+) -> dict[str, object]:
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "internal": topic.is_internal,
+        "configs": settings,
+        "partitions": [p._asdict() | details[p.partition]._asdict() for p in topic.partitions],
+    }
+
+
+def _print_described(
+    topic: TopicDescription, details: dict[int, PartitionDetails], settings: dict[str, str | None] | None
+) -> None:
     columns: list[object] = [
         "partition",
         "leader",
@@ -151,7 +169,7 @@ def describe(
         columns, *rows = ([*row[:offline], *row[offline + 1 :]] for row in (columns, *rows))
     print_table([str(column) for column in columns], rows)
     if settings is None:
-        texts = [f"unknown: `minibroker configs describe --topic {name}` says why"]
+        texts = [f"unknown: `minibroker configs describe --topic {topic.name}` says why"]
     else:
         shown = {setting: "(secret)" if value is None else value for setting, value in settings.items()}
         texts = [f"{setting}={value}" for setting, value in shown.items()] or ["none of its own"]
@@ -171,12 +189,17 @@ def alter(
             help="How many there are to be: more than now. Records of one key may end up in another one than before.",
         ),
     ] = None,
+    config: Annotated[list[str] | None, typer.Option("--config", "-c", hidden=True)] = None,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Give a topic more partitions, and wait until they have leaders and the brokers know them."""
     checked_topic(name)
+    if config:
+        raise UsageError(
+            f"--config {config[0]}: settings are changed by `minibroker configs alter --topic {name} --set {config[0]}`"
+        )
     if partitions is None:
         raise UsageError(
             f"nothing is to be altered: give --partitions N; its settings are changed by `minibroker configs alter "
@@ -274,6 +297,12 @@ async def _describe(
 ) -> tuple[TopicDescription, dict[int, PartitionDetails], dict[str, str | None] | None]:
     topic = await described(bootstrap, name)
     return topic, *await asyncio.gather(details_of(bootstrap, topic), own_settings(bootstrap, name))
+
+
+async def _names(bootstrap: str) -> list[str]:
+    """Of all topics, those of users first."""
+    async with open_admin(bootstrap) as admin:
+        return sorted(await admin.list_topics(internal=True), key=lambda name: (name in INTERNAL_TOPICS, name))
 
 
 async def _describe_all(bootstrap: str) -> list[TopicDescription]:

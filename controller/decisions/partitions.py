@@ -25,6 +25,7 @@ from minibroker.controller.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import CreatePartitionsAssignment, CreatePartitionsTopic, CreatePartitionsTopicResult
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.words import counted
 from minibroker.protocol.znodes import TopicZnode, encode_topic
 
 _SHOWN = 20
@@ -133,8 +134,8 @@ def _validated(
     if count <= present:
         raise _Refused(
             ErrorCode.INVALID_PARTITIONS,
-            f"topic {topic!r} has {present} partitions already, and {count} are asked for: give more; partitions "
-            "cannot be taken away",
+            f"topic {topic!r} has {counted(present, 'partition')} already, and {count} are asked for: give more; "
+            "partitions cannot be taken away",
         )
     if count > MAX_PARTITIONS_OF_A_TOPIC:
         raise _Refused(
@@ -157,8 +158,8 @@ def _validated(
             shown = ", ".join(str(broker_id) for broker_id in staying[:_SHOWN]) or "none"
             raise _Refused(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"topic {topic!r} has {factor} replicas of each partition, and {len(staying)} brokers are "
-                f"alive ({shown}): start more brokers, or assign the new partitions yourself",
+                f"topic {topic!r} has {counted(factor, 'replica')} of each partition, and there are only "
+                f"{len(staying)} live brokers ({shown}): start more brokers, or assign the new partitions yourself",
             )
         more = assign_more_replicas(state.racks(), znode.partitions, numbers, random)
     grown = msgspec.structs.replace(znode, partitions=dict(sorted((znode.partitions | more).items())))
@@ -176,7 +177,9 @@ def _explicit(
 ) -> dict[int, tuple[int, ...]]:
     problem = None
     if len(assignments) != len(numbers):
-        problem = f"{len(numbers)} partitions are added, and {len(assignments)} are assigned: assign each of them"
+        problem = (
+            f"{counted(len(numbers), 'partition')} to be added, and {len(assignments)} assigned: assign each of them"
+        )
     given = {number: tuple(a.broker_ids) for number, a in zip(numbers, assignments, strict=False)}
     for number, replicas in given.items():
         where = f"partition {number} is assigned to {list(replicas[:_SHOWN])}"

@@ -66,6 +66,7 @@ from minibroker.protocol.messages import (
     ReassignableTopicResponse,
 )
 from minibroker.protocol.model import ReplicaAssignment, TopicPartition
+from minibroker.protocol.words import counted
 from minibroker.protocol.znodes import Reassignment, TopicZnode, encode_topic
 
 Wanted = Mapping[TopicPartition, ReplicaAssignment]
@@ -123,7 +124,7 @@ def judge(state: ClusterState, partition: TopicPartition, target: Sequence[int] 
 def _why_unknown(state: ClusterState, partition: TopicPartition) -> str:
     if partition.topic not in state.topic_ids:
         return "there is no such topic"
-    return f"the topic has {len(state.partitions_of(partition.topic))} partitions, numbered from 0"
+    return f"the topic has {counted(len(state.partitions_of(partition.topic)), 'partition')}, numbered from 0"
 
 
 class Judged(NamedTuple):

@@ -64,6 +64,10 @@ def test_a_topic_is_created_listed_described_and_deleted(minibroker: Shell) -> N
     assert (listed["orders"]["partitions"], listed["orders"]["replication_factor"]) == (3, 2)
     assert minibroker.ok("topics", "describe", "orders").splitlines()[0].split("  ")[0] == "partition"
     described = minibroker("topics", "describe", "orders", "--format", "json").json()
+    every = [json.loads(line) for line in minibroker.ok("topics", "describe", "--format", "json").splitlines()]
+    assert described in every
+    assert every[-1]["name"] == "__consumer_offsets"
+    assert "orders:" in minibroker.ok("topics", "describe").splitlines()
     assert [partition["partition"] for partition in described["partitions"]] == [0, 1, 2]
     for partition in described["partitions"]:
         assert partition["leader"] in partition["replicas"]

@@ -81,6 +81,7 @@ def test_a_directory_in_use_is_refused_and_comes_up_again_after_down(
     cluster.down()
     again = LocalCluster(cluster.directory).up()
     assert [entry.port for entry in again.brokers] == [entry.port for entry in first.brokers]
+    assert [entry.metrics_port for entry in again.brokers] == [entry.metrics_port for entry in first.brokers]
     assert wait_until(lambda: is_healthy(cluster), SETTLE_S), cluster.status()
 
 

@@ -36,6 +36,9 @@ LOG_DIR = "/var/lib/minibroker"
 ZOOKEEPER = "zookeeper:2181"
 SECRET = "what all brokers of a virtual cluster know"
 
+NO_OFFSETS_TOPIC = {"offsets.topic.replication.factor": "1000"}
+"""More than there are brokers: `__consumer_offsets` is never created. For tests that are about all topics there are."""
+
 _POLL_S = 0.01
 
 

@@ -24,7 +24,7 @@ from minibroker.spark_jobs.look_ups import LookUps
 from minibroker.spark_jobs.offsets import OffsetRange, Offsets, TopicOffsets, losses
 from minibroker.spark_jobs.options import Subscription
 from minibroker.spark_jobs.reading import RangeFetcher, ReadSettings
-from tests.simulation.cluster import VirtualCluster, host_name
+from tests.simulation.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
 
@@ -35,7 +35,7 @@ class Scene:
     """Three brokers, a topic, and clients on hosts of their own."""
 
     def __init__(self) -> None:
-        self.cluster = VirtualCluster(Simulation())
+        self.cluster = VirtualCluster(Simulation(), settings=NO_OFFSETS_TOPIC)
         self.network = self.cluster.simulation.network
         self.main = self.cluster.client("main")
 

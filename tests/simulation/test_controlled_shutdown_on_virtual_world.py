@@ -18,7 +18,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.rpc import Connection
 from minibroker.protocol.world import ConnectionLoss, Operation, SetData
-from tests.simulation.cluster import CONTROL_PORT, PORT, SECRET, VirtualCluster, host_name
+from tests.simulation.cluster import CONTROL_PORT, NO_OFFSETS_TOPIC, PORT, SECRET, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted
 from tests.simulation.mutants.planting import Patches
@@ -37,7 +37,8 @@ LONGEST_STALL_S = 0.05
 
 async def start_cluster(replication_factor: int = 3, **settings: str) -> VirtualCluster:
     """Three brokers, and a topic of three partitions."""
-    cluster = VirtualCluster(Simulation(), settings={name.replace("_", "."): value for name, value in settings.items()})
+    named = {name.replace("_", "."): value for name, value in settings.items()}
+    cluster = VirtualCluster(Simulation(), settings=NO_OFFSETS_TOPIC | named)
     await cluster.start()
     world = cluster.client("admin")
 

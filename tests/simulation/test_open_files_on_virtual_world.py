@@ -21,7 +21,7 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.rpc import open_connection
-from tests.simulation.cluster import PORT, VirtualCluster, host_name
+from tests.simulation.cluster import NO_OFFSETS_TOPIC, PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld
 
@@ -153,7 +153,7 @@ def test_a_topic_is_deleted_though_a_broker_was_short_of_descriptors_then(
             logs = cluster.broker(broker_id)._logs
             assert (logs.damaged, list(logs.logs())) == ({}, [])
 
-    with_cluster(program)
+    with_cluster(program, NO_OFFSETS_TOPIC)
 
 
 def test_a_topic_is_deleted_though_a_broker_was_short_of_descriptors_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.model import TopicPartition
-from tests.simulation.cluster import VirtualCluster, host_name
+from tests.simulation.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted
 from tests.simulation.seeds import every_seed
@@ -38,7 +38,7 @@ Scenario = Callable[[VirtualCluster], Awaitable[None]]
 
 def _simulate(scenario: Scenario, seed: int, settings: dict[str, str] | None = None) -> None:
     async def main() -> None:
-        cluster = VirtualCluster(Simulation(), settings=settings)
+        cluster = VirtualCluster(Simulation(), settings=NO_OFFSETS_TOPIC | (settings or {}))
         await _start(cluster)
         await scenario(cluster)
 

@@ -13,7 +13,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from tests.simulation.cluster import VirtualCluster, host_name
+from tests.simulation.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.mutants import planted
 from tests.simulation.seeds import every_seed
@@ -32,7 +32,7 @@ def _simulate(
     scenario: Scenario, seed: int = 0, *, durability: str = "synced", settings: dict[str, str] | None = None
 ) -> None:
     async def main() -> None:
-        cluster = VirtualCluster(Simulation(), settings={"replica.lag.time.max.ms": str(LAG_MS)})
+        cluster = VirtualCluster(Simulation(), settings={"replica.lag.time.max.ms": str(LAG_MS)} | NO_OFFSETS_TOPIC)
         await cluster.start()
         world = cluster.client("admin")
 

@@ -45,6 +45,7 @@ from minibroker.client.delivery import Delivery
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.words import counted
 
 _TICK_S = 0.001
 _SENT_AT_ONCE = 1_000
@@ -93,7 +94,8 @@ def latency(
         [(name, *(row[share] for share in _SHARES)) for name, row in rows.items()],
     )
     sys.stdout.write(
-        f"{measurement.count} records, {figures['records_per_second']} a second, all acknowledged, read, and checked\n"
+        f"{counted(measurement.count, 'record')}, {figures['records_per_second']} a second, all acknowledged, read, "
+        "and checked\n"
     )
 
 

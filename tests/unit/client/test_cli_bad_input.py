@@ -58,6 +58,11 @@ NOBODY = ["--bootstrap", "127.0.0.1:1"]
         ),
         (["configs", "alter", "--topic", "a", "--set", "b=1", "--set", "b=2", *NOBODY], 2, "give each setting once"),
         (["topics", "list", *NOBODY], 1, "Connection refused"),
+        (
+            ["topics", "alter", "orders", "--config", "retention.ms=1"],
+            2,
+            "`minibroker configs alter --topic orders --set retention.ms=1`",
+        ),
         (["topics", "delete-records", "orders", *NOBODY], 2, "--before"),
         (["topics", "delete-records", "orders", "--before", "-1", *NOBODY], 2, "an offset such as 42, or end"),
         (["topics", "delete-records", "or ders", "--before", "end", *NOBODY], 2, "only a-z A-Z 0-9 . _ - are legal"),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from minibroker.client.cli.timeline import FILE, with_files
 from minibroker.client.cli.timeline_story import last_failover
 from minibroker.client.cli.timeline_words import SHOWN, entry_lines, tell
-from minibroker.client.timeline import Entry, merged
+from minibroker.client.timeline import Entry, TimelineRead, merged
+from minibroker.protocol.errors import NetworkError
 
 NOON_MS = 1_795_348_800_000
 
@@ -107,7 +112,7 @@ def test_the_story_of_a_killed_controller_goes_from_the_first_suspicion_to_the_l
         "    +70 ms  In 1 partition the leader stays, and other copies count as in sync.",
         "                a-1: leader 2, in sync 1 2 3 -> 2 3 (leader epoch 4, znode version 7 -> 8)",
         "    +71 ms  The controller tells the brokers what they lead and follow now, and what clients must know.",
-        "                brokers 2 3: LeaderAndIsr, 2 partitions",
+        "                brokers 2 and 3: LeaderAndIsr, 2 partitions",
         "    +78 ms  Broker 3 has taken on its role in 2 partitions, 6 ms after the order was queued.",
         "    +80 ms  Broker 2 has taken on its role in 2 partitions, 8 ms after the order was queued.",
         "In all: 80 ms until the partition was led again.",
@@ -376,7 +381,7 @@ def test_an_entry_says_what_happened_and_below_it_what_that_did() -> None:
         "    3 replicas: OnlineReplica -> OfflineReplica",
         "    a-0: leader 1 -> 2, in sync 1 2 -> 2 (leader epoch 4, znode version 7 -> 8)",
         "    remove /x",
-        "    order to brokers 2 3: LeaderAndIsr, 2 partitions",
+        "    order to brokers 2 and 3: LeaderAndIsr, 2 partitions",
         "    took 31 ms (read ZooKeeper 4 ms)",
     ]
 
@@ -414,3 +419,14 @@ def test_what_one_broker_recorded_stays_in_its_order_when_its_clock_jumps_back()
     other.add(105, 2, 5, "Other")
     together = merged({1: recorder.entries, 2: other.entries})
     assert [entry["event"] for entry in together] == ["Event0", "Event1", "Other", "Event2"]
+
+
+def test_a_dead_broker_that_was_never_in_office_has_an_empty_file_and_nothing_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for broker_id in (2, 3):
+        (tmp_path / f"broker-{broker_id}").mkdir()
+    (tmp_path / "broker-2" / FILE).touch()
+    found = TimelineRead((), {2: NetworkError("it is not alive"), 3: NetworkError("it is not alive")})
+    assert with_files(found, tmp_path, since_ms=0) == []
+    assert capsys.readouterr().err == "what broker 3 has recorded is missing: it is not alive\n"

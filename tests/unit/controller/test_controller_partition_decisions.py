@@ -50,7 +50,7 @@ def assigned(*replicas: list[int], count: int = 3) -> CreatePartitionsTopic:
         (assigned([1]), ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partition 2 is assigned to [1]: give it 2 replicas"),
         (assigned([1, 1]), ErrorCode.INVALID_REPLICA_ASSIGNMENT, "a broker holds at most one replica"),
         (assigned([1, 9]), ErrorCode.INVALID_REPLICA_ASSIGNMENT, "broker 9 is not alive"),
-        (assigned([1, 2], [2, 3]), ErrorCode.INVALID_REPLICA_ASSIGNMENT, "1 partitions are added, and 2 are assigned"),
+        (assigned([1, 2], [2, 3]), ErrorCode.INVALID_REPLICA_ASSIGNMENT, "1 partition to be added, and 2 assigned"),
     ],
 )
 def test_what_cannot_be_added_is_refused_with_the_value_and_the_rule(

@@ -554,7 +554,7 @@ def test_the_timeline_explains_a_failover_step_by_step() -> None:
         assert changed["total_ms"] >= changed["sent"][0]["at_ms"] >= changed["states"][0]["at_ms"] > 0
         assert min(changed["reading_ms"], changed["writing_ms"]) > 0
         assert changed["total_ms"] >= changed["writing_ms"]
-        assert answered["cause"] == "broker 2 answered LeaderAndIsr for 1 partitions"
+        assert answered["cause"] == "broker 2 answered LeaderAndIsr for 1 partition"
         assert (answered["request"], answered["broker"]) == ("LeaderAndIsr", 2)
         assert knew["cause"] == "broker 2 answered UpdateMetadata"
         assert min(answered["took_ms"], knew["took_ms"]) > 0

@@ -119,9 +119,11 @@ def test_files_that_agree_are_verified_as_ok(partition: Path, capsys: Captured) 
         f"orders-0: offsets 0 to {END}, {END} records in {BATCHES} batches, {len(segments(partition))} segments, "
     )
     for path in (partition, partition.parent):
-        [line] = run(capsys, "verify", path).splitlines()
+        line, summary = run(capsys, "verify", path).splitlines()
         assert line.startswith(expected)
         assert line.endswith("bytes: ok")
+        assert summary.startswith(f"1 partition with {END} records in {BATCHES} batches, ")
+        assert summary.endswith("bytes: ok")
     [report] = entries(capsys, "verify", partition)
     assert (report["records"], report["log_end_offset"], report["findings"]) == (END, END, [])
     [whole] = entries(capsys, "verify", partition.parent)
