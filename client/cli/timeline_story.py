@@ -17,7 +17,7 @@ from minibroker.client.cli.timeline_words import (
     milliseconds,
     orders,
     sentence,
-    state_line,
+    state_lines,
 )
 from minibroker.client.timeline import Entry
 from minibroker.protocol.model import NO_LEADER
@@ -412,11 +412,11 @@ class _Teller:
                 text = f"New leaders are sought for {count}; where no copy in sync is left, there is none."
             more = turn["elected"] - len(elected) if omitted else 0
             at_ms = turn["written_at_ms"] if omitted else elected[-1]["at_ms"]
-            yield self._step(turn, at_ms, text, tuple(cut([state_line(s) for s in elected], more)))
+            yield self._step(turn, at_ms, text, tuple(cut(state_lines(elected), more)))
         others = [state for state in states if not _is_election(state)]
         if others and not omitted:
             text = f"In {counted(len(others), 'partition')} the leader stays, and other copies count as in sync."
-            yield self._step(turn, others[-1]["at_ms"], text, tuple(cut([state_line(s) for s in others])))
+            yield self._step(turn, others[-1]["at_ms"], text, tuple(cut(state_lines(others))))
 
 
 def _brokers(ids: Sequence[int]) -> str:

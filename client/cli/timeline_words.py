@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from minibroker.client.timeline import Entry
-from minibroker.protocol.model import NO_LEADER
+from minibroker.protocol.model import INTERNAL_TOPICS, NO_LEADER
 from minibroker.protocol.words import all_of, counted
 
 SHOWN = 8
@@ -146,9 +146,9 @@ def _details(entry: Entry) -> Iterator[str]:
     if "failure" in entry:
         yield f"failed: {entry['failure']}"
     yield from cut(_moves(entry.get("moves", [])))
-    yield from cut([state_line(state) for state in entry.get("adopted", [])], entry.get("adopted_omitted", 0))
+    yield from cut(state_lines(entry.get("adopted", [])), entry.get("adopted_omitted", 0))
     states = entry.get("states", [])
-    yield from cut([state_line(state) for state in states], entry.get("states_omitted", 0))
+    yield from cut(state_lines(states), entry.get("states_omitted", 0))
     yield from cut([write for write in entry.get("writes", []) if not (states and write.startswith("write "))])
     yield from cut([f"order to {order}" for order in orders(entry.get("sent", []))])
     if entry["event"] == "Startup":
@@ -156,7 +156,13 @@ def _details(entry: Entry) -> Iterator[str]:
     yield from _times(entry)
 
 
-def state_line(state: dict[str, Any]) -> str:
+def state_lines(states: Iterable[dict[str, Any]]) -> list[str]:
+    """Of users' partitions first, as those of internal topics may be many."""
+    ordered = sorted(states, key=lambda state: state["partition"].rpartition("-")[0] in INTERNAL_TOPICS)
+    return [_state_line(state) for state in ordered]
+
+
+def _state_line(state: dict[str, Any]) -> str:
     """What was written into the state znode of a partition, and what it held before."""
     versions = f"znode version {state['version']}"
     if "leader_before" not in state:

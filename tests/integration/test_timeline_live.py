@@ -112,8 +112,8 @@ def test_the_last_failover_is_told_from_the_first_suspicion_to_the_last_leader(m
     assert f"has removed broker {killed} from office" in text
     assert f"Broker {successor} is elected controller" in text
     assert re.search(rf"orders-\d: leader {killed} -> \d, in sync \d \d \d -> \d \d \(leader epoch 1, znode", text)
-    assert re.search(r"Broker \d has taken on its role in 3 partitions, \d+ ms after", text)
-    assert re.fullmatch(r"In all: \d+ ms until the (partition|last of \d partitions) (was|were) led again\.", told[-1])
+    assert re.search(r"Broker \d has taken on its role in \d+ partitions, \d+ ms after", text)
+    assert re.fullmatch(r"In all: \d+ ms until the (partition|last of \d+ partitions) (was|were) led again\.", told[-1])
 
     *steps, whole = _lines(minibroker.ok("timeline", "--last-failover", "--format", "json"))
     assert whole["event"] == "Failover"

@@ -9,7 +9,7 @@ import pytest
 
 from minibroker.client.cli.timeline import FILE, with_files
 from minibroker.client.cli.timeline_story import last_failover
-from minibroker.client.cli.timeline_words import SHOWN, entry_lines, tell
+from minibroker.client.cli.timeline_words import SHOWN, entry_lines, state_lines, tell
 from minibroker.client.timeline import Entry, TimelineRead, merged
 from minibroker.protocol.errors import NetworkError
 
@@ -430,3 +430,10 @@ def test_a_dead_broker_that_was_never_in_office_has_an_empty_file_and_nothing_is
     found = TimelineRead((), {2: NetworkError("it is not alive"), 3: NetworkError("it is not alive")})
     assert with_files(found, tmp_path, since_ms=0) == []
     assert capsys.readouterr().err == "what broker 3 has recorded is missing: it is not alive\n"
+
+
+def test_partitions_of_users_are_named_before_those_of_internal_topics() -> None:
+    state = {"leader": 2, "leader_before": 1, "isr": [2], "isr_before": [1, 2], "leader_epoch": 1, "version": 1}
+    state |= {"version_before": 0}
+    names = [f"__consumer_offsets-{number}" for number in range(20)] + ["orders-0"]
+    assert state_lines(state | {"partition": name} for name in names)[0].startswith("orders-0: leader 1 -> 2")
