@@ -20,9 +20,9 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from minibroker.client.cli.output import plural
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.words import plural
 from minibroker.spark_jobs.offsets import by_partition, from_json
 
 

@@ -729,9 +729,9 @@ class Partition:
         Called when the settings have just been read: `limit` is the high watermark of a moment before, when they may
         have been others by which nothing was to be deleted that came later."""
         before, start, config = self.log.log_start_offset, self._expired_until(now_ms, limit), self.log.config
-        gone = [segment for segment in self.log.extents() if before < segment.end_offset <= start]
-        self.log.move_log_start_offset(start)
         if start > before:
+            gone = [segment for segment in self.log.extents() if before < segment.end_offset <= start]
+            self.log.move_log_start_offset(start)
             what = retention.described(gone, before, start, now_ms, config.retention_ms, config.retention_bytes)
             logger.info("%s: retention deletes %s", self.topic_partition, what)
 

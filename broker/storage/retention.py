@@ -70,7 +70,7 @@ def described(
     retention_bytes: int | None,
 ) -> str:
     """For the log: which segments go, and why, if a log that began at `before` begins at `start` now."""
-    old = [retention_ms is not None and 0 <= segment.max_timestamp < now_ms - retention_ms for segment in gone]
+    old = [retention_ms is not None and segment.newest_ms < now_ms - retention_ms for segment in gone]
     reasons = [f"older than retention.ms={retention_ms}"] if any(old) else []
     reasons += [] if all(old) else [f"more than retention.bytes={retention_bytes}"]
     size = counted(sum(segment.size for segment in gone), "byte")

@@ -25,7 +25,6 @@ from minibroker.client.cli.output import (
     YesOption,
     bootstrap_servers,
     confirm,
-    plural,
     print_json,
     print_lines,
     print_table,
@@ -39,7 +38,7 @@ from minibroker.client.errors import BrokersFailed, GroupErrors, no_such_partiti
 from minibroker.client.groups import GROUP_STATES, GroupListing, MemberDescription, named
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.words import counted
+from minibroker.protocol.words import counted, plural
 
 INTERVAL_S = 1.0
 
