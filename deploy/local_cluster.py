@@ -15,6 +15,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Literal
 
@@ -278,7 +279,9 @@ class LocalCluster:
             left = before or msgspec.structs.replace(self.file(), settings={})
             cluster_file.save(self.directory, msgspec.structs.replace(left, running=False))
             raise
-        self._form()
+        # In a thread of its own: the caller's may have an event loop that runs.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(self._form).result()
         return cluster
 
     def _form(self) -> None:
@@ -289,7 +292,7 @@ class LocalCluster:
         addresses = [entry.address for entry in cluster.brokers]
 
         def has_formed() -> bool:
-            view = self.view()
+            view = asyncio.run(ask_cluster(addresses))
             return view.brokers.keys() >= {entry.id for entry in cluster.brokers} and not view.uninformed
 
         deadline = time.monotonic() + FORMING_TIMEOUT_S

@@ -15,6 +15,7 @@ from minibroker.deploy.processes import send_signal, wait_until, wait_until_gone
 from minibroker.deploy.trial import Trial, TrialVerdict
 from minibroker.deploy.who import AllBrokers, BrokerId, Controller
 from tests.integration.shell import PATIENCE_S, Shell
+from tests.simulation.cluster import NO_OFFSETS_TOPIC
 
 LONGEST_STOP_S = 15.0
 
@@ -25,7 +26,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     try:
         # A rebalance, five seconds after a controller took office, would move leaders between a look and a stop.
         still = ("--override", "auto.leader.rebalance.enable=false")
-        shell.ok("up", "--detach", "--base-port", str(free_ports(3)[0]), *still)
+        few = [text for name, value in NO_OFFSETS_TOPIC.items() for text in ("--override", f"{name}={value}")]
+        shell.ok("up", "--detach", "--base-port", str(free_ports(3)[0]), *still, *few)
         shell.ok("topics", "create", "orders", "--partitions", "3", "--replication-factor", "3")
         yield shell
     finally:

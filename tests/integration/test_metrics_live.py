@@ -22,6 +22,7 @@ from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import LOOPBACK
 from minibroker.deploy.processes import wait_until
 from minibroker.deploy.who import BrokerId
+from tests.simulation.cluster import NO_OFFSETS_TOPIC
 
 PATIENCE_S = 30.0
 RECORDS = 2_000
@@ -68,7 +69,7 @@ async def produce(bootstrap: str) -> None:
 
 @pytest.mark.slow
 def test_brokers_tell_of_traffic_and_of_a_broker_that_is_killed(local_cluster: Callable[..., LocalCluster]) -> None:
-    cluster = local_cluster(3)
+    cluster = local_cluster(3, NO_OFFSETS_TOPIC)
     assert wait_until(lambda: is_healthy(cluster), PATIENCE_S), cluster.status()
     before = scrape_all(cluster, 1, 2, 3)
     assert before.get(MESSAGES_IN, 0) == 0

@@ -24,6 +24,7 @@ from minibroker.deploy.who import BrokerId
 from minibroker.protocol.recovery_progress import RecoveryProgress, of_metrics
 from tests.integration import shell
 from tests.integration.test_metrics_live import scrape_text
+from tests.simulation.cluster import NO_OFFSETS_TOPIC
 from tests.waiting import until_true
 
 LOGS = 6
@@ -71,7 +72,7 @@ async def read_all(bootstrap: str) -> set[int]:
 def test_a_broker_that_recovers_says_how_far_it_is_until_it_is_killed_or_ready(
     local_cluster: Callable[..., LocalCluster],
 ) -> None:
-    cluster = local_cluster(1)
+    cluster = local_cluster(1, NO_OFFSETS_TOPIC)
     data = cluster.directory / "broker-1"
     asyncio.run(fill(cluster.bootstrap()))
     cluster.kill(BrokerId(1))
