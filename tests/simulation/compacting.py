@@ -8,27 +8,34 @@ skips.
 
 `delete.retention.ms` is longer than a storm: a replica that was away for longer may lead with what was deleted, as in
 Kafka.
+
+Administrators change the policy meanwhile: the topic is no longer compacted, and is again. What was written when all
+records were to stay, and is acknowledged, must be in every replica in sync until the policy is changed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Any, NamedTuple
 
+from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.swap import Swap
+from minibroker.client.admin import Admin
+from minibroker.client.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer
 from minibroker.client.delivery import Delivery
 from minibroker.client.errors import ClientCrashed, CorruptBatch
 from minibroker.client.producer import Producer
-from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.records import CorruptRecord, DecodedBatch, decode_batch, iterate_batches
 from minibroker.protocol.world import World
 from tests.simulation.ambush import Ambushes
-from tests.simulation.cluster import VirtualCluster
+from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.history import Anomaly
 from tests.simulation.mutants.planting import Patches
 from tests.simulation.process import Process
@@ -39,6 +46,7 @@ TOPIC = "compacted"
 
 _PROBABILITY = 0.6
 _RETRY_S = 0.3
+_READ_BYTES = 1024 * 1024
 _TOMBSTONE = -1
 
 
@@ -87,6 +95,7 @@ class Compacting:
             "segment.ms": str(random.choice([1_000, 60_000])),
             "min.cleanable.dirty.ratio": str(random.choice([0.01, 0.5])),
             "delete.retention.ms": "3600000",
+            "retention.ms": "-1",
         }
         self._keys = random.choice([2, 10])
         self._producers = itertools.count()
@@ -97,6 +106,9 @@ class Compacting:
         self._producing: asyncio.Task[None] | None = None
         self._table: Table | None = None
         self._is_forgiven = False
+        self._keeps_all: object | None = None
+        """Stands for the time since it was granted that all records stay; None: some may go."""
+        self._must_stay: list[tuple[bytes, Found]] = []
         self.swaps: Ambushes[int] = Ambushes()
         """Of brokers at which one begins."""
 
@@ -183,6 +195,7 @@ class Compacting:
 
     async def _write(self, producer: Producer, identity: int, random: Random) -> None:
         """A few records, and then their endings: so that attempts of one key end in their order."""
+        keeps_all = self._keeps_all
         sent: list[tuple[bytes, int, Delivery]] = []
         for _ in range(random.randint(1, 8)):
             key, number = b"k%d" % random.randrange(self._keys), next(self._numbers)
@@ -198,9 +211,45 @@ class Compacting:
             written = self._written[key]
             index = next(i for i, one in enumerate(written) if one.number == number)
             written[index] = written[index]._replace(offset=offset)
+            if keeps_all is not None and keeps_all is self._keeps_all:
+                self._must_stay.append((key, Found(offset, None if written[index].is_tombstone else number)))
             end = self._workload.acknowledged_end
             end[self.partitions[0]] = max(end[self.partitions[0]], offset + 1)
         await asyncio.sleep(random.expovariate(1))
+
+    # -- its policy --
+
+    async def change_policy(self, world: World) -> str:
+        """Returns what was granted. Raises MinibrokerError, and then that is in doubt."""
+        policy = "compact" if self._keeps_all is not None else "delete"
+        self._look_at_replicas()
+        self._keeps_all = None
+        self._must_stay.clear()
+        async with Admin(self._cluster.bootstrap, world=world) as admin:
+            change = ConfigChange.set("cleanup.policy", policy)
+            await admin.incremental_alter_configs({ConfigResource.of_topic(TOPIC): [change]})
+        if policy == "delete":
+            self._keeps_all = object()
+        return policy
+
+    def _look_at_replicas(self) -> None:
+        """Of those in sync: they have what must stay, as far as they come. What cannot be read is judged elsewhere."""
+        if self._is_forgiven or not self._must_stay:
+            return
+        [partition] = self.partitions
+        for broker_id in self._cluster.state(partition).isr:
+            broker = self._cluster.living_broker(broker_id)
+            replica = broker._replicas.partition(partition) if broker is not None and broker._replicas else None
+            if replica is None:
+                continue
+            with self._cluster.simulation.host(host_name(broker_id)).disk.faults.set_aside():
+                try:
+                    table = _held(replica.log)
+                except (BrokerError, CorruptRecord):
+                    continue
+            due = [(key, found) for key, found in self._must_stay if found.offset < replica.log.log_end_offset]
+            for anomaly in lost(due, table):
+                self._accuse(anomaly._replace(text=f"{anomaly.text}, on broker {broker_id}"))
 
     # -- reading --
 
@@ -259,7 +308,32 @@ class Compacting:
     def judge(self) -> list[Anomaly]:
         if self._table is None or self._is_forgiven:
             return []
-        return list(wrong(self._written, self._table))
+        return [*lost(self._must_stay, self._table), *wrong(self._written, self._table)]
+
+
+def _held(log: Log) -> Table:
+    """Raises BrokerError and CorruptRecord."""
+    table: Table = {}
+    offset = log.log_start_offset
+    while records := log.read(offset, _READ_BYTES, log.log_end_offset):
+        for header, start, _ in iterate_batches(records):
+            if header.records_count:
+                _put(decode_batch(records, header, start), table)
+            offset = header.next_offset
+    return table
+
+
+def _put(batch: DecodedBatch, table: Table) -> None:
+    for offset, key, value in zip(batch.offsets, batch.keys or (), batch.values, strict=True):
+        table.setdefault(key or b"", []).append(Found(offset, None if value is None else _numbers(value)[1]))
+
+
+def lost(must_stay: Sequence[tuple[bytes, Found]], table: Table) -> Iterator[Anomaly]:
+    """One anomaly for all of them. Pure."""
+    gone = [(key, found) for key, found in must_stay if found not in table.get(key, [])]
+    if gone:
+        key, found = gone[0]
+        yield Anomaly("a record is lost that was to stay", f"{len(gone)} of {len(must_stay)}; {key!r}: {found}")
 
 
 def wrong(written: dict[bytes, list[Written]], table: Table) -> Iterator[Anomaly]:

@@ -723,6 +723,7 @@ FAULTS: dict[str, Fault] = {
     "deposed unawares": faults_of_worlds.deposed_unawares,
     "fresh client at a deposed leader": fresh_client_at_deposed_leader,
     "alter configs": operations_configs.alter_configs,
+    "alter rules": operations_configs.alter_rules,
     "late change": operations_configs.late_change,
     "kill coordinator": faults_of_groups.kill_coordinator,
     "pause member": faults_of_groups.pause_member,

@@ -7,7 +7,7 @@ have what is acknowledged where there are three, and a throttle lets replicas ca
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from minibroker.client.admin import Admin
@@ -17,9 +17,11 @@ from minibroker.protocol.apis import INCREMENTAL_ALTER_CONFIGS
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import min_insync_replicas
 from tests.simulation.cluster import host_name
+from tests.simulation.compacting import TOPIC as COMPACTED
 from tests.simulation.faults_of_starts import request_key
 from tests.simulation.history import Anomaly
 from tests.simulation.network import Arrival
+from tests.simulation.shrinking import RETENTION
 from tests.simulation.workload import DURABLE, SHRINKING
 
 if TYPE_CHECKING:
@@ -83,6 +85,45 @@ async def alter_configs(storm: Storm) -> None:
         await asyncio.wait([world.process.start(alter())], timeout=30)
     finally:
         world.process.kill()
+
+
+async def alter_rules(storm: Storm) -> None:
+    """By which records are deleted: the retention of a topic, or whether one is compacted. Often while a broker does
+    not hear of it."""
+    dice, world = storm.dice, storm.cluster.client("ruler")
+    topics = [SHRINKING] * bool(storm.shrinking.partitions) + [COMPACTED] * bool(storm.compacting.partitions)
+    if not topics:
+        return
+    topic = dice.choice(topics)
+
+    async def alter() -> None:
+        with suppress(MinibrokerError):
+            if topic == COMPACTED:
+                policy = await storm.compacting.change_policy(world)
+                storm.event(f"the policy became {policy}")
+                return
+            changes = [ConfigChange.set(name, dice.choice(values)) for name, values in sorted(RETENTION.items())]
+            async with Admin(storm.cluster.bootstrap, world=world) as admin:
+                await admin.incremental_alter_configs({ConfigResource.of_topic(topic): changes})
+
+    storm.count("alter rules", topic)
+    victim = host_name(dice.choice(storm.cluster.broker_ids))
+    how = dice.choice(["heard by all", "slow ZooKeeper", "stale ZooKeeper", "ZooKeeper cut"])
+    zookeeper = storm.simulation.zookeeper
+    with ExitStack() as unheard:
+        if how == "slow ZooKeeper":
+            unheard.enter_context(storm.slow_zookeeper([victim], dice.choice([0.05, 0.2]) * storm.session_timeout_s))
+        elif how == "stale ZooKeeper" and not zookeeper.is_lagging(victim):
+            zookeeper.lag(victim, dice.choice([0.3, 0.8]) * storm.session_timeout_s)
+            unheard.callback(zookeeper.unlag, victim)
+            zookeeper.lose_connections(victim)
+        elif how == "ZooKeeper cut":
+            zookeeper.cut(victim)
+            unheard.callback(zookeeper.uncut, victim)
+        unheard.callback(world.process.kill)
+        storm.note(f"{how}: {victim}")
+        await asyncio.wait([world.process.start(alter())], timeout=30)
+        await asyncio.sleep(0.5 * storm.session_timeout_s * dice.random())
 
 
 async def late_change(storm: Storm) -> None:

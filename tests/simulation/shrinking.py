@@ -7,6 +7,9 @@ that less is left than `retention.bytes`, unless all of what went was older than
 may begin later than its leaders have decided (`Invariants`). What an administrator was told to be deleted is in no log
 that may become the leader's.
 
+Administrators change the retention meanwhile. What counts is what ZooKeeper had at some time since the leader asked for
+it, and not what the leader had heard of.
+
 To watch, a function of the product is replaced as long as the storm lasts: between the decision and the next look from
 outside, the leader may be cut back, or be dead.
 """
@@ -14,12 +17,14 @@ outside, the leader may be cut back, or be dead.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Any, NamedTuple
 
+from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
 from minibroker.client.errors import ClientCrashed
@@ -37,6 +42,12 @@ from tests.simulation.world import VirtualWorld
 
 assert SHRINKING.startswith(DURABLE)
 
+RETENTION = {
+    "retention.bytes": ["1000", "5000", "20000", "-1"],
+    "retention.ms": ["1000", "5000", "30000", "-1"],
+}
+"""Values to which it is changed."""
+
 _PROBABILITY = 0.6
 _READ_BYTES = 1024 * 1024
 
@@ -46,6 +57,14 @@ class Batch(NamedTuple):
     next_offset: int
     size: int
     max_timestamp: int
+
+
+class Rule(NamedTuple):
+    """A retention, and since when ZooKeeper has had it. None: no limit."""
+
+    since_s: float
+    retention_ms: int | None
+    retention_bytes: int | None
 
 
 class Move(NamedTuple):
@@ -83,6 +102,9 @@ class Shrinking:
             "retention.bytes": str(random.choice([1_000, 5_000, 20_000]) if by_size else -1),
             "retention.ms": str(random.choice([1_000, 5_000, 30_000]) if by_age else -1),
         }
+        self._rules = [_rule(-math.inf, self.configs)]
+        self._asked_s: dict[Partition, float] = {}
+        """When the leader has begun to look for the rule."""
         self._is_over = False
         self._administrator: Process | None = None
         self.decided: Counter[TopicIdPartition] = Counter()
@@ -96,6 +118,11 @@ class Shrinking:
     def watched(self) -> Iterator[None]:
         """As long as this lasts each decision is seen."""
         patches = Patches()
+
+        @patches.instead_of(ReplicaManager, "_with_present_settings")
+        async def with_present_settings(original: Any, replicas: ReplicaManager, partitions: Any) -> Any:
+            self._asked_s |= dict.fromkeys(partitions, self._cluster.simulation.loop.now_s)
+            return await original(replicas, partitions)
 
         @patches.instead_of(Partition, "expire")
         def expire(original: Any, partition: Partition, now_ms: int, limit: int) -> None:
@@ -120,6 +147,11 @@ class Shrinking:
             yield
         finally:
             patches.undo()
+
+    def settings_written(self, data: bytes) -> None:
+        """ZooKeeper has these for the topic from now on."""
+        values = znodes.decode_config(znodes.topic_config_path(SHRINKING), data)
+        self._rules.append(_rule(self._cluster.simulation.loop.now_s, values))
 
     def start_administrator(self, world: VirtualWorld, ends: Mapping[TopicPartition, int]) -> None:
         """It deletes records now and then, up to what is acknowledged. `ends` is read anew each time."""
@@ -196,10 +228,24 @@ class Shrinking:
     def _moved(self, partition: Partition, batches: list[Batch] | None, now_ms: int) -> None:
         self._begins_later(partition)
         start = partition.log.log_start_offset
-        config = partition.log.config
-        problem = illegal(batches or (), start, now_ms, config.retention_ms, config.retention_bytes)
-        if problem is not None:
-            self._accuse(Anomaly("deleted too early", f"{partition.topic_partition}: {problem}"))
+        asked_s = self._asked_s.get(partition, self._cluster.simulation.loop.now_s)
+        rules = in_force(self._rules, asked_s)
+        problems = [illegal(batches or (), start, now_ms, rule.retention_ms, rule.retention_bytes) for rule in rules]
+        if None not in problems:
+            self._accuse(Anomaly("deleted too early", f"{partition.topic_partition}, {rules}: {problems[-1]}"))
+
+
+def in_force(rules: Sequence[Rule], since_s: float) -> list[Rule]:
+    """At some time since then. They are in the order of their times."""
+    ends_s = [*(rule.since_s for rule in rules[1:]), math.inf]
+    return [rule for rule, end_s in zip(rules, ends_s, strict=True) if end_s >= since_s]
+
+
+def _rule(since_s: float, values: Mapping[str, str]) -> Rule:
+    retention_ms, retention_bytes = (int(values[name]) for name in ("retention.ms", "retention.bytes"))
+    return Rule(
+        since_s, None if retention_ms == -1 else retention_ms, None if retention_bytes == -1 else retention_bytes
+    )
 
 
 def illegal(

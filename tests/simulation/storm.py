@@ -893,6 +893,8 @@ class Storm:
         for operation in operations:
             if isinstance(operation, SetData) and operation.path in self.leadership:
                 self._state_changed(operation.path, operation.data)
+            elif isinstance(operation, SetData) and operation.path == znodes.topic_config_path(SHRINKING):
+                self.shrinking.settings_written(operation.data)
             elif isinstance(operation, Create | SetData) and operation.path.startswith(_GROWING_STATES):
                 self._growing_changed(operation.path, operation.data)
             elif isinstance(operation, SetData) and operation.path.startswith(f"{znodes.TOPICS}/"):

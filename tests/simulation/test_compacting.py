@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.simulation.compacting import Found, Written, wrong
+from tests.simulation.compacting import Found, Written, lost, wrong
 
 K = b"k"
 ONE = Written(producer=0, number=1, is_tombstone=False, offset=10)
@@ -39,3 +39,11 @@ def test_of_each_key_there_is_what_was_acknowledged_last(
 
 def test_a_key_that_nobody_wrote_is_a_phantom() -> None:
     assert [anomaly.kind for anomaly in wrong({}, {K: [Found(0, 1)]})] == ["phantom"]
+
+
+def test_what_was_to_stay_is_there_also_if_its_key_was_written_again() -> None:
+    must_stay = [(K, Found(10, 1)), (K, Found(11, None)), (K, Found(12, 3))]
+    assert list(lost(must_stay, {K: [Found(10, 1), Found(11, None), Found(12, 3)]})) == []
+    [anomaly] = lost(must_stay, {K: [Found(12, 3)]})
+    assert anomaly.kind == "a record is lost that was to stay"
+    assert "2 of 3" in anomaly.text

@@ -1,13 +1,14 @@
 """The judge of deletions lets the legal ones pass, and no other."""
 
 from collections import Counter
+from math import inf
 from random import Random
 
 import pytest
 
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.history import TopicIdPartition
-from tests.simulation.shrinking import Batch, Shrinking, illegal
+from tests.simulation.shrinking import Batch, Rule, Shrinking, illegal, in_force
 
 NOW_MS = 10_000
 BATCHES = [Batch(0, 10, 100, 1_000), Batch(10, 20, 100, 5_000), Batch(20, 30, 100, 2_000), Batch(30, 40, 100, 9_000)]
@@ -45,3 +46,11 @@ def test_where_all_power_was_lost_no_promise_holds_as_other_records_may_come_in_
     promises.update({exposed: 416, other: 5})
     shrinking.forgive([exposed.topic_partition])
     assert promises == {other: 5}, "the judge of logs looks at the same promises"
+
+
+def test_what_counts_is_what_was_in_force_since_the_leader_has_asked() -> None:
+    first, second, third = (Rule(since_s, None, None) for since_s in (-inf, 5.0, 9.0))
+    rules = [first, second, third]
+    assert in_force(rules, 3.0) == rules
+    assert in_force(rules, 6.0) == [second, third]
+    assert in_force(rules, 10.0) == [third]
