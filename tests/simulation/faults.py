@@ -241,9 +241,11 @@ async def _reset(storm: Storm) -> None:
     hosts = [host_name(broker_id) for broker_id in storm.cluster.broker_ids]
     first = storm.dice.choice(hosts)
     second = storm.dice.choice([host for host in hosts + storm.workload.names if host != first])
-    connections = storm.simulation.network.reset(first, second)
+    is_silent = storm.dice.random() < 0.3
+    network = storm.simulation.network
+    connections = network.silence(first, second) if is_silent else network.reset(first, second)
     if connections:
-        storm.count("reset", f"{connections} connections of {first} and {second}")
+        storm.count("reset", f"{connections} connections of {first} and {second}{', silently' if is_silent else ''}")
 
 
 async def _slow_network(storm: Storm) -> None:
@@ -733,6 +735,9 @@ FAULTS: dict[str, Fault] = {
     "late commit": faults_of_groups.late_commit,
     "deletion at a deposed coordinator": faults_of_groups.deletion_at_a_deposed_coordinator,
 }
+
+FAULTS_OF_DISKS = ("failing disk", "full disk", "broken log directory", "out of descriptors", "rotten page")
+"""A replica may be lost by them."""
 
 KEPT_IN_EVERY_STORM = ("kill leader", "power cut")
 """Without them a storm could not reach its floors."""

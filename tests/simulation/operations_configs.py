@@ -65,14 +65,16 @@ async def alter_configs(storm: Storm) -> None:
     else:
         broker_id = dice.choice([None, *storm.cluster.broker_ids])
         resource = ConfigResource.of_all_brokers() if broker_id is None else ConfigResource.of_broker(broker_id)
-        table = _BROKER
+        most = len(storm.cluster.broker_ids)
+        # As many as without it, or more: less would break the promise of the topics that do not set it.
+        table = _BROKER | {MIN_INSYNC_REPLICAS: [str(n) for n in range(min_insync_replicas(None, most), most + 1)]}
     names = dice.sample(sorted(table), dice.randint(1, 3))
     changes = [
         ConfigChange.delete(name) if dice.random() < 0.2 else ConfigChange.set(name, dice.choice(table[name]))
         for name in names
     ]
     storm.count("alter configs", f"{resource}: {', '.join(f'{c.name}={c.value}' for c in changes)}")
-    if any(change.name == MIN_INSYNC_REPLICAS and change.value == "1" for change in changes):
+    if any(change.name == MIN_INSYNC_REPLICAS and change.value == "1" for change in changes) and most > 2:
         storm.content_with_one.add(resource.name)
     world = storm.cluster.client("alterer")
 
@@ -196,15 +198,21 @@ def settings_not_heard_of(storm: Storm) -> list[str]:
     """What a topic has in ZooKeeper, and a replica does not; empty where all brokers have heard of everything."""
     found = []
     for topic in _topics(storm):
-        path = znodes.topic_config_path(topic)
-        due = {
-            MIN_INSYNC_REPLICAS: str(min_insync_replicas(None, len(storm.cluster.broker_ids))),
-            "segment.bytes": storm.settings["log.segment.bytes"],
-        } | znodes.decode_config(path, storm.simulation.zookeeper.data(path))
         for broker_id in storm.cluster.broker_ids:
             broker = storm.cluster.living_broker(broker_id)
             if broker is None or broker._replicas is None:
                 continue
+            due = {
+                MIN_INSYNC_REPLICAS: str(min_insync_replicas(None, len(storm.cluster.broker_ids))),
+                "segment.bytes": storm.settings["log.segment.bytes"],
+            }
+            for path in (
+                znodes.broker_config_path(None),
+                znodes.broker_config_path(broker_id),
+                znodes.topic_config_path(topic),
+            ):
+                if storm.simulation.zookeeper.has(path):
+                    due |= znodes.decode_config(path, storm.simulation.zookeeper.data(path))
             for partition in broker._replicas.partitions():
                 if partition.topic_partition.topic != topic:
                     continue

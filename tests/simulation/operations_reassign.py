@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tests.simulation.storm import Storm
 
 OVER_WITHIN_S = 60.0
-_LEAST_REPLICAS = 2
 
 
 async def reassignment(storm: Storm) -> None:
@@ -72,11 +71,17 @@ async def reassignment(storm: Storm) -> None:
 
 def _drawn(storm: Storm, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Sequence[int] | None]:
     brokers = storm.cluster.broker_ids
-    least = min(_LEAST_REPLICAS, len(brokers))
+    least = 1 if storm.reassigns_to_one else min(2, len(brokers))
     return {p: storm.dice.sample(brokers, storm.dice.randint(least, len(brokers))) for p in partitions}
 
 
 # --- What a storm must know of it --------------------------------------------------------------------------------
+
+
+def is_promised_by_one(storm: Storm, partition: TopicPartition, state: LeaderAndIsr) -> bool:
+    """It has one replica, or is just becoming one that has: the others are given up as soon as the ISR says so."""
+    target = assignment(storm, partition).target
+    return len(target) == 1 and {*state.isr, *state.eligible} <= {*target}
 
 
 def assignment(storm: Storm, partition: TopicPartition) -> ReplicaAssignment:

@@ -52,7 +52,7 @@ from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.compacting import TOPIC as COMPACTED
 from tests.simulation.compacting import Compacting
 from tests.simulation.disk import DiskFaults
-from tests.simulation.faults import FAULTS, KEPT_IN_EVERY_STORM, POWER_OF_SEVERAL, WORSE_ALONE
+from tests.simulation.faults import FAULTS, FAULTS_OF_DISKS, KEPT_IN_EVERY_STORM, POWER_OF_SEVERAL, WORSE_ALONE
 from tests.simulation.groups import Groups
 from tests.simulation.groups import broker_settings as group_settings
 from tests.simulation.history import Acknowledged, Anomaly, History, Sent, TopicIdPartition, check
@@ -99,6 +99,7 @@ MAX_CHANGES_BY_A_LINK = 12
 and all else is well."""
 
 _BROKERS = [2, 3, 3, 3, 3, 3, 3, 4]
+_REASSIGNS_TO_ONE_PROBABILITY = 0.3
 _POWER_OF_SEVERAL_PROBABILITY = 1 / 8
 _LONG_LINK_PROBABILITY = 1 / 8
 _LONG_LINK_OF_TWO_PROBABILITY = 1 / 2
@@ -284,6 +285,10 @@ class Storm:
         """A change of settings is under way whose old requests may yet come."""
         self._faults: set[asyncio.Task[None]] = set()
         self._weights = self._draw_weights()
+        self.reassigns_to_one = self.dice.random() < _REASSIGNS_TO_ONE_PROBABILITY
+        """Partitions may have one replica alone. What that has is gone with its disk, so no disk fails then."""
+        if self.reassigns_to_one:
+            self._weights |= dict.fromkeys(FAULTS_OF_DISKS, 0.0)
         if self.bookkeepers.expires:
             self._weights |= dict.fromkeys(CLOCK_FAULTS, 0.0)
         self._reported: set[str] = set()
@@ -665,7 +670,11 @@ class Storm:
     def _needs_one(self, partition: TopicPartition) -> bool:
         """What is acknowledged with acks=all may be in one replica alone."""
         factor = operations_reassign.assignment(self, partition).replication_factor
-        return factor <= 2 or partition.topic in self.content_with_one
+        return (
+            factor <= 2
+            or partition.topic in self.content_with_one
+            or operations_reassign.is_promised_by_one(self, partition, self.cluster.state(partition))
+        )
 
     def _has_kept_its_power(self, member: Member) -> bool:
         is_dead_victim = member.broker_id in self.powerless and self.cluster.living_broker(member.broker_id) is None
