@@ -32,8 +32,9 @@ retention.ms         3600000  topic  yes
 ```
 
 What is given for the topic wins, then what is given for this broker, then for all brokers, then what the broker was
-started with, then the default; `--delete NAME` takes back what was given. Give `min.insync.replicas` and
-`unclean.leader.election.enable` to all brokers, never to one alone: the controller decides elections by its own.
+started with, then the default; `--delete NAME` takes back what was given. Give
+`unclean.leader.election.enable` to all brokers, never to one alone: the controller decides elections by its own. By
+which `min.insync.replicas` a leader acknowledges is in ZooKeeper, so the controller knows it, whatever its own is.
 
 - `min.insync.replicas` may be raised and lowered at any time; nothing that was acknowledged is lost by it. Raised above
   the number of replicas that are in sync it stops acks=all, at once.
