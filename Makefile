@@ -157,5 +157,5 @@ diagrams: setup
 	$(BIN)/python -m tests.state_diagrams
 
 clean:
-	rm -rf $(VENV) $(BENCH_DATA) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_DATA) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -128,6 +128,7 @@ CONTROLLER_STATES = {
     "PreferredReplicaElection": "manualleaderbalance",
     "ElectLeadersRequest": "manualleaderbalance",
     "UnreadableStateChange": "leaderelection",
+    "ClusterFormed": "topicchange",
     "PartitionReassignment": "partitionreassignment",
     "ReassignedPartitionsIsrChange": "partitionreassignment",
     "ResumeReassignments": "partitionreassignment",

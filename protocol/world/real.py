@@ -217,24 +217,28 @@ async def _first_connected(addresses: _Addresses, port: int) -> socket.socket:
             )
             for attempt in done:
                 error = attempt.exception()
-                if error is None:
-                    winner = attempt.result()
-                elif isinstance(error, OSError):
+                if isinstance(error, OSError):
                     failures.append(error)
-                else:
-                    raise error
+                elif winner is None:
+                    winner = attempt.result()
     finally:
+        # Without waiting for them: whoever is cancelled here, perhaps twice, would leave a socket open.
         for attempt in attempts:
-            attempt.cancel()
-        await asyncio.wait(attempts)
-        for attempt in attempts:
-            if not attempt.cancelled() and attempt.exception() is None and attempt.result() is not winner:
+            if not attempt.done():
+                attempt.cancel()
+                attempt.add_done_callback(_discard)
+            elif attempt.exception() is None and attempt.result() is not winner:
                 attempt.result().close()
     if winner is not None:
         return winner
     if all(type(failure) is type(failures[0]) for failure in failures):
         raise failures[0]
     raise OSError("; ".join(str(failure) for failure in failures))
+
+
+def _discard(attempt: asyncio.Task[socket.socket]) -> None:
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().close()
 
 
 async def _connected(family: int, address: str, port: int) -> socket.socket:

@@ -238,6 +238,7 @@ def test_zookeeper_is_asked_once_in_a_round_for_all_that_is_to_be_deleted_and_no
             nonlocal asked
             asked += operations == [SYNC] and session.owner.startswith(host_name(0))
 
+        await asyncio.sleep(10)  # the cluster has formed, and its leaders are balanced
         await admin.create_topic("others", assignments=[(0,)] * 20, configs=SMALL | {"retention.ms": "2000"})
         async with Producer(cluster.bootstrap, world=world) as producer:
             for partition in range(20):

@@ -107,7 +107,7 @@ def test_producers_and_consumers_that_run_find_the_partitions_that_are_added() -
         (1, None, ErrorCode.INVALID_PARTITIONS, "has 2 partitions already, and 1 are asked for"),
         (3, [[0, 1]], ErrorCode.INVALID_REPLICA_ASSIGNMENT, "give it 3 replicas"),
         (3, [[0, 1, 9]], ErrorCode.INVALID_REPLICA_ASSIGNMENT, "broker 9 is not alive"),
-        (3, [], ErrorCode.INVALID_REPLICA_ASSIGNMENT, "1 partitions are added, and 0 are assigned"),
+        (3, [], ErrorCode.INVALID_REPLICA_ASSIGNMENT, "1 partition to be added, and 0 assigned"),
     ],
 )
 def test_what_cannot_be_added_is_refused_with_the_reason(

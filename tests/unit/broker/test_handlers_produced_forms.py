@@ -14,6 +14,7 @@ from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import ProducePartitionResponse
 from minibroker.protocol.records import (
+    HEADER_SIZE,
     MAGIC_COLUMNS,
     MAGIC_RECORDS,
     BatchHeader,
@@ -161,7 +162,7 @@ def test_a_batch_is_measured_before_and_after_it_is_compressed_anew(tmp_path: Pa
 def test_what_cannot_be_decompressed_is_refused_and_what_is_damaged_is_said_to_be(tmp_path: Path, magic: int) -> None:
     async def scenario(broker: OneBroker) -> None:
         whole = encode_batch([b"x" * 100], base_timestamp=NOW, compression=Compression.GZIP, magic=magic)
-        nonsense = with_times(whole[:-9] + b"?" * 9, NOW, NOW)
+        nonsense = with_times(whole[:HEADER_SIZE] + b"?" * 9 + whole[HEADER_SIZE + 9 :], NOW, NOW)
         assert (await answer_to(broker, nonsense)).error_code == ErrorCode.INVALID_RECORD
         assert (await answer_to(broker, whole[:-9] + b"?" * 9)).error_code == ErrorCode.CORRUPT_MESSAGE
         assert (await answer_to(broker, whole)).base_offset == 0

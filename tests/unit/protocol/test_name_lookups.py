@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -191,12 +192,41 @@ def test_where_all_addresses_refuse_that_is_a_refusal_and_where_one_is_silent_it
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.4):
                 await connect(RealNetwork(), "several", port)
+        await asyncio.sleep(0)  # for the attempt that was cancelled
         assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
     with listening() as port:
         pass
     with resolving(monkeypatch) as resolver, swallowing(port) as silent:
         asyncio.run(scenario(resolver, port, silent))
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_connect_that_is_cancelled_at_any_step_and_again_leaves_no_socket(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def cancelled_after(steps: int, port: int) -> None:
+        connecting = asyncio.create_task(RealNetwork().connect("127.0.0.1", port, Peer))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        connecting.cancel()
+        await asyncio.sleep(0)
+        connecting.cancel()
+        await asyncio.wait([connecting])
+        if not connecting.cancelled():
+            connecting.result().transport.abort()
+        await asyncio.sleep(0.01)
+
+    def sockets() -> int:
+        found = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+        return sum("socket:" in path for path in found)
+
+    with listening() as port, asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(cancelled_after(0, port))
+        before = sockets()
+        for steps in range(1, 12):
+            runner.run(cancelled_after(steps, port))
+        assert sockets() == before
 
 
 def test_families_are_tried_in_turn() -> None:
