@@ -24,6 +24,7 @@ from minibroker.protocol.world import (
     ZooKeeperError,
     ZooKeeperSession,
 )
+from minibroker.protocol.znodes import CONTROLLER_EPOCH, decode_controller_epoch
 
 T = TypeVar("T")
 
@@ -75,6 +76,12 @@ class ZooKeeperAccess:
             return results
         finally:
             self.reading_s += self._clock.monotonic() - started
+
+    async def require_term(self, epoch: int) -> None:
+        """Raises ControllerMoved if a controller after that of `epoch` was elected."""
+        [node] = await self.read([lambda: self.session.get(CONTROLLER_EPOCH)])
+        if node is not None and (now := decode_controller_epoch(node[0])) > epoch:
+            raise ControllerMoved(f"the controller of epoch {now} was elected; ours is {epoch}")
 
     async def _read(self, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T | None]:
         results: list[T | None] = [None] * len(calls)

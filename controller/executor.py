@@ -314,6 +314,7 @@ class Executor:
         try:
             found = decode_own_state(partition, data, stat.version, plan.controller_epoch)
         except znodes.MalformedZnode as error:
+            await self._access.require_term(plan.controller_epoch)
             self._timeline.add("conflicts", [f"{partition} is not written: {error}"])
             _log.error("%s is not written: %s", partition, error)
             return None

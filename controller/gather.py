@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, S
 from typing import NamedTuple
 
 from minibroker.controller import events
-from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
+from minibroker.controller.access import ZooKeeperAccess
 from minibroker.controller.cluster_state import TopicSettings
 from minibroker.protocol import znodes
 from minibroker.protocol.model import DURABILITY, SYNCED, Broker, LeaderAndIsr, TopicPartition, topic_name_problem
@@ -199,7 +199,7 @@ class Gather:
         paths = [znodes.topic_path(topic), znodes.partitions_path(topic)]
         below, numbers = await self._access.read([self._lister(path) for path in paths])
         ids = [name.removeprefix("id-") for name in below or [] if name.startswith("id-")]
-        partitions = [TopicPartition(topic, int(name)) for name in numbers or [] if name.isdecimal()]
+        partitions = [TopicPartition(topic, p) for name in numbers or [] if (p := znodes.number(name)) is not None]
         if topic_name_problem(topic) is not None or not ids or not partitions:
             return ""
         states = (await self.states(sorted(partitions))).read
@@ -208,8 +208,8 @@ class Gather:
         return example if len(example) <= LONGEST_EXAMPLE else f"{example[:LONGEST_EXAMPLE]}..."
 
     async def states(self, partitions: Sequence[TopicPartition]) -> States:
-        """The state znodes that exist. Those that make no sense are watched. Raises ControllerMoved where a newer
-        controller has written one."""
+        """The state znodes that exist. Those that make no sense are watched. Raises ControllerMoved if a newer
+        controller was elected, and has written one."""
         parts = [partitions[start : start + STATES_AT_ONCE] for start in range(0, len(partitions), STATES_AT_ONCE)]
         answers = await self._access.read([self._states_getter(part) for part in parts])
         states = States({}, set())
@@ -221,6 +221,7 @@ class Gather:
         watcher = self._watchers[events.UnreadableStateChange]
         nodes = await self._access.read([self._getter(znodes.state_path(p), watcher) for p in unreadable])
         self._decode_states(unreadable, nodes, states)
+        await self._require_term(states)
         return states
 
     def _states_getter(self, partitions: Sequence[TopicPartition]) -> Callable[[], Awaitable[list[_Node | None]]]:
@@ -247,7 +248,12 @@ class Gather:
         nodes = await self._access.read([self._getter(znodes.state_path(p), watcher(p)) for p in partitions])
         states = States({}, set())
         self._decode_states(partitions, nodes, states)
+        await self._require_term(states)
         return states
+
+    async def _require_term(self, states: States) -> None:
+        if states.malformed:  # perhaps by the hand of a newer controller
+            await self._access.require_term(self._epoch)
 
     async def reassignments(self) -> ReassignmentsRead | None:
         """What `/admin/reassign_partitions` holds; None where there is none. It is watched in either case."""
@@ -361,12 +367,13 @@ class Gather:
         path = f"{znodes.topic_config_path(topic)} {MIN_INSYNC_REPLICAS}"
         if not text:
             return TopicSettings(unclean, default.min_insync_replicas, is_synced)
-        if not (text.isdecimal() and int(text) > 0):
+        min_insync_replicas = znodes.number(text, 2**63 - 1)
+        if not min_insync_replicas:
             problem = f"topic {topic} has {MIN_INSYNC_REPLICAS}={text[:80]!r}, not a number of replicas: correct it"
             self._note(path, problem, problem)
             return TopicSettings(unclean, default.min_insync_replicas, is_synced)
         self._problems.pop(path, None)
-        return TopicSettings(unclean, int(text), is_synced)
+        return TopicSettings(unclean, min_insync_replicas, is_synced)
 
     def _note(self, path: str, problem: str, note: str) -> None:
         """It is read whenever anything beside it changes."""
@@ -412,14 +419,16 @@ class Gather:
 
 
 def _broker_ids(names: Iterable[str]) -> list[int]:
-    return sorted(int(name) for name in names if name.isdecimal())
+    return sorted(broker_id for name in names if (broker_id := znodes.number(name)) is not None)
 
 
 def decode_own_state(partition: TopicPartition, data: bytes, version: int, epoch: int) -> LeaderAndIsr:
-    """Raises MalformedZnode, and ControllerMoved where a controller newer than `epoch` has written it."""
+    """Raises MalformedZnode, also for a state that a controller newer than `epoch` has written: the caller looks
+    whether there is one (`ZooKeeperAccess.require_term`). One that was written by hand concerns this partition only."""
     state = znodes.decode_state(partition, data, version)
     if state.controller_epoch > epoch:
-        raise ControllerMoved(
-            f"the state of {partition} was written by the controller of epoch {state.controller_epoch}; ours is {epoch}"
+        raise MalformedZnode(
+            f"the znode {znodes.state_path(partition)} has controller_epoch {state.controller_epoch}, and the "
+            f"controller's is {epoch}; correct it"
         )
     return state

@@ -61,6 +61,7 @@ from minibroker.protocol.znodes import (
     encode_broker,
     encode_cluster_id,
     new_uuid,
+    number,
 )
 
 _logger = logging.getLogger("minibroker.registration")
@@ -444,11 +445,12 @@ class Registration:
     async def _require_same_secret(self, session: ZooKeeperSession, secret: str) -> None:
         """A broker that the others do not believe would get replicas, and never serve one. Raises SecretDiffers."""
         for name in await session.children(BROKER_IDS):
-            if name == str(self._broker_id) or not name.isdecimal():
+            other = number(name)
+            if other is None or other == self._broker_id:
                 continue
             try:
-                data, _ = await session.get(broker_path(int(name)))
-                theirs = decode_secret(int(name), data)
+                data, _ = await session.get(broker_path(other))
+                theirs = decode_secret(other, data)
             except (NoNode, MalformedZnode):
                 continue
             if theirs is not None and theirs != secret:

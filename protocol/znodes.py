@@ -3,6 +3,9 @@
 The JSON is Kafka 3.9's, field for field, so that people who know Kafka can read the output of `zkCli get`; our own
 fields come last. Decoders accept what Kafka would write, ignore fields that they do not know, and raise
 `MalformedZnode` naming the path for anything else: a znode can be written by hand.
+
+Numbers, texts and lists have the bounds of the messages that carry them on (`messages`). Otherwise a single number that
+no message can hold would keep the controller from sending anything about the other partitions.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.messages import BrokerEpochs, Int32, Int64, Name, Replicas, TopicId
 from minibroker.protocol.model import (
     DEFAULT_LISTENER,
     Broker,
@@ -83,6 +87,16 @@ PERSISTENT_PATHS = (
 (`persistentZkPaths` and `ConfigType`), so that tools for Kafka find what they expect. Some stay empty here."""
 
 
+MAX_EPOCH = 2**30
+"""Of a leader or a controller. The bound is half of what a message can hold, since the next ones are counted up from
+it."""
+MAX_PRODUCER_ID = 2**62
+"""The last producer id of a block. The bound is half of what a message can hold, for the blocks that follow."""
+MAX_INT32 = 2**31 - 1
+MAX_LISTENER_LENGTH = 249
+Epoch = Annotated[int, Meta(ge=-1, le=MAX_EPOCH)]
+
+
 class MalformedZnode(MinibrokerError, ValueError):
     """The data of a znode is not what the path calls for. The text names the path and the field."""
 
@@ -129,6 +143,14 @@ def delete_topic_path(topic: str) -> str:
     return f"{DELETE_TOPICS}/{topic}"
 
 
+def number(text: str, most: int = MAX_INT32) -> int | None:
+    """Return the number that a text or the name of a znode is. None: it is none, or greater than `most`."""
+    if not text.isdecimal() or len(text) > len(str(most)):
+        return None
+    value = int(text)
+    return value if value <= most else None
+
+
 def _decode(path: str, data: bytes, schema: Any, remedy: str = "; correct or delete it") -> Any:
     """`remedy`: none for a node that whoever reads it removes."""
     try:
@@ -141,7 +163,7 @@ def _decode(path: str, data: bytes, schema: Any, remedy: str = "; correct or del
 
 
 class _BrokerJson(msgspec.Struct):
-    endpoints: list[str]
+    endpoints: Annotated[list[Annotated[str, Meta(max_length=500)]], Meta(max_length=100)]
     listener_security_protocol_map: dict[str, str] = {}
     jmx_port: int = -1
     features: dict[str, Any] = {}
@@ -149,9 +171,9 @@ class _BrokerJson(msgspec.Struct):
     timestamp: str = "-1"
     port: int = -1
     version: int = 5
-    rack: str | None = None
-    trusted_since: int = 0
-    synced_since: int | None = None
+    rack: Name | None = None
+    trusted_since: Int64 = 0
+    synced_since: Int64 | None = None
     """None: as `trusted_since`."""
     secret: str | None = None
     """None: a broker of an earlier version, which does not say."""
@@ -191,9 +213,10 @@ def decode_broker(broker_id: int, data: bytes, epoch: int) -> Broker:
     for text in node.endpoints:
         listener, separator, address = text.partition("://")
         host, colon, port = address.rpartition(":")
-        if not (separator and colon and port.isdecimal() and int(port) < 65536):
+        port_number = number(port, 65_535)
+        if not (separator and colon and len(listener) <= MAX_LISTENER_LENGTH) or port_number is None:
             raise MalformedZnode(f"the znode {path} has an endpoint {text!r}: NAME://HOST:PORT is expected")
-        endpoints.append(Endpoint(listener, host.removeprefix("[").removesuffix("]"), int(port)))
+        endpoints.append(Endpoint(listener, host.removeprefix("[").removesuffix("]"), port_number))
     synced_since = node.trusted_since if node.synced_since is None else node.synced_since
     return Broker(
         broker_id,
@@ -253,10 +276,10 @@ def _replaced(
 
 
 class _TopicJson(msgspec.Struct):
-    partitions: dict[str, list[int]]
-    topic_id: str = ""
-    removing_replicas: dict[str, list[int]] = {}
-    adding_replicas: dict[str, list[int]] = {}
+    partitions: dict[str, Replicas]
+    topic_id: TopicId = ""
+    removing_replicas: dict[str, Replicas] = {}
+    adding_replicas: dict[str, Replicas] = {}
     version: int = 3
 
 
@@ -288,9 +311,10 @@ def decode_topic(name: str, data: bytes) -> TopicZnode:
         )
     partitions: dict[int, tuple[int, ...]] = {}
     for key, replicas in node.partitions.items():
-        if not (key.isdecimal() and len(key) <= 10) or not replicas or len(set(replicas)) != len(replicas):
+        partition = number(key)
+        if partition is None or not replicas or len(set(replicas)) != len(replicas):
             raise MalformedZnode(f"the znode {path} assigns {replicas} to partition {key!r}; correct it")
-        partitions[int(key)] = tuple(replicas)
+        partitions[partition] = tuple(replicas)
     adding, removing = (
         _changing(path, field, changing, partitions)
         for field, changing in (
@@ -299,11 +323,11 @@ def decode_topic(name: str, data: bytes) -> TopicZnode:
         )
     )
     topic = TopicZnode(node.topic_id, dict(sorted(partitions.items())), adding, removing)
-    for partition in (*adding, *removing):
-        assignment = topic.assignment(partition)
+    for changing in (*adding, *removing):
+        assignment = topic.assignment(changing)
         if not (assignment.target and assignment.origin):
             raise MalformedZnode(
-                f"the znode {path} leaves no replica of partition {partition} that was there before, or none that is "
+                f"the znode {path} leaves no replica of partition {changing} that was there before, or none that is "
                 f"there in the end: {assignment}; correct adding_replicas and removing_replicas"
             )
     return topic
@@ -314,14 +338,18 @@ def _changing(
 ) -> dict[int, tuple[int, ...]]:
     found: dict[int, tuple[int, ...]] = {}
     for key, replicas in changing.items():
-        number = int(key) if key.isdecimal() and len(key) <= 10 else -1
-        if not set(replicas) <= set(partitions.get(number, ())) or len(set(replicas)) != len(replicas):
+        partition = number(key)
+        if (
+            partition is None
+            or not set(replicas) <= set(partitions.get(partition, ()))
+            or len(set(replicas)) != len(replicas)
+        ):
             raise MalformedZnode(
                 f"the znode {path} names {replicas} for partition {key!r} in {field}: only replicas of the partition "
                 "can be there, each once; correct it"
             )
         if replicas:
-            found[number] = tuple(replicas)
+            found[partition] = tuple(replicas)
     return dict(sorted(found.items()))
 
 
@@ -337,15 +365,15 @@ def new_uuid(random: Random) -> str:
 
 
 class _StateJson(msgspec.Struct):
-    controller_epoch: int
-    leader: int
-    leader_epoch: int
-    isr: list[int]
+    controller_epoch: Epoch
+    leader: Int32
+    leader_epoch: Epoch
+    isr: Replicas
     version: int = 1
-    isr_epochs: list[int] | UnsetType = UNSET
-    eligible: list[int] | UnsetType = UNSET
-    eligible_epochs: list[int] | UnsetType = UNSET
-    min_insync_replicas: int | UnsetType = UNSET
+    isr_epochs: BrokerEpochs | UnsetType = UNSET
+    eligible: Replicas | UnsetType = UNSET
+    eligible_epochs: BrokerEpochs | UnsetType = UNSET
+    min_insync_replicas: Int32 | UnsetType = UNSET
 
 
 def encode_state(state: LeaderAndIsr) -> bytes:
@@ -396,7 +424,7 @@ def _given(numbers: list[int] | UnsetType) -> tuple[int, ...]:
 
 class _ControllerJson(msgspec.Struct):
     version: int
-    brokerid: int
+    brokerid: Int32
     timestamp: str = "-1"
 
 
@@ -415,10 +443,12 @@ def encode_controller_epoch(epoch: int) -> bytes:
 
 
 def decode_controller_epoch(data: bytes) -> int:
-    text = data.decode("utf-8", "replace")
-    if not text.isdecimal():
-        raise MalformedZnode(f"the znode {CONTROLLER_EPOCH} holds {data[:40]!r}: a number is expected; correct it")
-    return int(text)
+    epoch = number(data.decode("utf-8", "replace"), MAX_EPOCH)
+    if epoch is None:
+        raise MalformedZnode(
+            f"the znode {CONTROLLER_EPOCH} holds {data[:40]!r}: a number of at most {MAX_EPOCH} is expected; correct it"
+        )
+    return epoch
 
 
 # --- /cluster/id, notifications, /config/topics/T, /latest_producer_id_block ----------------------------------
@@ -440,7 +470,7 @@ def decode_cluster_id(data: bytes) -> str:
 
 class _PartitionJson(msgspec.Struct):
     topic: str
-    partition: int
+    partition: Int32
 
 
 class _IsrChangeJson(msgspec.Struct):
@@ -465,7 +495,7 @@ LOG_DIR_FAILURE = 1
 
 class _LogDirEventJson(msgspec.Struct):
     version: int
-    broker: int
+    broker: Int32
     event: int
 
 
@@ -537,7 +567,7 @@ class ProducerIdBlock(msgspec.Struct, frozen=True):
 
 class _ProducerIdBlockJson(msgspec.Struct):
     version: int
-    broker: int
+    broker: Int32
     block_start: str
     block_end: str
 
@@ -553,9 +583,13 @@ def decode_producer_id_block(data: bytes) -> ProducerIdBlock | None:
     if not data:
         return None
     node: _ProducerIdBlockJson = _decode(PRODUCER_ID_BLOCK, data, _ProducerIdBlockJson)
-    if not (node.block_start.isdecimal() and node.block_end.isdecimal()):
-        raise MalformedZnode(f"the znode {PRODUCER_ID_BLOCK} holds {data[:120]!r}: numbers are expected; correct it")
-    return ProducerIdBlock(node.broker, int(node.block_start), int(node.block_end))
+    first, last = number(node.block_start, MAX_PRODUCER_ID), number(node.block_end, MAX_PRODUCER_ID)
+    if first is None or last is None:
+        raise MalformedZnode(
+            f"the znode {PRODUCER_ID_BLOCK} holds {data[:120]!r}: numbers of at most {MAX_PRODUCER_ID} are expected; "
+            "correct it"
+        )
+    return ProducerIdBlock(node.broker, first, last)
 
 
 # --- /admin/reassign_partitions ----------------------------------------------------------------------------------
@@ -563,8 +597,8 @@ def decode_producer_id_block(data: bytes) -> ProducerIdBlock | None:
 
 class _ReassignmentJson(msgspec.Struct):
     topic: str
-    partition: int
-    replicas: list[int]
+    partition: Int32
+    replicas: Replicas
 
 
 class _ReassignmentsJson(msgspec.Struct):

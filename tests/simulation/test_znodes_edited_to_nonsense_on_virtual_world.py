@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable
 
@@ -13,7 +14,7 @@ from minibroker.client.configs import ConfigChange, ConfigResource
 from minibroker.client.errors import PartitionErrors
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, MinibrokerError
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation
@@ -185,14 +186,14 @@ def test_a_topics_settings_that_are_mended_while_a_broker_starts_keep_no_replica
 
 def _serves(cluster: VirtualCluster) -> bool:
     """All replicas are there, in sync, and led by whom ZooKeeper says."""
-    for index in range(3):
-        partition = TopicPartition("orders", index)
-        state = cluster.state(partition)
-        replicas = [cluster.broker(b)._replicas for b in state.isr]
-        held = [None if replica is None else replica.partition(partition) for replica in replicas]
-        if len(state.isr) != 2 or any(one is None or one.leader_id != state.leader for one in held):
-            return False
-    return True
+    return all(_is_served(cluster, TopicPartition("orders", index)) for index in range(3))
+
+
+def _is_served(cluster: VirtualCluster, partition: TopicPartition) -> bool:
+    state = cluster.state(partition)
+    replicas = [cluster.broker(b)._replicas for b in state.isr]
+    held = [None if replica is None else replica.partition(partition) for replica in replicas]
+    return len(state.isr) == 2 and all(one is not None and one.leader_id == state.leader for one in held)
 
 
 # --- A partition's state ---------------------------------------------------------------------------------------
@@ -212,6 +213,29 @@ def test_a_partition_whose_state_made_no_sense_when_a_controller_took_office_is_
         await asyncio.sleep(5)
         zookeeper.make(path, b"still garbage")
         await asyncio.sleep(1)
+        zookeeper.make(path, before)
+        await cluster.until(lambda: _serves(cluster), within_s=15)
+
+    run(scenario(), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "nonsense"), [("min_insync_replicas", 2**70), ("leader_epoch", 2**31 + 5), ("controller_epoch", 2**20)]
+)
+def test_a_number_out_of_range_in_one_partitions_state_holds_up_no_other_partition(field: str, nonsense: int) -> None:
+    async def scenario() -> None:
+        cluster, _ = await _started()
+        zookeeper = cluster.simulation.zookeeper
+        path = znodes.state_path(P0)
+        before = zookeeper.data(path)
+        zookeeper.make(path, json.dumps(json.loads(before) | {field: nonsense}).encode())
+        [controller] = cluster.active_controllers()
+        cluster.kill_broker(controller)
+        others = [TopicPartition("orders", 1), TopicPartition("orders", 2)]
+        await cluster.until(lambda: all(cluster.state(p).leader not in (controller, NO_LEADER) for p in others))
+        await cluster.start_broker(controller)
+        await cluster.until(lambda: all(_is_served(cluster, p) for p in others), within_s=15)
+        assert len(cluster.active_controllers()) == 1
         zookeeper.make(path, before)
         await cluster.until(lambda: _serves(cluster), within_s=15)
 

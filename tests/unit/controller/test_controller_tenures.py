@@ -232,6 +232,7 @@ def test_a_state_written_by_a_newer_controller_deposes() -> None:
         await cluster.has(ORDERS_0, 1, [1, 2])
         state = cluster.state(ORDERS_0)
         newer = type(state)(2, 5, (2,), 9, 0)
+        cluster.zookeeper.make(znodes.CONTROLLER_EPOCH, znodes.encode_controller_epoch(9))
         cluster.zookeeper.make(znodes.state_path(ORDERS_0), znodes.encode_state(newer))
         cluster.zookeeper.make(znodes.ISR_CHANGE_PREFIX + "0000000001", znodes.encode_isr_change([ORDERS_0]))
         await cluster.until(lambda: office.resigned)

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -8,6 +9,26 @@ from minibroker.protocol.model import NO_EPOCH, Broker, Endpoint, LeaderAndIsr, 
 from minibroker.protocol.znodes import MalformedZnode, ProducerIdBlock, TopicZnode
 
 PARTITION = TopicPartition("orders", 3)
+
+
+def _state(data: bytes) -> object:
+    return znodes.decode_state(PARTITION, data, 1)
+
+
+def _topic(data: bytes) -> object:
+    return znodes.decode_topic("orders", data)
+
+
+def _broker(data: bytes) -> object:
+    return znodes.decode_broker(1, data, 1)
+
+
+def _isr_change(data: bytes) -> object:
+    return znodes.decode_isr_change("/x", data)
+
+
+def _log_dir_event(data: bytes) -> object:
+    return znodes.decode_log_dir_event("/x", data)
 
 
 def test_a_broker_reads_back_with_the_epoch_of_its_znode() -> None:
@@ -126,12 +147,85 @@ def test_epochs_that_do_not_fit_their_replicas_are_refused(fields: dict[str, lis
         znodes.decode_state(PARTITION, json.dumps(node | fields).encode(), 9)
 
 
+@pytest.mark.parametrize("nonsense", [2**31, -(2**31) - 1, 2**70], ids=str)
+@pytest.mark.parametrize(
+    ("fields", "decode"),
+    [
+        *(
+            ({"controller_epoch": 7, "leader": 3, "leader_epoch": 2, "isr": [3], field: "?"}, _state)
+            for field in ("controller_epoch", "leader", "leader_epoch", "min_insync_replicas")
+        ),
+        *(
+            ({"controller_epoch": 7, "leader": 3, "leader_epoch": 2, "isr": [3], field: ["?"]}, _state)
+            for field in ("isr", "eligible")
+        ),
+        ({"partitions": {"0": ["?"]}}, _topic),
+        ({"partitions": {"?": [1]}}, _topic),
+        ({"partitions": [{"topic": "orders", "partition": "?", "replicas": [1]}]}, znodes.decode_reassignments),
+        ({"partitions": [{"topic": "orders", "partition": 0, "replicas": ["?"]}]}, znodes.decode_reassignments),
+        ({"partitions": [{"topic": "orders", "partition": "?"}]}, znodes.decode_preferred_election),
+        ({"version": 1, "partitions": [{"topic": "orders", "partition": "?"}]}, _isr_change),
+        ({"version": 1, "broker": "?", "event": 1}, _log_dir_event),
+        ({"version": 1, "brokerid": "?"}, znodes.decode_controller),
+    ],
+    ids=str,
+)
+def test_a_number_that_no_message_can_hold_is_refused(
+    fields: object, decode: Callable[[bytes], object], nonsense: int
+) -> None:
+    text = json.dumps(fields)
+    written = text.replace('"?":', f'"{nonsense}":').replace('"?"', str(nonsense))
+    with pytest.raises(MalformedZnode):
+        decode(written.encode())
+    decode(text.replace('"?":', '"3":').replace('"?"', "3").encode())
+
+
+@pytest.mark.parametrize(
+    ("fields", "decode"),
+    [
+        ({"isr_epochs": [2**63]}, _state),
+        ({"eligible": [1], "eligible_epochs": [2**63]}, _state),
+        ({"isr": list(range(1_001))}, _state),
+        ({"leader_epoch": 2**31 - 1}, _state),
+        ({"controller_epoch": 2**31 - 1}, _state),
+        ({"partitions": {"0": list(range(1_001))}}, _topic),
+        ({"topic_id": "x" * 23}, _topic),
+        ({"trusted_since": -(2**70)}, _broker),
+        ({"synced_since": 2**63}, _broker),
+        ({"rack": "x" * 250}, _broker),
+        ({"endpoints": ["P://h:1"] * 101}, _broker),
+        ({"endpoints": [f"P://{'h' * 500}:1"]}, _broker),
+        ({"endpoints": [f"{'P' * 250}://h:1"]}, _broker),
+        ({"endpoints": ["P://h:" + "9" * 400]}, _broker),
+        ({"block_end": str(2**63)}, znodes.decode_producer_id_block),
+        ({"block_end": "9" * 5_000}, znodes.decode_producer_id_block),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_no_message_can_hold_is_refused(fields: dict[str, object], decode: Callable[[bytes], object]) -> None:
+    sound: dict[str, object] = {
+        "controller_epoch": 7,
+        "leader": 3,
+        "leader_epoch": 2,
+        "isr": [3],
+        "partitions": {"0": [1]},
+        "endpoints": ["P://h:1"],
+        "version": 1,
+        "broker": 1,
+        "block_start": "0",
+        "block_end": "1",
+    }
+    decode(json.dumps(sound).encode())
+    with pytest.raises(MalformedZnode):
+        decode(json.dumps(sound | fields).encode())
+
+
 def test_the_controller_znode_is_kafkas() -> None:
     assert znodes.encode_controller(0, 1529210278988) == b'{"version":1,"brokerid":0,"timestamp":"1529210278988"}'
     assert znodes.decode_controller(b'{"version":2,"brokerid":4,"timestamp":"1","kraftControllerEpoch":-1}') == 4
 
 
-@pytest.mark.parametrize("data", [b"", b"x", b"-1", b"\xff"])
+@pytest.mark.parametrize("data", [b"", b"x", b"-1", b"\xff", b"2147483647", b"9" * 5_000])
 def test_a_controller_epoch_that_is_no_number_is_refused(data: bytes) -> None:
     with pytest.raises(MalformedZnode, match="/controller_epoch"):
         znodes.decode_controller_epoch(data)
