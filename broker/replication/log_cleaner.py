@@ -86,7 +86,8 @@ class LogCleaner:
             await self._sleeps.sleep(lambda: max(LEAST_BACKOFF_S, self._settings.backoff_ms / 1_000))
 
     async def run_once(self) -> bool:
-        """One pass over the dirtiest log; where that is given up, over the next one. False: none is dirty enough."""
+        """One pass over the dirtiest log; if that is given up or fails, over the next one. False: no log is dirty
+        enough, or none of those could be compacted."""
         found: list[tuple[Partition, Candidate]] = []
         for partition in list(self._partitions.values()):
             candidate = self._candidate(partition, partition.high_watermark)
@@ -119,7 +120,7 @@ class LogCleaner:
         return None if candidate is None or dirtiest([candidate]) is None else candidate.cleanable
 
     async def _compact(self, log: Log, what: Cleanable) -> bool:
-        """False: it was given up."""
+        """False: it was given up, or has failed. It may fail again at once, so `run` must not go on for it."""
         key_map = KeyMap(self._settings.dedupe_buffer_size, self._world.random.randbytes(16))
         before_bytes, began_s, self._done_bytes = log.size, self._world.clock.monotonic(), 0
         try:
@@ -127,7 +128,7 @@ class LogCleaner:
                 return False
         except (BrokerError, CannotBeCleaned) as error:
             self._leave_alone(log, error)
-            return True
+            return False
         self.passes += 1
         logger.info(
             "%s: compacted from offset %d to %d, %d keys, %d to %d bytes; %d bytes read and written in %.3f s",

@@ -10,6 +10,8 @@ import pytest
 
 from minibroker.broker.replication.log_cleaner import LogCleaner
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.storage.cleanable import Cleanable
+from minibroker.broker.storage.log import Log
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
@@ -371,6 +373,33 @@ def test_a_log_that_cannot_be_read_is_left_alone_and_the_others_are_compacted() 
         await cluster.until(lambda: is_clean(cluster, 1) and is_clean(cluster, 2))
         assert cleaner_of(cluster, 0).uncleanable == 1
         assert not is_clean(cluster, 0)
+
+    with_topic(program, {"min.compaction.lag.ms": "5000"}, partitions=2)
+
+
+def test_the_cleaner_waits_for_its_back_off_while_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[TopicPartition] = []
+
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        for partition in (P0, P1):
+            await produce(cluster, world, 60, partition=partition.partition)
+        await asyncio.sleep(1)
+        faults = cluster.simulation.host(host_name(0)).disk.faults
+        before, faults.descriptor_limit = faults.descriptor_limit, cluster.broker(0)._world.disk.descriptors().files
+        cleaner = cleaner_of(cluster, 0)
+        compact = cleaner._compact
+
+        async def counted(log: Log, what: Cleanable) -> bool:
+            tried.append(log.partition)
+            return await compact(log, what)
+
+        monkeypatch.setattr(cleaner, "_compact", counted)
+        await asyncio.sleep(10)
+        assert cleaner.passes == 0
+        assert set(tried) == {P0, P1}, "one log that is short of something does not hold up the others"
+        assert len(tried) <= 2 * 10 / 0.5
+        faults.descriptor_limit = before
+        await cluster.until(lambda: all(is_clean(cluster, 0, p) for p in (P0, P1)))
 
     with_topic(program, {"min.compaction.lag.ms": "5000"}, partitions=2)
 
