@@ -201,7 +201,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     log_roll_ms: Age = 604_800_000
     """A segment is closed, and the next one begun, when a batch is this much younger than the segment's first one."""
     log_roll_jitter_ms: Annotated[int, Meta(ge=0, le=_UNBOUNDED)] = 0
-    """Up to so much earlier, drawn for each segment, lest all logs begin new segments at the same time."""
+    """Up to so much earlier, drawn for each segment, lest all logs begin new segments at the same time. A jitter above
+    the age at which a segment is closed counts as that age."""
     log_retention_ms: Limit = 604_800_000
     """Records older than this, by their timestamps, are deleted, a segment at a time; -1: never. The leader decides,
     and the other replicas follow (in Kafka, each decides for itself)."""

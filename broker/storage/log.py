@@ -436,7 +436,7 @@ class Log:
                 active.size + size > self.config.segment_bytes
                 or last_offset - active.base_offset > MAX_RELATIVE_OFFSET
                 or self._waited_ms(appended[-1].max_timestamp)
-                > self.config.segment_ms - self._jitter * self.config.segment_jitter_ms
+                > self.config.segment_ms - self._jitter * min(self.config.segment_jitter_ms, self.config.segment_ms)
             ):
                 self.roll()
                 active = self._active

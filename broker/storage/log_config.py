@@ -29,7 +29,8 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     segment_ms: int = 604_800_000
     """Begin a new segment when a batch is this much younger than the first one of the active segment."""
     segment_jitter_ms: int = 0
-    """So much less than `segment_ms`, at most: drawn for each segment, lest all logs roll at once."""
+    """So much less than `segment_ms`, at most: drawn for each segment, lest all logs roll at once. A jitter above
+    `segment_ms` counts as `segment_ms` (Kafka's `LogConfig.randomSegmentJitter`)."""
     retention_ms: int | None = 604_800_000
     """Records older than this may be deleted, a segment at a time; None: however old they are, they stay."""
     retention_bytes: int | None = None

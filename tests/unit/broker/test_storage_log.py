@@ -1159,3 +1159,14 @@ def test_a_segment_without_timestamps_is_closed_when_it_was_begun_long_ago(path:
         assert [extent.base_offset for extent in opened.log.extents()] == [0, 2]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("jitter_ms", [1_000_000, 2**63 - 1])
+def test_a_jitter_above_the_age_of_a_segment_does_not_close_one_with_every_batch(path: str, jitter_ms: int) -> None:
+    async def run() -> None:
+        log = open_log(path, LogConfig(segment_ms=1_000_000, segment_jitter_ms=jitter_ms)).log
+        for number in range(200):
+            log.append_as_leader(batch(1, timestamp=NOW + number), 0, NOW)
+        assert len(log.extents()) < 10
+
+    asyncio.run(run())
