@@ -7,6 +7,7 @@ answered. Times are relative to the beginning, by the clocks of the brokers that
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -185,10 +186,11 @@ class _Teller:
         self._begins_anew = _begins_anew(entries, turns[0])
         self._signs = [] if self._begins_anew else list(self._find_signs(turns[0]))
         self._answers = list(self._find_answers(turns[0]))
+        """The index of the turn whose orders they answer, and the answer."""
         self._stopped = {turn["broker"] for turn in self._turns if turn["event"] == _STOPS}
         self._is_hang = False
-        first = self._turns[:1] if self._turns[0]["event"] == _STOPS else self._signs or self._turns[:1]
-        self._began_ms = min(map(_began_ms, first))
+        is_stop = self._turns[0]["event"] == _STOPS
+        self._began_ms = min(map(_began_ms, self._turns[:1] if is_stop else [*self._signs, self._turns[0]]))
 
     def story(self) -> Story:
         steps = [self._step(sign, 0.0, sentence(sign), tuple(cut(sign.get("writes", [])))) for sign in self._signs]
@@ -202,7 +204,12 @@ class _Teller:
             self._step(answer, -answer.get("queued_ms", 0.0), sentence(answer), tuple(answer.get("errors", [])))
             for answer in self._last_answers()
         ]
-        elections = [(turn, state) for turn in self._turns for state in turn.get("states", []) if _is_election(state)]
+        elections = [
+            (index, state)
+            for index, turn in enumerate(self._turns)
+            for state in turn.get("states", [])
+            if _is_election(state)
+        ]
         last = {state["partition"]: state for _, state in elections}
         led_later = {
             state["partition"]
@@ -213,22 +220,28 @@ class _Teller:
         leaderless = tuple(
             sorted(p for p, state in last.items() if state["leader"] == NO_LEADER and p not in led_later)
         )
-        led = {state["leader"] for state in last.values()} - {NO_LEADER}
+        led = {
+            (index, state["leader"])
+            for index, state in elections
+            if state is last[state["partition"]] and state["leader"] != NO_LEADER
+        }
         elected = sum(state["leader"] != NO_LEADER for state in last.values())
-        written = [self._at(turn, state["at_ms"]) for turn, state in elections if state["leader"] != NO_LEADER]
-        for turn in self._turns:
+        written = [
+            self._at(self._turns[index], state["at_ms"]) for index, state in elections if state["leader"] != NO_LEADER
+        ]
+        for index, turn in enumerate(self._turns):
             if turn.get(
                 "states_omitted"
             ):  # not all are known by name: whoever was told anything must have confirmed it
                 recorded = sum(1 for state in turn["states"] if _is_election(state))
                 elected += turn["elected"] - recorded
                 written.append(self._at(turn, turn["written_at_ms"]))
-                led |= {order["broker"] for order in turn.get("sent", []) if order["request"] == "LeaderAndIsr"}
-        confirmed: dict[int, float] = {}
-        for answer in self._answers:
-            if answer["event"] == "LeaderAndIsrAnswered" and answer["broker"] in led and not answer.get("errors"):
-                confirmed[answer["broker"]] = self._at(answer, -answer.get("queued_ms", 0.0))
-        is_confirmed = bool(led) and led == set(confirmed)
+                led |= {
+                    (index, order["broker"]) for order in turn.get("sent", []) if order["request"] == "LeaderAndIsr"
+                }
+        confirmed = [self._confirmed_ms(index, broker) for index, broker in led]
+        confirmed_ms = [at_ms for at_ms in confirmed if at_ms is not None]
+        is_confirmed = bool(led) and len(confirmed_ms) == len(confirmed)
         return Story(
             self._title(),
             self._began_ms,
@@ -236,9 +249,23 @@ class _Teller:
             elected,
             leaderless,
             max(written, default=None),
-            max(max(confirmed.values()), max(written)) if is_confirmed else None,
+            max(*confirmed_ms, *written) if is_confirmed else None,
             self._is_hang,
         )
+
+    def _confirmed_ms(self, turn: int, broker: int) -> float | None:
+        """When the broker had taken on what this turn made it lead, in answer to its orders or to a later turn's. None:
+        not on record."""
+        answers = [
+            (index, self._at(answer, -answer.get("queued_ms", 0.0)))
+            for index, answer in self._answers
+            if answer["event"] == "LeaderAndIsrAnswered"
+            and index >= turn
+            and answer["broker"] == broker
+            and not answer.get("errors")
+        ]
+        first = min((index for index, _ in answers), default=None)
+        return max((at_ms for index, at_ms in answers if index == first), default=None)
 
     def _title(self) -> str:
         changes = [turn for turn in self._turns if turn["event"] == "Startup"]
@@ -274,11 +301,10 @@ class _Teller:
             if entry["event"] in _SIGNS and self._is_of_victim(entry, self._entries[first_turn]):
                 found.insert(0, entry)
         yield from found
-        for index, entry in enumerate(self._entries):
-            if entry["event"] == "BrokerSuspected" and index >= first_turn and self._is_of_victim(entry, entry):
-                yield entry
-            is_resignation = entry["event"] == "Resignation" and first_turn <= index <= self._last_turn
-            if is_resignation and self._is_of_victim(entry, self._turns[-1]):
+        for index, entry in enumerate(self._entries[first_turn:], first_turn):
+            # A suspicion by the controller may be recorded after the loss; any other sign comes before a turn.
+            is_late = index > self._last_turn and entry["event"] != "BrokerSuspected"
+            if entry["event"] in _SIGNS and not is_late and self._is_of_victim(entry, self._turns[-1]):
                 yield entry
 
     def _is_of_victim(self, sign: Entry, turn: Entry) -> bool:
@@ -288,31 +314,32 @@ class _Teller:
         woke_up = "expired" in sign["cause"] and sign["time_ms"] > turn["time_ms"]
         return sign["controller"] in self._victims and not woke_up
 
-    def _find_answers(self, first_turn: int) -> Iterator[Entry]:
-        """Answers to the orders that left in its course."""
-        awaited: dict[tuple[int, int, int, str], int] = {}
-        for turn in self._turns:
-            for order in turn.get("sent", []):
-                key = (turn["controller"], turn["epoch"], order["broker"], order["request"])
-                awaited[key] = awaited.get(key, 0) + 1
+    def _find_answers(self, first_turn: int) -> Iterator[tuple[int, Entry]]:
+        """Answers to the orders that left in its course, each with the index of the turn that sent them."""
+        awaited = Counter(
+            (index, order["broker"], order["request"])
+            for index, turn in enumerate(self._turns)
+            for order in turn.get("sent", [])
+        )
         for entry in self._entries[first_turn:]:
             if entry["event"] not in _ANSWERS:
                 continue
-            key = (entry["controller"], entry["epoch"], entry["broker"], entry["request"])
             queued_at_ms = entry["time_ms"] - entry.get("queued_ms", 0.0) - entry.get("took_ms", 0.0)
-            is_meant = any(
-                turn["time_ms"] - 1 <= queued_at_ms <= turn["time_ms"] + turn["total_ms"] + 1 for turn in self._turns
-            )
-            if is_meant and (awaited.get(key, 0) > 0 or any("sent_omitted" in turn for turn in self._turns)):
-                awaited[key] = awaited.get(key, 0) - 1
-                yield entry
+            for index, turn in enumerate(self._turns):
+                key = index, entry["broker"], entry["request"]
+                is_of_term = (turn["controller"], turn["epoch"]) == (entry["controller"], entry["epoch"])
+                is_meant = turn["time_ms"] - 1 <= queued_at_ms <= turn["time_ms"] + turn["total_ms"] + 1
+                if is_of_term and is_meant and (awaited[key] > 0 or "sent_omitted" in turn):
+                    awaited[key] -= 1
+                    yield index, entry
+                    break
 
     def _last_answers(self) -> list[Entry]:
-        """The last of each kind that a broker gave, with what those before it were about: one order may come in several
-        requests."""
-        last: dict[tuple[int, str], Entry] = {}
-        for answer in self._answers:
-            key = answer["broker"], answer["event"]
+        """The last of each kind that a broker gave to a turn, with what those before it were about: one order may come
+        in several requests. Turns are not added up: their orders are about the same partitions."""
+        last: dict[tuple[int, int, str], Entry] = {}
+        for turn, answer in self._answers:
+            key = turn, answer["broker"], answer["event"]
             before = last.get(key, {})
             last[key] = answer | {
                 "partitions": before.get("partitions", 0) + answer.get("partitions", 0),

@@ -309,6 +309,55 @@ def test_the_time_in_which_all_brokers_were_stopped_is_no_part_of_the_story() ->
     assert story.written_ms == 20.0
 
 
+def test_a_controller_lost_right_after_another_broker_was_found_unreachable_and_each_term_counts_its_own_orders() -> (
+    None
+):
+    recorder = Recorder()
+    recorder.add(-90_000, 2, 4, "Startup", brokers=[1, 2, 3], unreachable=[], topics=1, partitions=2, read_at_ms=4.0)
+    recorder.add(0, 2, 4, "BrokerSuspected", broker=3, reason="host:3: it refuses connections", lasted_ms=40.0)
+    recorder.add(
+        3,
+        2,
+        4,
+        "BrokerChange",
+        lost=[3],
+        added=[],
+        total_ms=22.0,
+        states=[state("a-0", (3, 1), ([1, 2, 3], [1, 2]))],
+        sent=[order("LeaderAndIsr", 1)],
+    )
+    recorder.answer(35, 2, 4, "LeaderAndIsr", 1, took_ms=12.0)
+    recorder.add(800, 1, 4, "ControllerSuspected", broker=2, reason="host:2: it refuses connections", lasted_ms=42.0)
+    recorder.add(803, 1, 4, "ControllerRemoved", broker=2)
+    recorder.add(
+        810,
+        1,
+        5,
+        "Startup",
+        total_ms=22.0,
+        read_at_ms=12.0,
+        brokers=[1, 2],
+        unreachable=[2],
+        topics=1,
+        partitions=2,
+        states=[state("a-1", (2, 1), ([1, 2], [1]))],
+        sent=[order("LeaderAndIsr", 1)],
+    )
+    unconfirmed = last_failover(recorder.entries)
+    recorder.answer(845, 1, 5, "LeaderAndIsr", 1, took_ms=13.0)
+    story = last_failover(recorder.entries)
+    assert unconfirmed is not None
+    assert story is not None
+    told = [step.text for step in story.steps]
+    assert "Broker 1 cannot reach broker 2, the controller (host:2: it refuses connections, for 42 ms)." in told
+    assert "Broker 1 has removed broker 2 from office, so that another can be elected." in told
+    assert not story.is_hang
+    assert [text.partition(",")[0] for text in told if "taken on its role" in text] == [
+        "Broker 1 has taken on its role in 2 partitions"
+    ] * 2
+    assert (unconfirmed.led_ms, story.led_ms) == (None, 885.0)
+
+
 def test_losses_far_apart_are_different_stories() -> None:
     recorder = controller_failover()
     recorder.add(20_000, 3, 6, "BrokerChange", lost=[2], added=[])
