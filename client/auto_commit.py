@@ -4,8 +4,12 @@ What is in the user's hands is not committed: if it fails over that, the record 
 next records are asked for. Rejected: to commit by the clock alone, as aiokafka does, which loses the record that a
 crash interrupts.
 
-A position that stays the same is committed every REPEAT_S (Kafka's client commits it at every interval): offsets that
-nobody commits expire, in a group without members, after `offsets.retention.minutes`, which clients do not know.
+A position is committed once. In a group without members (partitions assigned by hand) the offsets expire unless they
+are committed again within `offsets.retention.minutes`, which clients do not know. So such a consumer commits every
+REPEAT_S what the group has, if its positions have not changed. The user or an administrator may have set that since, so
+it is read first, and stays as it is. Rejected: to commit the position again, as Kafka's client does at every interval,
+which undoes those commits. An offset that an administrator sets between the read and the commit, one round trip, is
+still overwritten.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from minibroker.client.errors import CommitFailed
 from minibroker.client.fetch_state import PartitionState
 from minibroker.client.fetcher import Fetcher
 from minibroker.client.log import Logger
+from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.world import Clock
 
@@ -26,17 +31,19 @@ logger = Logger("minibroker.client")
 PATIENCE_S = 30.0
 
 REPEAT_S = 20.0
-"""A position that stays the same is committed this often: a third of the least `offsets.retention.minutes`, 1."""
+"""Unchanged offsets are committed this often: a third of the least `offsets.retention.minutes`, 1."""
 
 
 def positions(fetcher: Fetcher) -> dict[TopicPartition, OffsetAndMetadata]:
     """What `commit` without offsets commits: where the consumer is, in all partitions in which that is known."""
-    found = {}
-    for partition, state in fetcher.states.items():
-        if state.position is not None and not state.is_gone:
-            epoch = state.position_epoch
-            found[partition] = OffsetAndMetadata(state.position, None if epoch == NO_EPOCH else epoch)
-    return found
+    return {p: position for p, state in fetcher.states.items() if (position := _position(state)) is not None}
+
+
+def _position(state: PartitionState) -> OffsetAndMetadata | None:
+    if state.position is None or state.is_gone:
+        return None
+    epoch = state.position_epoch
+    return OffsetAndMetadata(state.position, None if epoch == NO_EPOCH else epoch)
 
 
 _Noted = tuple[PartitionState | None, str, OffsetAndMetadata]
@@ -61,8 +68,9 @@ class AutoCommit:
         self._who = who
         self._interval_s = interval_s
         self._last: dict[TopicPartition, _Noted] = {}
-        """What was committed last, and in the topic of which id."""
-        self._all_committed_at = clock.monotonic()
+        """The positions that need not be committed: a commit of theirs has succeeded, or one that is beyond them."""
+        self._repeated_at = clock.monotonic()
+        commits.on_committed = self._committed
 
     async def run(self) -> None:
         """The task."""
@@ -70,8 +78,9 @@ class AutoCommit:
             await asyncio.sleep(self._interval_s)
             while self._activity.holds:
                 await self._activity.freed.wait()
-            is_due = self._clock.monotonic() >= self._all_committed_at + REPEAT_S
-            await self.commit(PATIENCE_S, everything=is_due)
+            await self.commit(PATIENCE_S)
+            if self._commits.is_by_hand and self._clock.monotonic() >= self._repeated_at + REPEAT_S:
+                await self._repeat()
 
     def news(self) -> list[TopicPartition]:
         """The partitions whose positions are not committed."""
@@ -83,26 +92,42 @@ class AutoCommit:
             for partition, offset in positions(self._fetcher).items()
         }
 
-    async def commit(self, patience_s: float, *, everything: bool = False) -> None:
-        """Now what is news, or everything. A failure is a WARNING: the same offsets, or later ones, are tried again
+    def _committed(self, partition: TopicPartition, topic_id: str, offset: int) -> None:
+        """Note any commit of this consumer, the user's too: a position that has not gone beyond it since would set the
+        group back."""
+        state, of_position = self._fetcher.states.get(partition), self._fetcher.topic_id(partition)
+        position = None if state is None else _position(state)
+        if position is not None and offset >= position.offset and topic_id in ("", of_position):
+            self._last[partition] = (state, of_position, position)
+
+    async def commit(self, patience_s: float) -> None:
+        """Commit the positions that are news. A failure is a WARNING: the same offsets, or later ones, are tried again
         next time."""
         noted = self._noted()
-        offsets = {
-            partition: offset
-            for partition, (*_, offset) in noted.items()
-            if everything or self._last.get(partition) != noted[partition]
-        }
-        if not offsets:
+        self._last = {partition: last for partition, last in self._last.items() if partition in noted}
+        news = {partition: one for partition, one in noted.items() if self._last.get(partition) != one}
+        if not news:
             return
-        began = self._clock.monotonic()
+        offsets = {partition: offset for partition, (*_, offset) in news.items()}
+        failed: dict[TopicPartition, MinibrokerError] = {}
         try:
             await self._commits.commit(self._commits.ticket(offsets, self._fetcher.topic_id), patience_s)
         except CommitFailed as error:
-            # What is committed when partitions are given up may be behind one by the clock, and done by then.
-            failed = {p: why for p, why in error.errors.items() if not _covers(self._last.get(p), noted[p])}
-            if failed:
-                logger.warning("%s: auto-commit: %s", self._who, CommitFailed(error.group, failed))
+            failed = error.errors
+        self._last |= {partition: one for partition, one in news.items() if partition not in failed}
+        # What is committed when partitions are given up may be behind one by the clock, and done by then.
+        self._warn({p: why for p, why in failed.items() if not _covers(self._last.get(p), news[p])})
+
+    async def _repeat(self) -> None:
+        """Commit what the group has, so that it does not expire; the position where it has nothing."""
+        began = self._clock.monotonic()
+        try:
+            await self._commits.repeat(positions(self._fetcher), self._fetcher.topic_id, PATIENCE_S)
+        except CommitFailed as error:
+            self._warn(error.errors)
         else:
-            self._last = noted
-            if len(offsets) == len(noted):
-                self._all_committed_at = began
+            self._repeated_at = began
+
+    def _warn(self, failed: dict[TopicPartition, MinibrokerError]) -> None:
+        if failed:
+            logger.warning("%s: auto-commit: %s", self._who, CommitFailed(self._commits.group, failed))

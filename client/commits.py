@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from minibroker.client.coordinators import Coordinators
-from minibroker.client.errors import CommitFailed
+from minibroker.client.errors import ApiTimedOut, CommitFailed
 from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S
 from minibroker.client.group_states import Reaction, reaction
 from minibroker.client.heart import Membership
@@ -77,7 +77,7 @@ class _Ticket:
 
     def __init__(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        offsets: dict[TopicPartition, OffsetAndMetadata],
         claims: Mapping[TopicPartition, object],
         topic_ids: Mapping[TopicPartition, str],
         lost: Mapping[TopicPartition, MinibrokerError],
@@ -176,12 +176,19 @@ class Commits:
         self._coordinators = coordinators
         self.group = group
         self.committer: Committer = Nobody(group)
+        self.on_committed: Callable[[TopicPartition, str, int], None] | None = None
+        """Called with each offset that the coordinator has, and the id of its topic, if that was given."""
         self._queue: OrderedDict[_Ticket, None] = OrderedDict()
         """The commits that are under way, in the order of the calls."""
         self._drained = Pulse()
         self._unknown_since: dict[tuple[TopicPartition, str], float] = {}
         """Partitions, in topics with these ids, that the coordinator does not know, as long as commits wait: they do
         not each wait for what the one before has waited for."""
+
+    @property
+    def is_by_hand(self) -> bool:
+        """No member commits: partitions were assigned by hand."""
+        return isinstance(self.committer, Nobody)
 
     # -- writing --
 
@@ -224,12 +231,46 @@ class Commits:
         """Returns once the coordinator has all of them. Raises CommitFailed, naming those that it does not have."""
         deadline = self._runtime.clock.monotonic() + timeout_s
         try:
-            await ticket.is_next.wait()
+            await self._turn(ticket, timeout_s)
             errors = await self._commit(ticket, deadline)
         finally:
             self.give_back(ticket)
         if errors:
             raise CommitFailed(self.group, errors)
+
+    async def repeat(
+        self,
+        otherwise: Mapping[TopicPartition, OffsetAndMetadata],
+        topic_id: Callable[[TopicPartition], str],
+        timeout_s: float,
+    ) -> None:
+        """Commit once more what the group has for these partitions, or the offset given here where it has nothing. The
+        offsets are read in this commit's turn, so that none of this consumer's commits is undone. Raises
+        CommitFailed."""
+        if not otherwise:
+            return
+        deadline = self._runtime.clock.monotonic() + timeout_s
+        ticket = self.ticket(otherwise, topic_id)
+        try:
+            await self._turn(ticket, timeout_s)
+            found = await self.fetch(otherwise, max(0.001, deadline - self._runtime.clock.monotonic()))
+            ticket.offsets |= {partition: at.offset for partition, at in found.items() if not at.is_of_older_topic}
+            await self.commit(ticket, max(0.001, deadline - self._runtime.clock.monotonic()))
+        except CommitFailed:
+            raise
+        except MinibrokerError as error:
+            raise CommitFailed(self.group, dict.fromkeys(otherwise, error)) from error
+        finally:
+            self.give_back(ticket)
+
+    async def _turn(self, ticket: _Ticket, timeout_s: float) -> None:
+        """Until all earlier commits are over. Raises CommitFailed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await ticket.is_next.wait()
+        except TimeoutError:
+            why = ApiTimedOut(f"an earlier commit of this consumer has not ended within {timeout_s:g} s")
+            raise CommitFailed(self.group, {**dict.fromkeys(ticket.offsets, why), **ticket.lost}) from None
 
     async def _commit(self, ticket: _Ticket, deadline: float) -> dict[TopicPartition, MinibrokerError]:
         """Why some of them are not committed."""
@@ -275,7 +316,10 @@ class Commits:
             missing = await self._runtime.metadata.missing(for_long) if for_long else []
             for partition, code in codes.items():
                 if code is ErrorCode.NONE:
-                    self.committer.committed(partition, ticket.claims[partition], pending.pop(partition).offset)
+                    offset = pending.pop(partition).offset
+                    self.committer.committed(partition, ticket.claims[partition], offset)
+                    if self.on_committed is not None:
+                        self.on_committed(partition, ticket.topic_ids[partition], offset)
                 elif partition in gone:
                     why = (
                         f"committing offset {pending[partition].offset}: the topic was deleted and created again since"

@@ -254,6 +254,7 @@ class Consumer(Client):
                     session_timeout_s=session_timeout_s,
                     heartbeat_interval_s=heartbeat_interval_s,
                     max_poll_interval_s=max_poll_interval_s,
+                    api_timeout_s=self._api_timeout_s,
                     auto_commit=None if self._auto_commit is None else self._auto_commit.commit,
                 )
                 self._member.listen(listener)
@@ -568,8 +569,9 @@ class Consumer(Client):
 
     async def unsubscribe(self) -> None:
         """Read nothing any more, and leave the group, after what is committed by itself (as by `close`) and the
-        listener. Where this is cancelled, the group is left all the same, in the background. A static member stays in
-        the group until its session ends, as in Kafka. Raises WithinListener, and what the listener raises."""
+        listener. Waits for brokers for at most `default_api_timeout_ms`. Where this is cancelled, the group is left all
+        the same, in the background. A static member stays in the group until its session ends, as in Kafka. Raises
+        WithinListener, and what the listener raises."""
         await self._unsubscribe(is_done=sys.exc_info()[1] is None and self._is_done_with())
 
     @ends_with_its_client

@@ -129,6 +129,7 @@ class GroupMember:
         session_timeout_s: float,
         heartbeat_interval_s: float,
         max_poll_interval_s: float,
+        api_timeout_s: float,
         auto_commit: Callable[[float], Coroutine[Any, Any, None]] | None,
     ) -> None:
         self._runtime = runtime
@@ -145,6 +146,8 @@ class GroupMember:
         """Members keep to what all of their assignors can do, as in Kafka."""
         self._session_timeout_s = session_timeout_s
         self._rebalance_timeout_s = max_poll_interval_s
+        self._patience_s = min(REQUEST_PATIENCE_S, api_timeout_s / 3)
+        """For each of the steps of leaving: `unsubscribe` waits for three of them."""
         self._auto_commit = auto_commit
         self._heart = Heart(
             runtime.bootstrap,
@@ -324,7 +327,7 @@ class GroupMember:
         logger.info("%s: %s", self._who, stays)
         self._heart.beat(None)
         self._activity.is_quiet = False
-        await leave(self._coordinators, membership, "it has unsubscribed, or is being closed", REQUEST_PATIENCE_S)
+        await leave(self._coordinators, membership, "it has unsubscribed, or is being closed", self._patience_s)
         self._unjoined(keeps_id=False)
 
     @property
@@ -791,7 +794,7 @@ class GroupMember:
         if not is_lost:
             self._is_giving_up = True
             self._settled.notify()
-            patience_s = min(REQUEST_PATIENCE_S, self._rebalance_timeout_s / 4)
+            patience_s = min(self._patience_s, self._rebalance_timeout_s / 4)
             try:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(patience_s):

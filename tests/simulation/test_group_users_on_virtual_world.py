@@ -450,3 +450,55 @@ def test_what_an_idle_consumer_has_committed_by_itself_does_not_expire_while_it_
             assert len(made) < 10
 
     play(program, {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"})
+
+
+@pytest.mark.parametrize("read", [{}, {"topics": None, "partitions": [P0]}])
+@pytest.mark.parametrize("offset", [4, 15])
+def test_an_idle_consumer_leaves_alone_what_its_user_or_an_administrator_has_committed(
+    read: dict[str, Any], offset: int
+) -> None:
+    async def program(scene: Scene) -> None:
+        async def committed() -> int | None:
+            found = (await scene.admin.list_group_offsets("billing")).get(P0)
+            return None if found is None else found.offset
+
+        async def idle_at(expected: int) -> None:
+            for _ in range(5):
+                await consumer.poll(5_000)
+                assert await committed() == expected
+
+        async with scene.consumer(enable_auto_commit=True, **read) as consumer:
+            while await consumer.poll(8_000):
+                pass
+            assert await committed() == 10
+            await consumer.commit({P0: offset})
+            await idle_at(offset)
+            if read:
+                await scene.admin.alter_group_offsets("billing", {P0: 3})
+                await idle_at(3)
+
+    play(program)
+
+
+@pytest.mark.parametrize("read", [{}, {"topics": None, "partitions": [P0]}])
+def test_calls_that_commit_end_by_default_api_timeout_ms_while_no_coordinator_answers(read: dict[str, Any]) -> None:
+    async def program(scene: Scene) -> None:
+        loop = asyncio.get_running_loop()
+        settings = {"default_api_timeout_ms": 6_000, "auto_commit_interval_ms": 1_000, "enable_auto_commit": True}
+        async with scene.consumer(**settings, **read) as consumer:
+            assert await consumer.poll(5_000)
+            for broker in scene.cluster.broker_ids:
+                scene.cluster.pause_broker(broker)
+            for _ in range(3):
+                await consumer.poll(1_000)
+            began = loop.time()
+            with pytest.raises(CommitFailed, match="an earlier commit of this consumer has not ended within 6 s"):
+                await consumer.commit()
+            assert loop.time() < began + 6.1
+            began = loop.time()
+            await consumer.unsubscribe()
+            assert loop.time() < began + 6.1
+            for broker in scene.cluster.broker_ids:
+                scene.cluster.resume_broker(broker)
+
+    play(program)

@@ -18,6 +18,7 @@ from minibroker.client.accumulator import Accumulator
 from minibroker.client.admin import _Creation
 from minibroker.client.batch import SEQUENCE_MASK, Batch, BatchVerdict
 from minibroker.client.calls import Calls
+from minibroker.client.commits import Commits
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import Closed
 from minibroker.client.fetch_state import PartitionState
@@ -121,9 +122,16 @@ def calls_outlive_their_client(patches: Patches) -> None:
 
 @mutant("offsets that expire", "a position that stays the same is committed by itself only once")
 def unchanged_positions_are_committed_once(patches: Patches) -> None:
-    @patches.instead_of(auto_commit.AutoCommit, "commit")
-    async def commit(original: Any, self: Any, patience_s: float, **_: Any) -> None:
-        await original(self, patience_s)
+    @patches.instead_of(auto_commit.AutoCommit, "_repeat")
+    async def repeat(original: Any, self: Any) -> None:
+        pass
+
+
+@mutant("commits that are undone", "auto-commit repeats the position, whatever was committed since")
+def positions_are_repeated(patches: Patches) -> None:
+    @patches.instead_of(Commits, "repeat")
+    async def repeat(original: Any, self: Commits, positions: Any, topic_id: Any, timeout_s: float) -> None:
+        await self.commit(self.ticket(positions, topic_id), timeout_s)
 
 
 @mutant("topics that stop all others", "a topic that is deleted is raised again and again, and the rest is not read")
