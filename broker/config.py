@@ -13,7 +13,7 @@ import re
 import sys
 import textwrap
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -111,7 +111,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
 
     advertised_listeners: str = ""
     """What others are told to connect to, where that differs from `listeners`. A broker for which it is changed at run
-    time registers anew, and others lead for it until it is in sync again."""
+    time registers anew, and others lead for it until it is in sync again. Clients and the other brokers must reach it
+    there; nothing checks that, as in Kafka. Any broker can change it for another one, so a wrong address can be
+    corrected."""
 
     control_plane_listener_name: str = CONTROL_LISTENER
     """Which of the listeners takes the controller's requests, and nothing else."""
@@ -399,15 +401,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
         """What to register, given the port that each listener was bound to."""
         advertised = {e.listener: e for e in self.listener_endpoints()}
         if self.advertised_listeners:
-            for endpoint in parse_listeners("advertised.listeners", self.advertised_listeners):
-                if endpoint.listener not in advertised:
-                    raise InvalidConfig(
-                        f"advertised.listeners names {endpoint.listener}, which is not among listeners "
-                        f"({', '.join(advertised)})"
-                    )
-                advertised[endpoint.listener] = endpoint
+            advertised |= {e.listener: e for e in parse_advertised(self.advertised_listeners, advertised)}
         for endpoint in advertised.values():
-            if endpoint.host in ("", "0.0.0.0", "::"):
+            if endpoint.host in _ALL_ADDRESSES:
                 raise InvalidConfig(
                     f"the listener {endpoint.listener} is on {endpoint.host!r}, which nobody can connect to: "
                     f"set advertised.listeners to the address that others should use"
@@ -560,7 +556,9 @@ DYNAMIC = frozenset(SYNONYMS.values()) - {"log.durability", "log.message.format.
 """The settings of a broker that take effect while it runs (KIP-226), for one broker or for all (what Kafka calls
 cluster-wide). All others are read when it starts."""
 
-PER_BROKER = frozenset({"advertised.listeners"})
+ADVERTISED_LISTENERS = "advertised.listeners"
+
+PER_BROKER = frozenset({ADVERTISED_LISTENERS})
 """Those that cannot be set for all brokers."""
 
 SENSITIVE = frozenset({"broker.secret"})
@@ -580,11 +578,33 @@ def parse_listeners(setting: str, text: str) -> list[Endpoint]:
     for part in text.split(","):
         name, separator, address = part.strip().partition("://")
         host, colon, port = address.rpartition(":")
-        if not (name and separator and colon and port.isdecimal() and int(port) < 65_536):
-            raise InvalidConfig(f"{setting} has {part.strip()!r}: NAME://HOST:PORT is expected")
+        if not (name and separator and colon and _SHORT_NUMBER.fullmatch(port) and int(port) < 65_536):
+            raise InvalidConfig(
+                f"{setting} has {part.strip()!r}: NAME://HOST:PORT is expected, with a port from 0 to 65535"
+            )
         if any(e.listener == name for e in endpoints):
             raise InvalidConfig(f"{setting} names the listener {name} twice")
         endpoints.append(Endpoint(name, host.removeprefix("[").removesuffix("]"), int(port)))
+    return endpoints
+
+
+_ALL_ADDRESSES = ("", "0.0.0.0", "::")
+
+
+def parse_advertised(text: str, listeners: Collection[str]) -> list[Endpoint]:
+    """An `advertised.listeners` of a broker that has these listeners. Raises InvalidConfig."""
+    endpoints = parse_listeners(ADVERTISED_LISTENERS, text)
+    for endpoint in endpoints:
+        if endpoint.listener not in listeners:
+            raise InvalidConfig(
+                f"{ADVERTISED_LISTENERS} names {endpoint.listener}, which is not among listeners "
+                f"({', '.join(listeners)})"
+            )
+        if endpoint.host in _ALL_ADDRESSES:
+            raise InvalidConfig(
+                f"{ADVERTISED_LISTENERS} has the host {endpoint.host!r} for {endpoint.listener}, which nobody can "
+                f"connect to: give the host name or the address by which clients and other brokers reach this broker"
+            )
     return endpoints
 
 

@@ -1,11 +1,12 @@
 """What a request to change settings makes of them (KIP-339), and why it may not. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from minibroker.broker.config import (
+    ADVERTISED_LISTENERS,
     LISTS,
     SYNONYMS,
     BrokerConfig,
@@ -13,6 +14,7 @@ from minibroker.broker.config import (
     TopicConfig,
     as_texts,
     dynamic_problem,
+    parse_advertised,
     topic_config,
     topic_config_problem,
     with_dynamic,
@@ -141,3 +143,39 @@ def altered_broker(
     except InvalidConfig as error:
         raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from error
     return values
+
+
+def altered_other_broker(
+    known: Mapping[str, str],
+    changes: Sequence[AlterableConfig],
+    broker_id: str,
+    asked_id: int,
+    listeners: Collection[str],
+) -> dict[str, str]:
+    """What is set for a broker, after changes that another one (`asked_id`) was asked for. Raises BrokerError.
+
+    Only where it is found: if that is wrong, no client reaches the broker itself, to correct it. `listeners`: those
+    with which it is registered."""
+    if any(change.name != ADVERTISED_LISTENERS for change in changes):
+        raise not_that_broker(broker_id, asked_id)
+    values = altered(known, changes, {})
+    if ADVERTISED_LISTENERS in values:
+        if not listeners:
+            raise BrokerError(
+                ErrorCode.INVALID_REQUEST,
+                f"broker {broker_id} is not registered now, so its listeners are not known: ask again when it is, or "
+                f"delete {ADVERTISED_LISTENERS}",
+            )
+        try:
+            parse_advertised(values[ADVERTISED_LISTENERS], listeners)
+        except InvalidConfig as error:
+            raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from error
+    return values
+
+
+def not_that_broker(broker_id: str, asked_id: int) -> BrokerError:
+    return BrokerError(
+        ErrorCode.INVALID_REQUEST,
+        f"broker {broker_id!r} was meant, and this is broker {asked_id}: ask that broker itself (only its "
+        f"{ADVERTISED_LISTENERS} can be changed here), or leave the name empty for what holds for all brokers",
+    )

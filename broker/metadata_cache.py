@@ -142,6 +142,11 @@ class MetadataCache:
         cached = self._topics.get(topic)
         return 0 if cached is None else cached.shown
 
+    def listeners(self, broker_id: int) -> list[str]:
+        """Those with which a broker is registered; none where it is not alive."""
+        broker = self._brokers.get(broker_id)
+        return [] if broker is None else [endpoint.listener for endpoint in broker.endpoints]
+
     def listener_endpoint(self, broker_id: int, listener: str) -> UpdateMetadataEndpoint | None:
         """Where a client that came by that listener finds a broker; None where it is not alive, or has none of it."""
         broker = self._brokers.get(broker_id)

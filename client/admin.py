@@ -528,7 +528,9 @@ class Admin(Client):
         resources: Sequence[ConfigResource],
         ask: Callable[[Address | None, list[ConfigResource]], Awaitable[dict[ConfigResource, MinibrokerError]]],
     ) -> dict[ConfigResource, MinibrokerError]:
-        """Ask for the settings of each broker there, and for all others anywhere. Returns what went wrong."""
+        """Ask for the settings of each broker there, and for all others anywhere. A broker that cannot be reached where
+        it is said to be is looked for at all addresses that are known: it may be behind one of them, and any broker can
+        correct the `advertised.listeners` of another. Returns what went wrong."""
         self._check_running()
         places: dict[int | None, list[ConfigResource]] = {}
         for resource in resources:
@@ -545,13 +547,31 @@ class Admin(Client):
                         f"broker {broker_id} is not alive (those that are: {', '.join(map(str, brokers))}): start it, "
                         f"or see `minibroker status`"
                     )
-                return await ask(None if broker_id is None else brokers[broker_id], some)
+                if broker_id is None:
+                    return await ask(None, some)
+                if not await self._is_reachable(brokers[broker_id]):
+                    for other in self._runtime.metadata.addresses():
+                        if other == brokers[broker_id] or not await self._is_reachable(other):
+                            continue
+                        with suppress(TimeoutError, NetworkError):
+                            async with asyncio.timeout(FORWARDER_PATIENCE_S):
+                                errors = await ask(other, some)
+                            if not any(_is_refusal_of_another(error) for error in errors.values()):
+                                return errors
+                return await ask(brokers[broker_id], some)
             except (NetworkError, BrokerError, InvalidMessage) as error:
                 return dict.fromkeys(some, error)
 
         # Together: what one broker that does not answer takes, it takes from no other.
         answers = await asyncio.gather(*(ask_at(broker_id, some) for broker_id, some in places.items()))
         return {resource: error for errors in answers for resource, error in errors.items()}
+
+    async def _is_reachable(self, address: Address) -> bool:
+        try:
+            await self._runtime.connection_soon(address)
+        except NetworkError:
+            return False
+        return True
 
     async def _metadata(self, topics: list[str] | None) -> m.MetadataResponse:
         """What a broker says. If it has not been told of all topics yet, or of all partitions of one, it or another
@@ -1052,6 +1072,11 @@ def _or_yet(error: MinibrokerError, may_yet: str) -> MinibrokerError:
         said = [as_sentence(error.detail)] if error.detail else []
         return BrokerError(error.code, " ".join([*said, may_yet]), is_complete=True)
     return NetworkError(f"{error}. {may_yet}")
+
+
+def _is_refusal_of_another(error: MinibrokerError) -> bool:
+    """Whether a broker may have said that it is not the one that was meant."""
+    return isinstance(error, BrokerError) and error.code is ErrorCode.INVALID_REQUEST
 
 
 async def _single(name: str, change: Coroutine[object, object, None]) -> None:

@@ -205,7 +205,8 @@ class Connections:
             return error
         return NetworkError(
             f"{error}. That is the address which broker {node_id} advertises, and it was never reached from here: "
-            "if the broker runs, use the listener that is meant for this network, or correct advertised.listeners"
+            "if the broker runs, use the listener that is meant for this network, or correct advertised.listeners "
+            f"(`minibroker configs alter --broker {node_id} --set advertised.listeners=...`, or --delete)"
         )
 
     def _notify(self) -> None:

@@ -518,6 +518,10 @@ class Metadata:
             pause_s = exponential_backoff_s(self._failed_rounds, self._retry_backoff_s, self._random)
             await asyncio.sleep(min(pause_s, remaining_s / 2))  # there is to be time for asking once more
 
+    def addresses(self) -> list[Address]:
+        """Where there may be brokers: the bootstrap addresses first."""
+        return list(dict.fromkeys((*self._bootstrap, *self.cluster.brokers.values())))
+
     def _candidates(self) -> list[Address]:
         """The brokers to ask, in this order: first those that answered last time and have few requests in flight; the
         bootstrap addresses last."""

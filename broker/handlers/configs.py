@@ -1,5 +1,6 @@
 """DescribeConfigs, IncrementalAlterConfigs and AlterConfigs (KIP-226, KIP-339): of a topic and of the brokers' default
-(the empty name) at any broker, of a broker at itself.
+(the empty name) at any broker, of a broker at itself. Its `advertised.listeners` can be changed at any broker: where
+they are wrong, nobody reaches it.
 
 The broker that is asked writes, in one multi: the settings, provided that they are still those that it has read (their
 version) and that the topic is still the one that it has looked at (the node of its id), and the notification. So of two
@@ -8,6 +9,7 @@ one before, and whoever is killed has either changed the settings and told every
 """
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -29,7 +31,13 @@ from minibroker.broker.config import (
     topic_config,
     with_dynamic,
 )
-from minibroker.broker.config_changes import altered_broker, altered_topic, check_changed_once
+from minibroker.broker.config_changes import (
+    altered_broker,
+    altered_other_broker,
+    altered_topic,
+    check_changed_once,
+    not_that_broker,
+)
 from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
@@ -106,6 +114,8 @@ async def handle_describe_configs(services: Services, request: Request) -> None:
         for resource in body.resources:
             await slices.breathe()
             try:
+                if _is_of_another(services, resource.resource_type, resource.resource_name):
+                    raise not_that_broker(resource.resource_name, services.configs.static.broker_id)
                 found = await reader.find(resource.resource_type, resource.resource_name)
                 held = services.replicas.settings_of(resource.resource_name) if found.topic is not None else None
                 entries = _described(services.configs, found, resource, body, held or {})
@@ -187,7 +197,15 @@ class _Found(msgspec.Struct):
         return 0 if self.topic is None else min((len(r) for r in self.topic.partitions.values()), default=0)
 
 
-async def _find(session: ZooKeeperSession, configs: DynamicConfigManager, kind: int, name: str) -> _Found:
+_BROKER_ID = re.compile("0|[1-9][0-9]{0,9}")
+
+
+def _is_of_another(services: Services, kind: int, name: str) -> bool:
+    """Whether it is another broker whose settings these are."""
+    return kind == ResourceType.BROKER and name not in ("", str(services.configs.static.broker_id))
+
+
+async def _find(session: ZooKeeperSession, kind: int, name: str) -> _Found:
     """Raises BrokerError, ConnectionLoss, SessionExpired."""
     topic = None
     if kind == ResourceType.TOPIC:
@@ -204,12 +222,11 @@ async def _find(session: ZooKeeperSession, configs: DynamicConfigManager, kind: 
             raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from error
         path = znodes.topic_config_path(name)
     elif kind == ResourceType.BROKER:
-        me = configs.static.broker_id
-        if name not in ("", str(me)):
+        if name and not _BROKER_ID.fullmatch(name):
             raise BrokerError(
                 ErrorCode.INVALID_REQUEST,
-                f"broker {name!r} was meant, and this is broker {me}: ask that broker itself, or leave the name empty "
-                f"for what holds for all brokers",
+                f"{name!r} is no broker's id: give a whole number, or leave the name empty for what holds for all "
+                f"brokers",
             )
         path = znodes.broker_config_path(int(name) if name else None)
     else:
@@ -240,7 +257,7 @@ class _Reader:
                     await catch_up(session)
                     await self._configs.read_broker_configs(session)
                     self._session = session
-                return await _find(self._session, self._configs, kind, name)
+                return await _find(self._session, kind, name)
             except (ConnectionLoss, SessionExpired):
                 self._session = None
                 await asyncio.sleep(RETRY_S)
@@ -413,7 +430,7 @@ async def _alter(services: Services, given: AlterConfigsResource | ReplacedConfi
             _check_version(found, asked)
             if found.topic is not None:
                 topic_id = found.topic.topic_id
-            values = _altered(configs, found, asked.resource_name, asked.configs)
+            values = _altered(services, found, asked)
             if not validate_only:
                 await session.multi(_write(found, asked.resource_name, values))
             return
@@ -442,9 +459,11 @@ def _changes(found: _Found, given: ReplacedConfigs) -> AlterConfigsResource:
     return AlterConfigsResource(given.resource_type, given.resource_name, changes)
 
 
-def _altered(
-    configs: DynamicConfigManager, found: _Found, name: str, changes: Sequence[AlterableConfig]
-) -> dict[str, str]:
+def _altered(services: Services, found: _Found, asked: AlterConfigsResource) -> dict[str, str]:
+    configs, name, changes = services.configs, asked.resource_name, asked.configs
+    if _is_of_another(services, asked.resource_type, name):
+        listeners = services.metadata.listeners(int(name))
+        return altered_other_broker(found.values, changes, name, configs.static.broker_id, listeners)
     if found.topic is not None:
         return altered_topic(found.values, changes, configs.config, name)
     below = configs.default if name else {}

@@ -647,6 +647,41 @@ def test_a_broker_is_found_where_it_is_said_to_be_from_then_on() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("remedy", ["delete at another broker", "set at another broker", "delete at its own port"])
+def test_a_broker_whose_advertised_address_is_wrong_is_found_again_within_seconds_of_the_correction(
+    remedy: str,
+) -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        own, name = ConfigResource.of_broker(1), "advertised.listeners"
+
+        def is_advertised(port: int) -> bool:
+            endpoints = [cluster.broker(b)._metadata.endpoint(1) for b in cluster.broker_ids]
+            return all(e is not None and e.port == port for e in endpoints)
+
+        await admin.incremental_alter_configs({own: [set_to(name, f"PLAINTEXT://{host_name(1)}:9999")]})
+        await cluster.until(lambda: is_advertised(9999), within_s=5)
+        host = host_name(1 if remedy == "delete at its own port" else 0)
+        world = cluster.client("who repairs")
+        right = set_to(name, f"PLAINTEXT://{host_name(1)}:{PORT}")
+
+        async def repair() -> None:
+            async with Admin(f"{host}:{PORT}", world=world) as other:
+                if remedy == "delete at its own port":
+                    assert (await other.describe_configs([own]))[own][name].value
+                else:
+                    assert "nobody can connect" in str(await refused(other, own, set_to(name, "PLAINTEXT://0.0.0.0:1")))
+                    assert "not among listeners" in str(await refused(other, own, set_to(name, "NONE://a:1")))
+                change = right if remedy == "set at another broker" else ConfigChange.delete(name)
+                await other.incremental_alter_configs({own: [change]})
+
+        async with asyncio.timeout(5):
+            await world.process.run(repair())
+        await cluster.until(lambda: is_advertised(PORT), within_s=5)
+        await cluster.until(lambda: len(cluster.state(P0).isr) == 3, within_s=20)
+
+    play(scenario)
+
+
 def test_a_follower_that_has_not_heard_that_its_topic_is_compacted_follows_over_the_gaps() -> None:
     async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
         network, world = cluster.simulation.network, cluster.client("producer")

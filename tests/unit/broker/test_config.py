@@ -73,6 +73,19 @@ def test_ports_that_were_taken_free_are_advertised() -> None:
     assert advertised == [Endpoint("PLAINTEXT", "127.0.0.1", 5), Endpoint("CONTROLLER", "127.0.0.1", 6)]
 
 
+@pytest.mark.parametrize(
+    ("advertised", "said"),
+    [
+        ("PLAINTEXT://0.0.0.0:9092", "advertised.listeners has the host '0.0.0.0' .* give the host name"),
+        ("PLAINTEXT://h:99999", "'PLAINTEXT://h:99999': .* a port from 0 to 65535"),
+    ],
+)
+def test_an_address_that_cannot_be_advertised_is_refused_with_the_rule(advertised: str, said: str) -> None:
+    config = broker_config({**REQUIRED, "advertised.listeners": advertised})
+    with pytest.raises(InvalidConfig, match=said):
+        config.advertised_endpoints({"PLAINTEXT": 9092, "CONTROLLER": 1})
+
+
 def test_a_wildcard_address_must_be_advertised_as_something_else() -> None:
     config = broker_config({**REQUIRED, "listeners": "PLAINTEXT://0.0.0.0:9092"})
     with pytest.raises(InvalidConfig, match=r"advertised\.listeners"):
