@@ -851,6 +851,13 @@ def topic_config(values: Mapping[str, str]) -> TopicConfig:
     return _convert(values, TopicConfig, "topic")
 
 
+def topic_config_in_zookeeper(values: Mapping[str, str]) -> TopicConfig:
+    """Return the settings that a topic's znode holds. Those whose names no topic has are without effect, as in Kafka;
+    they come from another version, or from an edit by hand. Raises InvalidConfig."""
+    known = known_names(TopicConfig)
+    return topic_config({name: value for name, value in from_earlier_release(values).items() if name in known})
+
+
 def topic_config_problem(values: Mapping[str, str], broker: BrokerConfig) -> str | None:
     """Why a topic cannot be created with these settings, where brokers have those; None where it can."""
     try:

@@ -48,8 +48,9 @@ and what held before goes on to hold.
 
 Some settings of Kafka's are taken and shown, for tools that set them, and do nothing here: what the tables say of them
 begins with "Without effect", and so does what DescribeConfigs returns as their documentation; `minibroker configs`
-marks them. The same holds for every name that a broker does not know, if it is set for a running broker; its value may
-be a secret, and is not shown. (On the command line and in the properties an unknown name is an error.)
+marks them. The same holds for every name that a broker does not know, if it is set for a running broker or is in the
+znode of a topic's settings; its value may be a secret, and is not shown. (On the command line and in the properties an
+unknown name is an error.)
 """
 
 _AT_RUN_TIME = (

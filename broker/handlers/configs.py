@@ -28,7 +28,7 @@ from minibroker.broker.config import (
     documentation,
     from_earlier_release,
     known_names,
-    topic_config,
+    topic_config_in_zookeeper,
     with_dynamic,
 )
 from minibroker.broker.config_changes import (
@@ -267,7 +267,7 @@ def _refusal(configs: DynamicConfigManager, found: _Found, name: str) -> str | N
     """Why what ZooKeeper has does not hold; None: it does."""
     try:
         if found.topic is not None:
-            topic_config(found.values)
+            topic_config_in_zookeeper(found.values)
         elif name:
             with_dynamic(configs.static, configs.default, found.values)
         else:

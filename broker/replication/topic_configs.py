@@ -5,19 +5,27 @@ that began last counts: ZooKeeper answers a session in order, so it saw what the
 """
 
 import itertools
+import logging
 
 import msgspec
 
-from minibroker.broker.config import TopicConfig, from_earlier_release, topic_config
+from minibroker.broker.config import TopicConfig, known_names, topic_config_in_zookeeper
 from minibroker.protocol import znodes
 from minibroker.protocol.model import INTERNAL_CLEANUP_POLICY, INTERNAL_TOPICS
 from minibroker.protocol.world import NoNode, ZooKeeperSession
+
+logger = logging.getLogger("minibroker.replication")
+
+_MOST_SHOWN = 500
+"""In characters."""
 
 
 class _Known(msgspec.Struct):
     read: int = 0
     """Reads are numbered; this is the one that `config` is from."""
     config: TopicConfig = TopicConfig()
+    unknown: list[str] = []
+    """The names in the znode that no topic has."""
 
 
 class TopicConfigs:
@@ -45,16 +53,26 @@ class TopicConfigs:
         known = self._known.setdefault(topic, _Known())
         number = next(self._numbers)
         path = znodes.topic_config_path(topic)
+        unknown: list[str] = []
         try:
             data, _ = await session.get(path)
         except NoNode:
             config = TopicConfig()
         else:
-            config = topic_config(from_earlier_release(znodes.decode_config(path, data)))
+            values = znodes.decode_config(path, data)
+            config = topic_config_in_zookeeper(values)
+            unknown = sorted(values.keys() - known_names(TopicConfig))
         if topic in INTERNAL_TOPICS:
             config = msgspec.structs.replace(config, cleanup_policy=INTERNAL_CLEANUP_POLICY)
         if number < known.read:
             return False
+        if unknown and unknown != known.unknown:
+            logger.warning(
+                "%s has settings that no topic has, and that are without effect: %s; correct or remove them",
+                path,
+                repr(unknown)[:_MOST_SHOWN],
+            )
+        known.unknown = unknown
         is_change = config != known.config
         known.read, known.config = number, config
         return is_change

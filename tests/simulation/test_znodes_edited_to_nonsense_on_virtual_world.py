@@ -165,6 +165,33 @@ def test_brokers_that_start_while_a_topics_settings_make_no_sense_lead_and_follo
     run(scenario(), seed=1)
 
 
+def test_brokers_that_start_while_a_topic_has_a_setting_of_an_unknown_name_serve_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        cluster, _ = await _started()
+        for broker_id in cluster.broker_ids:
+            cluster.kill_broker(broker_id)
+        edited = {"no.such": "secret", "segment.bytes": "5000"}
+        cluster.simulation.zookeeper.make(znodes.topic_config_path("orders"), znodes.encode_config(edited))
+        for broker_id in cluster.broker_ids:
+            await cluster.start_broker(broker_id)
+        await cluster.until(lambda: _serves(cluster), within_s=15)
+        replicas = cluster.broker(cluster.state(P0).leader)._replicas
+        assert replicas is not None
+        assert (replica := replicas.partition(P0)) is not None
+        assert replica.log.config.segment_bytes == 5_000
+        lines = [r.getMessage() for r in caplog.records if "'no.such'" in r.getMessage()]
+        assert len(lines) == len(cluster.broker_ids), "one for each broker"
+        assert "secret" not in "".join(lines)
+        orders = ConfigResource.of_topic("orders")
+        described = await _administer(cluster, lambda admin: admin.describe_configs([orders]))
+        assert isinstance(described, dict)
+        assert described[orders]["no.such"].problem is None
+
+    run(scenario(), seed=1)
+
+
 @pytest.mark.parametrize("after_s", [0.0, 0.034, 0.036, 0.04, 0.06])
 def test_a_topics_settings_that_are_mended_while_a_broker_starts_keep_no_replica_from_it(after_s: float) -> None:
     async def scenario() -> None:
