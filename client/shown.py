@@ -7,8 +7,10 @@ elements, however short, and bounds each element instead of the whole.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, ItemsView, Iterable, KeysView, ValuesView
+from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -33,6 +35,16 @@ def shows_only(*fields: str) -> Callable[[type[T]], type[T]]:
         return kind
 
     return decorate
+
+
+def undecodable(path: Path) -> str | None:
+    """How a path that is not UTF-8 is shown, as files of text cannot name it. None: it is UTF-8."""
+    encoded = os.fsencode(path.absolute())
+    try:
+        encoded.decode()
+    except UnicodeDecodeError:
+        return encoded.decode("utf-8", "backslashreplace")
+    return None
 
 
 def shown(value: object, limit: int = LIMIT) -> str:

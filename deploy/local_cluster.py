@@ -21,6 +21,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from minibroker.client.shown import undecodable
 from minibroker.deploy import broker_process, cluster_file, secret_file, zookeeper
 from minibroker.deploy.broker_process import LOG_LEVEL, HandedOver, StartingBroker
 from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
@@ -249,6 +250,7 @@ class LocalCluster:
     @contextlib.contextmanager
     def _owned(self) -> Iterator[ClusterFile | None]:
         """No other command starts anything here meanwhile, and nothing runs. Yields what was here the last time."""
+        _check_directory(self.directory)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -600,6 +602,17 @@ class LocalCluster:
                 ended.append(ZOOKEEPER)
             _end([cluster.zookeeper.process], kill=kill, timeout_s=timeout_s)
         return ended
+
+
+def _check_directory(directory: Path) -> None:
+    """Raises LaunchError for a path that the settings of brokers and ZooKeeper cannot name."""
+    if (path := undecodable(directory)) is not None:
+        raise LaunchError(f"the data directory {path} is not UTF-8, and settings are: use --data with another path")
+    if "," in str(directory):
+        raise LaunchError(
+            f"the data directory {directory} has a comma, which separates log directories in `log.dirs`: use --data "
+            "with another path"
+        )
 
 
 def _planned(

@@ -63,7 +63,7 @@ def start(program: ZooKeeperProgram, data: Path, log: Path, port: int) -> Proces
     configuration = data / "zoo.cfg"
     configuration.write_text(
         "tickTime=500\n"
-        f"dataDir={data / 'data'}\n"
+        f"dataDir={_property(str(data / 'data'))}\n"
         f"clientPort={port}\n"
         f"clientPortAddress={LOOPBACK}\n"
         "admin.enableServer=false\n"
@@ -89,6 +89,12 @@ def start(program: ZooKeeperProgram, data: Path, log: Path, port: int) -> Proces
         return spawn(command, log)
     except OSError as error:
         raise LaunchError(f"ZooKeeper did not start: {program.java}: {error.strerror}") from error
+
+
+def _property(value: str) -> str:
+    """As Java reads it back from a file of properties: in UTF-16 and ASCII, a backslash begins an escape."""
+    units = memoryview(value.encode("utf-16")[2:]).cast("H")
+    return "".join(chr(u) if 0x20 <= u < 0x7F and u != ord("\\") else f"\\u{u:04x}" for u in units)
 
 
 def wait_until_serving(process: Process, port: int, log: Path, timeout_s: float = START_TIMEOUT_S) -> None:

@@ -22,14 +22,25 @@ from minibroker.client.cli.output import (
     settings_of,
 )
 from minibroker.client.cli.topics import checked_topic
+from minibroker.client.shown import undecodable
 from minibroker.protocol.words import counted
 from minibroker.spark_jobs import jobs
 from minibroker.spark_jobs.session import check_packages
 
 app = typer.Typer(help="Spark jobs that read topics (pip install 'minibroker[spark]').", no_args_is_help=True)
 
+
+def _nameable(path: Path | None) -> Path | None:
+    """Raises UsageError for a path that a table's files and Spark, which are UTF-8, cannot name."""
+    if path is not None and (text := undecodable(path)) is not None:
+        raise UsageError(f"{text} is not UTF-8: give a path that is, for --output and --checkpoint")
+    return path
+
+
 TopicsOption = Annotated[str, typer.Option("--topics", metavar="NAME,...", help="The topics to read.")]
-OutputOption = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where the Parquet files go.")]
+OutputOption = Annotated[
+    Path, typer.Option("--output", metavar="DIR", callback=_nameable, help="Where the Parquet files go.")
+]
 TriggerOption = Annotated[
     str, typer.Option("--trigger", metavar="TIME", help="How often a batch is made, such as 10s or 500ms.")
 ]
@@ -118,7 +129,9 @@ def ingest(
     output: OutputOption,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Spark's checkpoint, on a local disk. Default: OUTPUT/_checkpoint."),
+        typer.Option(
+            metavar="DIR", callback=_nameable, help="Spark's checkpoint, on a local disk. Default: OUTPUT/_checkpoint."
+        ),
     ] = None,
     starting: Annotated[
         str, typer.Option("--from", help="Where to begin the first time: earliest, latest, or startingOffsets as JSON.")
@@ -162,7 +175,9 @@ def ingest(
 ViewOption = Annotated[
     str, typer.Option("--view", metavar="NAME", help="The view's logic (spark_jobs/views.py): v1 or v2.")
 ]
-RootOption = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where the view's versions and CURRENT are.")]
+RootOption = Annotated[
+    Path, typer.Option("--output", metavar="DIR", callback=_nameable, help="Where the view's versions and CURRENT are.")
+]
 
 
 @app.command()

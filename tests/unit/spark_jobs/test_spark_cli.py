@@ -54,6 +54,8 @@ def test_without_pyspark_everything_else_works(without_spark: Path) -> None:
         (("ingest", "--conf", "memory=1g"), "--conf memory=1g: give spark.NAME=VALUE"),
         (("kappa", "--view", "v9"), "view='v9': there are v1, v2"),
         (("lambda", "--lateness", "1 day"), "'1 day' is not a time"),
+        (("kappa", "--output", "out\udcff"), "/out\\xff is not UTF-8"),
+        (("ingest", "--checkpoint", "at\udcff"), "/at\\xff is not UTF-8"),
     ],
 )
 def test_what_makes_no_sense_is_told_before_spark_is_started(arguments: tuple[str, ...], expected: str) -> None:
