@@ -311,8 +311,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name
     """How long a coordinator waits until what it wrote (a commit, an assignment) is replicated."""
     offsets_retention_minutes: Count = 10_080
     """How long a committed offset is kept that nobody uses: since it was committed, since its group has been without
-    members (KIP-211), and since the group has had its coordinator. (Kafka goes by wall clocks, and by no coordinator.)
-    """
+    members (KIP-211), since its members have ceased to read the topic, and since the group has had its coordinator. The
+    time that the broker was stopped hardly counts. (Kafka goes by wall clocks, and by no coordinator.)"""
     offsets_retention_check_interval_ms: Milliseconds = 600_000
     """How often a coordinator looks for offsets that need not be kept."""
     offset_metadata_max_bytes: Annotated[int, Meta(ge=0, le=32_767)] = 4_096

@@ -120,7 +120,7 @@ class OffsetCommits:
                 too_large = outcome.code is _E.MESSAGE_TOO_LARGE
                 for one in accepted:
                     one.answer.error_code = _E.INVALID_COMMIT_OFFSET_SIZE if too_large else outcome.code
-                term.forget_unused(group, self._clock.monotonic())
+                term.forget_unused(group, self._terms.now_s)
             respond(answers)
 
         records: list[Record] = [(_key(group, one.topic_partition), encode_offset_value(one.value)) for one in accepted]

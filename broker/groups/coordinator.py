@@ -89,7 +89,7 @@ class GroupCoordinator(TermListener):
             for member in group.members.values():
                 _answer_join(member, _refused_join(_E.NOT_COORDINATOR, member.member_id))
                 _answer_sync(member, g.SyncGroupResponse(0, _E.NOT_COORDINATOR))
-            group.transition_to(_S.DEAD, self._clock.monotonic())
+            group.transition_to(_S.DEAD, self._terms.now_s)
             for key in (group, *((group, member_id) for member_id in (*group.members, *group.pending_members))):
                 self._joins.check_soon(key)
                 self._heartbeats.check_soon(key)
@@ -310,7 +310,7 @@ class GroupCoordinator(TermListener):
             self._refuse_assignments(group, _E.REBALANCE_IN_PROGRESS)
         logger.info("group %r rebalances from generation %d: %s", group.group_id, group.generation_id, reason)
         is_first = group.is_in(_S.EMPTY)
-        group.transition_to(_S.PREPARING_REBALANCE, self._clock.monotonic())
+        group.transition_to(_S.PREPARING_REBALANCE, self._terms.now_s)
         delay_ms = self._config.group_initial_rebalance_delay_ms
         if is_first and delay_ms:
             self._wait_for_more(term, group, delay_ms, max(group.rebalance_timeout_ms - delay_ms, 0))
@@ -352,7 +352,7 @@ class GroupCoordinator(TermListener):
             # rebalance timeout may be 0.
             self._wait_for_all(term, group, _LEAST_WAIT_MS)
             return
-        group.begin_generation(self._clock.monotonic())
+        group.begin_generation(self._terms.now_s)
         self.rebalances += 1
         if group.is_in(_S.EMPTY):
             logger.info("group %r is empty in generation %d", group.group_id, group.generation_id)
@@ -408,7 +408,7 @@ class GroupCoordinator(TermListener):
             self._prepare_rebalance(term, group, f"member {member_id} is gone: {reason}")
         if group.is_in(_S.PREPARING_REBALANCE):
             self._joins.check_and_complete(group)
-        term.forget_unused(group, self._clock.monotonic())
+        term.forget_unused(group, self._terms.now_s)
 
     def _drop(self, group: Group, member_id: str) -> bool:
         """Whether it was a member. What it waits for ends with an error upon which it joins again."""
@@ -482,7 +482,7 @@ class GroupCoordinator(TermListener):
                 self._refuse_assignments(group, outcome.code)
                 self._prepare_rebalance(term, group, f"the assignments could not be stored: {outcome.code.name}")
                 return
-            group.transition_to(_S.STABLE, self._clock.monotonic())
+            group.transition_to(_S.STABLE, self._terms.now_s)
             group.seen_counts = None
             for other in group.members.values():
                 other.assignment = assignments.get(other.member_id, b"")

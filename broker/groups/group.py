@@ -86,7 +86,11 @@ class Group:
         self.group_id = group_id
         self._state = state
         self.state_since_s = 0.0
-        """As far as this coordinator has seen it, by its monotonic clock."""
+        """As far as this coordinator has seen it, by `Terms.now_s`."""
+        self.topics_unused_since_s: dict[str, float] = {}
+        """When the members ceased to read topics of which something was committed then, by the same clock."""
+        self._read: frozenset[str] = frozenset()
+        """The topics that the members of the last generation have subscribed to."""
         self.protocol_type: str | None = None
         """None: nobody has ever joined."""
         self.generation_id = 0
@@ -131,6 +135,19 @@ class Group:
         check_transition(self.group_id, self._state, state)
         self._state = state
         self.state_since_s = now_s
+        if state in (GroupState.STABLE, GroupState.EMPTY):
+            self.note_subscribed(now_s)
+
+    def note_subscribed(self, now_s: float) -> None:
+        """The members read from now on what they have subscribed to. In a rebalance they still count as reading what
+        they did before it."""
+        topics = self.subscribed_topics() if self.members else frozenset()
+        if topics is None:
+            return
+        unused = self.topics_unused_since_s | dict.fromkeys(self._read - topics, now_s)
+        kept = self.offsets.topics() - topics
+        self.topics_unused_since_s = {topic: since_s for topic, since_s in unused.items() if topic in kept}
+        self._read = topics
 
     # -- members --
 
@@ -419,4 +436,5 @@ def group_from(group_id: str, value: GroupValue, now_s: float, terms_since: int 
         member.has_joined = False
         group.add(member, value.protocol_type)
     group.leader_id = value.leader if value.leader in group.members else next(iter(group.members), None)
+    group.note_subscribed(now_s)
     return group

@@ -7,7 +7,7 @@ record is replicated, and not before; also where that is after its commit has fa
 another order than they were written in: the one that was written last counts, as it will to whoever loads the log.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 
 import msgspec
 
@@ -21,7 +21,7 @@ class Committed(msgspec.Struct, frozen=True):
     log_offset: int
     """Of its record."""
     known_since_s: float
-    """To this coordinator, by its monotonic clock."""
+    """To this coordinator, by `Terms.now_s`."""
 
 
 class GroupOffsets:
@@ -36,6 +36,10 @@ class GroupOffsets:
 
     def __len__(self) -> int:
         return len(self._committed)
+
+    def topics(self) -> set[str]:
+        """Of which something is committed."""
+        return {topic_partition.topic for topic_partition in self._committed}
 
     def get(self, topic_partition: TopicPartition) -> OffsetValue | None:
         committed = self._committed.get(topic_partition)
@@ -102,18 +106,24 @@ class GroupOffsets:
     # -- what need not be kept --
 
     def expired(
-        self, now_s: float, retention_s: float, *, unused_since_s: float | None, subscribed: Container[str]
+        self,
+        now_s: float,
+        retention_s: float,
+        *,
+        unused_since_s: float | None,
+        topics_unused_since_s: Mapping[str, float],
+        subscribed: Container[str],
     ) -> list[TopicPartition]:
-        """What nobody has used for `retention_s` (KIP-211): since its commit or since `unused_since_s`, whichever is
-        later; None: since its commit. A commit that was loaded counts as made then. Partitions of topics that are
-        subscribed to are in use, and so is what is being committed."""
+        """What nobody has used for `retention_s` (KIP-211): since its commit, since `unused_since_s` (None: not known),
+        or since its topic has been unused, whichever is latest. A commit that was loaded counts as made then.
+        Partitions of topics that are subscribed to are in use, and so is what is being committed."""
         expired = []
         for topic_partition, committed in self._committed.items():
             if topic_partition in self._pending or topic_partition.topic in subscribed:
                 continue
-            since_s = (
-                committed.known_since_s if unused_since_s is None else max(committed.known_since_s, unused_since_s)
-            )
+            since_s = max(committed.known_since_s, topics_unused_since_s.get(topic_partition.topic, 0.0))
+            if unused_since_s is not None:
+                since_s = max(since_s, unused_since_s)
             if now_s >= since_s + retention_s:
                 expired.append(topic_partition)
         return expired

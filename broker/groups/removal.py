@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from minibroker.broker.config import BrokerConfig
+from minibroker.broker.groups.ageing import steps_between_checks
 from minibroker.broker.groups.commits import remove_offsets
 from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.offsets import is_of_gone_topic
@@ -43,6 +44,7 @@ class GroupRemoval(TermListener):
         self._config = config
         self._metadata = metadata
         self._terms = terms
+        self._retention_s = config.offsets_retention_minutes * 60
         self._start_task = start_task
         self.expired = 0
         """Offsets, so far."""
@@ -78,7 +80,7 @@ class GroupRemoval(TermListener):
         done(outcome)
         if outcome.code is not _E.NONE and not outcome.is_in_doubt:
             group.is_being_deleted = False
-            term.forget_unused(group, self._clock.monotonic())
+            term.forget_unused(group, self._terms.now_s)
             return
         while not term.is_over and not group.is_in(_S.DEAD):
             await asyncio.sleep(RETRY_S)
@@ -94,7 +96,7 @@ class GroupRemoval(TermListener):
         key = encode_group_key(group.group_id)
         outcome = await _outcome(lambda done: self._terms.write(term, [(key, None)], done))
         if outcome.code is _E.NONE and not term.is_over:
-            term.forget(group, self._clock.monotonic())
+            term.forget(group, self._terms.now_s)
             logger.info("group %r is deleted", group.group_id)
         outcome.is_in_doubt |= bool(offsets)
         return outcome
@@ -103,8 +105,12 @@ class GroupRemoval(TermListener):
 
     async def run(self) -> None:
         """Looks for it as long as the broker runs."""
+        ageing = self._terms.ageing
+        check_s, retention_s = self._config.offsets_retention_check_interval_ms / 1_000, self._retention_s
         while True:
-            await asyncio.sleep(self._config.offsets_retention_check_interval_ms / 1_000)
+            for _ in range(steps_between_checks(check_s, retention_s)):
+                await asyncio.sleep(ageing.step_s)
+                ageing.look()
             for term in self._terms.loaded():
                 await self._sweep(term)
 
@@ -120,7 +126,7 @@ class GroupRemoval(TermListener):
     async def _sweep(self, term: Term, gone: frozenset[str] | None = None) -> None:
         """`gone`: look for offsets of topics that are, these among them, and for nothing else."""
         slices = Slices()
-        now_s = self._clock.monotonic()
+        now_s = self._terms.now_s
         for group in list(term.groups.values()):
             await slices.breathe()
             if term.is_over:
@@ -151,8 +157,8 @@ class GroupRemoval(TermListener):
 
     def _unused(self, group: Group, now_s: float) -> list[TopicPartition]:
         """In a group without members all offsets are, from then on; in one that rests, those of topics that no member
-        reads; while it rebalances nobody knows (KAFKA-13636). Of groups that never had a member: by their commits."""
-        retention_s = self._config.offsets_retention_minutes * 60
+        reads, from when one did; while it rebalances nobody knows (KAFKA-13636). Of groups that never had a member: by
+        their commits."""
         subscribed: frozenset[str] | None = frozenset()
         since_s = None
         if group.is_in(_S.EMPTY):
@@ -161,7 +167,13 @@ class GroupRemoval(TermListener):
             subscribed = group.subscribed_topics()
         if subscribed is None:
             return []
-        return group.offsets.expired(now_s, retention_s, unused_since_s=since_s, subscribed=subscribed)
+        return group.offsets.expired(
+            now_s,
+            self._retention_s,
+            unused_since_s=since_s,
+            topics_unused_since_s=group.topics_unused_since_s,
+            subscribed=subscribed,
+        )
 
     def _is_idle(self, group: Group) -> bool:
         return group.is_in(_S.EMPTY) and not group.pending_members and group.offsets.is_unused

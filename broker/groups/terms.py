@@ -32,6 +32,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from minibroker.broker.config import BrokerConfig
+from minibroker.broker.groups.ageing import Ageing, steps_between_checks
 from minibroker.broker.groups.attempts import LatestAttempts
 from minibroker.broker.groups.group import Group, group_from
 from minibroker.broker.groups.records import (
@@ -173,6 +174,8 @@ class Terms:
         self._metadata = metadata
         self._replicas = replicas
         self._start_task = start_task
+        check_s, retention_s = config.offsets_retention_check_interval_ms / 1_000, config.offsets_retention_minutes * 60
+        self.ageing = Ageing(clock, check_s / steps_between_checks(check_s, retention_s))
         self._terms: dict[int, Term] = {}
         self._listeners: list[TermListener] = []
         self._begun: Gathered[tuple[Term, int, float]] = Gathered(_log_begun)
@@ -193,7 +196,7 @@ class Terms:
     @property
     def now_s(self) -> float:
         """By which groups and offsets age."""
-        return self._clock.monotonic()
+        return self.ageing.now_s
 
     # -- look-ups --
 
@@ -295,7 +298,7 @@ class Terms:
 
     async def _read(self, term: Term) -> dict[str, Group]:
         """The groups as the log has them. Raises BrokerError."""
-        loading = _Loading(term.leading_since_epoch, self._clock.monotonic())
+        loading = _Loading(term.leading_since_epoch, self.now_s)
         slices = Slices()
         partition = self._replicas.leader(term.topic_partition)
         offset = partition.log.log_start_offset

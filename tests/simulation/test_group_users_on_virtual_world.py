@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minibroker.client.admin import Admin
-from minibroker.client.commits import Commits
+from minibroker.client.commits import Commits, OffsetAndMetadata
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CommitFailed, GroupErrors, InvalidSetting, MaxPollIntervalExceeded, WithinListener
 from minibroker.client.heart import News, Overslept
@@ -502,3 +502,18 @@ def test_calls_that_commit_end_by_default_api_timeout_ms_while_no_coordinator_an
                 scene.cluster.resume_broker(broker)
 
     play(program)
+
+
+def test_an_offset_does_not_expire_because_all_brokers_were_stopped_for_longer_than_the_retention() -> None:
+    async def program(scene: Scene) -> None:
+        async with scene.consumer(topics=None, partitions=[P0]) as consumer:
+            await consumer.commit({P0: 7})
+            for broker in scene.cluster.broker_ids:
+                scene.cluster.pause_broker(broker)
+            await asyncio.sleep(80)
+            for broker in scene.cluster.broker_ids:
+                scene.cluster.resume_broker(broker)
+            await asyncio.sleep(6)
+            assert (await consumer.committed(P0))[P0] == OffsetAndMetadata(7)
+
+    play(program, {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"})

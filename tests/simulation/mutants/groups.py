@@ -180,7 +180,9 @@ def expired_in_a_rebalance(patches: Patches) -> None:
         if not group.is_in(GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE):
             return original(self, group, now_s)  # type: ignore[no-any-return]
         retention_s = self._config.offsets_retention_minutes * 60
-        return group.offsets.expired(now_s, retention_s, unused_since_s=None, subscribed=frozenset())
+        return group.offsets.expired(
+            now_s, retention_s, unused_since_s=None, topics_unused_since_s={}, subscribed=frozenset()
+        )
 
 
 @mutant("KAFKA-8069", "offsets that were loaded count as expired already, as they have no time of their own for that")

@@ -490,6 +490,30 @@ def test_what_members_read_is_kept_while_they_rebalance_too_and_what_they_do_not
     with_groups(tmp_path, scenario, SHORT)
 
 
+def test_what_members_read_is_kept_from_when_they_ceased_to_read_it_however_old_its_commit_is(tmp_path: Path) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        other = TopicPartition("other", 0)
+        groups.announce({"other": make(1, 9, b"others")}, last=False)
+        await groups.commit(7)
+        await groups.commit(3, partition=other)
+
+        async def join(member_id: str, *topics: str) -> str:
+            joined = await groups.join(member_id, protocols=subscribed_to(*topics), session_timeout_ms=1_800_000)
+            await groups.sync(joined.member_id, joined.generation_id, {})
+            return joined.member_id
+
+        member = await join(groups.join(protocols=subscribed_to("orders")).result().member_id, "orders", "other")
+        await asyncio.sleep(20 * UNIT_S)
+        assert (await groups.committed(), await groups.committed(other)) == (7, 3)
+        await join(member, "orders")
+        await asyncio.sleep(8 * UNIT_S)
+        assert (await groups.committed(), await groups.committed(other)) == (7, 3)
+        await asyncio.sleep(4 * UNIT_S)
+        assert (await groups.committed(), await groups.committed(other)) == (7, -1)
+
+    with_groups(tmp_path, scenario, SHORT)
+
+
 def test_a_wall_clock_that_jumps_ahead_deletes_no_offset(tmp_path: Path) -> None:
     async def scenario(groups: CoordinatedGroups) -> None:
         await groups.commit(7)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from minibroker.broker.groups.group import Group, Member, group_from
-from minibroker.broker.groups.records import decode_group_value, encode_group_value
+from minibroker.broker.groups.records import OffsetValue, decode_group_value, encode_group_value
 from minibroker.broker.groups.states import (
     VALID_PREVIOUS_STATES,
     GroupState,
@@ -16,6 +16,7 @@ from minibroker.broker.groups.states import (
 )
 from minibroker.protocol.consumer_protocol import ConsumerProtocolSubscription, encode_subscription
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.model import TopicPartition
 
 LEGAL = {
     ("Empty", "PreparingRebalance"),
@@ -189,3 +190,28 @@ def test_what_members_read_is_known_while_the_group_is_stable_and_they_are_consu
     odd = begun(member("a"))
     odd.transition_to(GroupState.STABLE, 3)
     assert odd.subscribed_topics() is None
+
+
+def test_a_topic_is_unused_from_when_a_generation_begins_whose_members_do_not_read_it() -> None:
+    def reader(*topics: str) -> Member:
+        subscription = encode_subscription(ConsumerProtocolSubscription(list(topics)))
+        return Member("a", None, "client", "host", 1_000, 500, (("range", subscription),))
+
+    def rebalance(began_s: float, *topics: str) -> None:
+        group.transition_to(GroupState.PREPARING_REBALANCE, began_s)
+        group.update(group.members["a"], reader(*topics))
+        group.begin_generation(began_s + 1)
+        group.transition_to(GroupState.STABLE, began_s + 2)
+
+    group = begun(reader("orders", "other", "nothing-committed"))
+    for topic in ("orders", "other"):
+        group.offsets.load(TopicPartition(topic, 0), OffsetValue(1, -1, "", 0, ""), 0, 1)
+    group.transition_to(GroupState.STABLE, 3)
+    rebalance(10, "orders")
+    assert group.topics_unused_since_s == {"other": 12}
+    rebalance(20, "other")
+    assert group.topics_unused_since_s == {"orders": 22}
+    group.transition_to(GroupState.PREPARING_REBALANCE, 30)
+    group.remove("a")
+    group.begin_generation(31)
+    assert group.topics_unused_since_s == {"orders": 22, "other": 31}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from minibroker.broker.groups.offsets import GroupOffsets, is_of_gone_topic, newest_topic_id
 from minibroker.broker.groups.records import OffsetValue
 from minibroker.protocol.model import TopicPartition
@@ -65,14 +68,23 @@ def test_an_offset_expires_from_its_commit_or_from_when_it_was_last_in_use() -> 
     offsets = GroupOffsets()
     offsets.load(ORDERS, value(3), 1, 1_000)
 
-    def expired(now_s: float, since_s: float | None = None, subscribed: frozenset[str] = frozenset()) -> bool:
-        return offsets.expired(now_s, 100, unused_since_s=since_s, subscribed=subscribed) == [ORDERS]
+    def expired(
+        now_s: float,
+        since_s: float | None = None,
+        topics: Mapping[str, float] = MappingProxyType({}),
+        subscribed: frozenset[str] = frozenset(),
+    ) -> bool:
+        return offsets.expired(
+            now_s, 100, unused_since_s=since_s, topics_unused_since_s=topics, subscribed=subscribed
+        ) == [ORDERS]
 
     assert not expired(1_099)
     assert expired(1_100)
     assert not expired(1_100, since_s=1_050)
     assert expired(1_150, since_s=1_050)
     assert expired(1_100, since_s=500)
+    assert not expired(1_100, topics={"orders": 1_050})
+    assert expired(1_150, topics={"orders": 1_050, "other": 1_100})
     assert not expired(5_000, subscribed=frozenset({"orders"}))
 
 
@@ -80,7 +92,7 @@ def test_an_offset_that_is_being_committed_does_not_expire() -> None:
     offsets = GroupOffsets()
     offsets.load(ORDERS, value(3), 1, 0)
     offsets.begin([ORDERS])
-    assert offsets.expired(1_000_000, 100, unused_since_s=None, subscribed=()) == []
+    assert offsets.expired(1_000_000, 100, unused_since_s=None, topics_unused_since_s={}, subscribed=()) == []
     assert offsets.settled() == []
 
 
