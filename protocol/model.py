@@ -247,6 +247,9 @@ class ElectionType(IntEnum):
 
 WITHOUT_EFFECT = "Without effect"
 """So begins the documentation of a setting that is taken and shown, for tools that set it, and does nothing."""
+NOT_KNOWN_TO_BROKERS = (
+    f"{WITHOUT_EFFECT}: a broker has no setting of this name. Its value may be a secret, and is not shown."
+)
 DURABILITY = "durability"
 """A topic's setting: what acks=all waits for. REPLICATED: the memory of every in-sync replica, as in Kafka; SYNCED:
 their disks."""

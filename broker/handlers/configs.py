@@ -67,8 +67,8 @@ from minibroker.protocol.model import (
     DURABILITY,
     INTERNAL_CLEANUP_POLICY,
     INTERNAL_TOPICS,
+    NOT_KNOWN_TO_BROKERS,
     REPLICATED,
-    WITHOUT_EFFECT,
     AlterOperation,
     ConfigSource,
     ConfigType,
@@ -324,9 +324,6 @@ def _described(
     return entries
 
 
-_NOT_KNOWN = f"{WITHOUT_EFFECT}: a broker has no setting of this name. Its value may be a secret, and is not shown."
-
-
 def static_texts(config: BrokerConfig) -> dict[str, str]:
     """What the broker was started with, as far as that can be told: what differs from the default."""
     defaults = default_texts(BrokerConfig)
@@ -387,7 +384,7 @@ def _unknown_of_brokers(layers: Sequence[Layer]) -> list[DescribeConfigsEntry]:
     found: dict[str, DescribeConfigsEntry] = {}
     for source, values in layers:
         for entry in _unknown(BrokerConfig, values, source):
-            entry.documentation = _NOT_KNOWN
+            entry.documentation = NOT_KNOWN_TO_BROKERS
             found.setdefault(entry.name, entry)
     return [found[name] for name in sorted(found)]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from typing import Annotated
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Annotated, NamedTuple
 
 import typer
 
+from minibroker.client.admin import Admin
 from minibroker.client.cli.hints import pastable
 from minibroker.client.cli.output import (
     DEFAULT_DATA,
@@ -24,7 +28,11 @@ from minibroker.client.cli.output import (
 from minibroker.client.cli.topics import checked_topic, open_admin
 from minibroker.client.configs import ConfigChange, ConfigEntry, ConfigResource
 from minibroker.client.errors import ConfigErrors
-from minibroker.protocol.model import ConfigSource
+from minibroker.protocol.errors import BrokerError, NetworkError
+from minibroker.protocol.model import NOT_KNOWN_TO_BROKERS, AlterOperation, ConfigSource, ResourceType
+
+LOOK_S = 3.0
+"""How long the settings may take to be looked up before a change, for what is said about it."""
 
 TopicOption = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Of this topic.")]
 BrokerOption = Annotated[int | None, typer.Option("--broker", metavar="ID", min=0, help="Of this broker.")]
@@ -131,13 +139,24 @@ def alter(
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"{name} is to be changed {names.count(name)} times: give each setting once")
-    without_effect = run(_alter(bootstrap_servers(bootstrap, data), resource, changes, validate_only))
+    before = run(_alter(bootstrap_servers(bootstrap, data), resource, changes, validate_only))
+    changed = [name for name in names if name not in before.not_set]
     done = "could change" if validate_only else "changed"
     if format is Format.JSON:
-        print_json({"resource": str(resource), "changed": [c.name for c in changes], "validate_only": validate_only})
+        print_json(
+            {
+                "resource": str(resource),
+                "changed": changed,
+                "was_not_set": list(before.not_set),
+                "validate_only": validate_only,
+            }
+        )
     else:
-        sys.stdout.write(f"{done} {', '.join(change.name for change in changes)} of {resource}\n")
-    for name, why in without_effect.items():
+        if changed:
+            sys.stdout.write(f"{done} {', '.join(changed)} of {resource}\n")
+        for name in before.not_set:
+            sys.stdout.write(f"{name} of {resource} was not set\n")
+    for name, why in before.without_effect.items():
         sys.stderr.write(f"warning: {name}: {why[:1].lower()}{why[1:]}\n")
 
 
@@ -157,17 +176,62 @@ async def _describe(bootstrap: str, resource: ConfigResource) -> dict[str, Confi
             raise failed.errors[resource] from None
 
 
+class Expected(NamedTuple):
+    """What is known of changes before they are made."""
+
+    without_effect: Mapping[str, str]
+    """The settings that do nothing, and why."""
+    not_set: Collection[str] = ()
+    """Those that are to be deleted, and are not set."""
+
+
+async def expected(admin: Admin, resource: ConfigResource, changes: Sequence[ConfigChange]) -> Expected:
+    """Look before the change, so that it is the same with --validate-only. Raises ConfigErrors, NetworkError,
+    BrokerError."""
+    asked = [resource]
+    if resource == ConfigResource.of_all_brokers():
+        # That has no more than what is set; any broker knows what its settings mean.
+        asked += [ConfigResource.of_broker(one.id) for one in (await admin.describe_cluster()).brokers[:1]]
+    names = [change.name for change in changes]
+    found = await admin.describe_configs(asked, names=names, synonyms=True, documentation=True)
+    known = {name: entry for described in found.values() for name, entry in described.items()}
+    without_effect: dict[str, str] = {}
+    not_set = []
+    for change in changes:
+        entry, own = known.get(change.name), found[resource].get(change.name)
+        if change.operation is AlterOperation.DELETE:
+            if own is None or not _is_set_for(resource, own):
+                not_set.append(change.name)
+        elif entry is None:
+            if resource.type is ResourceType.BROKER:  # of a topic it is refused
+                without_effect[change.name] = NOT_KNOWN_TO_BROKERS
+        elif entry.is_without_effect:
+            without_effect[change.name] = entry.documentation or ""
+    return Expected(without_effect, not_set)
+
+
+def _is_set_for(resource: ConfigResource, entry: ConfigEntry) -> bool:
+    """Whether it is given there, and not only elsewhere; what makes no sense is given, and does not hold."""
+    if resource.type is ResourceType.TOPIC:
+        place = ConfigSource.DYNAMIC_TOPIC_CONFIG
+    elif resource.broker_id is None:
+        place = ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+    else:
+        place = ConfigSource.DYNAMIC_BROKER_CONFIG
+    return bool(entry.problem) or place in (entry.source, *(one.source for one in entry.synonyms))
+
+
 async def _alter(
     bootstrap: str, resource: ConfigResource, changes: list[ConfigChange], validate_only: bool
-) -> dict[str, str]:
-    """What has changed, and does nothing; and why."""
+) -> Expected:
     async with open_admin(bootstrap) as admin:
+        before = Expected({})
+        # No reason to fail: the change itself tells what is wrong, and may be what makes a broker reachable.
+        with suppress(TimeoutError, ConfigErrors, NetworkError, BrokerError):
+            async with asyncio.timeout(LOOK_S):
+                before = await expected(admin, resource, changes)
         try:
             await admin.incremental_alter_configs({resource: changes}, validate_only=validate_only)
-            if validate_only:
-                return {}
-            names = [change.name for change in changes]
-            found = (await admin.describe_configs([resource], names=names, documentation=True))[resource]
-            return {name: entry.documentation or "" for name, entry in found.items() if entry.is_without_effect}
         except ConfigErrors as failed:
             raise failed.errors[resource] from None
+        return before

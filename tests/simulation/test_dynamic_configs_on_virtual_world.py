@@ -10,6 +10,7 @@ import pytest
 
 from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
+from minibroker.client.cli.configs import expected
 from minibroker.client.configs import ConfigChange, ConfigResource
 from minibroker.client.errors import ConfigErrors
 from minibroker.client.producer import Producer
@@ -678,6 +679,31 @@ def test_a_broker_whose_advertised_address_is_wrong_is_found_again_within_second
             await world.process.run(repair())
         await cluster.until(lambda: is_advertised(PORT), within_s=5)
         await cluster.until(lambda: len(cluster.state(P0).isr) == 3, within_s=20)
+
+    play(scenario)
+
+
+def test_what_has_no_effect_and_what_was_not_set_is_known_before_the_change() -> None:
+    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
+        delete = ConfigChange.delete
+        for resource in (ConfigResource.of_broker(1), ALL):
+            changes = [set_to("my.unknown", 17), set_to("background.threads", 3), set_to("log.retention.ms", 5)]
+            changes += [delete("log.segment.bytes"), delete("my.other")]
+            said = await expected(admin, resource, changes)
+            assert [why[:20] for why in said.without_effect.values()] == [
+                "Without effect: a br",
+                "Without effect: what",
+            ]
+            assert list(said.without_effect) == ["my.unknown", "background.threads"]
+            assert said.not_set == ["log.segment.bytes", "my.other"]
+            await admin.incremental_alter_configs(
+                {resource: [set_to("log.segment.bytes", 5000), set_to("my.other", 1)]}
+            )
+            assert (await expected(admin, resource, changes)).not_set == []
+        assert await expected(admin, ORDERS, [delete("segment.bytes"), set_to("segment.ms", 5)]) == (
+            {},
+            ["segment.bytes"],
+        )
 
     play(scenario)
 
