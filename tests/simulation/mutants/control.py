@@ -8,6 +8,7 @@ from typing import Any
 from minibroker.broker.handlers import authorization, control
 from minibroker.broker.replication.partition import Partition
 from minibroker.controller import executor, leadership, outbox
+from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
 from minibroker.controller.crash_watch import CrashWatch
 from minibroker.controller.decisions import crashes
 from minibroker.controller.leadership import Leadership
@@ -179,6 +180,16 @@ def refused_order_forgotten(patches: Patches) -> None:
     @patches.instead_of(outbox, "_is_to_be_repeated")
     def is_to_be_repeated(original: Any, error: Any, attempts: int) -> bool:
         return False
+
+
+@mutant(
+    "one nonsense number",
+    "a state that names a later controller deposes the controller, and each one after it, though none was elected",
+)
+def deposed_by_a_state(patches: Patches) -> None:
+    @patches.instead_of(ZooKeeperAccess, "require_term")
+    async def require_term(original: Any, self: ZooKeeperAccess, epoch: int) -> None:
+        raise ControllerMoved("a state says so")
 
 
 # --- One broken link -----------------------------------------------------------------------------------------------

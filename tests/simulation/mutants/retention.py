@@ -95,6 +95,14 @@ def compacted_past_what_was_asked(patches: Patches) -> None:
         return original(self, partition, partition.high_watermark)
 
 
+@mutant("busy loop", "a pass of the cleaner that has failed counts as done, and is made again at once")
+def cleaner_never_waits(patches: Patches) -> None:
+    @patches.instead_of(LogCleaner, "_compact")
+    async def compact(original: Any, self: LogCleaner, *arguments: Any) -> bool:
+        await original(self, *arguments)
+        return True
+
+
 @mutant("outdated rule", "what was written after the settings were read is deleted by them, too")
 def deleted_past_what_was_asked(patches: Patches) -> None:
     @patches.instead_of(Partition, "expire")
