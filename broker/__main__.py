@@ -2,9 +2,9 @@
 
     python -m minibroker.broker [--properties FILE] [--override NAME=VALUE]...
 
-Prints one line `ready broker.id=N port=P` to stdout once it serves; logs to stderr. SIGTERM and SIGINT stop it cleanly
-(exit code 0): it lets others lead first, and prints one line `handed over: ...`. A second signal ends that wait. What
-keeps it from starting or serving is one line `error: ...` on stderr (exit code 1). The environment variable
+Prints one line `TIME ready broker.id=N port=P` to stdout once it serves; logs to stderr. SIGTERM and SIGINT stop it
+cleanly (exit code 0): it lets others lead first, and prints one line `TIME handed over: ...`. A second signal ends that
+wait. What keeps it from starting or serving is one line `error: ...` on stderr (exit code 1). The environment variable
 MINIBROKER_LOG_LEVEL says what is logged.
 """
 
@@ -29,6 +29,8 @@ from minibroker.protocol.world.real import RealWorld
 
 LOG_LEVEL = "MINIBROKER_LOG_LEVEL"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+_TIME = "%Y-%m-%dT%H:%M:%S"
+_SAID = logging.Formatter("%(asctime)s.%(msecs)03d %(message)s", _TIME)
 LARGE_BLOCK_BYTES = 16 * 1024 * 1024
 YOUNG_OBJECTS = 10_000
 """Python's default is 700."""
@@ -74,7 +76,7 @@ async def _run(config: BrokerConfig, world: RealWorld) -> None:
             await asyncio.gather(started, return_exceptions=True)
             return
         started.result()
-        print(f"ready broker.id={config.broker_id} port={broker.port}", flush=True)
+        _say(f"ready broker.id={config.broker_id} port={broker.port}")
         served = asyncio.create_task(broker.serve(), name="serve")
         await asyncio.wait([served, stop_asked], return_when=asyncio.FIRST_COMPLETED)
         try:
@@ -99,7 +101,12 @@ async def _hand_over(broker: Broker, served: "asyncio.Task[None]", hurry: asynci
     handing_over.cancel()
     await asyncio.wait([handing_over])
     if not handing_over.cancelled() and (handed_over := handing_over.result()) is not None:
-        print(f"handed over: {handed_over.as_json()}", flush=True)
+        _say(f"handed over: {handed_over.as_json()}")
+
+
+def _say(text: str) -> None:
+    """Print it with the time, as it stands among the lines of the log; whatever the level of the log is."""
+    print(_SAID.format(logging.makeLogRecord({"msg": text})), flush=True)
 
 
 def _keep_freed_memory() -> None:
@@ -168,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         level=_log_level(),
         stream=sys.stderr,
         format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
+        datefmt=_TIME,
     )
     zookeeper = KazooZooKeeper()
     world, status = RealWorld(zookeeper), 0

@@ -330,9 +330,7 @@ class Broker:
         It may be cancelled. None where `controlled.shutdown.enable` is off, or it has not started."""
         if self._shutdown is None or not self.config.controlled_shutdown_enable:
             return None
-        handed_over = await self._shutdown.run()
-        logger.info("broker %d has handed over, and stops: %s", self.config.broker_id, handed_over.as_json())
-        return handed_over
+        return await self._shutdown.run()
 
     async def stop(self, *, clean: bool = True) -> None:
         """Give up office, serve no more, end the session, and leave the data directory marked as clean. In that order:

@@ -19,11 +19,11 @@ GATHER_S = 0.5
 NAMED = 3
 
 
-def named(partitions: Collection[TopicPartition]) -> str:
+def named(partitions: Collection[TopicPartition], limit: int = NAMED) -> str:
     """`orders-0, orders-1, orders-2 and 57 more`: users' partitions before the brokers' own."""
     ordered = sorted(partitions, key=lambda partition: (partition.topic in INTERNAL_TOPICS, partition))
-    shown = ", ".join(str(partition) for partition in ordered[:NAMED])
-    return shown if len(partitions) <= NAMED else f"{shown} and {len(partitions) - NAMED} more"
+    shown = ", ".join(str(partition) for partition in ordered[:limit])
+    return shown if len(partitions) <= limit else f"{shown} and {len(partitions) - limit} more"
 
 
 class Gathered(Generic[T]):

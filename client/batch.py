@@ -13,6 +13,7 @@ from minibroker.client.errors import FailedRecord
 from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import ERRORS, ErrorCode, MinibrokerError
 from minibroker.protocol.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, Header, encode_batch
+from minibroker.protocol.words import counted
 
 RECORD_OVERHEAD = 20
 """At most this many bytes are added to key and value: two lengths (5 bytes each) and a timestamp (9)."""
@@ -204,7 +205,7 @@ class Batch:
         """Called once, when the batch has ended or is forwarded."""
 
     def __repr__(self) -> str:
-        return f"Batch({self.topic}-{self.partition} {self.order}, {self.count or len(self.values)} records)"
+        return f"Batch({self.topic}-{self.partition} {self.order}, {counted(self.count or len(self.values), 'record')})"
 
     @property
     def size(self) -> int:

@@ -20,6 +20,7 @@ from minibroker.client.batch import Batch
 from minibroker.client.errors import BatchDeliveryFailed, FailedRecord, InvalidSetting
 from minibroker.client.log import Logger
 from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.words import counted
 
 logger = Logger("minibroker.client")
 
@@ -247,7 +248,7 @@ class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
         self._follow()
         waiting = sum(len(part.indexes) for part in self._parts if not part.batch.is_done)
         failed = sum(len(part.indexes) for part in self._parts if part.batch.error is not None)
-        return f"<BatchDelivery {self._topic}, {len(self)} records: {waiting} waiting, {failed} failed>"
+        return f"<BatchDelivery {self._topic}, {counted(len(self), 'record')}: {waiting} waiting, {failed} failed>"
 
     def _follow(self) -> None:
         """Where batches were forwarded, look at what they have become."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from minibroker.client.shown import shown, shows_only
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.words import counted
 
 if TYPE_CHECKING:
     from minibroker.client.configs import ConfigEntry, ConfigResource
@@ -139,7 +140,8 @@ class DeserializationFailed(MinibrokerError, ValueError):
         self.data = data
         self._problem = problem
         super().__init__(
-            f"{self.partition} at offset {offset}: the {what} of {len(data)} bytes cannot be deserialized: {problem}"
+            f"{self.partition} at offset {offset}: the {what} of {counted(len(data), 'byte')} cannot be "
+            f"deserialized: {problem}"
         )
 
     def __reduce__(self) -> tuple[type[DeserializationFailed], tuple[str, int, int, str, str, bytes]]:

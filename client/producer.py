@@ -42,6 +42,7 @@ from minibroker.client.shown import shown
 from minibroker.client.tasks import Pulse, Turns
 from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.words import counted
 from minibroker.protocol.world import World
 
 logger = Logger("minibroker.client")
@@ -353,9 +354,9 @@ class Producer(Client):
         key_column = None if keys is None else column_of("keys", "key", topic, keys, self._serialize_key)
         timestamps = None if timestamps_ms is None else checked_timestamps(timestamps_ms)
         count = len(value_column)
-        for name, column in (("keys", key_column), ("timestamps_ms", timestamps)):
+        for name, column in (("key", key_column), ("timestamp", timestamps)):
             if column is not None and len(column) != count:
-                raise ValueError(f"{len(column)} {name} for {count} values: give one for each")
+                raise ValueError(f"{counted(len(column), name)} for {counted(count, 'value')}: give one for each")
         if partition is not None:
             check_partition(partition)
         now_ms = self._wall_ms()

@@ -10,6 +10,7 @@ from minibroker.client.serializers import Deserializer, deserialize
 from minibroker.client.shown import shows_only
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header
+from minibroker.protocol.words import counted
 
 
 @shows_only("topic", "partition", "offset")
@@ -75,7 +76,7 @@ class ConsumerBatch:
 
     def __repr__(self) -> str:
         span = f"offsets {self.offsets[0]} to {self.offsets[-1]}" if self.values else "empty"
-        return f"ConsumerBatch({self.topic}-{self.partition}, {len(self)} records, {span})"
+        return f"ConsumerBatch({self.topic}-{self.partition}, {counted(len(self), 'record')}, {span})"
 
     def records(self) -> list[Record]:
         # One call into C: map stops at the shortest iterable, and the endless ones cost nothing.

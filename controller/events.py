@@ -171,7 +171,7 @@ class PartitionReassignment(Event):
 
     @property
     def cause(self) -> str:
-        return "/admin/reassign_partitions, or reassignments that are under way"
+        return "/admin/reassign_partitions may ask for a reassignment, or one is under way"
 
 
 @dataclass(frozen=True)
@@ -362,7 +362,7 @@ class CreateTopicsRequest(AdminRequest):
     @property
     def cause(self) -> str:
         verb = "validate" if self.validate_only else "create"
-        return f"a request to {verb} the topics {', '.join(topic.name for topic in self.topics[:10])}"
+        return f"a request came to {verb} the topics {', '.join(topic.name for topic in self.topics[:10])}"
 
 
 @dataclass(frozen=True)
@@ -376,7 +376,7 @@ class CreatePartitionsRequest(AdminRequest):
     @property
     def cause(self) -> str:
         verb = "validate" if self.validate_only else "add"
-        return f"a request to {verb} partitions of {', '.join(f'{t.name} ({t.count})' for t in self.topics[:10])}"
+        return f"a request came to {verb} partitions of {', '.join(f'{t.name} ({t.count})' for t in self.topics[:10])}"
 
 
 @dataclass(frozen=True)
@@ -389,7 +389,7 @@ class DeleteTopicsRequest(AdminRequest):
 
     @property
     def cause(self) -> str:
-        return f"a request to delete the topics {', '.join(list(self.topics)[:10])}"
+        return f"a request came to delete the topics {', '.join(list(self.topics)[:10])}"
 
 
 @dataclass(frozen=True)
@@ -406,7 +406,7 @@ class ElectLeadersRequest(AdminRequest):
     @property
     def cause(self) -> str:
         which = "all partitions" if self.partitions is None else counted(len(self.partitions), "partition")
-        return f"a request for {self.election_type.name.lower()} elections in {which}"
+        return f"a request came for {self.election_type.name.lower()} elections in {which}"
 
 
 # --- From the controller itself: by its timer, and as follow-ups of a plan ---------------------------------------
@@ -427,7 +427,7 @@ class ClusterFormed(Event):
 
     @property
     def cause(self) -> str:
-        return "brokers have come, or a topic is gone: the brokers' own topics may have to be created"
+        return "brokers have come or a topic is gone, so the brokers' own topics may have to be created"
 
 
 @dataclass(frozen=True)
@@ -439,7 +439,7 @@ class AlterPartitionReassignments(AdminRequest):
 
     @property
     def cause(self) -> str:
-        return f"a request to reassign partitions of {', '.join(topic.name for topic in self.topics[:10])}"
+        return f"a request came to reassign partitions of {', '.join(topic.name for topic in self.topics[:10])}"
 
 
 @dataclass(frozen=True)
@@ -452,7 +452,7 @@ class ListPartitionReassignments(AdminRequest):
 
     @property
     def cause(self) -> str:
-        return "a request for the reassignments that are under way"
+        return "a request came for the reassignments that are under way"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A broker as a local process: how it is started, and how it says that it serves or why it does not.
 
-`python -m minibroker.broker` prints one line `ready broker.id=N port=P` once it serves, and one line `error: ...`
+`python -m minibroker.broker` prints one line `TIME ready broker.id=N port=P` once it serves, and one line `error: ...`
 before it ends if it cannot. Both are read from its log, after the place where this run began, so that any process can
 wait.
 """
@@ -23,7 +23,8 @@ LOG_LEVEL = "MINIBROKER_LOG_LEVEL"
 READY_TIMEOUT_S = 30.0
 _LAST_LINE_BYTES = 4_096
 _LAST_LINES_BYTES = 1_048_576
-_HANDED_OVER = "handed over: "
+_READY = " ready broker.id="
+_HANDED_OVER = " handed over: "
 _RECOVERING = " minibroker.storage: recovering "
 
 OWN_SETTINGS = {
@@ -134,8 +135,13 @@ def _output_of(broker: StartingBroker) -> list[str]:
 
 
 def _is_ready(broker: StartingBroker) -> bool:
-    start_of_line = f"ready broker.id={broker.broker_id} "
-    return any(line.startswith(start_of_line) for line in _output_of(broker))
+    return any(_said(_READY, line).startswith(f"{broker.broker_id} ") for line in _output_of(broker))
+
+
+def _said(what: str, line: str) -> str:
+    """What follows the time and `what` in a line that the broker printed; empty for any other line."""
+    time, found, said = line.partition(what)
+    return said if found and " " not in time else ""
 
 
 def _progress(broker: StartingBroker) -> str:
@@ -174,8 +180,8 @@ def handed_over(log: Path) -> HandedOver | None:
     except FileNotFoundError:
         return None
     for line in reversed(lines):
-        if line.startswith("ready broker.id="):
+        if _said(_READY, line):
             return None
-        if line.startswith(_HANDED_OVER):
-            return msgspec.json.decode(line.removeprefix(_HANDED_OVER), type=HandedOver)
+        if said := _said(_HANDED_OVER, line):
+            return msgspec.json.decode(said, type=HandedOver)
     return None

@@ -18,6 +18,7 @@ from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.processes import ProcessState
 from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress
+from minibroker.protocol.words import all_of
 
 _NAMED = 5
 """This many partitions are named in a line, and the rest are counted for as many topics."""
@@ -103,6 +104,8 @@ class Status(msgspec.Struct, frozen=True):
     """`TOPIC-PARTITION` of those whose replicas are being moved, if some of them are not in sync. None: unknown."""
     full_disk: str | None = None
     """The directory of the cluster, where its disk has no room left."""
+    offline_isr: list[int] = []
+    """The brokers that are in the ISR of `offline_partitions`."""
 
     @property
     def is_unknown(self) -> bool:
@@ -143,7 +146,10 @@ class Status(msgspec.Struct, frozen=True):
         )
         disks = ["repair the disks of the log directories"] if has_failed_disks else []
         if self.offline_partitions:
-            remedy = " and ".join([*disks, *(["start the brokers of their ISR"] if may_lack_brokers else [])])
+            running = {b.id for b in self.brokers if b.alive and not b.paused and b.registered is not False}
+            needed = [broker for broker in self.offline_isr if broker not in running]
+            start = f"start {all_of('broker', needed)} (the ISR)" if needed else "start the brokers of their ISR"
+            remedy = " and ".join([*disks, *([start] if may_lack_brokers else [])])
             found.append(f"{some_of(self.offline_partitions)} without a leader: {remedy}")
         moving = set(self.reassigning_partitions or ())
         lacking = [name for name in self.under_replicated_partitions or () if name not in moving]
@@ -178,6 +184,7 @@ def status_of_processes(
     """Of a cluster that was started here. `states` are those of the brokers' processes, `last_errors` why some of them
     ended, `silent` who of the rest did not answer, `recoveries` how far some of these are with their start; a ZooKeeper
     elsewhere is RUNNING if it answers, else GONE."""
+    asked = view
     view = view.without([broker for broker, state in states.items() if state is ProcessState.GONE])
     brokers = [
         BrokerStatus(
@@ -211,13 +218,14 @@ def status_of_processes(
             is_elsewhere=server.port is None,
         ),
         view,
+        asked,
         full_disk,
     )
 
 
 def status_of_view(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]] = MappingProxyType({})) -> Status:
     """Of a cluster elsewhere, whose processes are out of sight: what is registered counts as alive."""
-    return _status(_registered(view, offline_log_dirs), None, view)
+    return _status(_registered(view, offline_log_dirs), None, view, view)
 
 
 def _registered(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]]) -> list[BrokerStatus]:
@@ -242,8 +250,14 @@ def _registered(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]
 
 
 def _status(
-    brokers: list[BrokerStatus], zookeeper: ZooKeeperStatus | None, view: ClusterView, full_disk: str | None = None
+    brokers: list[BrokerStatus],
+    zookeeper: ZooKeeperStatus | None,
+    view: ClusterView,
+    asked: ClusterView,
+    full_disk: str | None = None,
 ) -> Status:
+    """`asked`: what the brokers said, dead ones in the ISR included."""
+
     def unless_unknown(partitions: Iterable[TopicPartition]) -> list[str] | None:
         return None if view.is_unknown else _names(partitions)
 
@@ -257,6 +271,7 @@ def _status(
         not_preferred_partitions=unless_unknown(view.not_preferred_partitions()),
         reassigning_partitions=unless_unknown(sorted(view.reassigning)),
         full_disk=full_disk,
+        offline_isr=sorted({b for name in view.offline_partitions() for b in asked.partitions[name].isr_nodes}),
     )
 
 

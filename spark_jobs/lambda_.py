@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.words import counted
 from minibroker.protocol.world.real import RealWorld
 from minibroker.spark_jobs.bounds import latest_offsets, starting_offsets
 from minibroker.spark_jobs.jobs import Source, run_batch, tell, triggers_told
@@ -127,7 +128,7 @@ class Lambda:
             lambda: compute_batch_layer(self._spark, self._source, self._serving.root / batch, self._view, end),
         )
         total = sum(offset for entry in end.values() for offset in entry.offsets.values())
-        tell(f"{batch}: computed up to {total:,} offsets in {time.monotonic() - began:.1f} s")
+        tell(f"{batch}: computed up to {counted(total, 'offset')} in {time.monotonic() - began:.1f} s")
         stream = self._stream(speed, self._view, batch)
         stream.start(self._options(end), trigger)
         return stream

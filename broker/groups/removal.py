@@ -23,6 +23,7 @@ from minibroker.broker.slices import Slices
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.group_messages import Attempt
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.words import counted
 from minibroker.protocol.world import Clock
 
 logger = logging.getLogger("minibroker.groups")
@@ -141,7 +142,7 @@ class GroupRemoval(TermListener):
                 if outcome.code is not _E.NONE:
                     return  # the others would not fare better now; the next look finds them again
                 self.expired += len(doomed)
-                logger.info("group %r: %d offsets are kept no more", group.group_id, len(doomed))
+                logger.info("group %r: %s no longer kept", group.group_id, counted(len(doomed), "offset"))
             if gone is None and self._is_idle(group) and not term.is_over:
                 await self.delete(group.group_id)
 

@@ -264,7 +264,7 @@ class Terms:
         term.is_over = True
         for listener in self._listeners:
             listener.over(term)
-        logger.debug("%s: coordinates its %d groups no more", term.topic_partition, len(term.groups))
+        logger.debug("%s: no longer coordinates its %s", term.topic_partition, counted(len(term.groups), "group"))
         if term.groups:
             self._ended.add(term)
 
@@ -462,4 +462,4 @@ def _log_begun(begun: list[tuple[Term, int, float]]) -> None:
 
 def _log_ended(ended: list[Term]) -> None:
     groups = counted(sum(len(term.groups) for term in ended), "group")
-    logger.info("coordinates %s of %s no more", groups, named({term.topic_partition for term in ended}))
+    logger.info("no longer coordinates %s of %s", groups, named({term.topic_partition for term in ended}))

@@ -22,7 +22,7 @@ from minibroker.broker.config import (
     as_texts,
     default_texts,
 )
-from minibroker.broker.log_lines import Gathered, named
+from minibroker.broker.log_lines import NAMED, Gathered, named
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.purgatory.purgatory import Purgatory, Timer
 from minibroker.broker.replication.delayed import (
@@ -845,12 +845,13 @@ class ReplicaManager:
         return errors
 
     def _log_roles(self, request: LeaderAndIsrRequest, taken_on: dict[int, list[_Assigned]]) -> None:
-        """One line for the order: there may be ten thousand partitions, in a hundred orders."""
+        """One short line for the order: there may be ten thousand partitions, in a hundred orders."""
         roles: list[str] = []
         for leader, entries in sorted(taken_on.items()):
             is_here = leader == self._config.broker_id
             what = "leads" if is_here else "has no leader for" if leader == NO_LEADER else f"follows broker {leader} in"
-            roles.append(f"{what} {named([entry.topic_partition for entry in entries])}")
+            limit = NAMED if len(taken_on) == 1 else 1
+            roles.append(f"{what} {named([entry.topic_partition for entry in entries], limit)}")
             for entry in entries:
                 logger.debug("%s %s in epoch %d", what, entry.topic_partition, entry.state.leader_epoch)
         if roles:

@@ -29,6 +29,7 @@ from minibroker.client.errors import PartitionErrors
 from minibroker.client.reassignment import PartitionReassignment, may_have_begun
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.words import counted
 
 Assignments = Mapping[TopicPartition, tuple[int, ...]]
 
@@ -83,8 +84,9 @@ def generate(
         factor = replication_factor or max(len(p.replicas) for p in one.partitions)
         if factor > len(ids):
             raise UsageError(
-                f"--brokers {brokers} names {len(ids)} brokers, and {one.name} is to have {factor} replicas of each "
-                "partition: name at least as many, or give a lower --replication-factor"
+                f"--brokers {brokers} names {counted(len(ids), 'broker')}, and {one.name} is to have "
+                f"{counted(factor, 'replica')} of each partition: name at least as many, or give a lower "
+                "--replication-factor"
             )
         spread_out = spread([p.partition for p in one.partitions], factor, ids)
         proposed |= {TopicPartition(one.name, number): replicas for number, replicas in spread_out.items()}
@@ -288,7 +290,8 @@ def _read(file: Path) -> dict[TopicPartition, tuple[int, ...]]:
                 )
         if entry.log_dirs is not None and len(entry.log_dirs) != len(entry.replicas):
             raise UsageError(
-                f"{file}: {partition} with {len(entry.log_dirs)} log_dirs for {len(entry.replicas)} replicas: write "
+                f"{file}: {partition} with {len(entry.log_dirs)} log_dirs for "
+                f"{counted(len(entry.replicas), 'replica')}: write "
                 '"any" for each of the replicas, or leave log_dirs out'
             )
         wanted[partition] = tuple(entry.replicas)

@@ -19,6 +19,7 @@ from minibroker.client.cli.lines import CHUNK_BYTES, read_chunks, read_lines
 from minibroker.client.shown import shown
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header
+from minibroker.protocol.words import counted
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 """As `lines.MAX_LINE_BYTES`."""
@@ -90,7 +91,7 @@ async def _read_msgpack(descriptor: int) -> AsyncIterator[list[InputRecord]]:
             raise problem
     if begins_at != fed:
         raise MinibrokerError(
-            f"the input was cut off: it ends within record {number + 1}, {fed - begins_at} bytes after byte "
+            f"the input was cut off: it ends within record {number + 1}, {counted(fed - begins_at, 'byte')} after byte "
             f"{begins_at}, where that begins"
         )
 

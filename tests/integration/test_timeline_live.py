@@ -158,7 +158,7 @@ def test_what_is_older_than_a_time_is_left_out_and_bad_options_are_refused(minib
     assert minibroker.ok("timeline", "--since", str(now_ms)) == ""
     told = minibroker.ok("timeline", "--since", "2020-01-01")
     assert re.search(
-        r"^\d\d:\d\d:\d\d\.\d\d\d  broker \d, epoch 1: A request to create the topics orders\.$", told, re.M
+        r"^\d\d:\d\d:\d\d\.\d\d\d  broker \d, epoch 1: A request came to create the topics orders\.$", told, re.M
     )
     assert "a time is expected" in minibroker.refused(2, "timeline", "--since", "yesterday")
     assert "give one of them" in minibroker.refused(2, "timeline", "--follow", "--last-failover")

@@ -144,8 +144,9 @@ class Measurement:
             except TimeoutError:
                 missing = sum(1 for after_s in self.consumed_after_s if not after_s)
                 raise MinibrokerError(
-                    f"{missing} of {self.count} records were not read within {API_TIMEOUT_MS // 1_000} s of the last "
-                    "acknowledgement: see `minibroker status` (with --acks 0 or 1 they may be lost, otherwise never)"
+                    f"{missing} of {counted(self.count, 'record')} not read within "
+                    f"{API_TIMEOUT_MS // 1_000} s of the last acknowledgement: see `minibroker status` "
+                    "(with --acks 0 or 1 they may be lost, otherwise never)"
                 ) from None
             finally:
                 reading.cancel()

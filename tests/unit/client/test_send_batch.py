@@ -253,9 +253,9 @@ def test_a_batch_with_a_record_that_cannot_be_sent_is_refused_as_a_whole_and_nam
                 producer.send_batch("orders", [b"a"], [5])
             with pytest.raises(TypeError, match="values must be a list"):
                 producer.send_batch("orders", b"one value")
-            with pytest.raises(ValueError, match="1 keys for 2 values"):
+            with pytest.raises(ValueError, match="1 key for 2 values"):
                 producer.send_batch("orders", [b"a", b"b"], [b"k"])
-            with pytest.raises(ValueError, match="3 timestamps_ms for 2 values"):
+            with pytest.raises(ValueError, match="3 timestamps for 2 values"):
                 producer.send_batch("orders", [b"a", b"b"], timestamps_ms=[1, 2, 3])
             for wrong in ([-1], [1.5], [True], [1 << 62]):
                 with pytest.raises(BrokerError, match=r"timestamps_ms\[0\]"):

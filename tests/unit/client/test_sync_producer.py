@@ -493,7 +493,7 @@ def test_what_is_wrong_with_a_batch_is_raised_by_the_call(cluster: ClusterThread
     with Producer(cluster.bootstrap, buffer_memory=1 << 20, max_block_ms=200) as producer:
         with pytest.raises(TypeError, match=r"values\[1\] must be bytes"):
             producer.send_batch("orders", [b"a", 1])
-        with pytest.raises(ValueError, match="2 keys for 1 values"):
+        with pytest.raises(ValueError, match="2 keys for 1 value:"):
             producer.send_batch("orders", [b"a"], [b"k", b"l"])
         with pytest.raises(BrokerError, match="partition -1|give a whole number"):
             producer.send_batch("orders", [b"a"], partition=-1)

@@ -14,7 +14,7 @@ from minibroker.deploy.processes import Process
 from minibroker.protocol.recovery_progress import RecoveryProgress
 
 RECOVERING = "2026-11-22T10:30:00.000 INFO minibroker.storage: recovering /data: {}\n"
-READY = "ready broker.id=1 port=9092\n"
+READY = "2026-11-28T03:00:00.123 ready broker.id=1 port=9092\n"
 
 
 def waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: list[str]) -> list[str]:
@@ -44,7 +44,7 @@ def test_one_that_does_not_get_on_is_not(tmp_path: Path, monkeypatch: pytest.Mon
         waited_for(monkeypatch, tmp_path, [line] * 5)
 
 
-HANDED_OVER = 'handed over: {"moved":2,"remaining":1,"among_them":["orders-0"],"problem":""}\n'
+HANDED_OVER = '2026-11-28T03:00:00.123 handed over: {"moved":2,"remaining":1,"among_them":["orders-0"],"problem":""}\n'
 
 
 @pytest.mark.parametrize(

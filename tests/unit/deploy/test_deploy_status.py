@@ -79,6 +79,7 @@ def test_a_dead_broker_and_what_it_left_behind_are_problems() -> None:
     assert status.under_replicated_partitions == ["orders-0", "orders-1"]
     problems = status.problems()
     assert problems[0] == "broker 3 is not running: `minibroker start 3`"
+    assert problems[1] == "orders-1 without a leader: start broker 3 (the ISR)"
     assert len(problems) == 3
     assert (status.brokers[2].alive, status.brokers[2].pid) == (False, None)
 
