@@ -13,23 +13,29 @@ import re
 import sys
 import textwrap
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from minibroker.protocol.broker_proof import LEAST_SECRET_BYTES
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, REPLICATED, ConfigType, Endpoint
+from minibroker.protocol.model import (
+    CONTROL_LISTENER,
+    DEFAULT_LISTENER,
+    REPLICATED,
+    WITHOUT_EFFECT,
+    ConfigType,
+    Endpoint,
+)
 from minibroker.protocol.records import MAX_BATCH_BYTES
 from minibroker.protocol.world import Disk
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 
-_MOST_NAMED = 40
 _LONGEST_SHOWN = 80
 
 
@@ -630,8 +636,7 @@ def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Conf
             raise InvalidConfig(f"{what} setting {missing} is missing: give {rule_of(schema, missing)}") from error
         if "unknown field" in text:
             unknown = text.rpartition("unknown field `")[2].rstrip("`")
-            known = [f.encode_name for f in _fields(schema)]
-            raise InvalidConfig(_unknown(what, unknown, known)) from error
+            raise InvalidConfig(_unknown(what, unknown, schema)) from error
         raise InvalidConfig(f"{what} settings: {text}") from error
 
 
@@ -640,11 +645,75 @@ def _shown(value: str) -> str:
     return repr(value) if len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]!r}... ({len(value)} characters)"
 
 
-def _unknown(what: str, name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    names = ", ".join(known) if len(known) <= _MOST_NAMED else f"in docs/settings.md, {len(known)} of them"
-    hint = f"did you mean {near[0]}?" if near else f"the known ones are {names}"
-    return f"{what} setting {name[:200]!r} is not known; {hint}"
+def _unknown(what: str, name: str, schema: type[msgspec.Struct]) -> str:
+    near = _near(name, schema)
+    hint = "" if near is None else f"did you mean {near}? "
+    of = "--topic TOPIC" if schema is TopicConfig else "--broker ID"
+    known = f"all are in docs/settings.md, and shown by `minibroker configs describe {of} --all`"
+    return f"{what} setting {name[:200]!r} is not known; {hint}{known}"
+
+
+def _near(name: str, schema: type[msgspec.Struct]) -> str | None:
+    """What may have been meant: the setting of the same meaning of a broker or a topic, or the closest name. Never one
+    without effect."""
+    useful = [known for known, said in documentation(schema).items() if not said.startswith(WITHOUT_EFFECT)]
+    if schema is TopicConfig:
+        twins = {broker: topic for topic, broker in SYNONYMS.items()}
+        twins |= {unit: twins[one.setting] for unit, one in _COARSER_UNITS.items()}
+        twin = twins.get(name) or twins.get(f"log.{name}")
+    else:
+        twin = SYNONYMS.get(name)
+        useful += _COARSER_UNITS
+    if twin in useful:
+        return twin
+    return next(iter(difflib.get_close_matches(name, useful, n=1)), None)
+
+
+class _CoarserUnit(NamedTuple):
+    setting: str
+    """The one in milliseconds."""
+    ms: int
+    least: int
+
+
+_HOUR_MS = 3_600_000
+_COARSER_UNITS = {
+    "log.retention.minutes": _CoarserUnit("log.retention.ms", 60_000, -1),
+    "log.retention.hours": _CoarserUnit("log.retention.ms", _HOUR_MS, -1),
+    "log.roll.hours": _CoarserUnit("log.roll.ms", _HOUR_MS, 1),
+    "log.roll.jitter.hours": _CoarserUnit("log.roll.jitter.ms", _HOUR_MS, 0),
+}
+"""Other names of settings of a broker, finer units first: the first that is given counts, as in Kafka."""
+
+
+def _in_milliseconds(values: Mapping[str, str]) -> dict[str, str]:
+    """The settings of a broker without coarser units. Raises InvalidConfig."""
+    fine = {name: value for name, value in values.items() if name not in _COARSER_UNITS}
+    for name, unit in _COARSER_UNITS.items():
+        if name in values:
+            fine.setdefault(unit.setting, str(_milliseconds(name, values[name].strip())))
+    return fine
+
+
+def _milliseconds(name: str, value: str) -> int:
+    """Raises InvalidConfig."""
+    unit = _COARSER_UNITS[name]
+    number = int(value) if _INTEGER.fullmatch(value) and len(value) <= 11 else None
+    if number is None or not unit.least <= number < 2**31:
+        rule = f"a whole number from {unit.least} to {2**31 - 1}"
+        raise InvalidConfig(f"broker setting {name}={_shown(value)}: give {rule}")
+    return number * unit.ms if number > 0 else number
+
+
+def coarser_unit_problem(name: str, value: str) -> str | None:
+    """Why a setting cannot be changed while a broker runs, if it is one in minutes or hours. Raises InvalidConfig."""
+    if name not in _COARSER_UNITS:
+        return None
+    setting = _COARSER_UNITS[name].setting
+    return (
+        f"broker setting {name} is read only when a broker starts, and only if {setting} is not given there: set "
+        f"{setting}={_milliseconds(name, value.strip())} instead"
+    )
 
 
 _INTEGER = re.compile("-?[0-9]+")
@@ -783,7 +852,7 @@ def with_dynamic(static: BrokerConfig, *layers: Mapping[str, str]) -> BrokerConf
 
 def broker_config(values: Mapping[str, str]) -> BrokerConfig:
     """Raises InvalidConfig."""
-    return _convert(values, BrokerConfig, "broker")
+    return _convert(_in_milliseconds(values), BrokerConfig, "broker")
 
 
 def broker_secret(config: BrokerConfig, disk: Disk) -> bytes | None:

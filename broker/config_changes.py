@@ -13,6 +13,7 @@ from minibroker.broker.config import (
     InvalidConfig,
     TopicConfig,
     as_texts,
+    coarser_unit_problem,
     dynamic_problem,
     parse_advertised,
     topic_config,
@@ -139,6 +140,11 @@ def altered_broker(
         raise BrokerError(ErrorCode.INVALID_CONFIG, problem)
     values = altered(known, changes, as_texts(static) | dict(below))
     try:
+        for change in changes:
+            if change.config_operation == AlterOperation.SET and change.value is not None:
+                problem = coarser_unit_problem(change.name, change.value)
+                if problem is not None:
+                    raise InvalidConfig(problem)
         with_dynamic(static, below, values)
     except InvalidConfig as error:
         raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from error

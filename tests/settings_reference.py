@@ -87,6 +87,10 @@ _BROKERS = """\
 A broker takes them from the command line, `python -m minibroker.broker --override NAME=VALUE`, and from a file of such
 lines, `--properties FILE`; the former win. `minibroker up --override NAME=VALUE` gives them to every broker, and to
 every later `up` that gives none.
+
+Kafka's coarser units count there, too, if the finer one is not given: `log.retention.minutes` and then
+`log.retention.hours` for `log.retention.ms`, `log.roll.hours` for `log.roll.ms`, `log.roll.jitter.hours` for
+`log.roll.jitter.ms`. While a broker runs, only the ones in milliseconds can be changed, as in Kafka.
 """
 
 _TOPICS = """

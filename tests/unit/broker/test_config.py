@@ -92,6 +92,43 @@ def test_a_wildcard_address_must_be_advertised_as_something_else() -> None:
         config.advertised_endpoints({"PLAINTEXT": 9092, "CONTROLLER": 1})
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("log.retention.ms", "retention.ms"),
+        ("retention.hours", "retention.ms"),
+        ("log.roll.hours", "segment.ms"),
+        ("local.retention.m", "retention.ms"),
+        ("log.preallocate", None),
+    ],
+)
+def test_an_unknown_topic_setting_is_hinted_at_its_twin_or_the_closest_that_has_an_effect(
+    name: str, meant: str | None
+) -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        topic_config({name: "5"})
+    hint = "" if meant is None else f"did you mean {meant}? "
+    assert f"{name!r} is not known; {hint}all are in docs/settings.md" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "retention_ms"),
+    [
+        ({"log.retention.hours": "2"}, 7_200_000),
+        ({"log.retention.hours": "2", "log.retention.minutes": "3"}, 180_000),
+        ({"log.retention.hours": "2", "log.retention.minutes": "3", "log.retention.ms": "4"}, 4),
+        ({"log.retention.hours": "-1"}, -1),
+        ({}, 604_800_000),
+    ],
+)
+def test_a_coarser_unit_counts_where_no_finer_one_is_given(given: dict[str, str], retention_ms: int) -> None:
+    config = broker_config({**REQUIRED, **given, "log.roll.hours": "1", "log.roll.jitter.hours": "0"})
+    assert (config.log_retention_ms, config.log_roll_ms, config.log_roll_jitter_ms) == (retention_ms, 3_600_000, 0)
+    for name, wrong in (("log.roll.hours", "0"), ("log.retention.minutes", "x"), ("log.retention.hours", "9" * 5000)):
+        with pytest.raises(InvalidConfig, match=f"{name}='.* give a whole number from"):
+            broker_config({**REQUIRED, name: wrong})
+
+
 def test_topic_settings_are_checked_by_name_and_value() -> None:
     assert topic_config({"min.insync.replicas": "2"}).min_insync_replicas == 2
     broker = broker_config(REQUIRED)
@@ -216,7 +253,7 @@ def test_a_value_is_read_as_kafka_reads_it(name: str, text: str, means: object) 
 def test_a_setting_that_is_mistyped_is_answered_with_the_one_that_is_meant() -> None:
     with pytest.raises(InvalidConfig, match=r"'min.insync.replica' is not known; did you mean min.insync.replicas\?"):
         topic_config({"min.insync.replica": "2"})
-    with pytest.raises(InvalidConfig, match="'nope' is not known; the known ones are min.insync.replicas, "):
+    with pytest.raises(InvalidConfig, match="'nope' is not known; all are in docs/settings.md, and shown by `[^`]*`$"):
         topic_config({"nope": "2"})
 
 

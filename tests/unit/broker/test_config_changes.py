@@ -122,6 +122,7 @@ def test_what_was_edited_by_hand_and_is_no_setting_may_be_deleted_and_nothing_el
         ("broker.secret", "x" * 20, "broker.secret is read-only"),
         ("log.durability", "synced", "log.durability is read-only"),
         ("log.retention.ms", "x", "give a whole number"),
+        ("log.retention.hours", "5", "set log.retention.ms=18000000 instead"),
         ("log.cleaner.min.compaction.lag.ms", "20", "exceeds log.cleaner.max.compaction.lag.ms=10"),
     ],
 )
