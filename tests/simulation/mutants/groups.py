@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from minibroker.broker.groups import commits, coordinator, offsets, terms
+from minibroker.broker.groups.ageing import Ageing
 from minibroker.broker.groups.attempts import LatestAttempts
 from minibroker.broker.groups.coordinator import GroupCoordinator
 from minibroker.broker.groups.group import Group
@@ -263,6 +264,21 @@ def groups_are_dropped_in_their_deletion(patches: Patches) -> None:
     def forget_unused(original: Any, self: Term, group: Group, now_s: float) -> None:
         if group.is_unused:
             self.groups.pop(group.group_id, None)
+
+
+@mutant("offsets that expire", "what members have ceased to read is as old as its commit")
+def what_was_read_ages_by_its_commit(patches: Patches) -> None:
+    @patches.instead_of(Group, "note_subscribed")
+    def note_subscribed(original: Any, self: Group, now_s: float) -> None:
+        pass
+
+
+@mutant("offsets that expire", "offsets age while the broker is stopped")
+def offsets_age_while_stopped(patches: Patches) -> None:
+    @patches.instead_of(Ageing, "look")
+    def look(original: Any, self: Ageing) -> None:
+        self._counted_s += self._clock.monotonic() - self._looked_at_s
+        self._looked_at_s = self._clock.monotonic()
 
 
 @mutant("clocks", "an offset is as old as the clock of whoever wrote it and that of its coordinator say")
