@@ -27,17 +27,18 @@ def named(partitions: Collection[TopicPartition], limit: int = NAMED) -> str:
 
 
 class Gathered(Generic[T]):
-    """`say` is called with all that was added within GATHER_S of the first, and on `close`."""
+    """`say` is called with all that was added within `gather_s` of the first, and on `close`."""
 
-    def __init__(self, say: Callable[[list[T]], None]) -> None:
+    def __init__(self, say: Callable[[list[T]], None], gather_s: float = GATHER_S) -> None:
         self._say = say
+        self._gather_s = gather_s
         self._items: list[T] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, item: T) -> None:
         self._items.append(item)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._flush)
+            self._timer = asyncio.get_running_loop().call_later(self._gather_s, self._flush)
 
     def close(self) -> None:
         if self._timer is not None:

@@ -67,6 +67,9 @@ LEAST_LOOK_S = 0.005
 MOST_LOOK_S = 0.25
 """How often the high watermark is looked at that a load waits for; more seldom the longer that lasts."""
 RETRY_S = 1.0
+UNWRITTEN_S = 5.0
+"""Writes that fail are logged this often: clients repeat them many times a second for as long as replicas are missing.
+"""
 
 _NO_MEANING = encode_group_key("")
 """The key of a group that nobody can have: a record with it and without a value says nothing to whoever reads it."""
@@ -181,6 +184,7 @@ class Terms:
         self._begun: Gathered[tuple[Term, int, float]] = Gathered(_log_begun)
         """With how many groups, and how long it took to load them."""
         self._ended: Gathered[Term] = Gathered(_log_ended)
+        self._unwritten: Gathered[tuple[TopicPartition, ErrorCode]] = Gathered(_log_unwritten, UNWRITTEN_S)
         self.loads = 0
         """Terms that were loaded."""
         self.load_s = 0.0
@@ -189,6 +193,7 @@ class Terms:
     def close(self) -> None:
         self._ended.close()
         self._begun.close()
+        self._unwritten.close()
 
     def add_listener(self, listener: TermListener) -> None:
         self._listeners.append(listener)
@@ -344,7 +349,8 @@ class Terms:
             if code is _E.NONE:
                 written(Outcome(code, status.response.base_offset))
                 return
-            logger.warning("%s: %d records could not be written: %s", term.topic_partition, len(records), code.name)
+            logger.debug("%s: %s not written: %s", term.topic_partition, counted(len(records), "record"), code.name)
+            self._unwritten.add((term.topic_partition, code))
             is_in_log = status.required_offset >= 0
             base_offset = status.required_offset - len(records) if is_in_log else -1
             written(Outcome(_AS_COORDINATOR.get(code, code), base_offset, is_in_doubt=code not in _NOT_APPENDED))
@@ -463,3 +469,12 @@ def _log_begun(begun: list[tuple[Term, int, float]]) -> None:
 def _log_ended(ended: list[Term]) -> None:
     groups = counted(sum(len(term.groups) for term in ended), "group")
     logger.info("no longer coordinates %s of %s", groups, named({term.topic_partition for term in ended}))
+
+
+def _log_unwritten(unwritten: list[tuple[TopicPartition, ErrorCode]]) -> None:
+    for code in dict.fromkeys(code for _, code in unwritten):
+        failed = [topic_partition for topic_partition, each in unwritten if each is code]
+        writes, of = counted(len(failed), "write"), named(set(failed))
+        logger.warning(
+            "within %g s %s of group state to %s failed: %s; clients retry", UNWRITTEN_S, writes, of, code.name
+        )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
 
 from minibroker.broker.groups.records import OffsetKey, decode_key, decode_offset_value
 from minibroker.broker.groups.states import GroupState
+from minibroker.broker.groups.terms import UNWRITTEN_S
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.consumer_protocol import ConsumerProtocolSubscription, encode_subscription
 from minibroker.protocol.errors import ErrorCode
@@ -157,6 +159,21 @@ def test_a_commit_that_is_not_replicated_in_time_fails_and_is_shown_once_it_is_r
         assert await groups.committed() == 7
 
     with_groups(tmp_path, program, lead=False)
+
+
+def test_writes_that_fail_over_and_over_are_one_warning_in_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(groups: CoordinatedGroups) -> None:
+        await groups.lead(isr=(ME, 2, 3))
+        await asyncio.gather(*(groups.commit(offset) for offset in range(20)))
+        await asyncio.sleep(UNWRITTEN_S)
+
+    with_groups(tmp_path, scenario, lead=False)
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [line for line in said if "group state" in line] == [
+        "within 5 s 20 writes of group state to __consumer_offsets-0 failed: REQUEST_TIMED_OUT; clients retry"
+    ]
 
 
 def test_a_deletion_that_is_not_replicated_in_time_fails_and_counts_once_it_is_replicated(tmp_path: Path) -> None:
