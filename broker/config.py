@@ -647,10 +647,13 @@ def _shown(value: str) -> str:
 
 def _unknown(what: str, name: str, schema: type[msgspec.Struct]) -> str:
     near = _near(name, schema)
-    hint = "" if near is None else f"did you mean {near}? "
-    of = "--topic TOPIC" if schema is TopicConfig else "--broker ID"
-    known = f"all are in docs/settings.md, and shown by `minibroker configs describe {of} --all`"
-    return f"{what} setting {name[:200]!r} is not known; {hint}{known}"
+    if near is not None:
+        hint = f"did you mean {near}?"
+    elif schema is TopicConfig:  # that docs/settings.md has all is in the error that a client is sent
+        hint = "`minibroker configs describe --topic TOPIC --all` shows all that are"
+    else:
+        hint = "docs/settings.md has all that are"
+    return f"{what} setting {name[:200]!r} is not known; {hint}"
 
 
 def _near(name: str, schema: type[msgspec.Struct]) -> str | None:
