@@ -61,6 +61,7 @@ from minibroker.client.settings import (
     check_partitions,
     check_text,
     check_topic_name,
+    knows_other_names,
 )
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.client.timeline import TimelineRead, TimelineReader
@@ -186,6 +187,7 @@ class Admin(Client):
 
     _noun = "admin client"
 
+    @knows_other_names
     def __init__(
         self,
         bootstrap: str | Sequence[str],

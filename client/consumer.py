@@ -48,6 +48,7 @@ from minibroker.client.settings import (
     check_partition,
     check_partitions,
     check_text,
+    knows_other_names,
 )
 from minibroker.client.stalls import LOOK_EVERY_S, STALL_S, Stalls
 from minibroker.protocol import messages as m
@@ -125,6 +126,7 @@ class Consumer(Client):
 
     _noun = "consumer"
 
+    @knows_other_names
     def __init__(
         self,
         bootstrap: str | Sequence[str],

@@ -166,6 +166,11 @@ class Delivery(_Coroutine, gc=False, eq=False):
         offset = f", offset={batch.base_offset + index}" if batch.base_offset >= 0 else ""
         return f"<Delivery {where} acknowledged{offset}>"
 
+    def _waiting_for(self) -> Batch | None:
+        """The batch that has not ended."""
+        batch = self._place()[0]
+        return None if batch.is_done else batch
+
     def _place(self) -> tuple[Batch, int]:
         """Where the record is now."""
         batch, index = self._batch, self._index
@@ -194,6 +199,11 @@ class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
 
     def __bool__(self) -> bool:
         return True
+
+    def _waiting_for(self) -> Batch | None:
+        """The first batch that has not ended."""
+        self._follow()
+        return next((part.batch for part in self._parts if not part.batch.is_done), None)
 
     def done(self) -> bool:
         """Whether every record is acknowledged or has failed: then `await` returns, or raises, at once."""

@@ -37,7 +37,14 @@ from minibroker.client.partitioners import Partitioner, RecordPartitioner, Witho
 from minibroker.client.runtime import ClientRuntime
 from minibroker.client.sender import Sender
 from minibroker.client.serializers import Serializer, SerializerChoice, choose_serializer, serialize
-from minibroker.client.settings import check_boolean, check_choice, check_integer, check_ms, check_text
+from minibroker.client.settings import (
+    check_boolean,
+    check_choice,
+    check_integer,
+    check_ms,
+    check_text,
+    knows_other_names,
+)
 from minibroker.client.shown import shown
 from minibroker.client.tasks import Pulse, Turns
 from minibroker.protocol.compression import Compression
@@ -100,6 +107,7 @@ class Producer(Client):
 
     _noun = "producer"
 
+    @knows_other_names
     def __init__(
         self,
         bootstrap: str | Sequence[str],
@@ -322,6 +330,11 @@ class Producer(Client):
         if self._accumulator.is_over_limit:
             self._paused_ms = -PAUSE_EVERY_MS  # the next drain must look
         return Delivery(batch, index)
+
+    def _failed_so_far(self, delivery: Delivery | BatchDelivery) -> str | None:
+        """For messages: where records go that wait, and what has failed. None: they wait no more."""
+        batch = delivery._waiting_for()
+        return None if batch is None else self._sender.failed_so_far(batch)
 
     def _refused(self, error: BrokerError) -> None:
         if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:

@@ -166,6 +166,12 @@ class Sender:
             if leader is not None and leader != queue.tried:
                 queue.retry_at = now
 
+    def failed_so_far(self, batch: Batch) -> str:
+        """Where the records of a batch that waits are to go, and the error of the last attempt, if there is one."""
+        cause, reason = self._why(batch)
+        where = batch.topic if batch.partition == UNASSIGNED else _name((batch.topic, batch.partition))
+        return where if cause is None else f"{where}: {reason}"
+
     def _timed_out(self, batch: Batch, now: float) -> DeliveryTimedOut:
         cause, reason = self._why(batch)
         where = _name((batch.topic, batch.partition))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from minibroker.client.errors import InvalidSetting
 from minibroker.client.shown import shown
@@ -12,7 +13,33 @@ from minibroker.protocol.model import TopicPartition, topic_name_problem
 
 T = TypeVar("T")
 
+P = ParamSpec("P")
+Self = TypeVar("Self")
+
 MAX_MS = 2**31 - 1
+
+_ELSEWHERE = {
+    "bootstrap_servers": "it is called bootstrap here, and comes first",
+    "group_id": "it is called group here: group=...",
+    "compression_type": "it is called compression here: compression=...",
+    "transactional_id": "there are no transactions: leave it out",
+    "isolation_level": "there are no transactions: leave it out",
+}
+"""Names of Kafka's, aiokafka's and kafka-python's arguments that are called otherwise here (`docs/client.md`)."""
+
+
+def knows_other_names(init: Callable[Concatenate[Self, P], None]) -> Callable[Concatenate[Self, P], None]:
+    """A decorator for the constructor of a client: a name of another Kafka client raises a TypeError that says what to
+    write here."""
+
+    @wraps(init)
+    def checked(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        for name in kwargs:
+            if name in _ELSEWHERE:
+                raise TypeError(f"{type(self).__name__}() has no argument {name}: {_ELSEWHERE[name]}")
+        init(self, *args, **kwargs)
+
+    return checked
 
 
 class Address(NamedTuple):

@@ -12,6 +12,7 @@ from minibroker.client.configs import ConfigChange, ConfigEntry, ConfigResource
 from minibroker.client.groups import GroupDescription, GroupListing
 from minibroker.client.offsets import OffsetAndTimestamp
 from minibroker.client.reassignment import PartitionReassignment
+from minibroker.client.settings import knows_other_names
 from minibroker.client.sync.facade import Facade
 from minibroker.client.timeline import TimelineRead
 from minibroker.client.timeline import TimelineReader as AsyncTimelineReader
@@ -28,6 +29,7 @@ class Admin(Facade[AsyncAdmin]):
 
     _noun = "admin client"
 
+    @knows_other_names
     def __init__(
         self,
         bootstrap: str | Sequence[str],

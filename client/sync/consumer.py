@@ -36,7 +36,7 @@ from minibroker.client.offsets import OffsetAndTimestamp
 from minibroker.client.rebalance_listener import RebalanceListener as AsyncRebalanceListener
 from minibroker.client.records import ConsumerBatch, Record
 from minibroker.client.serializers import DeserializerChoice
-from minibroker.client.settings import check_ms
+from minibroker.client.settings import check_ms, knows_other_names
 from minibroker.client.sync.background import Background, Call
 from minibroker.client.sync.facade import Coroutines, Ending, Facade, T
 from minibroker.protocol.model import TopicPartition
@@ -219,6 +219,7 @@ class Consumer(Facade[AsyncConsumer]):
 
     _noun = "consumer"
 
+    @knows_other_names
     def __init__(
         self,
         bootstrap: str | Sequence[str],

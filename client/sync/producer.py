@@ -48,7 +48,7 @@ from minibroker.client.producer import (
 )
 from minibroker.client.producer import Producer as AsyncProducer
 from minibroker.client.serializers import SerializerChoice, choose_serializer, serialize
-from minibroker.client.settings import check_ms, check_topic_name
+from minibroker.client.settings import check_ms, check_topic_name, knows_other_names
 from minibroker.client.sync.background import Background
 from minibroker.client.sync.facade import Ending, Facade, T, within
 from minibroker.client.tasks import Pulse
@@ -309,8 +309,10 @@ class Handover(Ending):
     def wait_for(self, delivery: Delivery | BatchDelivery, timeout_ms: float | None) -> None:
         """Until it is done. Raises ApiTimedOut, Closed, ForkedClient."""
         timeout_s = None if timeout_ms is None else check_ms("timeout_ms", timeout_ms)
+        so_far = delivery._topic
 
         async def wait() -> None:
+            nonlocal so_far
             self._waiting_for_results += 1
             self._progress.notify()
             try:
@@ -321,13 +323,18 @@ class Handover(Ending):
                         else:
                             with suppress(MinibrokerError):  # it is raised in the caller's thread
                                 await delivery._sent
+            except TimeoutError:
+                if delivery._sent is not None:
+                    so_far = self._producer._failed_so_far(delivery._sent) or so_far
+                raise
             finally:
                 self._waiting_for_results -= 1
 
         try:
             self.background.call(wait)
         except TimeoutError as error:
-            raise ApiTimedOut(f"{delivery!r}, after {timeout_ms} ms; it is still being sent") from error
+            what = f"not acknowledged within {timeout_ms:g} ms, and still being sent"
+            raise ApiTimedOut(f"{what}: {so_far}") from error
         except Closed:
             if not delivery.done():
                 raise
@@ -564,6 +571,7 @@ class Producer(Facade[AsyncProducer]):
     _noun = "producer"
     _ending: Handover
 
+    @knows_other_names
     def __init__(
         self,
         bootstrap: str | Sequence[str],

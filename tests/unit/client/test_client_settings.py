@@ -9,7 +9,7 @@ import pytest
 
 import minibroker
 import minibroker.sync
-from minibroker import Admin, ConfigChange, ConfigResource, RebalanceListener
+from minibroker import Admin, ConfigChange, ConfigResource, RebalanceListener, sync
 from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import FailedRecord, InvalidSetting
@@ -223,3 +223,13 @@ def test_a_list_that_contains_itself_can_be_shown() -> None:
 )
 def test_a_short_value_is_shown_as_python_writes_it(value: object) -> None:
     assert str(InvalidSetting("name", value, "rule")) == f"name={value!r}: rule"
+
+
+@pytest.mark.parametrize("client", [Producer, Consumer, Admin, sync.Producer, sync.Consumer, sync.Admin])
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [("bootstrap_servers", "bootstrap"), ("group_id", "group="), ("transactional_id", "no transactions")],
+)
+def test_a_name_of_another_kafka_client_is_answered_with_the_name_here(client: Any, name: str, here: str) -> None:
+    with pytest.raises(TypeError, match=rf"{client.__name__}\(\) has no argument {name}: .*{here}"):
+        client(**{name: "x"})

@@ -218,6 +218,22 @@ def test_what_the_cluster_has_against_a_record_is_raised_by_its_delivery_or_by_f
         producer.flush()
 
 
+def test_a_result_that_is_not_there_in_time_names_the_topic_and_what_has_failed_so_far(cluster: ClusterThread) -> None:
+    with Producer(cluster.bootstrap, max_block_ms=600) as producer:
+        for is_batch in (False, True):
+            delivery = producer.send_batch("nowhere", [b"v"]) if is_batch else producer.send("nowhere", b"v")
+            said = ""
+            while "UNKNOWN_TOPIC_OR_PARTITION" not in said:  # until the brokers have been asked
+                with pytest.raises(ApiTimedOut) as raised:
+                    delivery.result(timeout_ms=20)
+                said = str(raised.value)
+            assert said.startswith(
+                "not acknowledged within 20 ms, and still being sent: nowhere: the last attempt failed:"
+            )
+            with pytest.raises((BrokerError, BatchDeliveryFailed)):
+                delivery.result()
+
+
 def test_what_fails_after_a_result_was_not_waited_for_to_the_end_is_raised_by_flush(cluster: ClusterThread) -> None:
     with Producer(cluster.bootstrap, delivery_timeout_ms=500) as producer:
         with pytest.raises(ApiTimedOut, match="still being sent"):
@@ -257,7 +273,7 @@ def test_waiting_for_a_result_is_bounded_if_the_caller_says_so(cluster: ClusterT
     hang_all(cluster)
     with Producer(cluster.bootstrap, request_timeout_ms=500) as producer:
         delivery = producer.send("orders", b"v")
-        with pytest.raises(ApiTimedOut, match=r"<Delivery orders-0 waiting>, after 50 ms"):
+        with pytest.raises(ApiTimedOut, match=r"not acknowledged within 50 ms, and still being sent: orders-0"):
             delivery.result(timeout_ms=50)
         with pytest.raises(ApiTimedOut, match="still being sent, within 50 ms"):
             producer.flush(timeout_ms=50)
