@@ -116,6 +116,7 @@ OFFSET_FOR_LEADER_EPOCH = Api(
 )
 DESCRIBE_CONFIGS = Api(32, "DescribeConfigs", m.DescribeConfigsRequest, m.DescribeConfigsResponse)
 ALTER_CONFIGS = Api(33, "AlterConfigs", m.AlterConfigsRequest, m.AlterConfigsResponse)
+ALTER_REPLICA_LOG_DIRS = Api(34, "AlterReplicaLogDirs", m.AlterReplicaLogDirsRequest, m.AlterReplicaLogDirsResponse)
 DESCRIBE_LOG_DIRS = Api(35, "DescribeLogDirs", m.DescribeLogDirsRequest, m.DescribeLogDirsResponse)
 CREATE_PARTITIONS = Api(37, "CreatePartitions", m.CreatePartitionsRequest, m.CreatePartitionsResponse)
 DELETE_GROUPS = Api(42, "DeleteGroups", g.DeleteGroupsRequest, g.DeleteGroupsResponse)
@@ -171,6 +172,7 @@ APIS: dict[int, Api[Any, Any]] = {
         OFFSET_FOR_LEADER_EPOCH,
         DESCRIBE_CONFIGS,
         ALTER_CONFIGS,
+        ALTER_REPLICA_LOG_DIRS,
         DESCRIBE_LOG_DIRS,
         CREATE_PARTITIONS,
         DELETE_GROUPS,

@@ -651,6 +651,39 @@ class OffsetForLeaderEpochResponse(Message):
     topics: Annotated[list[OffsetForLeaderTopicResponse], Meta(max_length=MAX_TOPICS)]
 
 
+# --- AlterReplicaLogDirs (34) --------------------------------------------------------------------------------------
+
+
+class AlterReplicaLogDirTopic(Message):
+    name: TopicName
+    partitions: Annotated[list[Int32], Meta(max_length=MAX_PARTITIONS)]
+
+
+class AlterReplicaLogDir(Message):
+    path: String
+    """The directory that these replicas of the broker are to be moved to."""
+    topics: Annotated[list[AlterReplicaLogDirTopic], Meta(max_length=MAX_TOPICS)]
+
+
+class AlterReplicaLogDirsRequest(Message):
+    dirs: Annotated[list[AlterReplicaLogDir], Meta(max_length=1_000)]
+
+
+class AlterReplicaLogDirPartitionResult(Message):
+    partition_index: Int32
+    error_code: Int16
+
+
+class AlterReplicaLogDirTopicResult(Message):
+    topic_name: TopicName
+    partitions: Annotated[list[AlterReplicaLogDirPartitionResult], Meta(max_length=MAX_PARTITIONS)]
+
+
+class AlterReplicaLogDirsResponse(Message):
+    throttle_time_ms: Int32
+    results: Annotated[list[AlterReplicaLogDirTopicResult], Meta(max_length=MAX_TOPICS)]
+
+
 # --- DescribeLogDirs (35) ------------------------------------------------------------------------------------------
 
 
@@ -671,6 +704,7 @@ class DescribeLogDirsPartition(Message):
     offset_lag: Int64
     """How far the log ends before the high watermark; -1: not known."""
     is_future_key: bool = False
+    """The replica is being moved here, from another directory, and `offset_lag` is what is still to be copied."""
 
 
 class DescribeLogDirsTopic(Message):

@@ -26,7 +26,7 @@ from minibroker.broker.handlers.groups import (
     handle_sync_group,
 )
 from minibroker.broker.handlers.list_offsets import handle_list_offsets, handle_offset_for_leader_epoch
-from minibroker.broker.handlers.log_dirs import handle_describe_log_dirs
+from minibroker.broker.handlers.log_dirs import handle_alter_replica_log_dirs, handle_describe_log_dirs
 from minibroker.broker.handlers.metadata import handle_api_versions, handle_describe_cluster, handle_metadata
 from minibroker.broker.handlers.produce import handle_produce
 from minibroker.broker.handlers.producer_ids import handle_describe_producers, handle_init_producer_id
@@ -66,6 +66,7 @@ HANDLERS: dict[int, Handler] = {
     apis.OFFSET_FOR_LEADER_EPOCH.key: handle_offset_for_leader_epoch,
     apis.DESCRIBE_CONFIGS.key: handle_describe_configs,
     apis.ALTER_CONFIGS.key: handle_alter_configs,
+    apis.ALTER_REPLICA_LOG_DIRS.key: handle_alter_replica_log_dirs,
     apis.DESCRIBE_LOG_DIRS.key: handle_describe_log_dirs,
     apis.DELETE_GROUPS.key: handle_delete_groups,
     apis.OFFSET_DELETE.key: handle_offset_delete,

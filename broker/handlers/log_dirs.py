@@ -1,13 +1,20 @@
-"""DescribeLogDirs: what is in each log directory of this broker, how much room there is, and which are offline."""
+"""DescribeLogDirs: what is in each log directory of this broker, how much room there is, and which are offline.
+AlterReplicaLogDirs: replicas are to be moved from one to another.
+"""
 
 import asyncio
+import logging
 from collections.abc import Collection
 
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.storage.log import Log
-from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
@@ -15,6 +22,8 @@ from minibroker.protocol.messages import (
     DescribeLogDirsTopic,
 )
 from minibroker.protocol.model import TopicPartition
+
+logger = logging.getLogger("minibroker.handlers")
 
 LOGS_PER_SLICE = 500
 BREATH_S = 0.001
@@ -31,9 +40,13 @@ async def handle_describe_log_dirs(services: Services, request: Request) -> None
     for path in log_dirs.paths:
         total_bytes, usable_bytes = await log_dirs.space(path)
         topics = await _topics(services, log_dirs.logs_in(path), wanted)
+        for replica, size, lag in services.replicas.mover.futures_in(path):
+            if wanted is None or replica in wanted:
+                described = DescribeLogDirsPartition(replica.partition, size, lag, is_future_key=True)
+                topics.setdefault(replica.topic, DescribeLogDirsTopic(replica.topic, [])).partitions.append(described)
         reason = log_dirs.offline.get(path)  # asked last: it may have failed meanwhile
         if reason is None:
-            result = DescribeLogDirsResult(ErrorCode.NONE, path, topics, total_bytes, usable_bytes)
+            result = DescribeLogDirsResult(ErrorCode.NONE, path, [*topics.values()], total_bytes, usable_bytes)
         else:
             result = DescribeLogDirsResult(ErrorCode.KAFKA_STORAGE_ERROR, path, [], error_message=reason[:1_000])
         results.append(result)
@@ -42,7 +55,7 @@ async def handle_describe_log_dirs(services: Services, request: Request) -> None
 
 async def _topics(
     services: Services, logs: list[Log], wanted: Collection[TopicPartition] | None
-) -> list[DescribeLogDirsTopic]:
+) -> dict[str, DescribeLogDirsTopic]:
     topics: dict[str, DescribeLogDirsTopic] = {}
     for number, log in enumerate(sorted(logs, key=lambda log: log.partition), 1):
         if number % LOGS_PER_SLICE == 0:
@@ -54,4 +67,30 @@ async def _topics(
         lag = -1 if replica is None else max(0, replica.high_watermark - log.log_end_offset)
         described = DescribeLogDirsPartition(index, log.size, lag)
         topics.setdefault(topic, DescribeLogDirsTopic(topic, [])).partitions.append(described)
-    return list(topics.values())
+    return topics
+
+
+async def handle_alter_replica_log_dirs(services: Services, request: Request) -> None:
+    """Each move is begun, or refused, by itself. Of a replica that is named twice the last directory counts, as in
+    Kafka. What Kafka does beyond that is left out: it remembers the directory for a replica that it does not have."""
+    body = request.body
+    assert isinstance(body, AlterReplicaLogDirsRequest)
+    wanted = {
+        TopicPartition(topic.name, index): directory.path
+        for directory in body.dirs
+        for topic in directory.topics
+        for index in topic.partitions
+    }
+    results: dict[str, AlterReplicaLogDirTopicResult] = {}
+    for number, ((topic, index), path) in enumerate(wanted.items(), 1):
+        code = ErrorCode.NONE
+        try:
+            services.replicas.mover.move(TopicPartition(topic, index), path)
+        except BrokerError as error:
+            logger.warning("AlterReplicaLogDirs: %s", error)
+            code = error.code
+        result = results.setdefault(topic, AlterReplicaLogDirTopicResult(topic, []))
+        result.partitions.append(AlterReplicaLogDirPartitionResult(index, code))
+        if number % LOGS_PER_SLICE == 0:
+            await asyncio.sleep(BREATH_S)
+    request.respond(AlterReplicaLogDirsResponse(0, [*results.values()]))

@@ -2,7 +2,7 @@
 
 Handlers append, read and delete, and what cannot be answered yet waits in one of three purgatories; orders say which
 broker leads. What goes on by itself has modules of its own: `IsrWriter`, `FetcherManager`, `HighWatermarkCheckpoint`,
-`LogRetention`, `LogCleaner`, `Healer`.
+`LogRetention`, `LogCleaner`, `LogMover`, `Healer`.
 """
 
 import asyncio
@@ -39,6 +39,7 @@ from minibroker.broker.replication.healing import Healer, tell_of_lost_replicas
 from minibroker.broker.replication.high_watermark_checkpoint import HighWatermarkCheckpoint
 from minibroker.broker.replication.isr_writer import IsrWriter, catch_up
 from minibroker.broker.replication.log_cleaner import CleanerSettings, LogCleaner
+from minibroker.broker.replication.log_mover import LogMover
 from minibroker.broker.replication.log_retention import LogRetention
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
 from minibroker.broker.replication.refused_batches import RefusedBatches
@@ -265,6 +266,9 @@ class ReplicaManager:
             self._sleeps,
             self._with_present_settings,
         )
+        self.mover = LogMover(
+            logs, self._partitions, lambda partition: metadata.partition(partition) is not None, self._log_moved
+        )
 
     # -- start and stop --
 
@@ -272,6 +276,7 @@ class ReplicaManager:
         """After the logs were opened, before the first control request."""
         self.isr_writer.start()
         self._supervisor.start(self.healer.run(), "healing of damaged replicas")
+        self._supervisor.start(self.mover.run(), "moves of replicas between log directories")
         self._supervisor.start(self._look_at_refused_topics(), "look at settings that make no sense")
         for path in self._logs.paths:
             self._supervisor.start(self._checkpoint.run(path), f"high watermark checkpoint of {path}")
@@ -981,13 +986,24 @@ class ReplicaManager:
             min_insync_replicas=config.min_insync_replicas,
             traffic=self.traffic.setdefault(topic_partition.topic, Traffic()),
             may_be_deposed=self._may_be_deposed,
-            store_start_soon=partial(self._retention.store_start_soon, log.log_dir),
+            store_start_soon=self._store_start_soon,
             leader_quota=leader_quota,
             follower_quota=follower_quota,
             give_up=self._give_up_soon,
         )
-        log.on_flushed = lambda: self._flushed(partition)
+        log.on_flushed = partial(self._flushed, partition)
         return partition
+
+    def _store_start_soon(self, topic_partition: TopicPartition) -> None:
+        partition = self._partitions.get(topic_partition)
+        if partition is not None:
+            self._retention.store_start_soon(partition.log.log_dir, topic_partition)
+
+    def _log_moved(self, partition: Partition) -> None:
+        """Its log is in another directory from now on, and all of it is flushed."""
+        partition.log.on_flushed = partial(self._flushed, partition)
+        self._flushed(partition)
+        self._deletions.check_soon(partition.topic_partition)  # where it begins is on disk, too
 
     def _quotas_of(self, topic_partition: TopicPartition, topic: TopicConfig) -> tuple[Quota | None, Quota | None]:
         """As a leader, and as a follower."""
@@ -1000,7 +1016,7 @@ class ReplicaManager:
         return quota if is_throttled(replicas, topic_partition.partition, self._config.broker_id) else None
 
     def _flushed(self, partition: Partition) -> None:
-        """Of a log with durability=synced: this replica has more now."""
+        """Of a log with durability=synced, or that was moved: this replica may have more now."""
         if partition.advance_high_watermark():
             self._high_watermark_moved(partition)
         elif not partition.is_leader:

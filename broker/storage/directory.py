@@ -65,9 +65,11 @@ SHORTAGE_LOG_INTERVAL_S = 10.0
 DELETED = "-delete"
 STRAY = "-stray"
 """Of a topic that was deleted while this directory was not there (Kafka's strays): kept, for somebody to remove."""
+FUTURE = "-future"
+"""A copy of a replica that is being moved here from another directory, not complete yet."""
 
 _MAX_FILE_NAME = 255
-_MOVED_NAME = re.compile(rf".+-[0-9]+\.[0-9a-f]{{32}}({DELETED}|{STRAY})", re.ASCII)
+_MOVED_NAME = re.compile(rf".+-[0-9]+\.[0-9a-f]{{32}}({DELETED}|{STRAY}|{FUTURE})", re.ASCII)
 _PARTITION_NAME = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.ASCII)
 
 
@@ -85,7 +87,7 @@ class Contents(NamedTuple):
 
     partitions: list[TopicPartition]
     deleted: list[str]
-    """Names of what an interrupted deletion left."""
+    """Names of what an interrupted deletion or move left."""
 
 
 class LogDirectory:
@@ -215,7 +217,7 @@ class LogDirectory:
         deleted: list[str] = []
         for name in self._disk.list(self.path):
             moved = _MOVED_NAME.fullmatch(name)
-            if moved is not None and moved[1] == DELETED:
+            if moved is not None and moved[1] in (DELETED, FUTURE):
                 deleted.append(name)
                 continue
             if moved is not None:
@@ -362,6 +364,6 @@ def partition_of(directory: str) -> TopicPartition | None:
 
 def moved_name(partition: TopicPartition, unique: str, suffix: str) -> str:
     """`<topic>-<partition>.<unique><suffix>`, with the topic cut where a file name would be too long. The suffix is
-    DELETED or STRAY."""
+    DELETED, STRAY or FUTURE."""
     suffix = f"-{partition.partition}.{unique}{suffix}"
     return partition.topic[: _MAX_FILE_NAME - len(suffix)] + suffix

@@ -135,7 +135,7 @@ class StoredIndex:
 
     def __init__(self, disk: Disk, path: str, layout: Layout, count: int) -> None:
         self._disk = disk
-        self._path = path
+        self.path = path
         self._layout = layout
         self._count = count
 
@@ -150,13 +150,13 @@ class StoredIndex:
 
     def _search(self, column: int, target: int) -> Entry | None:
         size = self._layout.entry.size
-        file = self._disk.open(self._path)
+        file = self._disk.open(self.path)
         try:
 
             def entry(index: int) -> Entry:
                 data = file.pread(size, index * size)
                 if len(data) < size:
-                    raise InvalidIndex(f"{self._path} ends before entry {index} of {self._count}")
+                    raise InvalidIndex(f"{self.path} ends before entry {index} of {self._count}")
                 key, value = self._layout.entry.unpack(data)
                 return key, value
 

@@ -51,6 +51,7 @@ from minibroker.broker.storage.flush import Flush, write_topic_id
 from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.io_errors import Trouble, shortage, trouble_of
 from minibroker.broker.storage.key_map import KeyMap
+from minibroker.broker.storage.leader_epochs import LeaderEpochCache
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.producer_state import Producer, ProducerBatch, ProducerState
 from minibroker.broker.storage.recovery import Recovered, replay
@@ -132,7 +133,8 @@ class _LogChanged(Exception):
 
 
 class Log:
-    """All methods but `flush`, `checkpoint` and `close` are synchronous and belong to the event loop.
+    """Belongs to the event loop. What writes, reads and cuts is synchronous; what flushes, compacts, removes and closes
+    is not.
 
     Every method raises BrokerError: KAFKA_STORAGE_ERROR once the log directory has failed (this call's I/O error
     included; but see `Shortage`), NOT_LEADER_OR_FOLLOWER once the log is closed.
@@ -193,7 +195,6 @@ class Log:
         """Segments created, removed and truncated."""
         self._synced_changes = 0
         self._cuts = 0
-        """How often it was truncated."""
         self._written_now: Flush | None = None
         self._shortage: OSError | None = None
         """What kept the last flush from being carried out."""
@@ -210,6 +211,7 @@ class Log:
         self._removal_waits = False
         """Old segments are to be removed before the next compaction."""
         self._compacting: asyncio.Task[bool] | None = None
+        self._is_compaction_paused = False
         self._swap: Swap | None = None
         self._closed = False
 
@@ -257,6 +259,15 @@ class Log:
     def flushing_for_s(self) -> float:
         """For how many seconds the flush that is under way has been at work; 0 where none is."""
         return 0.0 if self._flush_began_s is None else self._clock.monotonic() - self._flush_began_s
+
+    @property
+    def cuts(self) -> int:
+        """How often it was truncated."""
+        return self._cuts
+
+    @property
+    def is_being_flushed(self) -> bool:
+        return self._written_now is not None
 
     @property
     def first_dirty_offset(self) -> int:
@@ -994,12 +1005,14 @@ class Log:
 
     async def compact(self, what: Cleanable, key_map: KeyMap, pace: Pace) -> bool:
         """One pass over the log, see `compaction`. `key_map` is empty. False: it was given up, since the log was cut
-        or is closed, or segments are to be removed first. On return, what is below `first_dirty_offset` is compacted,
-        on disk too.
+        or is closed, compaction is paused, or segments are to be removed first. On return, what is below
+        `first_dirty_offset` is compacted, on disk too.
 
         Raises CannotBeCleaned and BrokerError KAFKA_STORAGE_ERROR."""
         self._require_usable()
         assert self._compaction is None
+        if self._is_compaction_paused:
+            return False
         sources = self._sources(what.end)
         if not sources or not all(source.segment.stored for source in sources):
             return False  # a flush is about to write their indexes
@@ -1020,6 +1033,20 @@ class Log:
             self._compact(self._compaction, sources, pace), name=f"compaction {self.partition}"
         )
         return await self._directory.unless_hung(self._compacting)
+
+    async def pause_compaction(self) -> None:
+        """On return no pass is under way, and none begins before `resume_compaction`. Raises BrokerError
+        KAFKA_STORAGE_ERROR where the disk hangs."""
+        self._is_compaction_paused = True
+        await self._stop_compaction()
+
+    def resume_compaction(self) -> None:
+        self._is_compaction_paused = False
+
+    async def _stop_compaction(self) -> None:
+        if self._compaction is not None and self._compacting is not None:
+            self._compaction.stop()
+            await self._directory.unless_hung(asyncio.wait([self._compacting]))
 
     def _sources(self, end: int) -> list[Source]:
         """The segments that begin below `end`, without those that are only waiting for their removal."""
@@ -1241,6 +1268,23 @@ class Log:
         finally:
             self._written_now = None
         self._shortage = None
+        self._flushed(work)
+
+    def flush_now(self) -> None:
+        """As `checkpoint`, but in this turn of the loop, which waits for the disk. No flush may be under way. Raises
+        BrokerError KAFKA_STORAGE_ERROR."""
+        assert self._written_now is None
+        self._take_snapshot()
+        work = self._picture()
+        self._begin_to_count()
+        try:
+            work.carry_out(self._directory.world)
+        except OSError as error:
+            self._directory.refuse(error, f"flushing {self.path}")
+        self._flushed(work)
+
+    def _flushed(self, work: Flush) -> None:
+        """It was carried out."""
         written = [offset for offset, _ in work.snapshots]
         self._snapshots = sorted({*self._snapshots, *written} - set(work.old_snapshots))
         self._synced_changes = max(self._synced_changes, work.changes)
@@ -1287,6 +1331,27 @@ class Log:
             work.old_snapshots = others[:-_KEPT_SNAPSHOTS]
         return work
 
+    # -- moving to another log directory --
+
+    def go_on_as(self, original: "Log") -> None:
+        """This log has the batches of `original`, up to its end. Take over the rest: where it begins, what it knows
+        of leader epochs and producers, how it is configured. Raises BrokerError, and LogInvariantViolated where the
+        logs do not match."""
+        self.move_log_start_offset(original.log_start_offset)
+        ends = self._log_start_offset, self._log_end_offset
+        if ends != (original.log_start_offset, original.log_end_offset):
+            raise LogInvariantViolated(f"{self.path} holds {ends}, which is not what {original!r} has")
+        self._epochs, self._written_epochs_version = LeaderEpochCache(original._epochs.entries), -1
+        self._producers = ProducerState.restore(original.producers())
+        self._first_dirty_offset = original.first_dirty_offset
+        self.configure(original.config)
+
+    def moved(self, path: str) -> None:
+        """Its directory has this path from now on. No flush may be under way."""
+        self.path = path
+        for segment in self._segments:
+            segment.moved(path)
+
     # -- the end --
 
     async def close(self) -> None:
@@ -1294,9 +1359,7 @@ class Log:
         KAFKA_STORAGE_ERROR where the disk hangs: then files stay open that a worker thread may be at work with."""
         self._closed = True
         self._flush_in_time()
-        if self._compaction is not None and self._compacting is not None:
-            self._compaction.stop()
-            await self._directory.unless_hung(asyncio.wait([self._compacting]))
+        await self._stop_compaction()
         if self._flushing is not None:
             await self._directory.unless_hung(self._flushing)
         if self._removal is not None and self._removing is not None:

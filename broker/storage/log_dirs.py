@@ -17,6 +17,10 @@ A *stray* is what a directory has of a topic that was deleted while that directo
 of its name tells: ids tell their age (`protocol.topic_ids`), and no topic is made while an older one has its name. So
 only the replica of an older topic gives way, never one of a newer topic to an order that comes late.
 
+A replica can be moved from one directory to another (`replication.log_mover`), and there is no moment at which a crash
+leaves none: the copy is complete and on disk before it gets its name, and only then does the other one lose its own.
+Between the two a start finds both, and keeps one, as above.
+
 Whether this broker's data can be believed, all its directories decide together: see `continuity`.
 """
 
@@ -261,7 +265,10 @@ class LogDirs:
         return sum(len(m.damaged) if m.failure is None else m.replica_count for m in self._managers)
 
     def is_offline(self, partition: TopicPartition) -> bool:
-        """It has a replica that is damaged, or in a directory that has failed."""
+        """It has a replica that is damaged, or in a directory that has failed, and none that can be served. (One that
+        was being moved has another in the directory that has not failed.)"""
+        if any(m.failure is None and m.get(partition) is not None for m in self._managers):
+            return False
         return any(m.failure is not None or partition in m.damaged for m in self._homes(partition))
 
     def _homes(self, partition: TopicPartition) -> list[LogManager]:
@@ -334,6 +341,63 @@ class LogDirs:
         for manager in homes:
             await manager.delete(partition)
 
+    # -- moving from one directory to another --
+
+    def check_destination(self, partition: TopicPartition, path: str) -> None:
+        """Raises BrokerError: LOG_DIR_NOT_FOUND where there is no such directory, KAFKA_STORAGE_ERROR where it is
+        offline."""
+        if path not in self.paths:
+            raise BrokerError(
+                ErrorCode.LOG_DIR_NOT_FOUND,
+                f"{partition} cannot be moved to {path!r}: the log directories of this broker are "
+                f"{', '.join(self.paths)}",
+            )
+        if path in self.offline:
+            raise BrokerError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{partition} cannot be moved to {path}, which is offline: {self.offline[path]}",
+            )
+
+    def _destination(self, partition: TopicPartition, path: str) -> LogManager:
+        """Raises as `check_destination`."""
+        self.check_destination(partition, path)
+        return next(iter(self._online_at(path)))
+
+    async def create_future(self, original: Log, path: str, config: LogConfig) -> Log:
+        """An empty log in the directory `path`, for a copy of `original`: see `LogManager.create_future`. Raises
+        BrokerError as `check_destination`, also KAFKA_STORAGE_ERROR where there is too little room for the copy."""
+        partition = original.partition
+        destination = self._destination(partition, path)
+        if destination.has(partition):
+            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"there is, or may be, a replica of it in {path} already")
+        _, usable_bytes = await destination.space()
+        if 0 <= usable_bytes < original.size:
+            raise BrokerError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{path} has room for {usable_bytes} bytes, and the replica in {original.path} has {original.size}",
+            )
+        return await destination.create_future(partition, original.topic_id, config)
+
+    async def discard_future(self, future: Log) -> None:
+        """As `LogManager.discard_future`."""
+        for manager in self._managers:
+            if manager.log_dir == future.log_dir:
+                await manager.discard_future(future)
+
+    def replace(self, original: Log, future: Log, high_watermark: int) -> asyncio.Task[None]:
+        """Serve the replica from `future`, which is complete, in this turn of the loop, which waits for the disk. The
+        task that is returned ends when `original` is gone: see `LogManager.give_away`. Raises BrokerError as
+        `LogManager.adopt_future`, and then nothing is replaced."""
+        partition = original.partition
+        source = next(manager for manager in self._managers if manager.get(partition) is original)
+        self._destination(partition, future.log_dir).adopt_future(future, high_watermark)
+        return source.give_away(partition)
+
+    async def note_recovery_points(self, path: str) -> None:
+        """As `LogManager.note_recovery_points`."""
+        for manager in self._online_at(path):
+            await self._going_on(manager.note_recovery_points())
+
     # -- checkpoints --
 
     def high_watermark(self, partition: TopicPartition) -> int:
@@ -378,9 +442,10 @@ class LogDirs:
                 raise
 
 
-def _how_long(log: Log | None) -> tuple[int, int]:
-    """By the last epoch first. None: it cannot be opened."""
-    return (NO_EPOCH - 1, -1) if log is None else (log.latest_epoch, log.log_end_offset)
+def _how_long(log: Log | None) -> tuple[int, int, int]:
+    """By the last epoch first. Where they end alike, the one that begins later is the younger one: records were deleted
+    since. None: it cannot be opened."""
+    return (NO_EPOCH - 1, -1, -1) if log is None else (log.latest_epoch, log.log_end_offset, log.log_start_offset)
 
 
 async def _all_of(works: Sequence[Awaitable[None]]) -> None:

@@ -29,6 +29,7 @@ from minibroker.broker.storage.checkpoints import (
 from minibroker.broker.storage.continuity import CONTINUITY_FILE, DataContinuity, Verdict, Witness
 from minibroker.broker.storage.directory import (
     DELETED,
+    FUTURE,
     STRAY,
     DataDirectoryUnusable,
     LogDirectory,
@@ -198,7 +199,7 @@ class LogManager:
         """`log_start_offsets`: 0 for those that it does not name; None: not known."""
         found, deleted = self._directory.contents()
         for name in deleted:
-            logger.info("removing %s, left over from a deletion", self._path(name))
+            logger.info("removing %s, left over from a deletion or a move", self._path(name))
             self._remove_in_background(self._path(name))
 
         # A replica that could not be opened last time was not part of the clean stop.
@@ -647,6 +648,100 @@ class LogManager:
                     self._directory.refuse(error, f"renaming {path}")
         return moved if was_there else ""
 
+    # -- moving to another log directory --
+
+    async def create_future(self, partition: TopicPartition, topic_id: str, config: LogConfig) -> Log:
+        """An empty log for a copy of a replica in another directory. It counts for nothing here before `adopt_future`,
+        and the next start removes it. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        self._directory.check()
+        self._check_room(partition)
+        path = self._path(moved_name(partition, f"{self._world.random.getrandbits(128):032x}", FUTURE))
+        try:
+            recovered = await self._run(self._create_future, partition, path, topic_id)
+        except OSError as error:
+            self._directory.refuse(error, f"creating {path}")
+        return Log(self._directory, path, partition, topic_id, config, recovered, has_durable_id=not topic_id)
+
+    def _create_future(self, partition: TopicPartition, path: str, topic_id: str) -> Recovered:
+        self._directory.lower_offsets(partition, 0)  # as in `_create_log`
+        self._disk.make_directories(path)
+        recovered = empty_log(self._disk, path, self._default_config.index_interval_bytes)
+        if topic_id:
+            self._put_topic_id(path, topic_id)
+        return recovered
+
+    async def discard_future(self, log: Log) -> None:
+        """Close it, and remove its files in the background."""
+        with suppress(BrokerError):  # the disk hangs: what a worker thread may be at work with is left to it
+            await log.close()
+            if self._directory.failure is None:
+                self._remove_in_background(log.path)
+
+    def adopt_future(self, log: Log, high_watermark: int) -> None:
+        """On return the log is this directory's replica, and all of it is on disk: after a crash the next start finds
+        it. Blocks. Raises BrokerError KAFKA_STORAGE_ERROR: then it is what it was, or the directory has failed."""
+        partition = log.partition
+        path = self._path(str(partition))
+        self._directory.check()
+        with self._under_way(partition):
+            try:
+                log.flush_now()
+                # Before its name: without the first, deleted records would be back.
+                for checkpoint, offset in (
+                    (self._log_start_offsets, log.log_start_offset),
+                    (self._high_watermarks, high_watermark),
+                    (self._first_dirty_offsets, log.first_dirty_offset),
+                ):
+                    if offset > 0:
+                        checkpoint.write(checkpoint.stage({**checkpoint.values, partition: offset}))
+                self._disk.rename(log.path, path)
+                try:
+                    self._disk.sync_directory(self.log_dir)
+                except OSError:
+                    self._disk.rename(path, log.path)
+                    raise
+            except OSError as error:
+                self._directory.refuse(error, f"moving {partition} to {self.log_dir}")
+            log.moved(path)
+            self._logs[partition] = log
+
+    def give_away(self, partition: TopicPartition) -> asyncio.Task[None]:
+        """Forget the log at once, since another directory has the replica. The task that is returned ends when its
+        files are gone, and raises BrokerError KAFKA_STORAGE_ERROR where the directory fails before a restart would not
+        find them."""
+        log = self._logs.pop(partition)
+        self._unsettled.add(partition)
+        task = asyncio.get_running_loop().create_task(
+            self._remove_given_away(log), name=f"removal of {log.path}, which is in another directory now"
+        )
+        self._removals.add(task)
+        task.add_done_callback(self._removals.discard)
+        task.add_done_callback(self._report_failure)
+        return task
+
+    async def _remove_given_away(self, log: Log) -> None:
+        partition = log.partition
+        moved = self._path(moved_name(partition, f"{self._world.random.getrandbits(128):032x}", DELETED))
+        async with self._exclusively(partition):
+            with self._under_way(partition):
+                await log.close()
+                self.reports.pop(partition, None)
+                while True:
+                    self._directory.check()
+                    try:
+                        await self._run(self._directory.lower_offsets, partition, 0)
+                        await self._run(self._rename_away, log.path, moved)
+                        break
+                    except OSError as error:
+                        doing = f"renaming {log.path}"
+                        if trouble_of(error) is not Trouble.SHORTAGE:
+                            self._directory.fail_and_raise(error, doing)
+                        self._directory.tell_of_shortage(error, doing)
+                    if self._stopping.is_set():
+                        return  # the next start keeps the longer log
+                    await asyncio.sleep(SHORTAGE_PAUSE_S)
+        await self._remove_tree(moved)
+
     def _forget_damage(self, partition: TopicPartition) -> None:
         self.damaged.pop(partition, None)
         self.healable.discard(partition)
@@ -692,7 +787,7 @@ class LogManager:
         """Flush every log and write down that it is. Raises BrokerError KAFKA_STORAGE_ERROR."""
         for log in self.logs():  # one by one: other work needs worker threads too
             await log.checkpoint()
-        await self._checkpoint_recovery_points()
+        await self.note_recovery_points()
 
     async def checkpoint_synced(self) -> None:
         """Write down how far logs with durability=synced are flushed, where that is more than the file says. A power
@@ -700,9 +795,9 @@ class LogManager:
         BrokerError KAFKA_STORAGE_ERROR."""
         known = self._recovery_points.values
         if any(log.config.synced and log.recovery_point > known.get(p, 0) for p, log in self._logs.items()):
-            await self._checkpoint_recovery_points()
+            await self.note_recovery_points()
 
-    async def _checkpoint_recovery_points(self) -> None:
+    async def note_recovery_points(self) -> None:
         self._directory.check()
         try:
             await self._write_recovery_points()
@@ -729,7 +824,7 @@ class LogManager:
         logs = [log for log in self.logs() if log.has_old_segments]
         if not logs:
             return
-        await self._checkpoint_recovery_points()
+        await self.note_recovery_points()
         starts = await self.checkpoint_log_start_offsets()
         for log in logs:
             # A log may have been flushed since, and then its own recovery point is not on disk yet.
@@ -907,7 +1002,7 @@ class LogManager:
                 for outcome in outcomes:
                     if outcome is not None:
                         raise outcome
-                await self._checkpoint_recovery_points()
+                await self.note_recovery_points()
                 await self.checkpoint_first_dirty_offsets()
             except BrokerError:
                 clean = False  # the directory went offline, and everybody has been told

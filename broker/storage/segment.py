@@ -183,6 +183,14 @@ class Segment:
         for at, header in self.walk(self.resume(offset, position), position):
             self.note(Appended(header.last_offset, header.max_timestamp, header.size), at)
 
+    def moved(self, directory: str) -> None:
+        """The log's directory has this path from now on."""
+        self._directory = directory
+        self.path = f"{directory}/{file_name(self.base_offset, LOG_SUFFIX)}"
+        for index, layout in ((self._offset_index, OFFSET_INDEX), (self._time_index, TIME_INDEX)):
+            if isinstance(index, StoredIndex):
+                index.path = self._index_path(layout)
+
     def close(self) -> None:
         self.file.close()
 

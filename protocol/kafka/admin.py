@@ -613,6 +613,70 @@ LIST_PARTITION_REASSIGNMENTS = KafkaApi(
     failed=lambda request, code, message: m.ListPartitionReassignmentsResponse(0, code, message, []),
 )
 
+# --- AlterReplicaLogDirs (34) --------------------------------------------------------------------------------
+
+ALTER_REPLICA_LOG_DIRS = KafkaApi(
+    apis.ALTER_REPLICA_LOG_DIRS,
+    1,
+    2,
+    first_flexible=2,
+    request=Layout(
+        m.AlterReplicaLogDirsRequest,
+        Field(
+            "dirs",
+            Array(
+                Layout(
+                    m.AlterReplicaLogDir,
+                    Field("path", STRING),
+                    Field(
+                        "topics",
+                        Array(
+                            Layout(
+                                m.AlterReplicaLogDirTopic,
+                                Field("name", STRING),
+                                Field("partitions", Array(INT32)),
+                            )
+                        ),
+                    ),
+                )
+            ),
+        ),
+    ),
+    response=Layout(
+        m.AlterReplicaLogDirsResponse,
+        Field("throttle_time_ms", INT32),
+        Field(
+            "results",
+            Array(
+                Layout(
+                    m.AlterReplicaLogDirTopicResult,
+                    Field("topic_name", STRING),
+                    Field(
+                        "partitions",
+                        Array(
+                            Layout(
+                                m.AlterReplicaLogDirPartitionResult,
+                                Field("partition_index", INT32),
+                                Field("error_code", INT16),
+                            )
+                        ),
+                    ),
+                )
+            ),
+        ),
+    ),
+    failed=lambda request, code, message: m.AlterReplicaLogDirsResponse(
+        0,
+        [
+            m.AlterReplicaLogDirTopicResult(
+                topic.name, [m.AlterReplicaLogDirPartitionResult(index, code) for index in topic.partitions]
+            )
+            for directory in request.dirs
+            for topic in directory.topics
+        ],
+    ),
+)
+
 # --- DescribeLogDirs (35) ------------------------------------------------------------------------------------
 
 DESCRIBE_LOG_DIRS = KafkaApi(
@@ -777,6 +841,7 @@ APIS = (
     DELETE_RECORDS,
     DESCRIBE_CONFIGS,
     ALTER_CONFIGS,
+    ALTER_REPLICA_LOG_DIRS,
     DESCRIBE_LOG_DIRS,
     CREATE_PARTITIONS,
     ELECT_LEADERS,

@@ -544,7 +544,7 @@ def test_index_entries_that_were_cut_do_not_come_back_though_a_process_died_befo
         for number in range(5, 10):
             log.append_as_leader(batch(timestamp=NOW + (1_000 if number == 6 else number)), 2, NOW)
         await log.flush()  # of batches, and of the index only where something else may be in its file
-        await manager._checkpoint_recovery_points()
+        await manager.note_recovery_points()
         await host.end_process()
         host.power_cut()
         manager, log = await opened()

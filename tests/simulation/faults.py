@@ -49,7 +49,7 @@ from tests.simulation import (
     operations_shutdown,
     operations_topics,
 )
-from tests.simulation.cluster import PORT, host_name
+from tests.simulation.cluster import PORT, host_name, log_dir
 from tests.simulation.forgeries import forgery
 from tests.simulation.network import MAX_LATENCY_S, MIN_LATENCY_S
 from tests.simulation.operations_elect import preferred_election
@@ -352,6 +352,31 @@ async def _broken_log_dir(storm: Storm) -> None:
     with storm.bad_disk(broker_id):
         storm.cluster.break_log_dir(broker_id, number, error)
         await asyncio.sleep(_span_s(storm))
+
+
+async def _moves_between_log_dirs(storm: Storm) -> None:
+    """Some replicas of a broker are moved to the other one of its two log directories, and perhaps back before they are
+    there; perhaps the broker dies meanwhile."""
+    broker_id = storm.some_broker()
+    if broker_id is None or storm.log_dirs < 2:
+        return
+    replicas = storm.cluster.broker(broker_id)._replicas
+    partitions = replicas.partitions() if replicas is not None else []
+    if replicas is None or not partitions:
+        return
+    dice = storm.dice
+    chosen = dice.sample(partitions, dice.randint(1, len(partitions)))
+    storm.count("moves between log directories", f"{[str(p.topic_partition) for p in chosen]} of broker {broker_id}")
+    for partition in chosen:
+        with suppress(BrokerError):
+            replicas.mover.move(partition.topic_partition, log_dir(dice.randrange(2)))
+    await asyncio.sleep(dice.choice([0.0, 0.002, 0.02, 0.2, 3.0]) * dice.random())
+    if dice.random() < 0.4 and broker_id in storm.idle_brokers():
+        storm.event("broker died during moves between log directories")
+        if storm.damaged or dice.random() < 0.5:
+            storm.take_down(broker_id, storm.cluster.kill_broker)
+        else:
+            storm.cut_power([broker_id])
 
 
 async def _slow_disk(storm: Storm) -> None:
@@ -693,6 +718,7 @@ FAULTS: dict[str, Fault] = {
     "failing disk": _failing_disk,
     "full disk": _full_disk,
     "broken log directory": _broken_log_dir,
+    "moves between log directories": _moves_between_log_dirs,
     "slow disk": _slow_disk,
     "out of descriptors": _out_of_descriptors,
     "clock jump": _clock_jump,

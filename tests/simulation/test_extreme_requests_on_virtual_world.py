@@ -71,6 +71,10 @@ HARMLESS: list[tuple[Api[Any, Any], m.Message]] = [
         apis.OFFSET_FOR_LEADER_EPOCH,
         m.OffsetForLeaderEpochRequest(-1, [m.OffsetForLeaderTopic(TOPIC, [m.OffsetForLeaderPartition(0, -1, 0)])]),
     ),
+    (
+        apis.ALTER_REPLICA_LOG_DIRS,
+        m.AlterReplicaLogDirsRequest([m.AlterReplicaLogDir("/none", [m.AlterReplicaLogDirTopic(TOPIC, [0])])]),
+    ),
     (apis.DESCRIBE_LOG_DIRS, m.DescribeLogDirsRequest([m.DescribableLogDirTopic(TOPIC, [0])])),
     (apis.ELECT_LEADERS, m.ElectLeadersRequest(0, [m.ElectLeadersTopic(TOPIC, [0])], 500)),
     (apis.DESCRIBE_CONFIGS, m.DescribeConfigsRequest([m.DescribeConfigsResource(ResourceType.TOPIC, TOPIC)])),

@@ -396,9 +396,22 @@ def refused_replicas_are_forgotten(patches: Patches) -> None:
 @mutant("several log.dirs", "of a replica that is in two directories the older log is served, or neither is")
 def shorter_of_two_is_served(patches: Patches) -> None:
     @patches.instead_of(log_dirs, "_how_long")
-    def how_long(original: Any, log: Any) -> tuple[int, int]:
-        epoch, end = original(log)
-        return -epoch, -end
+    def how_long(original: Any, log: Any) -> tuple[int, ...]:
+        return tuple(-number for number in original(log))
+
+
+@mutant("KIP-113", "a replica is served from its new directory before its end is on disk there, and is removed here")
+def moved_before_it_is_flushed(patches: Patches) -> None:
+    @patches.instead_of(Log, "flush_now")
+    def flush_now(original: Any, self: Log) -> None:
+        pass
+
+
+@mutant("KIP-113", "a log that was cut while it was moved, and has grown again, is served as it was copied")
+def cuts_are_not_noticed(patches: Patches) -> None:
+    @patches.instead_of(Log, "cuts")
+    def cuts(original: Any, self: Log) -> int:
+        return 0
 
 
 @mutant("asked for once", "replicas for which there were no descriptors are asked for by a back-off alone")

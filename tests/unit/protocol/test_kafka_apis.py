@@ -25,11 +25,10 @@ NOT_SERVED = {
     **dict.fromkeys((38, 39, 40, 41), "there are no delegation tokens"),
     **dict.fromkeys((48, 49), "there are no quotas for clients"),
     **dict.fromkeys((68, 69), "there are no groups of KIP-848; nor are there in Kafka's ZooKeeper mode"),
-    34: "a replica stays in its log directory",
     57: "there are no features; nor are there in Kafka's ZooKeeper mode",
 }
 
-OLDEST = {1: 4, 2: 1, 8: 2, 9: 1, 19: 2, 20: 1, 23: 2, 32: 1, 35: 1}
+OLDEST = {1: 4, 2: 1, 8: 2, 9: 1, 19: 2, 20: 1, 23: 2, 32: 1, 34: 1, 35: 1}
 """The oldest versions that Kafka 4 serves (KIP-896)."""
 
 
