@@ -168,7 +168,7 @@ def test_epochs_that_do_not_fit_their_replicas_are_refused(fields: dict[str, lis
         ({"version": 1, "broker": "?", "event": 1}, _log_dir_event),
         ({"version": 1, "brokerid": "?"}, znodes.decode_controller),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_number_that_no_message_can_hold_is_refused(
     fields: object, decode: Callable[[bytes], object], nonsense: int
@@ -200,7 +200,7 @@ def test_a_number_that_no_message_can_hold_is_refused(
         ({"block_end": str(2**63)}, znodes.decode_producer_id_block),
         ({"block_end": "9" * 5_000}, znodes.decode_producer_id_block),
     ],
-    ids=lambda value: str(value)[:60],
+    ids=lambda value: getattr(value, "__name__", str(value))[:60],
 )
 def test_what_no_message_can_hold_is_refused(fields: dict[str, object], decode: Callable[[bytes], object]) -> None:
     sound: dict[str, object] = {
