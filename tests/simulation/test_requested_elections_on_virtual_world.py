@@ -288,7 +288,7 @@ def test_partitions_that_the_znode_names_are_given_to_their_preferred_leaders_an
         (b'{"version":1,"partitions":[{"topic":"orders","partition":"0"}]}', "Expected `int`"),
         (b'{"version":1,"partitions":[{"topic":"orders","partition":-1}]}', "there is no partition orders--1"),
         (b'{"version":1,"partitions":[{"topic":"none","partition":0}]}', "there is no partition none-0"),
-        (b'{"version":1,"partitions":[{"topic":"orders","partition":99999999999999}]}', "there is no partition"),
+        (b'{"version":1,"partitions":[{"topic":"orders","partition":99999999999999}]}', "<= 2147483647"),
         (
             b'{"version":1,"partitions":[{"topic":"orders","partition":0},{"topic":"orders","partition":0}]}',
             "orders-0 is named more than once",

@@ -995,7 +995,7 @@ def test_a_replica_that_is_set_aside_while_its_order_waits_does_not_take_on_the_
 
 def test_a_topic_whose_settings_cannot_be_read_costs_no_other_partition(tmp_path: Path) -> None:
     async def scenario(broker: OneBroker) -> None:
-        for epoch, data in ((0, b'{"version":1,"config":{"made.up.setting":"1"}}'), (2, b"not JSON")):
+        for epoch, data in ((0, b'{"version":1,"config":{"retention.ms":"soon"}}'), (2, b"not JSON")):
             broker.zookeeper.make(znodes.topic_config_path("broken"), data)
             [error] = await told_two_topics(broker, "broken", epoch)
             assert (error.topic_name, error.error_code) == ("broken", ErrorCode.INVALID_CONFIG)
