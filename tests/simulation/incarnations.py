@@ -36,6 +36,8 @@ class Incarnation:
     queued_at_s: float = inf
     """When its deletion stood in ZooKeeper."""
     gone_at_s: float = inf
+    has_own_min_insync_replicas: bool = True
+    """If not, the brokers' setting counts, which storms raise."""
     was_harmed: bool = False
     """A host lost its power, or had a bad disk, while one replica was enough."""
 

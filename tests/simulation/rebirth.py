@@ -162,6 +162,7 @@ class Rebirth:
             int(config.get("min.insync.replicas", 2 if factor >= 3 else 1)),
             config.get("unclean.leader.election.enable") == "true",
             self._now_s,
+            has_own_min_insync_replicas="min.insync.replicas" in config,
         )
         earlier = self.lives.incarnations[topic]
         if earlier:
@@ -225,16 +226,15 @@ class Rebirth:
             identified = TopicIdPartition(current.topic_id, partition)
             for broker_id in assigned:
                 replica = self._replica(broker_id, current, partition)
-                if (
-                    replica is not None
-                    and replica.is_leader
-                    and replica.min_insync_replicas != current.min_insync_replicas
-                ):
+                if replica is None or not replica.is_leader:
+                    continue
+                found, expected = replica.min_insync_replicas, current.min_insync_replicas
+                if found < expected or (current.has_own_min_insync_replicas and found > expected):
                     self._storm.accuse(
                         Anomaly(
                             "other settings than the topic's",
-                            f"{partition} of {current} on broker {broker_id}: min.insync.replicas is "
-                            f"{replica.min_insync_replicas}, and was set to {current.min_insync_replicas}",
+                            f"{partition} of {current} on broker {broker_id}: min.insync.replicas is {found}, and was "
+                            f"set to {expected}",
                         )
                     )
             if not current.may_lose and identified in self._acknowledged_ends:
