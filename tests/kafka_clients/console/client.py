@@ -55,7 +55,7 @@ def main() -> None:
         "successful",
         lambda: run("consumer.group.ConsumerGroupCommand", "--delete", "--group", group),
     )
-    step("broker-api-versions", "Produce(0): 0 to 9", lambda: run("BrokerApiVersionsCommand"))
+    step("broker-api-versions", "Produce(0): 0 to 11", lambda: run("BrokerApiVersionsCommand"))
     step("log-dirs", topic, lambda: run("LogDirsCommand", "--describe", "--topic-list", topic))
     step("topics --delete", "", lambda: run("TopicCommand", "--delete", *of_topic))
     tell("end")
