@@ -44,6 +44,7 @@ from minibroker.deploy.cluster_view import ask_cluster
 from minibroker.deploy.ports import LOOPBACK, free_ports
 from minibroker.deploy.processes import send_signal, wait_until, wait_until_gone
 from minibroker.deploy.trial import Trial, TrialVerdict
+from minibroker.protocol.model import INTERNAL_TOPICS
 
 BROKERS = (1, 2, 3)
 PARTITIONS = 3
@@ -231,10 +232,11 @@ class Rounds:
         while True:
             view = await ask_cluster(addresses)
             states = list(view.partitions.values())
+            own = [partition for partition in view.partitions if partition.topic not in INTERNAL_TOPICS]
             if (
                 sorted(view.brokers) == [broker.id for broker in self._brokers]
                 and view.controller_id is not None
-                and len(states) == topics * PARTITIONS
+                and len(own) == topics * PARTITIONS
                 and all(len(state.isr_nodes) == len(self._brokers) for state in states)
             ):
                 return
