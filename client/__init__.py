@@ -20,12 +20,12 @@ from minibroker.client.admin import (
     PartitionDescription,
     TopicDescription,
 )
-from minibroker.client.commits import OffsetAndMetadata
-from minibroker.client.configs import ConfigChange, ConfigEntry, ConfigResource, ConfigSynonym
+from minibroker.client.administering.configs import ConfigChange, ConfigEntry, ConfigResource, ConfigSynonym
+from minibroker.client.administering.groups import GroupDescription, GroupListing, MemberDescription
+from minibroker.client.administering.offsets import OffsetAndTimestamp
+from minibroker.client.administering.reassignment import PartitionReassignment
+from minibroker.client.cluster.coordinators import Coordinator
 from minibroker.client.consumer import Consumer
-from minibroker.client.consumer_status import ConsumerStatus
-from minibroker.client.coordinators import Coordinator
-from minibroker.client.delivery import BatchDelivery, BatchMetadata, Delivery, PartMetadata, RecordMetadata
 from minibroker.client.errors import (
     ApiTimedOut,
     BatchDeliveryFailed,
@@ -53,13 +53,13 @@ from minibroker.client.errors import (
     WithinListener,
     WrongEventLoop,
 )
-from minibroker.client.groups import GroupDescription, GroupListing, MemberDescription
-from minibroker.client.offsets import OffsetAndTimestamp
-from minibroker.client.partitioners import Partitioner, Partitions, RoundRobin, WithoutKey, crc32, murmur2
+from minibroker.client.fetching.records import ConsumerBatch, Record
+from minibroker.client.group.commits import OffsetAndMetadata
+from minibroker.client.group.consumer_status import ConsumerStatus
+from minibroker.client.group.listener import RebalanceListener
 from minibroker.client.producer import Producer
-from minibroker.client.reassignment import PartitionReassignment
-from minibroker.client.rebalance_listener import RebalanceListener
-from minibroker.client.records import ConsumerBatch, Record
+from minibroker.client.producing.delivery import BatchDelivery, BatchMetadata, Delivery, PartMetadata, RecordMetadata
+from minibroker.client.producing.partitioners import Partitioner, Partitions, RoundRobin, WithoutKey, crc32, murmur2
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from minibroker.protocol.model import AlterOperation, ConfigSource, ConfigType, ResourceType, TopicPartition
 

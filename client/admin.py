@@ -11,10 +11,8 @@ from functools import partial
 from random import Random
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
-from minibroker.client import groups as groups_
-from minibroker.client.calls import ends_with_its_client
-from minibroker.client.commits import OffsetAndMetadata, check_offsets
-from minibroker.client.configs import (
+from minibroker.client.administering import groups as groups_
+from minibroker.client.administering.configs import (
     ConfigChange,
     ConfigEntry,
     ConfigResource,
@@ -25,10 +23,23 @@ from minibroker.client.configs import (
     describe_request,
     described,
 )
-from minibroker.client.connections import OVERDUE_S, Purpose, exponential_backoff_s
-from minibroker.client.coordinators import Coordinators
-from minibroker.client.deletion import delete_records
-from minibroker.client.elections import LeaderElections
+from minibroker.client.administering.deletion import delete_records
+from minibroker.client.administering.elections import LeaderElections
+from minibroker.client.administering.groups import (
+    GroupDescription,
+    GroupListing,
+    check_group,
+    check_groups,
+    check_states,
+)
+from minibroker.client.administering.new_partitions import Growth
+from minibroker.client.administering.offsets import OffsetAndTimestamp, list_offsets
+from minibroker.client.administering.reassignment import Alteration, Listing, PartitionReassignment
+from minibroker.client.administering.timeline import TimelineRead, TimelineReader
+from minibroker.client.cluster.calls import ends_with_its_client
+from minibroker.client.cluster.connections import OVERDUE_S, Purpose, exponential_backoff_s
+from minibroker.client.cluster.coordinators import Coordinators
+from minibroker.client.cluster.lifecycle import Client
 from minibroker.client.errors import (
     BrokersFailed,
     ConfigErrors,
@@ -38,18 +49,8 @@ from minibroker.client.errors import (
     TopicErrors,
     no_such_partition,
 )
-from minibroker.client.groups import (
-    GroupDescription,
-    GroupListing,
-    check_group,
-    check_groups,
-    check_states,
-)
-from minibroker.client.lifecycle import Client
+from minibroker.client.group.commits import OffsetAndMetadata, check_offsets
 from minibroker.client.log import Logger
-from minibroker.client.new_partitions import Growth
-from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
-from minibroker.client.reassignment import Alteration, Listing, PartitionReassignment
 from minibroker.client.settings import (
     Address,
     check_boolean,
@@ -64,7 +65,6 @@ from minibroker.client.settings import (
     knows_other_names,
 )
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
-from minibroker.client.timeline import TimelineRead, TimelineReader
 from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import (

@@ -13,14 +13,11 @@ from itertools import islice
 from operator import length_hint
 from typing import Any, Literal
 
-from minibroker.client.activity import Activity
-from minibroker.client.assignors import Assignor, AssignorCallable, assignor_of
-from minibroker.client.auto_commit import AutoCommit, positions
-from minibroker.client.calls import ends_with_its_client
-from minibroker.client.commits import Commits, Nobody, OffsetAndMetadata, check_offsets
-from minibroker.client.connections import Purpose
-from minibroker.client.consumer_status import ConsumerStatus, describe
-from minibroker.client.coordinators import Coordinators
+from minibroker.client.administering.offsets import OffsetAndTimestamp, list_offsets
+from minibroker.client.cluster.calls import ends_with_its_client
+from minibroker.client.cluster.connections import Purpose
+from minibroker.client.cluster.coordinators import Coordinators
+from minibroker.client.cluster.lifecycle import Client
 from minibroker.client.errors import (
     ApiTimedOut,
     CorruptBatch,
@@ -29,14 +26,17 @@ from minibroker.client.errors import (
     WithinListener,
     no_such_partition,
 )
-from minibroker.client.fetch_state import FetchedBatch, PartitionState
-from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S, Fetcher
-from minibroker.client.group_member import GroupMember, Subscribed, begin_at_committed
-from minibroker.client.lifecycle import Client
+from minibroker.client.fetching.activity import Activity
+from minibroker.client.fetching.fetch_state import FetchedBatch, PartitionState
+from minibroker.client.fetching.fetcher import UNKNOWN_TOPIC_PATIENCE_S, Fetcher
+from minibroker.client.fetching.records import ConsumerBatch, Record
+from minibroker.client.group.assignors import Assignor, AssignorCallable, assignor_of
+from minibroker.client.group.auto_commit import AutoCommit, positions
+from minibroker.client.group.commits import Commits, Nobody, OffsetAndMetadata, check_offsets
+from minibroker.client.group.consumer_status import ConsumerStatus, describe
+from minibroker.client.group.listener import RebalanceListener
+from minibroker.client.group.member import GroupMember, Subscribed, begin_at_committed
 from minibroker.client.log import Logger
-from minibroker.client.offsets import OffsetAndTimestamp, list_offsets
-from minibroker.client.rebalance_listener import RebalanceListener
-from minibroker.client.records import ConsumerBatch, Record
 from minibroker.client.serializers import DeserializerChoice, choose_deserializer
 from minibroker.client.settings import (
     check_boolean,

@@ -19,9 +19,9 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import counted
 
 if TYPE_CHECKING:
-    from minibroker.client.configs import ConfigEntry, ConfigResource
-    from minibroker.client.delivery import BatchMetadata
-    from minibroker.client.groups import GroupDescription
+    from minibroker.client.administering.configs import ConfigEntry, ConfigResource
+    from minibroker.client.administering.groups import GroupDescription
+    from minibroker.client.producing.delivery import BatchMetadata
 
 
 def no_such_partition(partition: TopicPartition, count: int, doing: str = "") -> BrokerError:

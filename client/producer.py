@@ -15,9 +15,13 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
-from minibroker.client.accumulator import Accumulator
-from minibroker.client.batch import RECORD_OVERHEAD
-from minibroker.client.columns import (
+from minibroker.client.cluster.lifecycle import Client
+from minibroker.client.cluster.runtime import ClientRuntime
+from minibroker.client.errors import BufferFull, Closed, DeliveryFailed, InvalidSetting, records_were
+from minibroker.client.log import Logger
+from minibroker.client.producing.accumulator import Accumulator
+from minibroker.client.producing.batch import RECORD_OVERHEAD
+from minibroker.client.producing.columns import (
     MAX_TIMESTAMP_MS,
     ArrowArray,
     Column,
@@ -29,13 +33,15 @@ from minibroker.client.columns import (
     from_arrow,
     is_arrow,
 )
-from minibroker.client.delivery import BatchDelivery, Delivery, OnDelivery, check_on_delivery, tell_on_delivery
-from minibroker.client.errors import BufferFull, Closed, DeliveryFailed, InvalidSetting, records_were
-from minibroker.client.lifecycle import Client
-from minibroker.client.log import Logger
-from minibroker.client.partitioners import Partitioner, RecordPartitioner, WithoutKey, crc32, murmur2
-from minibroker.client.runtime import ClientRuntime
-from minibroker.client.sender import Sender
+from minibroker.client.producing.delivery import (
+    BatchDelivery,
+    Delivery,
+    OnDelivery,
+    check_on_delivery,
+    tell_on_delivery,
+)
+from minibroker.client.producing.partitioners import Partitioner, RecordPartitioner, WithoutKey, crc32, murmur2
+from minibroker.client.producing.sender import Sender
 from minibroker.client.serializers import Serializer, SerializerChoice, choose_serializer, serialize
 from minibroker.client.settings import (
     check_boolean,
@@ -90,7 +96,7 @@ class Producer(Client):
       within one second.) If the producer has known the topic, it may come back: then records wait for
       `delivery_timeout_ms`.
     - `compression`: "none", "gzip", "snappy", "lz4" or "zstd".
-    - `partitioner`: a Partitioner, or a function that chooses for every record (`minibroker.client.partitioners`).
+    - `partitioner`: a Partitioner, or a function that chooses for every record (`minibroker.client.producing.partitioners`).
     - `partitioner_availability_timeout_ms`: for so long a leader may take no request before records without a key, and
       functions that choose, are no longer offered its partitions (KIP-794). 0: they always are, as in Kafka.
     - `key_serializer`, `value_serializer`: "bytes", "str", "json", "msgpack", or a function

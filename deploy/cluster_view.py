@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from minibroker.client.coordinators import GROUP
+from minibroker.client.cluster.coordinators import GROUP
 from minibroker.protocol.apis import (
     DESCRIBE_CONFIGS,
     DESCRIBE_LOG_DIRS,

@@ -24,8 +24,8 @@ from typing import NamedTuple
 from minibroker.client.admin import Admin
 from minibroker.client.cli.bench.report import percentile
 from minibroker.client.cli.bench.values import Values
-from minibroker.client.delivery import Delivery
 from minibroker.client.producer import Producer
+from minibroker.client.producing.delivery import Delivery
 from minibroker.deploy.demo import BROKERS, Tell
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import LOOPBACK

@@ -20,8 +20,8 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from minibroker.client.consumer import Consumer
-from minibroker.client.delivery import Delivery
 from minibroker.client.producer import Producer
+from minibroker.client.producing.delivery import Delivery
 from minibroker.deploy.errors import LaunchTimedOut
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from minibroker.client.runtime import ClientRuntime
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.world import World
 

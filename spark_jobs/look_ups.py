@@ -7,11 +7,11 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from minibroker.client.administering.offsets import Found, Known, find_offsets
+from minibroker.client.cluster.metadata import is_confirmed, is_denied
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import no_such_partition
-from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S
-from minibroker.client.metadata import is_confirmed, is_denied
-from minibroker.client.offsets import Found, Known, find_offsets
-from minibroker.client.runtime import ClientRuntime
+from minibroker.client.fetching.fetcher import UNKNOWN_TOPIC_PATIENCE_S
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import METADATA
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError, error_of
@@ -34,7 +34,7 @@ class LookUps:
 
     What is known from before (a topic, an offset) is not given up because one broker denies it: that broker may have
     been cut off from the others for long, and a driver that reaches no other would lose records that all others have.
-    Another broker must say so, too, and is waited for (`minibroker.client.metadata.is_denied`, `is_confirmed`).
+    Another broker must say so, too, and is waited for (`minibroker.client.cluster.metadata.is_denied`, `is_confirmed`).
     """
 
     def __init__(self, cluster: ClientRuntime, patience_s: float) -> None:

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import pyarrow
 
-from minibroker.client.connections import Purpose
+from minibroker.client.administering.offsets import CONSUMER, READ_UNCOMMITTED
+from minibroker.client.cluster.connections import Purpose
+from minibroker.client.cluster.metadata import Leader, is_denied
 from minibroker.client.errors import CorruptBatch
-from minibroker.client.fetcher import DOUBTS_OF_BROKERS, UNKNOWN_TOPIC_PATIENCE_S
-from minibroker.client.metadata import Leader, is_denied
-from minibroker.client.offsets import CONSUMER, READ_UNCOMMITTED
+from minibroker.client.fetching.fetcher import DOUBTS_OF_BROKERS, UNKNOWN_TOPIC_PATIENCE_S
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import FETCH
 from minibroker.protocol.errors import (
@@ -231,7 +231,7 @@ class RangeFetcher:
 
     async def _leads(self) -> bool:
         """Whether the leader that was asked last is confirmed, so that records are really gone (see
-        `minibroker.client.metadata.is_confirmed`)."""
+        `minibroker.client.cluster.metadata.is_confirmed`)."""
         leader = self._leader
         return leader is not None and bool(await self._cluster.metadata.confirmed({self._partition: leader}))
 

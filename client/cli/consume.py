@@ -28,7 +28,7 @@ from minibroker.client.cli.start_position import AtOffset, AtTime, Edge, Last, S
 from minibroker.client.cli.topics import checked_topic, open_admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ApiTimedOut, CorruptBatch, no_such_partition
-from minibroker.client.records import ConsumerBatch
+from minibroker.client.fetching.records import ConsumerBatch
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import plural

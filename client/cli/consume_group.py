@@ -17,8 +17,8 @@ from minibroker.client.cli.hints import pastable
 from minibroker.client.cli.output import API_TIMEOUT_MS
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ApiTimedOut, CommitFailed, InvalidSetting, MaxPollIntervalExceeded
-from minibroker.client.rebalance_listener import RebalanceListener
-from minibroker.client.records import ConsumerBatch
+from minibroker.client.fetching.records import ConsumerBatch
+from minibroker.client.group.listener import RebalanceListener
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import plural
 

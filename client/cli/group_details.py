@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from minibroker.client.admin import Admin, TopicDescription
-from minibroker.client.commits import OffsetAndMetadata
+from minibroker.client.administering.groups import GroupDescription
 from minibroker.client.errors import GroupErrors, TopicErrors
-from minibroker.client.groups import GroupDescription
+from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 

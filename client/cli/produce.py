@@ -35,8 +35,8 @@ from minibroker.client.cli.record_format import unescape
 from minibroker.client.cli.tally import Tally
 from minibroker.client.cli.times import hint, parse_time_ms
 from minibroker.client.cli.topics import TopicArgument, checked_topic, described
-from minibroker.client.delivery import BatchDelivery
 from minibroker.client.producer import Producer, drain_patiently
+from minibroker.client.producing.delivery import BatchDelivery
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header
 from minibroker.protocol.words import plural

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from minibroker.client.admin import Admin, TopicDescription
+from minibroker.client.administering.reassignment import PartitionReassignment, may_have_begun
 from minibroker.client.cli.output import (
     DEFAULT_DATA,
     FAILURE,
@@ -26,7 +27,6 @@ from minibroker.client.cli.output import (
 )
 from minibroker.client.cli.topics import checked_topic, open_admin
 from minibroker.client.errors import PartitionErrors
-from minibroker.client.reassignment import PartitionReassignment, may_have_begun
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import counted

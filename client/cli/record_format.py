@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from minibroker.client.cli.output import UsageError
-from minibroker.client.records import Record
+from minibroker.client.fetching.records import Record
 
 _TOKENS = "%t topic, %p partition, %o offset, %k key, %s value, %T timestamp in ms, %h headers, %% a percent sign"
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from minibroker.client.administering.timeline import Entry, TimelineRead, decode_entry, merged
 from minibroker.client.cli.hints import pastable
 from minibroker.client.cli.output import (
     DEFAULT_DATA,
@@ -28,7 +29,6 @@ from minibroker.client.cli.timeline_story import Story, last_failover
 from minibroker.client.cli.timeline_words import entry_lines
 from minibroker.client.cli.times import hint, parse_time_ms
 from minibroker.client.cli.topics import open_admin
-from minibroker.client.timeline import Entry, TimelineRead, decode_entry, merged
 from minibroker.protocol.errors import BrokerError, InvalidMessage, MinibrokerError, NetworkError
 
 FILE = "controller-timeline.jsonl"

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from minibroker.client.administering.timeline import Entry
 from minibroker.client.cli.timeline_words import (
     INDENT,
     cut,
@@ -20,7 +21,6 @@ from minibroker.client.cli.timeline_words import (
     sentence,
     state_lines,
 )
-from minibroker.client.timeline import Entry
 from minibroker.protocol.model import NO_LEADER
 from minibroker.protocol.words import all_of, counted
 

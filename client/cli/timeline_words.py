@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from minibroker.client.timeline import Entry
+from minibroker.client.administering.timeline import Entry
 from minibroker.protocol.model import INTERNAL_TOPICS, NO_LEADER
 from minibroker.protocol.words import all_of, counted
 

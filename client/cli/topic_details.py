@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from minibroker.client.admin import Admin, LogDirDescription, TopicDescription
-from minibroker.client.configs import ConfigResource
+from minibroker.client.administering.configs import ConfigResource
+from minibroker.client.administering.offsets import OffsetAndTimestamp
 from minibroker.client.errors import BrokersFailed
-from minibroker.client.offsets import OffsetAndTimestamp
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import ConfigSource, TopicPartition
 

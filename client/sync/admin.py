@@ -7,15 +7,15 @@ from typing import Literal
 
 from minibroker.client.admin import Admin as AsyncAdmin
 from minibroker.client.admin import ClusterDescription, LogDirDescription, NewTopic, OffsetSpec, TopicDescription
-from minibroker.client.commits import OffsetAndMetadata
-from minibroker.client.configs import ConfigChange, ConfigEntry, ConfigResource
-from minibroker.client.groups import GroupDescription, GroupListing
-from minibroker.client.offsets import OffsetAndTimestamp
-from minibroker.client.reassignment import PartitionReassignment
+from minibroker.client.administering.configs import ConfigChange, ConfigEntry, ConfigResource
+from minibroker.client.administering.groups import GroupDescription, GroupListing
+from minibroker.client.administering.offsets import OffsetAndTimestamp
+from minibroker.client.administering.reassignment import PartitionReassignment
+from minibroker.client.administering.timeline import TimelineRead
+from minibroker.client.administering.timeline import TimelineReader as AsyncTimelineReader
+from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.settings import knows_other_names
 from minibroker.client.sync.facade import Facade
-from minibroker.client.timeline import TimelineRead
-from minibroker.client.timeline import TimelineReader as AsyncTimelineReader
 from minibroker.protocol.model import TopicPartition
 
 

@@ -27,14 +27,14 @@ from functools import partial
 from types import TracebackType
 from typing import Literal
 
-from minibroker.client.commits import OffsetAndMetadata
+from minibroker.client.administering.offsets import OffsetAndTimestamp
 from minibroker.client.consumer import Consumer as AsyncConsumer
 from minibroker.client.consumer import Strategy
-from minibroker.client.consumer_status import ConsumerStatus
 from minibroker.client.errors import Closed, InvalidSetting, WithinListener
-from minibroker.client.offsets import OffsetAndTimestamp
-from minibroker.client.rebalance_listener import RebalanceListener as AsyncRebalanceListener
-from minibroker.client.records import ConsumerBatch, Record
+from minibroker.client.fetching.records import ConsumerBatch, Record
+from minibroker.client.group.commits import OffsetAndMetadata
+from minibroker.client.group.consumer_status import ConsumerStatus
+from minibroker.client.group.listener import RebalanceListener as AsyncRebalanceListener
 from minibroker.client.serializers import DeserializerChoice
 from minibroker.client.settings import check_ms, knows_other_names
 from minibroker.client.sync.background import Background, Call

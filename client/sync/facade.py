@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar
 
 from minibroker.client import log
+from minibroker.client.cluster.lifecycle import Client
 from minibroker.client.context_managers import Blocking
 from minibroker.client.errors import ApiTimedOut, Closed, records_were
-from minibroker.client.lifecycle import Client
 from minibroker.client.log import Logger
 from minibroker.client.settings import check_ms
 from minibroker.client.sync.background import LOG_PATIENCE_S, Background

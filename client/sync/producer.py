@@ -31,12 +31,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from minibroker.client import delivery as asynchronous
-from minibroker.client.columns import ArrowArray, Column, as_bytes, checked_timestamps
-from minibroker.client.delivery import BatchMetadata, OnDelivery, RecordMetadata, check_on_delivery, own_copy
 from minibroker.client.errors import ApiTimedOut, BufferFull, ClientCrashed, Closed, DeliveryFailed, FailedRecord
 from minibroker.client.log import Logger
-from minibroker.client.partitioners import Partitioner, RecordPartitioner
 from minibroker.client.producer import (
     CANCELLED_FLUSH_S,
     DEFAULT_PARTITIONER,
@@ -47,6 +43,10 @@ from minibroker.client.producer import (
     not_acknowledged,
 )
 from minibroker.client.producer import Producer as AsyncProducer
+from minibroker.client.producing import delivery as asynchronous
+from minibroker.client.producing.columns import ArrowArray, Column, as_bytes, checked_timestamps
+from minibroker.client.producing.delivery import BatchMetadata, OnDelivery, RecordMetadata, check_on_delivery, own_copy
+from minibroker.client.producing.partitioners import Partitioner, RecordPartitioner
 from minibroker.client.serializers import SerializerChoice, choose_serializer, serialize
 from minibroker.client.settings import check_ms, check_topic_name, knows_other_names
 from minibroker.client.sync.background import Background

@@ -23,7 +23,7 @@ from typing import Any
 from aiokafka.record import default_records as aiokafka_records
 from kafka.record import default_records as kafka_records
 
-from minibroker.client.records import ConsumerBatch
+from minibroker.client.fetching.records import ConsumerBatch
 from minibroker.protocol.records import DecodedBatch, decode_batch, encode_batch
 
 NOW = 1_700_000_000_000

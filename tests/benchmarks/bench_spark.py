@@ -35,8 +35,8 @@ from pyspark.sql.types import StructType
 
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
+from minibroker.client.fetching.records import ConsumerBatch
 from minibroker.client.producer import Producer
-from minibroker.client.records import ConsumerBatch
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import free_ports
 from minibroker.spark_jobs.offsets import OffsetRange

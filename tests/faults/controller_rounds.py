@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeVar
 import uvloop
 
 from minibroker.client.admin import Admin
-from minibroker.client.configs import ConfigChange, ConfigResource, describe_request, described
+from minibroker.client.administering.configs import ConfigChange, ConfigResource, describe_request, described
 from minibroker.client.errors import ConfigErrors, PartitionErrors, TopicErrors
 from minibroker.client.producer import Producer
 from minibroker.deploy.cluster_view import ClusterView

@@ -38,7 +38,7 @@ import uvloop
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CommitFailed
-from minibroker.client.rebalance_listener import RebalanceListener
+from minibroker.client.group.listener import RebalanceListener
 from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import LOOPBACK, free_ports

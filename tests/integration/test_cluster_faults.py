@@ -13,9 +13,9 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
-from minibroker.client.delivery import Delivery, RecordMetadata
 from minibroker.client.errors import TopicErrors
 from minibroker.client.producer import Producer
+from minibroker.client.producing.delivery import Delivery, RecordMetadata
 from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.trial import Trial

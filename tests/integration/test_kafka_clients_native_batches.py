@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minibroker.client.configs import ConfigChange, ConfigResource
+from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.sync import Admin, Producer
 from tests.integration.python_kafka_clients import CLIENTS, Client, Read, Record

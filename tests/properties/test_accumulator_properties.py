@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minibroker.broker.storage.producer_state import ProducerState
-from minibroker.client.accumulator import Accumulator
-from minibroker.client.batch import Batch, BatchVerdict, Identity
-from minibroker.client.columns import Columns
 from minibroker.client.errors import BufferFull, DeliveryTimedOut
-from minibroker.client.partitioners import Partitioner, crc32
+from minibroker.client.producing.accumulator import Accumulator
+from minibroker.client.producing.batch import Batch, BatchVerdict, Identity
+from minibroker.client.producing.columns import Columns
+from minibroker.client.producing.partitioners import Partitioner, crc32
 from minibroker.protocol import topic_ids
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.records import encode_batch, parse_header

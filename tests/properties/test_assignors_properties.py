@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minibroker.client.assignors import ASSIGNORS, Assignment, Assignor, Members, RebalanceProtocol, Subscription
+from minibroker.client.group.assignors import ASSIGNORS, Assignment, Assignor, Members, RebalanceProtocol, Subscription
 from minibroker.protocol.model import TopicPartition
 
 TOPICS = ("a", "b", "c", "d")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minibroker.client.batch import RECORD_OVERHEAD
-from minibroker.client.columns import Columns, checked_column, grouped
-from minibroker.client.partitioners import crc32, murmur2, partitions_of
+from minibroker.client.producing.batch import RECORD_OVERHEAD
+from minibroker.client.producing.columns import Columns, checked_column, grouped
+from minibroker.client.producing.partitioners import crc32, murmur2, partitions_of
 
 COLUMN = st.lists(st.none() | st.binary(max_size=50), min_size=1, max_size=40)
 

@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.swap import Swap
 from minibroker.client.admin import Admin
-from minibroker.client.configs import ConfigChange, ConfigResource
+from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer
-from minibroker.client.delivery import Delivery
 from minibroker.client.errors import ClientCrashed, CorruptBatch
 from minibroker.client.producer import Producer
+from minibroker.client.producing.delivery import Delivery
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import CorruptRecord, DecodedBatch, decode_batch, iterate_batches

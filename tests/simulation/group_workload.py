@@ -15,8 +15,8 @@ from typing import Any
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CommitFailed
+from minibroker.client.group.listener import RebalanceListener
 from minibroker.client.producer import Producer
-from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import VirtualCluster

@@ -28,11 +28,11 @@ from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.removal import GroupRemoval
 from minibroker.broker.groups.terms import Term
 from minibroker.client.admin import Admin
-from minibroker.client.auto_commit import positions
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, CommitFailed, CorruptBatch, MaxPollIntervalExceeded
-from minibroker.client.group_states import MemberState
-from minibroker.client.rebalance_listener import RebalanceListener
+from minibroker.client.group.auto_commit import positions
+from minibroker.client.group.listener import RebalanceListener
+from minibroker.client.group.states import MemberState
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition

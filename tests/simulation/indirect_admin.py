@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minibroker.client.admin import Admin
-from minibroker.client.connections import Purpose
+from minibroker.client.cluster.connections import Purpose
 from minibroker.protocol.apis import Api
 from minibroker.protocol.rpc import Connection
 

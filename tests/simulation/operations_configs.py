@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from minibroker.client.admin import Admin
-from minibroker.client.configs import ConfigChange, ConfigResource
+from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import INCREMENTAL_ALTER_CONFIGS
 from minibroker.protocol.errors import MinibrokerError

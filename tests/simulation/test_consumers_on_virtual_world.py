@@ -11,11 +11,11 @@ import pytest
 
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.client.admin import Admin
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import InvalidSetting
+from minibroker.client.fetching.records import Record
 from minibroker.client.producer import Producer
-from minibroker.client.records import Record
-from minibroker.client.runtime import ClientRuntime
 from minibroker.controller import steps
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode

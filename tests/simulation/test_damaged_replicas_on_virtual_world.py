@@ -11,7 +11,7 @@ import pytest
 from minibroker.broker.replication.healing import may_be_deleted
 from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
-from minibroker.client.configs import ConfigChange, ConfigResource
+from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CorruptBatch
 from minibroker.client.producer import Producer

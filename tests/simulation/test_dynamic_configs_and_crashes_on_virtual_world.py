@@ -10,7 +10,7 @@ import pytest
 
 from minibroker.broker.dynamic_config import DynamicConfigManager
 from minibroker.client.admin import Admin
-from minibroker.client.configs import ConfigChange
+from minibroker.client.administering.configs import ConfigChange
 from minibroker.client.errors import ConfigErrors
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode

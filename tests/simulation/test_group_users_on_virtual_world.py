@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from minibroker.client.admin import Admin
-from minibroker.client.commits import Commits, OffsetAndMetadata
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CommitFailed, GroupErrors, InvalidSetting, MaxPollIntervalExceeded, WithinListener
-from minibroker.client.heart import News, Overslept
+from minibroker.client.group.commits import Commits, OffsetAndMetadata
+from minibroker.client.group.heart import News, Overslept
+from minibroker.client.group.listener import RebalanceListener
 from minibroker.client.producer import Producer
-from minibroker.client.rebalance_listener import RebalanceListener
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.loop import run

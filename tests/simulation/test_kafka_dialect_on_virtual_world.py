@@ -10,7 +10,7 @@ import pytest
 
 from minibroker.broker.handlers.metadata import ELECTION_MS
 from minibroker.client.admin import Admin
-from minibroker.client.configs import ConfigChange, ConfigResource
+from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis

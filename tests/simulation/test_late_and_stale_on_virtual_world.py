@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from minibroker.client.admin import Admin, NewTopic
-from minibroker.client.configs import ConfigChange, ConfigResource
+from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import ALTER_PARTITION_REASSIGNMENTS, INCREMENTAL_ALTER_CONFIGS

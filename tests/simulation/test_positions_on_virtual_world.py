@@ -14,12 +14,12 @@ import pytest
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
-from minibroker.client.connections import Purpose
+from minibroker.client.administering.offsets import OffsetAndTimestamp
+from minibroker.client.cluster.connections import Purpose
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import LogTruncated
-from minibroker.client.offsets import OffsetAndTimestamp
 from minibroker.client.producer import Producer
-from minibroker.client.runtime import ClientRuntime
 from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import OFFSET_FOR_LEADER_EPOCH

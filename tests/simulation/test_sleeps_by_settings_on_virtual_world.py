@@ -9,7 +9,7 @@ import pytest
 
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.client.admin import Admin
-from minibroker.client.configs import ConfigChange, ConfigResource
+from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import VirtualCluster

@@ -11,8 +11,8 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CommitFailed, DeliveryTimedOut
-from minibroker.client.partitioners import crc32
 from minibroker.client.producer import Producer
+from minibroker.client.producing.partitioners import crc32
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minibroker.client.admin import Admin
-from minibroker.client.connections import Purpose
+from minibroker.client.cluster.connections import Purpose
 from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes

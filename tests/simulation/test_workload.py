@@ -6,8 +6,8 @@ import asyncio
 from collections import Counter
 
 from minibroker.client.admin import Admin, NewTopic
-from minibroker.client.partitioners import crc32
 from minibroker.client.producer import Producer
+from minibroker.client.producing.partitioners import crc32
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import VirtualCluster
 from tests.simulation.history import History

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from minibroker.client.admin import Admin
-from minibroker.client.configs import ConfigChange, ConfigResource
+from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.errors import PartitionErrors
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, MinibrokerError

@@ -24,13 +24,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from minibroker.client.admin import Admin
-from minibroker.client.connections import Purpose
+from minibroker.client.cluster.connections import Purpose
 from minibroker.client.consumer import Consumer
-from minibroker.client.delivery import Delivery
 from minibroker.client.errors import BufferFull, ClientCrashed, CorruptBatch, DeliveryFailed, LogTruncated
-from minibroker.client.partitioners import Partitioner, WithoutKey, crc32, murmur2
+from minibroker.client.fetching.records import Record
 from minibroker.client.producer import Producer
-from minibroker.client.records import Record
+from minibroker.client.producing.delivery import Delivery
+from minibroker.client.producing.partitioners import Partitioner, WithoutKey, crc32, murmur2
 from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes

@@ -17,11 +17,11 @@ from random import Random
 from typing import Protocol
 
 from minibroker.client.consumer import Consumer
-from minibroker.client.delivery import BatchDelivery, Delivery
 from minibroker.client.errors import BatchDeliveryFailed, ClientCrashed, CorruptBatch, LogTruncated
-from minibroker.client.partitioners import crc32
+from minibroker.client.fetching.records import ConsumerBatch
 from minibroker.client.producer import Producer
-from minibroker.client.records import ConsumerBatch
+from minibroker.client.producing.delivery import BatchDelivery, Delivery
+from minibroker.client.producing.partitioners import crc32
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World

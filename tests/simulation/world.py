@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from minibroker.client.runtime import ClientRuntime
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.protocol.world import Operation, SessionState, Stat, Watcher, WatchEvent, World
 from tests.simulation.disk import ProcessDisk, VirtualDisk
 from tests.simulation.loop import VirtualLoop

@@ -12,8 +12,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
+from minibroker.client.fetching.records import Record
 from minibroker.client.producer import Producer
-from minibroker.client.records import Record
 from minibroker.protocol.errors import BrokerError, ErrorCode
 
 

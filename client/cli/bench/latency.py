@@ -41,8 +41,8 @@ from minibroker.client.cli.output import (
 from minibroker.client.cli.produce import Acks, AcksOption, Codec, CompressionOption, open_producer
 from minibroker.client.cli.topics import checked_topic
 from minibroker.client.consumer import Consumer
-from minibroker.client.delivery import Delivery
 from minibroker.client.producer import Producer
+from minibroker.client.producing.delivery import Delivery
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import counted

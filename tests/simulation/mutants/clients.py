@@ -12,19 +12,21 @@ from minibroker.broker.forwarding import ForwardingManager
 from minibroker.broker.handlers import list_offsets
 from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.replication.manager import ReplicaManager
-from minibroker.client import accumulator, auto_commit, metadata
-from minibroker.client import batch as client_batch
-from minibroker.client.accumulator import Accumulator
 from minibroker.client.admin import _Creation
-from minibroker.client.batch import SEQUENCE_MASK, Batch, BatchVerdict
-from minibroker.client.calls import Calls
-from minibroker.client.commits import Commits
+from minibroker.client.cluster import metadata
+from minibroker.client.cluster.calls import Calls
+from minibroker.client.cluster.lifecycle import Client
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import Closed
-from minibroker.client.fetch_state import PartitionState
-from minibroker.client.fetcher import Fetcher
-from minibroker.client.lifecycle import Client
-from minibroker.client.runtime import ClientRuntime
+from minibroker.client.fetching.fetch_state import PartitionState
+from minibroker.client.fetching.fetcher import Fetcher
+from minibroker.client.group import auto_commit
+from minibroker.client.group.commits import Commits
+from minibroker.client.producing import accumulator
+from minibroker.client.producing import batch as client_batch
+from minibroker.client.producing.accumulator import Accumulator
+from minibroker.client.producing.batch import SEQUENCE_MASK, Batch, BatchVerdict
 from minibroker.controller.cluster_state import ClusterState
 from minibroker.controller.controller import Controller
 from minibroker.controller.decisions import deletion

@@ -18,10 +18,10 @@ from minibroker.broker.groups.removal import GroupRemoval
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import Outcome, Term, Terms
 from minibroker.broker.slices import Slices
-from minibroker.client import assignors, auto_commit
-from minibroker.client.assignors import CooperativeSticky
-from minibroker.client.commits import Commits, OffsetAndMetadata
-from minibroker.client.group_member import GroupMember
+from minibroker.client.group import assignors, auto_commit
+from minibroker.client.group.assignors import CooperativeSticky
+from minibroker.client.group.commits import Commits, OffsetAndMetadata
+from minibroker.client.group.member import GroupMember
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.group_messages import Attempt
 from minibroker.protocol.model import TopicPartition

@@ -23,7 +23,7 @@ from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.broker.storage.segment import IndexWrite, Segment
 from minibroker.broker.storage.swap import Swap
-from minibroker.client import fetcher
+from minibroker.client.fetching import fetcher
 from minibroker.protocol.records import MAX_BODY_BYTES, iterate_batches, validate_batch
 from tests.simulation.mutants.planting import Patches, mutant
 

@@ -7,18 +7,19 @@ from random import Random
 
 import pytest
 
-from minibroker.client import accumulator as module
-from minibroker.client import batch as batch_module
-from minibroker.client import columns, fetch_state, partitioners
-from minibroker.client.accumulator import (
+from minibroker.client.errors import BufferFull, Closed
+from minibroker.client.fetching import fetch_state
+from minibroker.client.producing import accumulator as module
+from minibroker.client.producing import batch as batch_module
+from minibroker.client.producing import columns, partitioners
+from minibroker.client.producing.accumulator import (
     GRANT,
     LAST_PRODUCER_EPOCH,
     Accumulator,
     PartitionQueue,
 )
-from minibroker.client.batch import UNASSIGNED, Batch, BatchVerdict, Identity, judge_batch
-from minibroker.client.errors import BufferFull, Closed
-from minibroker.client.partitioners import Partitioner, WithoutKey, crc32
+from minibroker.client.producing.batch import UNASSIGNED, Batch, BatchVerdict, Identity, judge_batch
+from minibroker.client.producing.partitioners import Partitioner, WithoutKey, crc32
 from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.records import decode_batch

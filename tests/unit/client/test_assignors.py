@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from minibroker.client.assignors import ASSIGNORS, Members, RebalanceProtocol, Subscription, assignor_of
 from minibroker.client.errors import InvalidAssignment, InvalidSetting
+from minibroker.client.group.assignors import ASSIGNORS, Members, RebalanceProtocol, Subscription, assignor_of
 from minibroker.protocol.model import TopicPartition
 
 

@@ -14,7 +14,7 @@ from minibroker.client.cli.consume_group import consume_group
 from minibroker.client.cli.output import run_app
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CommitFailed
-from minibroker.client.records import ConsumerBatch
+from minibroker.client.fetching.records import ConsumerBatch
 from minibroker.protocol.apis import OFFSET_COMMIT
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import TopicPartition

@@ -24,8 +24,8 @@ from minibroker.client.cli.produce import Acks, Codec, Produced, Template, produ
 from minibroker.client.cli.record_files import Input, InputRecord, read_records
 from minibroker.client.cli.record_format import formatter
 from minibroker.client.cli.tally import Tally
+from minibroker.client.fetching.records import Record
 from minibroker.client.producer import Producer
-from minibroker.client.records import Record
 from minibroker.protocol.errors import MinibrokerError
 from tests.unit.client.scripted_broker import ScriptedCluster
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from minibroker.client.admin import Admin
-from minibroker.client.connections import Purpose
-from minibroker.client.metadata import Cluster, Leader, is_confirmed, is_denied, merged, with_leader
-from minibroker.client.runtime import ClientRuntime
+from minibroker.client.cluster.connections import Purpose
+from minibroker.client.cluster.metadata import Cluster, Leader, is_confirmed, is_denied, merged, with_leader
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
 from minibroker.protocol import topic_ids
@@ -232,7 +232,7 @@ def test_a_refresh_asks_another_broker_where_one_drops_it() -> None:
 
 
 def test_a_broker_that_does_not_answer_is_asked_last_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minibroker.client.metadata.FIRST_ATTEMPT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("minibroker.client.cluster.metadata.FIRST_ATTEMPT_TIMEOUT_S", 0.1)
 
     async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
         await runtime.start()
@@ -245,7 +245,7 @@ def test_a_broker_that_does_not_answer_is_asked_last_from_then_on(monkeypatch: p
 
 
 def test_brokers_that_were_reached_and_do_not_answer_are_not_said_to_be_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minibroker.client.metadata.FIRST_ATTEMPT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("minibroker.client.cluster.metadata.FIRST_ATTEMPT_TIMEOUT_S", 0.1)
 
     async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
         await runtime.start()
@@ -278,7 +278,7 @@ def test_what_is_no_broker_is_not_said_to_wait_for_zookeeper(said: bytes, why: s
 
 
 def test_a_broker_that_did_not_answer_once_is_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minibroker.client.metadata.FORGIVEN_S", 0.0)
+    monkeypatch.setattr("minibroker.client.cluster.metadata.FORGIVEN_S", 0.0)
 
     async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
         await runtime.start()

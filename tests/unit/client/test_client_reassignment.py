@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from minibroker.client.administering.reassignment import Alteration, may_have_begun
 from minibroker.client.errors import PartitionErrors, TopicErrors
-from minibroker.client.reassignment import Alteration, may_have_begun
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from minibroker.protocol.model import TopicPartition

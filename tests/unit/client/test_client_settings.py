@@ -10,11 +10,11 @@ import pytest
 import minibroker
 import minibroker.sync
 from minibroker import Admin, ConfigChange, ConfigResource, RebalanceListener, sync
-from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import FailedRecord, InvalidSetting
+from minibroker.client.fetching.records import Record
+from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.producer import Producer
-from minibroker.client.records import Record
 from minibroker.client.settings import Address, parse_bootstrap
 from minibroker.client.shown import shown
 from minibroker.protocol.errors import MinibrokerError

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from minibroker.client.administering.offsets import OffsetAndTimestamp
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import (
     ApiTimedOut,
@@ -17,8 +18,7 @@ from minibroker.client.errors import (
     InvalidSetting,
     LogTruncated,
 )
-from minibroker.client.offsets import OffsetAndTimestamp
-from minibroker.client.records import ConsumerBatch, Record
+from minibroker.client.fetching.records import ConsumerBatch, Record
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import FETCH, LIST_OFFSETS
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
@@ -762,7 +762,7 @@ def test_a_topic_that_does_not_exist_is_named_by_start() -> None:
 
 
 def test_a_topic_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minibroker.client.fetcher.UNKNOWN_TOPIC_PATIENCE_S", 0.2)
+    monkeypatch.setattr("minibroker.client.fetching.fetcher.UNKNOWN_TOPIC_PATIENCE_S", 0.2)
 
     async def scenario(cluster: ScriptedCluster) -> None:
         async with Consumer(

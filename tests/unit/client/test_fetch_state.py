@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from math import inf
 
-from minibroker.client.fetch_state import Due, FetchedBatch, PartitionState, due_fetches
-from minibroker.client.metadata import Leader
+from minibroker.client.cluster.metadata import Leader
+from minibroker.client.fetching.fetch_state import Due, FetchedBatch, PartitionState, due_fetches
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
 from minibroker.protocol.messages import EpochEndOffset
 from minibroker.protocol.model import NO_EPOCH, TopicPartition

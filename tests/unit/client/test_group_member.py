@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import (
     Closed,
@@ -19,8 +18,9 @@ from minibroker.client.errors import (
     MaxPollIntervalExceeded,
     WithinListener,
 )
-from minibroker.client.rebalance_listener import RebalanceListener
-from minibroker.client.records import Record
+from minibroker.client.fetching.records import Record
+from minibroker.client.group.commits import OffsetAndMetadata
+from minibroker.client.group.listener import RebalanceListener
 from minibroker.protocol.apis import (
     FETCH,
     FIND_COORDINATOR,
@@ -1157,7 +1157,7 @@ def test_subscribe_unsubscribe_and_assign_in_turn() -> None:
 
 
 def test_a_topic_that_does_not_come_is_raised_from_the_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minibroker.client.fetcher.UNKNOWN_TOPIC_PATIENCE_S", 0.3)
+    monkeypatch.setattr("minibroker.client.fetching.fetcher.UNKNOWN_TOPIC_PATIENCE_S", 0.3)
 
     async def scenario(cluster: ScriptedCluster) -> None:
         async with member(cluster) as consumer:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from minibroker.client.connections import OVERDUE_S, Purpose
-from minibroker.client.leader_requests import LeaderRequest, LeaderRequests
-from minibroker.client.metadata import Leader
-from minibroker.client.runtime import ClientRuntime
+from minibroker.client.cluster.connections import OVERDUE_S, Purpose
+from minibroker.client.cluster.leader_requests import LeaderRequest, LeaderRequests
+from minibroker.client.cluster.metadata import Leader
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import LIST_OFFSETS
 from minibroker.protocol.errors import ErrorCode

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from minibroker.client.admin import Admin, NewTopic
-from minibroker.client.commits import OffsetAndMetadata
-from minibroker.client.configs import ConfigChange, ConfigResource
+from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import InvalidSetting, SerializationFailed
+from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import TopicPartition

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from minibroker.client.partitioners import (
+from minibroker.client.producing.partitioners import (
     choose_adaptive,
     choose_round_robin,
     choose_sticky,

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from minibroker.client.delivery import Delivery
 from minibroker.client.errors import BufferFull, ClientCrashed, Closed, DeliveryFailed, DeliveryTimedOut
-from minibroker.client.partitioners import Partitioner, crc32, murmur2
 from minibroker.client.producer import Producer
+from minibroker.client.producing.delivery import Delivery
+from minibroker.client.producing.partitioners import Partitioner, crc32, murmur2
 from minibroker.protocol.apis import INIT_PRODUCER_ID, METADATA, PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.records import parse_header
@@ -495,7 +495,7 @@ def test_a_delivery_times_out_while_its_answer_is_awaited() -> None:
 
 
 def test_a_producer_that_reaches_no_broker_names_every_address_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minibroker.client.runtime.START_PATIENCE_S", 0.1)
+    monkeypatch.setattr("minibroker.client.cluster.runtime.START_PATIENCE_S", 0.1)
 
     async def scenario(cluster: ScriptedCluster) -> None:
         for node in cluster.nodes.values():

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from minibroker.client.batch import Batch
 from minibroker.client.errors import BufferFull, Closed, InvalidSetting
-from minibroker.client.partitioners import Partitions, RoundRobin, crc32, murmur2
 from minibroker.client.producer import Producer
+from minibroker.client.producing.batch import Batch
+from minibroker.client.producing.partitioners import Partitions, RoundRobin, crc32, murmur2
 from minibroker.client.tasks import Turns
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow
 import pytest
 
-from minibroker.client.delivery import BatchMetadata, PartMetadata
 from minibroker.client.errors import (
     BatchDeliveryFailed,
     BufferFull,
@@ -19,8 +18,9 @@ from minibroker.client.errors import (
     SerializationFailed,
     WrongEventLoop,
 )
-from minibroker.client.partitioners import Partitioner, Partitions, RoundRobin, WithoutKey, crc32, murmur2
 from minibroker.client.producer import Producer
+from minibroker.client.producing.delivery import BatchMetadata, PartMetadata
+from minibroker.client.producing.partitioners import Partitioner, Partitions, RoundRobin, WithoutKey, crc32, murmur2
 from minibroker.protocol.apis import METADATA, PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from tests.unit.client.scripted_broker import CARRY_OUT_AND_DROP, HANG, ORDINARY, ScriptedCluster, reject

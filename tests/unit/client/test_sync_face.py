@@ -11,7 +11,7 @@ import pytest
 
 import minibroker
 import minibroker.sync
-from minibroker.client import timeline
+from minibroker.client.administering import timeline
 from minibroker.client.sync import Admin, Consumer, Producer, TimelineReader
 
 PAIRS = [

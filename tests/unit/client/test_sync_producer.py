@@ -16,7 +16,6 @@ from typing import TypeVar
 import pytest
 
 from minibroker.client import producer as async_producer
-from minibroker.client.delivery import RecordMetadata
 from minibroker.client.errors import (
     ApiTimedOut,
     BatchDeliveryFailed,
@@ -28,6 +27,7 @@ from minibroker.client.errors import (
     InvalidSetting,
     SerializationFailed,
 )
+from minibroker.client.producing.delivery import RecordMetadata
 from minibroker.client.sync import Delivery, Producer
 from minibroker.client.sync import producer as sync_producer
 from minibroker.client.sync.background import Call

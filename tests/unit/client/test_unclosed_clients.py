@@ -16,10 +16,10 @@ import pytest
 from minibroker.client import producer as producer_module
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
-from minibroker.client.delivery import Delivery
 from minibroker.client.errors import Closed
+from minibroker.client.fetching.records import Record
 from minibroker.client.producer import Producer
-from minibroker.client.records import Record
+from minibroker.client.producing.delivery import Delivery
 from minibroker.protocol.apis import LEAVE_GROUP, OFFSET_COMMIT, PRODUCE, SYNC_GROUP
 from tests.unit.client.scripted_broker import HANG, ScriptedCluster
 from tests.unit.client.test_consumer import P0, fill, take

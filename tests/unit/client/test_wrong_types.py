@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from minibroker.client.admin import Admin, NewTopic
-from minibroker.client.commits import OffsetAndMetadata
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import InvalidSetting
+from minibroker.client.fetching.records import Record
+from minibroker.client.group.commits import OffsetAndMetadata
+from minibroker.client.group.listener import RebalanceListener
 from minibroker.client.producer import Producer
-from minibroker.client.rebalance_listener import RebalanceListener
-from minibroker.client.records import Record
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import decode_batch, iterate_batches

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from minibroker.client.errors import DeliveryFailed, InvalidSetting
-from minibroker.client.partitioners import crc32
+from minibroker.client.producing.partitioners import crc32
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.spark_jobs import look_ups, writing

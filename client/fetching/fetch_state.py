@@ -8,8 +8,8 @@ from math import inf
 from operator import length_hint
 from typing import NamedTuple
 
-from minibroker.client.metadata import Leader
-from minibroker.client.records import ConsumerBatch, Record
+from minibroker.client.cluster.metadata import Leader
+from minibroker.client.fetching.records import ConsumerBatch, Record
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
 from minibroker.protocol.messages import EpochEndOffset
 from minibroker.protocol.model import NO_EPOCH, TopicPartition

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import asyncio
 
-from minibroker.client.activity import Activity
-from minibroker.client.commits import Commits, OffsetAndMetadata
 from minibroker.client.errors import CommitFailed
-from minibroker.client.fetch_state import PartitionState
-from minibroker.client.fetcher import Fetcher
+from minibroker.client.fetching.activity import Activity
+from minibroker.client.fetching.fetch_state import PartitionState
+from minibroker.client.fetching.fetcher import Fetcher
+from minibroker.client.group.commits import Commits, OffsetAndMetadata
 from minibroker.client.log import Logger
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_EPOCH, TopicPartition

@@ -13,14 +13,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from math import inf
 
-from minibroker.client.accumulator import Accumulator, PartitionQueue
-from minibroker.client.batch import UNASSIGNED, Batch, BatchVerdict, Identity
-from minibroker.client.connections import Purpose, exponential_backoff_s
+from minibroker.client.cluster.connections import Purpose, exponential_backoff_s
+from minibroker.client.cluster.leader_requests import LeaderRequest, LeaderRequests
+from minibroker.client.cluster.metadata import Leader
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import DeliveryTimedOut
-from minibroker.client.leader_requests import LeaderRequest, LeaderRequests
 from minibroker.client.log import Logger
-from minibroker.client.metadata import Leader
-from minibroker.client.runtime import ClientRuntime
+from minibroker.client.producing.accumulator import Accumulator, PartitionQueue
+from minibroker.client.producing.batch import UNASSIGNED, Batch, BatchVerdict, Identity
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import INIT_PRODUCER_ID, PRODUCE

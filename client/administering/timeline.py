@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from minibroker.client.connections import Purpose
-from minibroker.client.runtime import ClientRuntime
+from minibroker.client.cluster.connections import Purpose
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DESCRIBE_TIMELINE

@@ -15,7 +15,7 @@ from itertools import accumulate
 from operator import add, itemgetter
 from typing import Any, Protocol
 
-from minibroker.client.batch import RECORD_OVERHEAD
+from minibroker.client.producing.batch import RECORD_OVERHEAD
 from minibroker.client.shown import shown
 from minibroker.protocol.errors import BrokerError, ErrorCode
 

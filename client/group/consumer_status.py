@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from minibroker.client.activity import Activity
-from minibroker.client.fetch_state import PartitionState
-from minibroker.client.fetcher import Fetcher
-from minibroker.client.group_member import GroupMember, Subscribed
-from minibroker.client.group_waits import waits_for
-from minibroker.client.runtime import ClientRuntime
+from minibroker.client.cluster.runtime import ClientRuntime
+from minibroker.client.fetching.activity import Activity
+from minibroker.client.fetching.fetch_state import PartitionState
+from minibroker.client.fetching.fetcher import Fetcher
+from minibroker.client.group.member import GroupMember, Subscribed
+from minibroker.client.group.waits import waits_for
 from minibroker.protocol.model import TopicPartition
 
 _READY = "records are there: ask for them"

@@ -18,9 +18,9 @@ from functools import partial
 from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from minibroker.client.connections import OVERDUE_S, Purpose
-from minibroker.client.metadata import Leader
-from minibroker.client.runtime import ClientRuntime
+from minibroker.client.cluster.connections import OVERDUE_S, Purpose
+from minibroker.client.cluster.metadata import Leader
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.tasks import Waker
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api

@@ -25,21 +25,21 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
-from minibroker.client.activity import Activity
-from minibroker.client.assignors import Assignor, RebalanceProtocol, Subscription
-from minibroker.client.commits import Commits, OffsetAndMetadata
-from minibroker.client.connections import exponential_backoff_s
-from minibroker.client.coordinators import Coordinators
+from minibroker.client.cluster.connections import exponential_backoff_s
+from minibroker.client.cluster.coordinators import Coordinators
+from minibroker.client.cluster.metadata import TopicInfo
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import ListenerTimedOut, MaxPollIntervalExceeded
-from minibroker.client.fetch_state import PartitionState
-from minibroker.client.fetcher import Fetcher
-from minibroker.client.group_states import MOVES, MemberState, Reaction, reaction
-from minibroker.client.group_waits import watch
-from minibroker.client.heart import Heard, Heart, Membership, News, Overslept, Refused, Unreachable, leave
+from minibroker.client.fetching.activity import Activity
+from minibroker.client.fetching.fetch_state import PartitionState
+from minibroker.client.fetching.fetcher import Fetcher
+from minibroker.client.group.assignors import Assignor, RebalanceProtocol, Subscription
+from minibroker.client.group.commits import Commits, OffsetAndMetadata
+from minibroker.client.group.heart import Heard, Heart, Membership, News, Overslept, Refused, Unreachable, leave
+from minibroker.client.group.listener import RebalanceListener
+from minibroker.client.group.states import MOVES, MemberState, Reaction, reaction
+from minibroker.client.group.waits import watch
 from minibroker.client.log import Logger
-from minibroker.client.metadata import TopicInfo
-from minibroker.client.rebalance_listener import RebalanceListener
-from minibroker.client.runtime import ClientRuntime
 from minibroker.client.tasks import Pulse, Waker
 from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m

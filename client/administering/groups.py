@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-from minibroker.client.commits import OffsetAndMetadata
-from minibroker.client.coordinators import Answered, Coordinator, Coordinators
+from minibroker.client.cluster.coordinators import Answered, Coordinator, Coordinators
 from minibroker.client.errors import InvalidSetting
+from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.settings import check_choice, check_text
 from minibroker.client.shown import shown
 from minibroker.protocol import group_messages as g

@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from minibroker.client.connections import OVERDUE_S, Connections, Purpose
+from minibroker.client.cluster.connections import OVERDUE_S, Connections, Purpose
+from minibroker.client.cluster.metadata import Metadata
 from minibroker.client.errors import InvalidSetting, WrongEventLoop
 from minibroker.client.log import Logger
-from minibroker.client.metadata import Metadata
 from minibroker.client.settings import Address, check_ms, check_text, parse_bootstrap
 from minibroker.client.stalls import Stalls
 from minibroker.client.tasks import BackgroundTasks

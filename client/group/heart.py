@@ -20,11 +20,11 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from minibroker.client.activity import Activity
-from minibroker.client.connections import OVERDUE_S
-from minibroker.client.coordinators import Coordinators
+from minibroker.client.cluster.connections import OVERDUE_S
+from minibroker.client.cluster.coordinators import Coordinators
+from minibroker.client.cluster.runtime import ClientRuntime
+from minibroker.client.fetching.activity import Activity
 from minibroker.client.log import Logger, defer
-from minibroker.client.runtime import ClientRuntime
 from minibroker.client.tasks import Waker
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.apis import HEARTBEAT, LEAVE_GROUP

@@ -20,14 +20,14 @@ from functools import partial
 from math import ceil, inf
 from typing import NamedTuple
 
-from minibroker.client.connections import OVERDUE_S, Purpose
+from minibroker.client.administering.offsets import CONSUMER, READ_UNCOMMITTED, Found, OffsetAndTimestamp, ask_leader
+from minibroker.client.cluster.connections import OVERDUE_S, Purpose
+from minibroker.client.cluster.leader_requests import LeaderRequest, LeaderRequests
+from minibroker.client.cluster.metadata import UNKNOWN_FOR_S, Leader
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import CorruptBatch, LogTruncated, no_such_partition
-from minibroker.client.fetch_state import FetchedBatch, PartitionState, due_fetches
-from minibroker.client.leader_requests import LeaderRequest, LeaderRequests
+from minibroker.client.fetching.fetch_state import FetchedBatch, PartitionState, due_fetches
 from minibroker.client.log import Logger
-from minibroker.client.metadata import UNKNOWN_FOR_S, Leader
-from minibroker.client.offsets import CONSUMER, READ_UNCOMMITTED, Found, OffsetAndTimestamp, ask_leader
-from minibroker.client.runtime import ClientRuntime
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.client.tasks import Pulse
 from minibroker.protocol import messages as m

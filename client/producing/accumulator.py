@@ -52,7 +52,8 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
-from minibroker.client.batch import (
+from minibroker.client.errors import BufferFull, FailedRecord, PartitionerFailed, no_such_partition
+from minibroker.client.producing.batch import (
     BATCH_OVERHEAD,
     HEADER_OVERHEAD,
     NOT_APPENDED,
@@ -65,9 +66,8 @@ from minibroker.client.batch import (
     is_void,
     judge_batch,
 )
-from minibroker.client.columns import Columns, grouped
-from minibroker.client.errors import BufferFull, FailedRecord, PartitionerFailed, no_such_partition
-from minibroker.client.partitioners import (
+from minibroker.client.producing.columns import Columns, grouped
+from minibroker.client.producing.partitioners import (
     Partitioner,
     Partitions,
     RecordPartitioner,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
-from minibroker.client.activity import Activity
-from minibroker.client.group_states import MemberState
-from minibroker.client.runtime import ClientRuntime
+from minibroker.client.cluster.runtime import ClientRuntime
+from minibroker.client.fetching.activity import Activity
+from minibroker.client.group.states import MemberState
 from minibroker.client.stalls import LOOK_EVERY_S, STALL_S, Stalls
 
 if TYPE_CHECKING:
-    from minibroker.client.group_member import GroupMember
+    from minibroker.client.group.member import GroupMember
 
 
 USUAL_S = 1.0

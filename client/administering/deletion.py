@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from minibroker.client.metadata import Leader
-from minibroker.client.offsets import Known, ask_leader, ask_leaders, not_mentioned, request_leader
-from minibroker.client.runtime import ClientRuntime
+from minibroker.client.administering.offsets import Known, ask_leader, ask_leaders, not_mentioned, request_leader
+from minibroker.client.cluster.metadata import Leader
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DELETE_RECORDS
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError, error_of

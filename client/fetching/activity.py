@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from operator import length_hint
 
-from minibroker.client.records import Record
+from minibroker.client.fetching.records import Record
 from minibroker.client.tasks import Pulse
 from minibroker.protocol.world import Clock
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from minibroker.client.accumulator import Part
-from minibroker.client.batch import Batch
 from minibroker.client.errors import BatchDeliveryFailed, FailedRecord, InvalidSetting
 from minibroker.client.log import Logger
+from minibroker.client.producing.accumulator import Part
+from minibroker.client.producing.batch import Batch
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.words import counted
 

@@ -8,10 +8,10 @@ from functools import partial
 from types import TracebackType
 from typing import ClassVar, Literal, Self
 
-from minibroker.client.calls import Calls
+from minibroker.client.cluster.calls import Calls
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.context_managers import Asynchronous
 from minibroker.client.errors import ClientCrashed, Closed
-from minibroker.client.runtime import ClientRuntime
 from minibroker.client.tasks import weakly
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.world import World

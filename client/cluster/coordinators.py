@@ -16,9 +16,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from minibroker.client.connections import OVERDUE_S, Purpose, exponential_backoff_s
+from minibroker.client.cluster.connections import OVERDUE_S, Purpose, exponential_backoff_s
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.log import Logger
-from minibroker.client.runtime import ClientRuntime
 from minibroker.client.settings import Address
 from minibroker.client.stalls import Stalls
 from minibroker.protocol import group_messages as g

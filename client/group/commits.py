@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from minibroker.client.coordinators import Coordinators
+from minibroker.client.cluster.coordinators import Coordinators
+from minibroker.client.cluster.metadata import UNKNOWN_FOR_S
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import ApiTimedOut, CommitFailed
-from minibroker.client.fetcher import UNKNOWN_TOPIC_PATIENCE_S
-from minibroker.client.group_states import Reaction, reaction
-from minibroker.client.heart import Membership
+from minibroker.client.fetching.fetcher import UNKNOWN_TOPIC_PATIENCE_S
+from minibroker.client.group.heart import Membership
+from minibroker.client.group.states import Reaction, reaction
 from minibroker.client.log import Logger
-from minibroker.client.metadata import UNKNOWN_FOR_S
-from minibroker.client.runtime import ClientRuntime
 from minibroker.client.settings import check_by_partition, check_integer, check_text
 from minibroker.client.tasks import Pulse
 from minibroker.protocol import group_messages as g

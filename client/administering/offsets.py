@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple, TypeVar
 
-from minibroker.client.connections import OVERDUE_S, Purpose
+from minibroker.client.cluster.connections import OVERDUE_S, Purpose
+from minibroker.client.cluster.metadata import UNKNOWN_FOR_S, Cluster, Leader
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import no_such_partition
-from minibroker.client.metadata import UNKNOWN_FOR_S, Cluster, Leader
-from minibroker.client.runtime import ClientRuntime
 from minibroker.client.stalls import Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import LIST_OFFSETS, Api

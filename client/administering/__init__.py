@@ -1,0 +1,1 @@
+"""Administrative requests, one module per family of calls."""

@@ -1,0 +1,1 @@
+"""Membership in a consumer group: joining, heartbeats, assignment, committed offsets."""
