@@ -96,7 +96,7 @@ class Producer(Client):
       within one second.) If the producer has known the topic, it may come back: then records wait for
       `delivery_timeout_ms`.
     - `compression`: "none", "gzip", "snappy", "lz4" or "zstd".
-    - `partitioner`: a Partitioner, or a function that chooses for every record (`minibroker.client.producing.partitioners`).
+    - `partitioner`: a Partitioner, or a function that chooses for each record (`client/producing/partitioners.py`).
     - `partitioner_availability_timeout_ms`: for so long a leader may take no request before records without a key, and
       functions that choose, are no longer offered its partitions (KIP-794). 0: they always are, as in Kafka.
     - `key_serializer`, `value_serializer`: "bytes", "str", "json", "msgpack", or a function

@@ -12,7 +12,7 @@ import typer
 
 from minibroker.client.cli.bench.produce import SizeOption
 from minibroker.client.cli.bench.report import print_figures
-from minibroker.client.cli.output import (
+from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     DataOption,
     Format,

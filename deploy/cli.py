@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from minibroker.client.cli.output import (
+from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     UNHEALTHY,
     BootstrapOption,

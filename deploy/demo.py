@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from minibroker.client.admin import Admin
-from minibroker.client.cli.timeline_story import Story, last_failover
+from minibroker.client.cli.timelines.story import Story, last_failover
 from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import free_ports

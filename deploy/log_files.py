@@ -35,8 +35,8 @@ from minibroker.broker.storage.continuity import CONTINUITY_FILE, decode_continu
 from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex
 from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_snapshot
 from minibroker.broker.storage.segment import LOG_SUFFIX
-from minibroker.client.cli.output import UNHEALTHY, Format, FormatOption, UsageError, print_json
-from minibroker.client.cli.record_format import text_or_base64
+from minibroker.client.cli.records.record_format import text_or_base64
+from minibroker.client.cli.terminal.output import UNHEALTHY, Format, FormatOption, UsageError, print_json
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import CorruptRecord, decode_batch, decode_control_batch
 from minibroker.protocol.words import counted

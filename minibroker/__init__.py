@@ -207,8 +207,8 @@ def application() -> typer.Typer:
 def main() -> NoReturn:
     """The command line `minibroker`. Exit codes: 0 ok, 1 failure, 2 usage, 3 timeout, 4 unhealthy."""
     try:
-        from minibroker.client.cli.log import show_stalls
-        from minibroker.client.cli.output import run_app
+        from minibroker.client.cli.terminal.log import show_stalls
+        from minibroker.client.cli.terminal.output import run_app
 
         show_stalls()
         code = run_app(application())

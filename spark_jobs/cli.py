@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from minibroker.client.cli.output import (
+from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,

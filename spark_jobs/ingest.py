@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minibroker.client.cli.live import progress_bar
+from minibroker.client.cli.terminal.live import progress_bar
 from minibroker.protocol.model import TopicPartition
 from minibroker.spark_jobs.checkpoint import Checkpoint
 from minibroker.spark_jobs.jobs import Source, run_query, triggers_told

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from minibroker.client.cli.live import progress_bar
+from minibroker.client.cli.terminal.live import progress_bar
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.spark_jobs.session import check_packages, spark_session
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from minibroker.client.admin import ClusterDescription, LogDirDescription
-from minibroker.client.cli.hints import pastable
-from minibroker.client.cli.output import (
+from minibroker.client.cli.terminal.hints import pastable
+from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,

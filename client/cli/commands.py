@@ -13,10 +13,10 @@ from minibroker.client.cli.bench import consume as bench_consume
 from minibroker.client.cli.bench import durability as bench_durability
 from minibroker.client.cli.bench import latency as bench_latency
 from minibroker.client.cli.bench import produce as bench_produce
-from minibroker.client.cli.consume import consume
 from minibroker.client.cli.elect import elect
-from minibroker.client.cli.produce import produce
-from minibroker.client.cli.timeline import timeline
+from minibroker.client.cli.records.consume import consume
+from minibroker.client.cli.records.produce import produce
+from minibroker.client.cli.timelines.timeline import timeline
 
 
 def _print_version(asked: bool) -> None:

@@ -12,8 +12,8 @@ import typer
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigEntry, ConfigResource
-from minibroker.client.cli.hints import pastable
-from minibroker.client.cli.output import (
+from minibroker.client.cli.terminal.hints import pastable
+from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from minibroker.client.cli.hints import pastable
-from minibroker.client.cli.output import (
+from minibroker.client.cli.terminal.hints import pastable
+from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.offsets import OffsetAndTimestamp
-from minibroker.client.cli.start_position import AtOffset, AtTime, Edge, Last, StartPosition
+from minibroker.client.cli.terminal.start_position import AtOffset, AtTime, Edge, Last, StartPosition
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition

@@ -14,9 +14,9 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.groups import GROUP_STATES, GroupListing, MemberDescription, named
 from minibroker.client.cli.group_details import GroupDetails, details_of
 from minibroker.client.cli.group_resets import Reset, Shift, planned
-from minibroker.client.cli.hints import pastable
-from minibroker.client.cli.live import text_in_place
-from minibroker.client.cli.output import (
+from minibroker.client.cli.terminal.hints import pastable
+from minibroker.client.cli.terminal.live import text_in_place
+from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,
@@ -33,7 +33,7 @@ from minibroker.client.cli.output import (
     run,
     table_lines,
 )
-from minibroker.client.cli.start_position import StartPosition, parse_start_position
+from minibroker.client.cli.terminal.start_position import StartPosition, parse_start_position
 from minibroker.client.cli.topics import checked_topic, open_admin
 from minibroker.client.errors import BrokersFailed, GroupErrors, no_such_partition
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError

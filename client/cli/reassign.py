@@ -12,7 +12,7 @@ import typer
 
 from minibroker.client.admin import Admin, TopicDescription
 from minibroker.client.administering.reassignment import PartitionReassignment, may_have_begun
-from minibroker.client.cli.output import (
+from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     FAILURE,
     BootstrapOption,

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from minibroker.client.admin import Admin, TopicDescription
-from minibroker.client.cli.hints import pastable
-from minibroker.client.cli.output import (
+from minibroker.client.cli.terminal.hints import pastable
+from minibroker.client.cli.terminal.output import (
     API_TIMEOUT_MS,
     DEFAULT_DATA,
     BootstrapOption,

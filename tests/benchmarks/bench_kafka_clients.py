@@ -52,7 +52,7 @@ import msgspec
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import KafkaException, NewTopic
 
-from minibroker.client.cli.output import print_table
+from minibroker.client.cli.terminal.output import print_table
 from minibroker.deploy.processes import let_signals_interrupt
 from minibroker.deploy.who import BrokerId
 from minibroker.protocol.errors import MinibrokerError

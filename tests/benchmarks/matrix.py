@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import uvloop
 
 from minibroker.client.admin import Admin
-from minibroker.client.cli.output import print_table
+from minibroker.client.cli.terminal.output import print_table
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import free_ports
 from minibroker.deploy.processes import is_alive, let_signals_interrupt

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minibroker.client.admin import Admin
-from minibroker.client.cli.output import table_lines
+from minibroker.client.cli.terminal.output import table_lines
 from minibroker.client.producer import Producer
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import free_ports

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from minibroker.client.admin import Admin
-from minibroker.client.cli.output import UNHEALTHY
+from minibroker.client.cli.terminal.output import UNHEALTHY
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.deploy.errors import LaunchError

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.timeline import ASK_AGAIN_AFTER_S, TimelineRead
-from minibroker.client.cli.timeline_story import Story, last_failover
+from minibroker.client.cli.timelines.story import Story, last_failover
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DESCRIBE_TIMELINE
 from minibroker.protocol.model import NO_LEADER, TopicPartition

@@ -15,7 +15,7 @@ import typer
 
 from minibroker.client.cli.bench.report import print_figures
 from minibroker.client.cli.bench.values import ContentCheck, ContentVerdict
-from minibroker.client.cli.output import (
+from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,

@@ -13,7 +13,8 @@ from minibroker.client.cli.bench.produce import SizeOption, send_all
 from minibroker.client.cli.bench.report import percentile
 from minibroker.client.cli.bench.topic import ReplicationFactorOption
 from minibroker.client.cli.bench.values import Values
-from minibroker.client.cli.output import (
+from minibroker.client.cli.records.produce import Acks, Codec
+from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,
@@ -25,7 +26,6 @@ from minibroker.client.cli.output import (
     print_table,
     run,
 )
-from minibroker.client.cli.produce import Acks, Codec
 from minibroker.client.cli.topics import open_admin
 from minibroker.protocol.model import DURABILITY, REPLICATED, SYNCED
 

@@ -26,7 +26,8 @@ from minibroker.client.cli.bench.produce import SizeOption
 from minibroker.client.cli.bench.report import percentile
 from minibroker.client.cli.bench.topic import PartitionsOption, ReplicationFactorOption, ensure_topic
 from minibroker.client.cli.bench.values import Values
-from minibroker.client.cli.output import (
+from minibroker.client.cli.records.produce import Acks, AcksOption, Codec, CompressionOption, open_producer
+from minibroker.client.cli.terminal.output import (
     API_TIMEOUT_MS,
     DEFAULT_DATA,
     BootstrapOption,
@@ -38,7 +39,6 @@ from minibroker.client.cli.output import (
     print_table,
     run,
 )
-from minibroker.client.cli.produce import Acks, AcksOption, Codec, CompressionOption, open_producer
 from minibroker.client.cli.topics import checked_topic
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer

@@ -13,7 +13,8 @@ import typer
 from minibroker.client.cli.bench.report import print_figures
 from minibroker.client.cli.bench.topic import PartitionsOption, ReplicationFactorOption, ensure_topic
 from minibroker.client.cli.bench.values import HEADER_BYTES, Values
-from minibroker.client.cli.output import (
+from minibroker.client.cli.records.produce import BATCH_SIZE, Acks, AcksOption, Codec, CompressionOption, open_producer
+from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,
@@ -23,7 +24,6 @@ from minibroker.client.cli.output import (
     note,
     run,
 )
-from minibroker.client.cli.produce import BATCH_SIZE, Acks, AcksOption, Codec, CompressionOption, open_producer
 from minibroker.client.cli.topics import checked_topic
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from minibroker.client.cli.output import Format, print_json, print_table
+from minibroker.client.cli.terminal.output import Format, print_json, print_table
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

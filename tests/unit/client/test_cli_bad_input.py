@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minibroker import application
-from minibroker.client.cli.output import run_app
+from minibroker.client.cli.terminal.output import run_app
 
 NOBODY = ["--bootstrap", "127.0.0.1:1"]
 

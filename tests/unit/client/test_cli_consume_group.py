@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from minibroker import application
-from minibroker.client.cli import consume_group as module
-from minibroker.client.cli.consume_group import consume_group
-from minibroker.client.cli.output import run_app
+from minibroker.client.cli.records import consume_group as module
+from minibroker.client.cli.records.consume_group import consume_group
+from minibroker.client.cli.terminal.output import run_app
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CommitFailed
 from minibroker.client.fetching.records import ConsumerBatch

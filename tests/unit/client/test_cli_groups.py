@@ -13,7 +13,7 @@ import pytest
 
 from minibroker import application
 from minibroker.client.cli import group_details, groups
-from minibroker.client.cli.output import explain, printable, run_app, table_lines
+from minibroker.client.cli.terminal.output import explain, printable, run_app, table_lines
 from minibroker.client.producer import Producer
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.apis import LIST_GROUPS, LIST_OFFSETS, OFFSET_COMMIT

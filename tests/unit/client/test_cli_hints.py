@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from minibroker import application
-from minibroker.client.cli.hints import pastable
-from minibroker.client.cli.output import DEFAULT_DATA, BootstrapOption, DataOption, note, run_app
+from minibroker.client.cli.terminal.hints import pastable
+from minibroker.client.cli.terminal.output import DEFAULT_DATA, BootstrapOption, DataOption, note, run_app
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.protocol.errors import MinibrokerError
 

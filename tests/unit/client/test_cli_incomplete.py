@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from minibroker.client.cli import brokers, topics
-from minibroker.client.cli.consume import consume
-from minibroker.client.cli.output import run_app
+from minibroker.client.cli.records.consume import consume
+from minibroker.client.cli.terminal.output import run_app
 from minibroker.protocol.apis import DESCRIBE_CONFIGS, DESCRIBE_LOG_DIRS
 from minibroker.protocol.records import encode_batch
 from tests.unit.client.scripted_broker import DROP, HANG, ScriptedCluster

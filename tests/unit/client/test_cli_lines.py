@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.client.cli.lines import MAX_LINE_BYTES, read_lines
+from minibroker.client.cli.records.lines import MAX_LINE_BYTES, read_lines
 from minibroker.protocol.errors import MinibrokerError
 
 

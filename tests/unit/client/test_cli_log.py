@@ -31,8 +31,8 @@ from pathlib import Path
 
 import typer
 
-from minibroker.client.cli.log import show_stalls
-from minibroker.client.cli.output import DEFAULT_DATA, DataOption, run_app
+from minibroker.client.cli.terminal.log import show_stalls
+from minibroker.client.cli.terminal.output import DEFAULT_DATA, DataOption, run_app
 from minibroker.client.stalls import Stalls
 
 show_stalls()

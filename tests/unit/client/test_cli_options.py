@@ -14,7 +14,7 @@ import typer
 
 import minibroker
 from minibroker import application
-from minibroker.client.cli.output import run_app
+from minibroker.client.cli.terminal.output import run_app
 
 VERSION = importlib.metadata.version("minibroker")
 

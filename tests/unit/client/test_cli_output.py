@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from minibroker.client.cli import output
-from minibroker.client.cli.output import (
+from minibroker.client.cli.terminal import output
+from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from minibroker.client import producer
-from minibroker.client.cli import produce
-from minibroker.client.cli import tally as tally_module
-from minibroker.client.cli.output import FAILURE, TIMED_OUT, explain
-from minibroker.client.cli.produce import Acks, Codec, Produced, Template, produce_lines
-from minibroker.client.cli.tally import Tally, name_lines
+from minibroker.client.cli.records import produce
+from minibroker.client.cli.records import tally as tally_module
+from minibroker.client.cli.records.produce import Acks, Codec, Produced, Template, produce_lines
+from minibroker.client.cli.records.tally import Tally, name_lines
+from minibroker.client.cli.terminal.output import FAILURE, TIMED_OUT, explain
 from minibroker.client.errors import DeliveryTimedOut
 from minibroker.client.producer import Producer
 from minibroker.protocol.apis import PRODUCE
@@ -161,7 +161,7 @@ def test_a_line_that_cannot_be_sent_is_the_last_and_those_before_it_are_acknowle
 def test_an_input_that_cannot_be_read_on_does_not_hide_what_became_of_the_lines_before(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minibroker.client.cli.lines.MAX_LINE_BYTES", 1_000)
+    monkeypatch.setattr("minibroker.client.cli.records.lines.MAX_LINE_BYTES", 1_000)
 
     async def scenario(cluster: ScriptedCluster) -> None:
         task = produced(cluster, pipe, Tally())

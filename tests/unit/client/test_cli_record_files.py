@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minibroker import application
-from minibroker.client.cli import lines, record_files
-from minibroker.client.cli.output import run_app
-from minibroker.client.cli.produce import Acks, Codec, Produced, Template, produce_lines
-from minibroker.client.cli.record_files import Input, InputRecord, read_records
-from minibroker.client.cli.record_format import formatter
-from minibroker.client.cli.tally import Tally
+from minibroker.client.cli.records import lines, record_files
+from minibroker.client.cli.records.produce import Acks, Codec, Produced, Template, produce_lines
+from minibroker.client.cli.records.record_files import Input, InputRecord, read_records
+from minibroker.client.cli.records.record_format import formatter
+from minibroker.client.cli.records.tally import Tally
+from minibroker.client.cli.terminal.output import run_app
 from minibroker.client.fetching.records import Record
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import MinibrokerError
@@ -70,7 +70,7 @@ def collect(data: bytes, kind: Input, found: list[InputRecord], chunk_bytes: int
     with tempfile.TemporaryFile() as file, pytest.MonkeyPatch.context() as patched:
         file.write(data)
         file.seek(0)
-        patched.setattr("minibroker.client.cli.lines.CHUNK_BYTES", chunk_bytes)
+        patched.setattr("minibroker.client.cli.records.lines.CHUNK_BYTES", chunk_bytes)
         asyncio.run(main(file.fileno()))
 
 

@@ -6,8 +6,8 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from minibroker.client.cli.output import UsageError
-from minibroker.client.cli.record_format import formatter, unescape
+from minibroker.client.cli.records.record_format import formatter, unescape
+from minibroker.client.cli.terminal.output import UsageError
 from minibroker.client.fetching.records import Record
 
 RECORD = Record("orders", 2, 41, 1_700_000_000_000, b"k1", "caf\u00e9".encode())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import typer
 
-from minibroker.client.cli.output import run_until_terminated
+from minibroker.client.cli.terminal.output import run_until_terminated
 
 
 @pytest.fixture(autouse=True)

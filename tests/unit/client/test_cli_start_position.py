@@ -2,8 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from minibroker.client.cli.output import UsageError
-from minibroker.client.cli.start_position import AtOffset, AtTime, Edge, Last, StartPosition, parse_start_position
+from minibroker.client.cli.terminal.output import UsageError
+from minibroker.client.cli.terminal.start_position import (
+    AtOffset,
+    AtTime,
+    Edge,
+    Last,
+    StartPosition,
+    parse_start_position,
+)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from contextlib import suppress
 import pytest
 
 BAR = """
-from minibroker.client.cli.live import progress_bar
+from minibroker.client.cli.terminal.live import progress_bar
 with progress_bar("orders", 2_000_000, of_bytes=True) as show:
     show(1_000_000)
 """
 TEXT = """
-from minibroker.client.cli.live import text_in_place
+from minibroker.client.cli.terminal.live import text_in_place
 with text_in_place() as show:
     show("first")
     show("[then]")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from minibroker.client.administering.timeline import Entry, TimelineRead, merged
-from minibroker.client.cli.timeline import FILE, with_files
-from minibroker.client.cli.timeline_story import last_failover
-from minibroker.client.cli.timeline_words import SHOWN, entry_lines, state_lines, tell
+from minibroker.client.cli.timelines.story import last_failover
+from minibroker.client.cli.timelines.timeline import FILE, with_files
+from minibroker.client.cli.timelines.words import SHOWN, entry_lines, state_lines, tell
 from minibroker.protocol.errors import NetworkError
 
 NOON_MS = 1_795_348_800_000

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from minibroker.client.cli.times import hint, parse_time_ms
+from minibroker.client.cli.terminal.times import hint, parse_time_ms
 
 
 @pytest.mark.parametrize(

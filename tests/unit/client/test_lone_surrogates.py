@@ -113,7 +113,7 @@ def test_calls_refuse_text_that_cannot_be_sent() -> None:
 def test_commands_print_what_the_locale_does_not_know_as_escapes() -> None:
     program = """
 import typer
-from minibroker.client.cli.output import print_lines, run_app
+from minibroker.client.cli.terminal.output import print_lines, run_app
 
 app = typer.Typer()
 

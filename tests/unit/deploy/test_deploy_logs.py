@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minibroker import application
-from minibroker.client.cli.output import run_app
+from minibroker.client.cli.terminal.output import run_app
 from minibroker.deploy import broker_process, cli, cluster_file
 from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 

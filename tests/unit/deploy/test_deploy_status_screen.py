@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from minibroker.client.cli.output import Format
+from minibroker.client.cli.terminal.output import Format
 from minibroker.deploy.status import BrokerStatus, ControllerStatus, Status
 from minibroker.deploy.status_screen import Glance, records_per_second, status_lines, watch
 from minibroker.protocol.errors import MinibrokerError

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from minibroker.client.administering.timeline import Entry
-from minibroker.client.cli.timeline_words import (
+from minibroker.client.cli.timelines.words import (
     INDENT,
     cut,
     date_and_time,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from minibroker.client.cli.hints import pastable
+from minibroker.client.cli.terminal.hints import pastable
 
 
 def show_stalls() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from minibroker.client.cli.output import UsageError
+from minibroker.client.cli.terminal.output import UsageError
 from minibroker.client.fetching.records import Record
 
 _TOKENS = "%t topic, %p partition, %o offset, %k key, %s value, %T timestamp in ms, %h headers, %% a percent sign"

@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from minibroker.client.cli.consume_group import consume_group
-from minibroker.client.cli.output import (
+from minibroker.client.cli.records.consume_group import consume_group
+from minibroker.client.cli.records.record_format import Formatter, formatter
+from minibroker.client.cli.terminal.output import (
     API_TIMEOUT_MS,
     DEFAULT_DATA,
     BootstrapOption,
@@ -23,8 +24,14 @@ from minibroker.client.cli.output import (
     note,
     run_until_terminated,
 )
-from minibroker.client.cli.record_format import Formatter, formatter
-from minibroker.client.cli.start_position import AtOffset, AtTime, Edge, Last, StartPosition, parse_start_position
+from minibroker.client.cli.terminal.start_position import (
+    AtOffset,
+    AtTime,
+    Edge,
+    Last,
+    StartPosition,
+    parse_start_position,
+)
 from minibroker.client.cli.topics import checked_topic, open_admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ApiTimedOut, CorruptBatch, no_such_partition

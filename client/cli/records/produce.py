@@ -14,10 +14,13 @@ from typing import Annotated, Literal, NamedTuple
 
 import typer
 
-from minibroker.client.cli.hints import pastable
-from minibroker.client.cli.lines import read_lines
-from minibroker.client.cli.live import progress_bar
-from minibroker.client.cli.output import (
+from minibroker.client.cli.records.lines import read_lines
+from minibroker.client.cli.records.record_files import Input, read_records
+from minibroker.client.cli.records.record_format import unescape
+from minibroker.client.cli.records.tally import Tally
+from minibroker.client.cli.terminal.hints import pastable
+from minibroker.client.cli.terminal.live import progress_bar
+from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,
@@ -30,10 +33,7 @@ from minibroker.client.cli.output import (
     print_json,
     run_until_terminated,
 )
-from minibroker.client.cli.record_files import Input, read_records
-from minibroker.client.cli.record_format import unescape
-from minibroker.client.cli.tally import Tally
-from minibroker.client.cli.times import hint, parse_time_ms
+from minibroker.client.cli.terminal.times import hint, parse_time_ms
 from minibroker.client.cli.topics import TopicArgument, checked_topic, described
 from minibroker.client.producer import Producer, drain_patiently
 from minibroker.client.producing.delivery import BatchDelivery

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from minibroker.client.administering.timeline import Entry, TimelineRead, decode_entry, merged
-from minibroker.client.cli.hints import pastable
-from minibroker.client.cli.output import (
+from minibroker.client.cli.terminal.hints import pastable
+from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,
@@ -25,9 +25,9 @@ from minibroker.client.cli.output import (
     print_json,
     run,
 )
-from minibroker.client.cli.timeline_story import Story, last_failover
-from minibroker.client.cli.timeline_words import entry_lines
-from minibroker.client.cli.times import hint, parse_time_ms
+from minibroker.client.cli.terminal.times import hint, parse_time_ms
+from minibroker.client.cli.timelines.story import Story, last_failover
+from minibroker.client.cli.timelines.words import entry_lines
 from minibroker.client.cli.topics import open_admin
 from minibroker.protocol.errors import BrokerError, InvalidMessage, MinibrokerError, NetworkError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from minibroker.client.cli.output import UsageError
-from minibroker.client.cli.times import hint, parse_time_ms
+from minibroker.client.cli.terminal.output import UsageError
+from minibroker.client.cli.terminal.times import hint, parse_time_ms
 
 _MAX_INT64 = 2**63 - 1
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from minibroker.client.cli.hints import pastable
-from minibroker.client.cli.output import API_TIMEOUT_MS
+from minibroker.client.cli.terminal.hints import pastable
+from minibroker.client.cli.terminal.output import API_TIMEOUT_MS
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ApiTimedOut, CommitFailed, InvalidSetting, MaxPollIntervalExceeded
 from minibroker.client.fetching.records import ConsumerBatch

@@ -25,9 +25,9 @@ import typer
 import uvloop
 from typer.models import CommandInfo
 
-from minibroker.client.cli import hints
-from minibroker.client.cli.hints import comes_from, pastable
-from minibroker.client.cli.plain_help import HELP_OPTIONS, make_plain, plain_error
+from minibroker.client.cli.terminal import hints
+from minibroker.client.cli.terminal.hints import comes_from, pastable
+from minibroker.client.cli.terminal.plain_help import HELP_OPTIONS, make_plain, plain_error
 from minibroker.client.errors import (
     BrokersFailed,
     DeliveryFailed,

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 import msgpack
 import msgspec
 
-from minibroker.client.cli.lines import CHUNK_BYTES, read_chunks, read_lines
+from minibroker.client.cli.records.lines import CHUNK_BYTES, read_chunks, read_lines
 from minibroker.client.shown import shown
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header

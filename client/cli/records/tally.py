@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from minibroker.client.cli.output import TIMED_OUT, explain
+from minibroker.client.cli.terminal.output import TIMED_OUT, explain
 from minibroker.client.errors import BatchDeliveryFailed, DeliveryTimedOut
 from minibroker.client.producer import Producer
 from minibroker.client.producing.delivery import BatchDelivery, Delivery

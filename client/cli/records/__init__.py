@@ -1,0 +1,1 @@
+"""The commands that produce and consume records, and the formats they read and print."""

@@ -1,0 +1,1 @@
+"""`minibroker timeline`: a controller's timeline in words, and the story of a failover."""
