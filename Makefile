@@ -148,7 +148,7 @@ compose-test: setup image
 spark-compose-test: setup image spark-image
 	$(BIN)/pytest -s tests/compose/test_spark_profile.py
 
-# The settings reference, from broker/config.py.
+# The settings reference, from broker/settings/config.py.
 settings: setup
 	$(BIN)/python -m tests.settings_reference > docs/settings.md
 

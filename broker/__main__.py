@@ -22,7 +22,13 @@ from collections.abc import Sequence
 import uvloop
 
 from minibroker.broker.broker import Broker
-from minibroker.broker.config import BrokerConfig, InvalidConfig, broker_config, read_properties, zookeeper_digest
+from minibroker.broker.settings.config import (
+    BrokerConfig,
+    InvalidConfig,
+    broker_config,
+    read_properties,
+    zookeeper_digest,
+)
 from minibroker.controller.zookeeper import KazooZooKeeper
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.world.real import RealWorld

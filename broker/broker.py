@@ -12,33 +12,33 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from minibroker.broker.config import BrokerConfig, broker_secret, topic_config_problem
-from minibroker.broker.dynamic_config import DynamicConfigManager
-from minibroker.broker.forwarding import ForwardingManager
+from minibroker.broker.cluster.forwarding import ForwardingManager
+from minibroker.broker.cluster.internal_topics import internal_topics
+from minibroker.broker.cluster.metadata_cache import MetadataCache
+from minibroker.broker.cluster.shutdown import ControlledShutdown, HandedOver
 from minibroker.broker.groups.groups import Groups
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.auto_topic_creation import AutoTopicCreation
 from minibroker.broker.handlers.dispatch import dispatcher
 from minibroker.broker.handlers.metadata import ELECTIONS
 from minibroker.broker.handlers.services import ControlEpoch, Services
-from minibroker.broker.handlers.transcoding import Transcoder
-from minibroker.broker.internal_topics import internal_topics
-from minibroker.broker.metadata_cache import MetadataCache
-from minibroker.broker.metrics import BrokerMetrics, LoopLag, exposition, recovery_metrics
-from minibroker.broker.metrics_listener import MetricsListener
+from minibroker.broker.metrics.listener import MetricsListener
+from minibroker.broker.metrics.metrics import BrokerMetrics, LoopLag, exposition, recovery_metrics
+from minibroker.broker.metrics.timeline_file import TimelineFile, read_last
 from minibroker.broker.network.handler_pool import Rest
 from minibroker.broker.network.server import Request, SocketServer
 from minibroker.broker.network.settings import NetworkSettings
-from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
-from minibroker.broker.replication.healing import tell_of_lost_replicas
 from minibroker.broker.replication.manager import ReplicaManager
-from minibroker.broker.shutdown import ControlledShutdown, HandedOver
-from minibroker.broker.slices import SlicedCalls
+from minibroker.broker.replication.transcoding import Transcoder
+from minibroker.broker.replication.upkeep.healing import tell_of_lost_replicas
+from minibroker.broker.scheduling.purgatory import DelayedOperation, Purgatory, Timer
+from minibroker.broker.scheduling.slices import SlicedCalls
+from minibroker.broker.scheduling.supervisor import Supervisor
+from minibroker.broker.settings.config import BrokerConfig, broker_secret, topic_config_problem
+from minibroker.broker.settings.dynamic_config import DynamicConfigManager
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import LogManager
-from minibroker.broker.supervisor import Supervisor
-from minibroker.broker.timeline_file import TimelineFile, read_last
 from minibroker.broker.transactions.producer_ids import ProducerIds
 from minibroker.controller.controller import Controller, ControllerSettings
 from minibroker.controller.crash_detection import CrashDetector

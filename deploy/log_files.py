@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import typer
 
-from minibroker.broker.storage import inspection, verification
 from minibroker.broker.storage.checkpoints import (
     CLEAN_SHUTDOWN_FILE,
     CLEANER_OFFSET_FILE,
@@ -31,9 +30,11 @@ from minibroker.broker.storage.checkpoints import (
     decode_offsets,
     decode_topic_id,
 )
-from minibroker.broker.storage.continuity import CONTINUITY_FILE, decode_continuity
 from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex
+from minibroker.broker.storage.inspection import batches as inspection
+from minibroker.broker.storage.inspection import verification
 from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_snapshot
+from minibroker.broker.storage.recovery.continuity import CONTINUITY_FILE, decode_continuity
 from minibroker.broker.storage.segment import LOG_SUFFIX
 from minibroker.client.cli.records.record_format import text_or_base64
 from minibroker.client.cli.terminal.output import UNHEALTHY, Format, FormatOption, UsageError, print_json

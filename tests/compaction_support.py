@@ -6,7 +6,7 @@ import asyncio
 from random import Random
 from typing import NamedTuple
 
-from minibroker.broker.storage.key_map import ENTRY_BYTES, KeyMap
+from minibroker.broker.storage.compaction.key_map import ENTRY_BYTES, KeyMap
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager

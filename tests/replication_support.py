@@ -9,14 +9,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from minibroker.broker.config import BrokerConfig, broker_config
-from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.replication.delayed import DeletionStatus, ProduceStatus
 from minibroker.broker.replication.manager import FetchAnswer, ReplicaManager, ToAppend
 from minibroker.broker.replication.partition import Partition, Settings
+from minibroker.broker.scheduling.supervisor import Supervisor
+from minibroker.broker.settings.config import BrokerConfig, broker_config
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
-from minibroker.broker.supervisor import Supervisor
 from minibroker.protocol import znodes
 from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.messages import (

@@ -1,4 +1,4 @@
-"""Prints docs/settings.md, from what broker/config.py says of each setting: `make settings`."""
+"""Prints docs/settings.md, from what broker/settings/config.py says of each setting: `make settings`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from minibroker.broker.config import DYNAMIC, BrokerConfig, TopicConfig, documentation, rule_of
+from minibroker.broker.settings.config import DYNAMIC, BrokerConfig, TopicConfig, documentation, rule_of
 from minibroker.protocol.model import DURABILITY
 
 _HEAD = """\
 # Settings
 
-(Made from `broker/config.py` by `make settings`.) Names and meanings are Kafka's, where nothing else is said.
+(Made from `broker/settings/config.py` by `make settings`.) Names and meanings are Kafka's, where nothing else is said.
 
 ## While brokers run
 

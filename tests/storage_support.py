@@ -17,7 +17,7 @@ from crc32c import crc32c
 from minibroker.broker.storage.directory import LogDirectory, partition_of
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.recovery import recover
+from minibroker.broker.storage.recovery.recovery import recover
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.model import TopicPartition

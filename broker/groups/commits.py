@@ -9,14 +9,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from minibroker.broker.config import BrokerConfig
+from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.groups.coordinator import MAX_GROUPS, GroupCoordinator, why_not_in_generation
 from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.offsets import is_of_gone_topic, newest_topic_id
 from minibroker.broker.groups.records import OffsetKey, OffsetValue, encode_offset_key, encode_offset_value
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import Outcome, Record, Term, Terms
-from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.broker.settings.config import BrokerConfig
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE
 from minibroker.protocol.errors import ErrorCode

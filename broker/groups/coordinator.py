@@ -12,14 +12,14 @@ import logging
 from collections.abc import Callable, Mapping
 from random import Random
 
-from minibroker.broker.config import BrokerConfig
+from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.groups.delayed import DelayedHeartbeat, DelayedJoin, DelayedSync
 from minibroker.broker.groups.group import NO_GENERATION, Group, JoinWaiter, Member, Protocols, SyncWaiter, never
 from minibroker.broker.groups.records import encode_group_key, encode_group_value
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import Outcome, Term, TermListener, Terms
-from minibroker.broker.metadata_cache import MetadataCache
-from minibroker.broker.purgatory.purgatory import Purgatory, Timer
+from minibroker.broker.scheduling.purgatory import Purgatory, Timer
+from minibroker.broker.settings.config import BrokerConfig
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.words import counted

@@ -5,7 +5,7 @@ What they wait for is known to the coordinator, which they ask; nothing is decid
 
 from collections.abc import Callable
 
-from minibroker.broker.purgatory.purgatory import DelayedOperation
+from minibroker.broker.scheduling.purgatory import DelayedOperation
 
 
 class DelayedJoin(DelayedOperation):

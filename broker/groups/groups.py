@@ -3,13 +3,13 @@
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from minibroker.broker.config import BrokerConfig
+from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.groups.commits import OffsetCommits
 from minibroker.broker.groups.coordinator import GroupCoordinator
 from minibroker.broker.groups.removal import GroupRemoval
 from minibroker.broker.groups.terms import Terms
-from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.settings.config import BrokerConfig
 from minibroker.protocol.world import World
 
 

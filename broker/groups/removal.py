@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from minibroker.broker.config import BrokerConfig
+from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.groups.ageing import steps_between_checks
 from minibroker.broker.groups.commits import remove_offsets
 from minibroker.broker.groups.group import Group
@@ -18,8 +18,8 @@ from minibroker.broker.groups.offsets import is_of_gone_topic
 from minibroker.broker.groups.records import encode_group_key
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import RETRY_S, Outcome, Term, TermListener, Terms, Written
-from minibroker.broker.metadata_cache import MetadataCache
-from minibroker.broker.slices import Slices
+from minibroker.broker.scheduling.slices import Slices
+from minibroker.broker.settings.config import BrokerConfig
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.group_messages import Attempt
 from minibroker.protocol.model import TopicPartition

@@ -31,7 +31,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from minibroker.broker.config import BrokerConfig
+from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.groups.ageing import Ageing, steps_between_checks
 from minibroker.broker.groups.attempts import LatestAttempts
 from minibroker.broker.groups.group import Group, group_from
@@ -45,12 +45,12 @@ from minibroker.broker.groups.records import (
     encode_group_key,
 )
 from minibroker.broker.groups.states import GroupState
-from minibroker.broker.log_lines import Gathered, named
-from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.broker.metrics.log_lines import Gathered, named
 from minibroker.broker.replication.delayed import ProduceStatus
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
-from minibroker.broker.slices import Slices
+from minibroker.broker.scheduling.slices import Slices
+from minibroker.broker.settings.config import BrokerConfig
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, offsets_partition
 from minibroker.protocol.records import DecodedBatch, decode_batch, encode_batch, iterate_batches

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from minibroker.broker.config import BrokerConfig
-from minibroker.broker.forwarding import ForwardingManager
+from minibroker.broker.cluster.forwarding import ForwardingManager
+from minibroker.broker.cluster.internal_topics import REPLICATION_FACTOR_SETTINGS, internal_topics
 from minibroker.broker.handlers.administration import Administration
-from minibroker.broker.internal_topics import REPLICATION_FACTOR_SETTINGS, internal_topics
+from minibroker.broker.settings.config import BrokerConfig
 from minibroker.protocol.apis import CREATE_TOPICS
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import CreatableTopic, CreatableTopicResult, CreateTopicsRequest

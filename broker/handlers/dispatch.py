@@ -2,14 +2,17 @@
 
 from collections.abc import Awaitable, Callable
 
-from minibroker.broker.handlers.authentication import handle_broker_authenticate, handle_broker_handshake
-from minibroker.broker.handlers.configs import (
+from minibroker.broker.handlers.administering.configs import (
     handle_alter_configs,
     handle_describe_configs,
     handle_incremental_alter_configs,
 )
+from minibroker.broker.handlers.administering.delete_records import handle_delete_records
+from minibroker.broker.handlers.administering.log_dirs import handle_alter_replica_log_dirs, handle_describe_log_dirs
+from minibroker.broker.handlers.administering.shutdown import handle_controlled_shutdown
+from minibroker.broker.handlers.administering.timeline import handle_describe_timeline
+from minibroker.broker.handlers.authentication import handle_broker_authenticate, handle_broker_handshake
 from minibroker.broker.handlers.control import handle_leader_and_isr, handle_stop_replica, handle_update_metadata
-from minibroker.broker.handlers.delete_records import handle_delete_records
 from minibroker.broker.handlers.fetch import handle_fetch
 from minibroker.broker.handlers.forwarding import handle_envelope, handle_or_forward
 from minibroker.broker.handlers.groups import (
@@ -26,13 +29,10 @@ from minibroker.broker.handlers.groups import (
     handle_sync_group,
 )
 from minibroker.broker.handlers.list_offsets import handle_list_offsets, handle_offset_for_leader_epoch
-from minibroker.broker.handlers.log_dirs import handle_alter_replica_log_dirs, handle_describe_log_dirs
 from minibroker.broker.handlers.metadata import handle_api_versions, handle_describe_cluster, handle_metadata
 from minibroker.broker.handlers.produce import handle_produce
 from minibroker.broker.handlers.producer_ids import handle_describe_producers, handle_init_producer_id
 from minibroker.broker.handlers.services import Services
-from minibroker.broker.handlers.shutdown import handle_controlled_shutdown
-from minibroker.broker.handlers.timeline import handle_describe_timeline
 from minibroker.broker.network.handler_pool import RequestHandler, Rest
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol import apis

@@ -13,11 +13,11 @@ from collections.abc import Generator
 
 from minibroker.broker.handlers.node_endpoints import node_endpoints
 from minibroker.broker.handlers.services import Services, answer_in_background, check_named_once
-from minibroker.broker.handlers.transcoding import has_columns
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.manager import FetchAnswer
 from minibroker.broker.replication.partition import CONSUMER
-from minibroker.broker.slices import Slices
+from minibroker.broker.replication.transcoding import has_columns
+from minibroker.broker.scheduling.slices import Slices
 from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.fetch_slots import NO_SLOT

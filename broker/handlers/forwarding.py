@@ -1,16 +1,16 @@
-"""What the controller alone can do, at any broker: one that is not it forwards the request (`broker/forwarding.py`).
+"""Requests that only the controller can serve: any broker forwards them (`broker/cluster/forwarding.py`).
 
 The controller answers what comes in an envelope itself, or with NOT_CONTROLLER: nothing is forwarded twice.
 """
 
-from minibroker.broker.handlers.elections import handle_elect_leaders
-from minibroker.broker.handlers.partitions import handle_create_partitions
-from minibroker.broker.handlers.reassignments import (
+from minibroker.broker.handlers.administering.elections import handle_elect_leaders
+from minibroker.broker.handlers.administering.partitions import handle_create_partitions
+from minibroker.broker.handlers.administering.reassignments import (
     handle_alter_partition_reassignments,
     handle_list_partition_reassignments,
 )
+from minibroker.broker.handlers.administering.topics import LEAST_TIMEOUT_MS, handle_create_topics, handle_delete_topics
 from minibroker.broker.handlers.services import Services, answer_later
-from minibroker.broker.handlers.topics import LEAST_TIMEOUT_MS, handle_create_topics, handle_delete_topics
 from minibroker.broker.network.dialect import Answer, Dialect
 from minibroker.broker.network.request_channel import Request, Session
 from minibroker.protocol import apis

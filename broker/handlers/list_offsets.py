@@ -7,7 +7,7 @@ event loop.
 
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.network.request_channel import Request
-from minibroker.broker.slices import Slices
+from minibroker.broker.scheduling.slices import Slices
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     ListOffsetsPartition,

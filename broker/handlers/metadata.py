@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Collection
 from functools import partial
 
+from minibroker.broker.handlers.administering.topics import may_change
 from minibroker.broker.handlers.authorized_operations import ON_CLUSTER, ON_TOPIC
 from minibroker.broker.handlers.services import Services
-from minibroker.broker.handlers.topics import may_change
 from minibroker.broker.network.request_channel import Request
-from minibroker.broker.purgatory.purgatory import DelayedOperation
+from minibroker.broker.scheduling.purgatory import DelayedOperation
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     BROKER_ENDPOINTS,

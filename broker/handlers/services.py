@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 
-from minibroker.broker.dynamic_config import DynamicConfigManager
-from minibroker.broker.forwarding import ForwardingManager
+from minibroker.broker.cluster.forwarding import ForwardingManager
+from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.groups.groups import Groups
 from minibroker.broker.handlers.administration import Administration
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.auto_topic_creation import AutoTopicCreation
-from minibroker.broker.handlers.transcoding import Transcoder
-from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.network.request_channel import Request
-from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory
 from minibroker.broker.replication.manager import ReplicaManager
-from minibroker.broker.slices import SlicedCalls
+from minibroker.broker.replication.transcoding import Transcoder
+from minibroker.broker.scheduling.purgatory import DelayedOperation, Purgatory
+from minibroker.broker.scheduling.slices import SlicedCalls
+from minibroker.broker.settings.dynamic_config import DynamicConfigManager
 from minibroker.broker.transactions.producer_ids import ProducerIds
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.world import ZooKeeperSession

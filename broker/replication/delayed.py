@@ -6,8 +6,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from minibroker.broker.purgatory.purgatory import DelayedOperation
 from minibroker.broker.replication.partition import CONSUMER, Partition
+from minibroker.broker.scheduling.purgatory import DelayedOperation
 from minibroker.broker.storage.validator import RefusedRecords
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import DeleteRecordsPartitionResult, FetchPartition, ProducePartitionResponse

@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from minibroker.broker.log_lines import Gathered, named
+from minibroker.broker.metrics.log_lines import Gathered, named
 from minibroker.broker.replication.partition import Partition
-from minibroker.broker.supervisor import Supervisor
+from minibroker.broker.scheduling.supervisor import Supervisor
 from minibroker.protocol import znodes
 from minibroker.protocol.model import LeaderAndIsr, TopicPartition
 from minibroker.protocol.words import all_of

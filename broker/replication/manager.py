@@ -14,17 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from minibroker.broker.config import (
-    LZ4_DEFAULT_LEVEL,
-    BrokerConfig,
-    InvalidConfig,
-    TopicConfig,
-    as_texts,
-    default_texts,
-)
-from minibroker.broker.log_lines import NAMED, Gathered, named
-from minibroker.broker.metadata_cache import MetadataCache
-from minibroker.broker.purgatory.purgatory import Purgatory, Timer
+from minibroker.broker.cluster.metadata_cache import MetadataCache
+from minibroker.broker.metrics.log_lines import NAMED, Gathered, named
 from minibroker.broker.replication.delayed import (
     AdmittedFetch,
     DelayedDeleteRecords,
@@ -35,17 +26,27 @@ from minibroker.broker.replication.delayed import (
     refused_append,
 )
 from minibroker.broker.replication.fetcher_manager import FetcherManager
-from minibroker.broker.replication.healing import Healer, tell_of_lost_replicas
-from minibroker.broker.replication.high_watermark_checkpoint import HighWatermarkCheckpoint
 from minibroker.broker.replication.isr_writer import IsrWriter, catch_up
-from minibroker.broker.replication.log_cleaner import CleanerSettings, LogCleaner
-from minibroker.broker.replication.log_mover import LogMover
-from minibroker.broker.replication.log_retention import LogRetention
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
 from minibroker.broker.replication.refused_batches import RefusedBatches
-from minibroker.broker.replication.sleeps import Sleeps
 from minibroker.broker.replication.throttle import Quota, is_throttled
 from minibroker.broker.replication.topic_configs import TopicConfigs
+from minibroker.broker.replication.upkeep.healing import Healer, tell_of_lost_replicas
+from minibroker.broker.replication.upkeep.high_watermark_checkpoint import HighWatermarkCheckpoint
+from minibroker.broker.replication.upkeep.log_cleaner import CleanerSettings, LogCleaner
+from minibroker.broker.replication.upkeep.log_mover import LogMover
+from minibroker.broker.replication.upkeep.log_retention import LogRetention
+from minibroker.broker.scheduling.purgatory import Purgatory, Timer
+from minibroker.broker.scheduling.sleeps import Sleeps
+from minibroker.broker.scheduling.supervisor import Supervisor
+from minibroker.broker.settings.config import (
+    LZ4_DEFAULT_LEVEL,
+    BrokerConfig,
+    InvalidConfig,
+    TopicConfig,
+    as_texts,
+    default_texts,
+)
 from minibroker.broker.storage.io_errors import Shortage
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
@@ -58,7 +59,6 @@ from minibroker.broker.storage.validator import (
     read_headers,
     takes_long,
 )
-from minibroker.broker.supervisor import Supervisor
 from minibroker.protocol import znodes
 from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.compression import Compression

@@ -9,7 +9,7 @@ import logging
 
 import msgspec
 
-from minibroker.broker.config import TopicConfig, known_names, topic_config_in_zookeeper
+from minibroker.broker.settings.config import TopicConfig, known_names, topic_config_in_zookeeper
 from minibroker.protocol import znodes
 from minibroker.protocol.model import INTERNAL_CLEANUP_POLICY, INTERNAL_TOPICS
 from minibroker.protocol.world import NoNode, ZooKeeperSession

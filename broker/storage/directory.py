@@ -32,8 +32,8 @@ from minibroker.broker.storage.checkpoints import (
     encode_clean_shutdown,
     encode_meta_properties,
 )
-from minibroker.broker.storage.continuity import CONTINUITY_FILE
 from minibroker.broker.storage.io_errors import Trouble, shortage, trouble_of
+from minibroker.broker.storage.recovery.continuity import CONTINUITY_FILE
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition, topic_name_problem
 from minibroker.protocol.world import Lock, World

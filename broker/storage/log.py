@@ -44,17 +44,18 @@ from operator import attrgetter
 from typing import NamedTuple, NoReturn, TypeVar
 
 from minibroker.broker.storage.checkpoints import encode_epochs
-from minibroker.broker.storage.cleanable import Candidate, Cleanable, cleanable, groups
-from minibroker.broker.storage.compaction import CannotBeCleaned, Compaction, Now, Source
+from minibroker.broker.storage.compaction.cleanable import Candidate, Cleanable, cleanable, groups
+from minibroker.broker.storage.compaction.cleaning import CannotBeCleaned, Compaction, Now, Source
+from minibroker.broker.storage.compaction.key_map import KeyMap
+from minibroker.broker.storage.compaction.swap import Swap, remove_cleaned
 from minibroker.broker.storage.directory import LogDirectory
 from minibroker.broker.storage.flush import Flush, write_topic_id
 from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.io_errors import Trouble, shortage, trouble_of
-from minibroker.broker.storage.key_map import KeyMap
 from minibroker.broker.storage.leader_epochs import LeaderEpochCache
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.producer_state import Producer, ProducerBatch, ProducerState
-from minibroker.broker.storage.recovery import Recovered, replay
+from minibroker.broker.storage.recovery.recovery import Recovered, replay
 from minibroker.broker.storage.retention import Removal, SegmentExtent
 from minibroker.broker.storage.segment import Appended, Segment
 from minibroker.broker.storage.snapshots import (
@@ -64,7 +65,6 @@ from minibroker.broker.storage.snapshots import (
     remove_told,
     write_told,
 )
-from minibroker.broker.storage.swap import Swap, remove_cleaned
 from minibroker.broker.storage.validator import Looked, check_acceptable, read_headers
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_EPOCH, TopicPartition

@@ -33,11 +33,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from minibroker.broker.storage.continuity import combined, least_of
 from minibroker.broker.storage.directory import HUNG_AFTER_S, LogDirectoryFailed
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager, Room
+from minibroker.broker.storage.recovery.continuity import combined, least_of
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress

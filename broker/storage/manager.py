@@ -26,7 +26,6 @@ from minibroker.broker.storage.checkpoints import (
     decode_topic_id,
     encode_topic_id,
 )
-from minibroker.broker.storage.continuity import CONTINUITY_FILE, DataContinuity, Verdict, Witness
 from minibroker.broker.storage.directory import (
     DELETED,
     FUTURE,
@@ -40,8 +39,16 @@ from minibroker.broker.storage.flush import write_topic_id
 from minibroker.broker.storage.io_errors import DISK_ERRORS, Shortage, Trouble, shortage, trouble_of
 from minibroker.broker.storage.log import SHORTAGE_PAUSE_S, Log
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.recovery import DamagedLog, Recovered, RecoveryReport, empty_log, recover, to_be_read
-from minibroker.broker.storage.recovery_progress import DirectoryProgress, LogProgress
+from minibroker.broker.storage.recovery.continuity import CONTINUITY_FILE, DataContinuity, Verdict, Witness
+from minibroker.broker.storage.recovery.recovery import (
+    DamagedLog,
+    Recovered,
+    RecoveryReport,
+    empty_log,
+    recover,
+    to_be_read,
+)
+from minibroker.broker.storage.recovery.recovery_progress import DirectoryProgress, LogProgress
 from minibroker.broker.storage.segment import LOG_SUFFIX
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition, topic_name_problem

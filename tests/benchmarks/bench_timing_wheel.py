@@ -26,8 +26,8 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it can be run by its path too
 
-from minibroker.broker.purgatory.purgatory import Timer
-from minibroker.broker.purgatory.timing_wheel import TimingWheel
+from minibroker.broker.scheduling.purgatory import Timer
+from minibroker.broker.scheduling.timing_wheel import TimingWheel
 
 CANCELS = 50_000
 LONGEST_TIMEOUT_MS = 30_000

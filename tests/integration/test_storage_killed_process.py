@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from minibroker.broker.storage.recovery import recover
+from minibroker.broker.storage.recovery.recovery import recover
 from minibroker.protocol.world.real import RealDisk
 from tests.storage_support import NOW, batch, everything, open_log, produced, stamped
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from minibroker.broker.storage import compaction
+from minibroker.broker.storage.compaction import cleaning as compaction
 from minibroker.protocol.errors import BrokerError
 from tests.compaction_support import RETENTION_MS, CompactedLog
 from tests.simulation.mutants import planted

@@ -24,7 +24,7 @@ from minibroker.broker.storage.directory import DataDirectoryUnusable
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
-from minibroker.broker.storage.recovery import PAGE_BYTES, recover
+from minibroker.broker.storage.recovery.recovery import PAGE_BYTES, recover
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.records import CorruptRecord, iterate_batches, validate_batch
 from minibroker.protocol.world.real import RealDisk

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from minibroker.broker.purgatory.timing_wheel import TimerEntry, TimingWheel
+from minibroker.broker.scheduling.timing_wheel import TimerEntry, TimingWheel
 
 # Delays that fall into each of the first wheels and onto their borders, and some that are past.
 DELAYS_MS = st.one_of(

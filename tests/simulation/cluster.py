@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from contextvars import Context
 
 from minibroker.broker.broker import Broker
-from minibroker.broker.config import BrokerConfig, broker_config
+from minibroker.broker.settings.config import BrokerConfig, broker_config
 from minibroker.protocol import znodes
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, LeaderAndIsr, TopicPartition
 from tests.simulation.process import Process

@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any, NamedTuple
 
+from minibroker.broker.storage.compaction.swap import Swap
 from minibroker.broker.storage.log import Log
-from minibroker.broker.storage.swap import Swap
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer

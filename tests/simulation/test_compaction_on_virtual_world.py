@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from minibroker.broker.replication.log_cleaner import LogCleaner
 from minibroker.broker.replication.partition import Partition
-from minibroker.broker.storage.cleanable import Cleanable
+from minibroker.broker.replication.upkeep.log_cleaner import LogCleaner
+from minibroker.broker.storage.compaction.cleanable import Cleanable
 from minibroker.broker.storage.log import Log
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
-from minibroker.broker.replication.healing import may_be_deleted
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.upkeep.healing import may_be_deleted
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from minibroker.broker.dynamic_config import DynamicConfigManager
+from minibroker.broker.settings.dynamic_config import DynamicConfigManager
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange
 from minibroker.client.errors import ConfigErrors

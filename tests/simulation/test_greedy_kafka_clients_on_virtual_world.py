@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from minibroker.broker.handlers import transcoding
 from minibroker.broker.network.dialect import BadInput
 from minibroker.broker.network.kafka_dialect import KafkaDialect, KafkaListener
+from minibroker.broker.replication import transcoding
 from minibroker.client.producer import Producer
 from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from minibroker.broker.replication import log_mover
+from minibroker.broker.replication.upkeep import log_mover
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer

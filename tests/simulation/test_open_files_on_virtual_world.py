@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
-from minibroker.broker.storage.continuity import DataContinuity
 from minibroker.broker.storage.directory import DataDirectoryUnusable
 from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.storage.recovery.continuity import DataContinuity
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer

@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec import structs
 
-from minibroker.broker.forwarding import ForwardingManager
+from minibroker.broker.cluster.forwarding import ForwardingManager
+from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.handlers import list_offsets
-from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.client.admin import _Creation
 from minibroker.client.cluster import metadata

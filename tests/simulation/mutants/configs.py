@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from minibroker.broker.dynamic_config import DynamicConfigManager
-from minibroker.broker.handlers import configs
+from minibroker.broker.handlers.administering import configs
 from minibroker.broker.replication import topic_configs
 from minibroker.broker.replication.fetcher_manager import FetcherManager
-from minibroker.broker.replication.healing import Healer
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
-from minibroker.broker.replication.sleeps import Sleeps
 from minibroker.broker.replication.topic_configs import TopicConfigs
+from minibroker.broker.replication.upkeep.healing import Healer
+from minibroker.broker.scheduling.sleeps import Sleeps
+from minibroker.broker.settings.dynamic_config import DynamicConfigManager
 from minibroker.controller.decisions import reassignment
 from minibroker.controller.handlers.office import Office
 from minibroker.controller.steps import Steps

@@ -17,7 +17,7 @@ from minibroker.broker.groups.offsets import GroupOffsets
 from minibroker.broker.groups.removal import GroupRemoval
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import Outcome, Term, Terms
-from minibroker.broker.slices import Slices
+from minibroker.broker.scheduling.slices import Slices
 from minibroker.client.group import assignors, auto_commit
 from minibroker.client.group.assignors import CooperativeSticky
 from minibroker.client.group.commits import Commits, OffsetAndMetadata

@@ -6,11 +6,12 @@ from typing import Any
 
 import msgspec
 
-from minibroker.broker.handlers import fetch, transcoding
+from minibroker.broker.handlers import fetch
 from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.kafka_dialect import KafkaDialect
 from minibroker.broker.network.processor import Connection
 from minibroker.broker.network.turns import Turns
+from minibroker.broker.replication import transcoding
 from minibroker.broker.replication.fetcher import Fetcher
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.protocol.errors import BrokerError

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from minibroker.broker.config import InvalidConfig
-from minibroker.broker.replication.log_cleaner import LogCleaner
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.upkeep.log_cleaner import LogCleaner
+from minibroker.broker.settings.config import InvalidConfig
 from minibroker.broker.storage import log, retention
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.segment import Segment

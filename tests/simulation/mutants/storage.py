@@ -6,14 +6,15 @@ from contextlib import suppress
 from typing import Any
 
 from minibroker.broker.handlers import fetch
-from minibroker.broker.replication import healing
-from minibroker.broker.replication.healing import Healer
 from minibroker.broker.replication.partition import Partition
-from minibroker.broker.storage import continuity, log_dirs, recovery, swap, validator
+from minibroker.broker.replication.upkeep import healing
+from minibroker.broker.replication.upkeep.healing import Healer
+from minibroker.broker.storage import log_dirs, validator
 from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, OffsetCheckpoint
-from minibroker.broker.storage.cleanable import Candidate
-from minibroker.broker.storage.compaction import Compaction, Now
-from minibroker.broker.storage.continuity import DataContinuity
+from minibroker.broker.storage.compaction import swap
+from minibroker.broker.storage.compaction.cleanable import Candidate
+from minibroker.broker.storage.compaction.cleaning import Compaction, Now
+from minibroker.broker.storage.compaction.swap import Swap
 from minibroker.broker.storage.directory import LogDirectory
 from minibroker.broker.storage.flush import Flush
 from minibroker.broker.storage.index import SparseIndex
@@ -21,8 +22,9 @@ from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.storage.producer_state import ProducerState
+from minibroker.broker.storage.recovery import continuity, recovery
+from minibroker.broker.storage.recovery.continuity import DataContinuity
 from minibroker.broker.storage.segment import IndexWrite, Segment
-from minibroker.broker.storage.swap import Swap
 from minibroker.client.fetching import fetcher
 from minibroker.protocol.records import MAX_BODY_BYTES, iterate_batches, validate_batch
 from tests.simulation.mutants.planting import Patches, mutant

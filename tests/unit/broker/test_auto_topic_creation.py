@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from minibroker.broker.config import BrokerConfig
-from minibroker.broker.forwarding import ForwardingManager
+from minibroker.broker.cluster.forwarding import ForwardingManager
 from minibroker.broker.handlers import auto_topic_creation
 from minibroker.broker.handlers.administration import Administration
 from minibroker.broker.handlers.auto_topic_creation import AutoTopicCreation
+from minibroker.broker.settings.config import BrokerConfig
 
 
 class Hanging:

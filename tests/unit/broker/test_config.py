@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.broker.config import (
+from minibroker.broker.settings.config import (
     InvalidConfig,
     broker_config,
     broker_secret,

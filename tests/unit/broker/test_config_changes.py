@@ -2,8 +2,15 @@
 
 import pytest
 
-from minibroker.broker.config import BrokerConfig, TopicConfig, as_texts, broker_config, documentation, with_dynamic
-from minibroker.broker.config_changes import altered, altered_broker, altered_topic
+from minibroker.broker.settings.config import (
+    BrokerConfig,
+    TopicConfig,
+    as_texts,
+    broker_config,
+    documentation,
+    with_dynamic,
+)
+from minibroker.broker.settings.config_changes import altered, altered_broker, altered_topic
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import AlterableConfig
 from minibroker.protocol.model import AlterOperation

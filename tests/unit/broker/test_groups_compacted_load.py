@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from minibroker.broker.storage.key_map import ENTRY_BYTES, KeyMap
+from minibroker.broker.storage.compaction.key_map import ENTRY_BYTES, KeyMap
 from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition

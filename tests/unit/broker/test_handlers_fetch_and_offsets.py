@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from minibroker.broker import slices
 from minibroker.broker.handlers.fetch import MOST_AT_ONCE_BYTES, MOST_TO_CONSUMERS_BYTES
 from minibroker.broker.replication.partition import CONSUMER
+from minibroker.broker.scheduling import slices
 from minibroker.protocol import apis
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (

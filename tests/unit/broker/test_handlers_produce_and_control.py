@@ -12,12 +12,12 @@ from minibroker.broker.groups.groups import Groups
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.dispatch import dispatcher
 from minibroker.broker.handlers.services import ControlEpoch, Services
-from minibroker.broker.handlers.transcoding import Transcoder
 from minibroker.broker.network.dialect import Answer
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
 from minibroker.broker.network.request_channel import Request, Session
-from minibroker.broker.purgatory.purgatory import DelayedOperation, Purgatory, Timer
-from minibroker.broker.slices import SlicedCalls
+from minibroker.broker.replication.transcoding import Transcoder
+from minibroker.broker.scheduling.purgatory import DelayedOperation, Purgatory, Timer
+from minibroker.broker.scheduling.slices import SlicedCalls
 from minibroker.broker.storage import validator
 from minibroker.broker.transactions.producer_ids import ProducerIds
 from minibroker.protocol import apis, records, znodes

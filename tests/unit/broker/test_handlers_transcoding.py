@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from minibroker.broker.handlers import transcoding
-from minibroker.broker.handlers.transcoding import CACHE_BYTES, Transcoder, has_columns
+from minibroker.broker.replication import transcoding
 from minibroker.broker.replication.manager import FetchAnswer
+from minibroker.broker.replication.transcoding import CACHE_BYTES, Transcoder, has_columns
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.protocol import apis, znodes
 from minibroker.protocol.compression import Compression

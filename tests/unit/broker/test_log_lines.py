@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minibroker.broker.log_lines import named
+from minibroker.broker.metrics.log_lines import named
 from minibroker.controller import events
 from minibroker.protocol.model import TopicPartition
 

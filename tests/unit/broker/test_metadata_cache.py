@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
     UpdateMetadataBroker,

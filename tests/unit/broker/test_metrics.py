@@ -13,9 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from minibroker.broker.config import InvalidConfig, broker_config
-from minibroker.broker.metrics import CONTROLLER_STATES, PART_SAMPLES, PROBES_PER_WINDOW, LoopLag, exposition
-from minibroker.broker.metrics_listener import (
+from minibroker.broker.metrics.listener import (
     MAX_CONNECTIONS,
     MAX_DISCARDED_BYTES,
     MAX_REQUEST_BYTES,
@@ -23,7 +21,9 @@ from minibroker.broker.metrics_listener import (
     TIMEOUT_S,
     MetricsListener,
 )
+from minibroker.broker.metrics.metrics import CONTROLLER_STATES, PART_SAMPLES, PROBES_PER_WINDOW, LoopLag, exposition
 from minibroker.broker.network.metrics import MAX_SOFTWARE
+from minibroker.broker.settings.config import InvalidConfig, broker_config
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from minibroker.broker.purgatory.purgatory import (
+from minibroker.broker.scheduling.purgatory import (
     EXPIRIES_PER_SLICE,
     MOVES_PER_SLICE,
     PAUSE_BETWEEN_SLICES_MS,

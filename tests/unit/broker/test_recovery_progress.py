@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.broker.storage import recovery
 from minibroker.broker.storage.manager import LogManager
-from minibroker.broker.storage.recovery import recover, to_be_read
-from minibroker.broker.storage.recovery_progress import LogProgress
+from minibroker.broker.storage.recovery import recovery
+from minibroker.broker.storage.recovery.recovery import recover, to_be_read
+from minibroker.broker.storage.recovery.recovery_progress import LogProgress
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition

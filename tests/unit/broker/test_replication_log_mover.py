@@ -13,10 +13,10 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from minibroker.broker.replication import log_mover
-from minibroker.broker.replication.log_mover import LogMover
 from minibroker.broker.replication.partition import Partition
-from minibroker.broker.storage.key_map import KeyMap
+from minibroker.broker.replication.upkeep import log_mover
+from minibroker.broker.replication.upkeep.log_mover import LogMover
+from minibroker.broker.storage.compaction.key_map import KeyMap
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs

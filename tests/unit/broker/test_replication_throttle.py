@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from minibroker.broker.config import InvalidConfig, topic_config
 from minibroker.broker.replication.throttle import Quota, is_throttled
+from minibroker.broker.settings.config import InvalidConfig, topic_config
 from tests.storage_support import Clock
 
 

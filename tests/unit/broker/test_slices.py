@@ -6,7 +6,7 @@ import asyncio
 import time
 from functools import partial
 
-from minibroker.broker.slices import SLICE_S, SlicedCalls
+from minibroker.broker.scheduling.slices import SLICE_S, SlicedCalls
 
 
 def test_calls_that_are_due_at_once_are_made_in_their_order_with_the_loop_for_others_between_them() -> None:

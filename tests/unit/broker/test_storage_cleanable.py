@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minibroker.broker.storage.cleanable import Candidate, Cleanable, cleanable, dirtiest, groups
+from minibroker.broker.storage.compaction.cleanable import Candidate, Cleanable, cleanable, dirtiest, groups
 from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.retention import SegmentExtent
 

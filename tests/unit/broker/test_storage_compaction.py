@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from minibroker.broker.storage import compaction
-from minibroker.broker.storage.cleanable import Cleanable
-from minibroker.broker.storage.compaction import CannotBeCleaned
-from minibroker.broker.storage.key_map import ENTRY_BYTES, KeyMap
+from minibroker.broker.storage.compaction import cleaning as compaction
+from minibroker.broker.storage.compaction.cleanable import Cleanable
+from minibroker.broker.storage.compaction.cleaning import CannotBeCleaned
+from minibroker.broker.storage.compaction.key_map import ENTRY_BYTES, KeyMap
+from minibroker.broker.storage.inspection.verification import Checkpointed, verify_partition
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.recovery import DamagedLog
-from minibroker.broker.storage.verification import Checkpointed, verify_partition
+from minibroker.broker.storage.recovery.recovery import DamagedLog
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.records import (
     HEADER_SIZE,

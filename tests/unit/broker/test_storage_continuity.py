@@ -11,16 +11,16 @@ from random import Random
 import pytest
 
 from minibroker.broker.storage.checkpoints import LOG_START_OFFSET_FILE, RECOVERY_POINT_FILE, MalformedFile
-from minibroker.broker.storage.continuity import (
+from minibroker.broker.storage.directory import DataDirectoryUnusable
+from minibroker.broker.storage.log_config import LogConfig
+from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.storage.recovery.continuity import (
     CONTINUITY_FILE,
     Continuity,
     DataContinuity,
     decode_continuity,
     encode_continuity,
 )
-from minibroker.broker.storage.directory import DataDirectoryUnusable
-from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.manager import LogManager
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
 from tests.simulation.disk import ProcessDisk
 from tests.simulation.mutants import planted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
-from minibroker.broker.storage.key_map import ENTRY_BYTES, KeyMap
+from minibroker.broker.storage.compaction.key_map import ENTRY_BYTES, KeyMap
 
 
 def test_the_last_offset_that_was_put_counts_and_other_keys_have_none() -> None:

@@ -12,9 +12,9 @@ import pytest
 from crc32c import crc32c
 
 from minibroker.broker.storage.directory import FLUSHES_AT_ONCE
+from minibroker.broker.storage.inspection.verification import Checkpointed, verify_partition
 from minibroker.broker.storage.log import AppendInfo, Log, LogInvariantViolated, Search
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.verification import Checkpointed, verify_partition
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.records import MAGIC_RECORDS, MAX_RECORDS, encode_batch, parse_header

@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 
-from minibroker.broker.storage.continuity import Witness, combined
 from minibroker.broker.storage.directory import DataDirectoryUnusable
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
+from minibroker.broker.storage.recovery.continuity import Witness, combined
 from minibroker.protocol import topic_ids
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from minibroker.broker.storage.producer_state import ProducerState
-from minibroker.broker.storage.recovery import DamagedLog, RecoveryReport, recover
+from minibroker.broker.storage.recovery.recovery import DamagedLog, RecoveryReport, recover
 from minibroker.broker.storage.snapshots import write_snapshot
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.records import CorruptRecord

@@ -32,8 +32,8 @@ from minibroker.broker.storage.checkpoints import (
     sealed,
     unsealed,
 )
-from minibroker.broker.storage.inspection import BadBytes, Batch, scan
-from minibroker.broker.storage.verification import (
+from minibroker.broker.storage.inspection.batches import BadBytes, Batch, scan
+from minibroker.broker.storage.inspection.verification import (
     Checkpointed,
     Finding,
     PartitionReport,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.broker.purgatory import timing_wheel
-from minibroker.broker.purgatory.timing_wheel import BUCKETS_PER_WHEEL, TimingWheel
+from minibroker.broker.scheduling import timing_wheel
+from minibroker.broker.scheduling.timing_wheel import BUCKETS_PER_WHEEL, TimingWheel
 
 
 def drain(wheel: TimingWheel[str], now_ms: int) -> list[str]:

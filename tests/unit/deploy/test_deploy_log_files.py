@@ -25,7 +25,7 @@ from minibroker.broker.storage.checkpoints import (
     encode_offsets,
     encode_topic_id,
 )
-from minibroker.broker.storage.continuity import CONTINUITY_FILE, Continuity, encode_continuity
+from minibroker.broker.storage.recovery.continuity import CONTINUITY_FILE, Continuity, encode_continuity
 from minibroker.client.cli.terminal.output import FAILURE, UNHEALTHY, USAGE, run_app
 from minibroker.protocol.world.real import RealLock
 from tests.storage_support import BATCHES, NOW, PARTITION, flip, segments, write_log

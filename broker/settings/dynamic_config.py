@@ -13,8 +13,14 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
-from minibroker.broker.config import BrokerConfig, InvalidConfig, dynamic_problem, from_earlier_release, with_dynamic
 from minibroker.broker.replication.isr_writer import catch_up
+from minibroker.broker.settings.config import (
+    BrokerConfig,
+    InvalidConfig,
+    dynamic_problem,
+    from_earlier_release,
+    with_dynamic,
+)
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.world import (

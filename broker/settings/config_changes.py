@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from minibroker.broker.config import (
+from minibroker.broker.settings.config import (
     ADVERTISED_LISTENERS,
     LISTS,
     SYNONYMS,

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from minibroker.broker.handlers.services import Services, answer_later
 from minibroker.broker.network.request_channel import Request
-from minibroker.broker.purgatory.purgatory import DelayedOperation
+from minibroker.broker.scheduling.purgatory import DelayedOperation
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
     CreatableTopicResult,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, Layout, SparseIndex
-from minibroker.broker.storage.recovery import PAGE_BYTES
+from minibroker.broker.storage.recovery.recovery import PAGE_BYTES
 from minibroker.broker.storage.segment import LOG_SUFFIX, parse_file_name
 from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX, TOLD_SUFFIX
 from minibroker.protocol.records import (

@@ -53,7 +53,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Generic, TypeVar
 
-from minibroker.broker.purgatory.timing_wheel import TimerEntry, TimingWheel
+from minibroker.broker.scheduling.timing_wheel import TimerEntry, TimingWheel
 
 # After this many expiries, or moves within the wheel, or this time, the loop gets a turn and sleeps for a millisecond:
 # ten thousand fetches that were parked together expire together, and one of a follower of very many partitions takes

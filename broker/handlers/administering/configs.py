@@ -15,7 +15,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from minibroker.broker.config import (
+from minibroker.broker.handlers.services import Services, answer_later, check_named_once
+from minibroker.broker.network.request_channel import Request
+from minibroker.broker.replication.isr_writer import catch_up
+from minibroker.broker.scheduling.slices import Slices
+from minibroker.broker.settings.config import (
     DYNAMIC,
     SENSITIVE,
     SYNONYMS,
@@ -31,18 +35,14 @@ from minibroker.broker.config import (
     topic_config_in_zookeeper,
     with_dynamic,
 )
-from minibroker.broker.config_changes import (
+from minibroker.broker.settings.config_changes import (
     altered_broker,
     altered_other_broker,
     altered_topic,
     check_changed_once,
     not_that_broker,
 )
-from minibroker.broker.dynamic_config import DynamicConfigManager
-from minibroker.broker.handlers.services import Services, answer_later, check_named_once
-from minibroker.broker.network.request_channel import Request
-from minibroker.broker.replication.isr_writer import catch_up
-from minibroker.broker.slices import Slices
+from minibroker.broker.settings.dynamic_config import DynamicConfigManager
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (

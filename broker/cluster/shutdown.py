@@ -17,9 +17,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from minibroker.broker.config import BrokerConfig
-from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.settings.config import BrokerConfig
 from minibroker.protocol.apis import CONTROLLED_SHUTDOWN
 from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from minibroker.broker.replication.partition import Partition, WithPresentSettings
-from minibroker.broker.replication.sleeps import Sleeps
 from minibroker.broker.replication.throttle import Quota
-from minibroker.broker.storage.cleanable import Candidate, Cleanable, dirtiest
-from minibroker.broker.storage.compaction import CannotBeCleaned
-from minibroker.broker.storage.key_map import KeyMap
+from minibroker.broker.scheduling.sleeps import Sleeps
+from minibroker.broker.storage.compaction.cleanable import Candidate, Cleanable, dirtiest
+from minibroker.broker.storage.compaction.cleaning import CannotBeCleaned
+from minibroker.broker.storage.compaction.key_map import KeyMap
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError

@@ -1,7 +1,7 @@
 """AlterPartitionReassignments and ListPartitionReassignments (KIP-455): the controller's broker takes them."""
 
+from minibroker.broker.handlers.administering.topics import LEAST_TIMEOUT_MS
 from minibroker.broker.handlers.services import Services, answer_later
-from minibroker.broker.handlers.topics import LEAST_TIMEOUT_MS
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (

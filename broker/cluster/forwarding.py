@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from minibroker.broker.metadata_cache import MetadataCache
+from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.protocol import apis
 from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError

@@ -36,10 +36,11 @@ from minibroker.broker.storage.checkpoints import (
     MalformedFile,
     decode_epochs,
 )
+from minibroker.broker.storage.compaction.swap import finish_swap
 from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX
 from minibroker.broker.storage.leader_epochs import LeaderEpochCache
 from minibroker.broker.storage.producer_state import ProducerState
-from minibroker.broker.storage.recovery_progress import LogProgress
+from minibroker.broker.storage.recovery.recovery_progress import LogProgress
 from minibroker.broker.storage.segment import LOG_SUFFIX, Appended, Segment, file_name, parse_file_name
 from minibroker.broker.storage.snapshots import (
     SNAPSHOT_SUFFIX,
@@ -49,7 +50,6 @@ from minibroker.broker.storage.snapshots import (
     load_producers,
     remove_told,
 )
-from minibroker.broker.storage.swap import finish_swap
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import (
     HEADER_SIZE,

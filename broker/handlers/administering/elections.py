@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
+from minibroker.broker.cluster.metadata_cache import MetadataCache
+from minibroker.broker.handlers.administering.topics import LEAST_TIMEOUT_MS
 from minibroker.broker.handlers.administration import ElectionOutcome
 from minibroker.broker.handlers.services import Services, answer_later
-from minibroker.broker.handlers.topics import LEAST_TIMEOUT_MS
-from minibroker.broker.metadata_cache import MetadataCache
 from minibroker.broker.network.request_channel import Request
-from minibroker.broker.purgatory.purgatory import DelayedOperation
+from minibroker.broker.scheduling.purgatory import DelayedOperation
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     ElectLeadersPartitionResult,

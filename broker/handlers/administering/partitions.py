@@ -1,7 +1,7 @@
 """CreatePartitions: the controller's broker takes it, and answers when the new partitions have leaders."""
 
+from minibroker.broker.handlers.administering.topics import LEAST_TIMEOUT_MS, DelayedCreatePartitions, may_change
 from minibroker.broker.handlers.services import Services, answer_later
-from minibroker.broker.handlers.topics import LEAST_TIMEOUT_MS, DelayedCreatePartitions, may_change
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from minibroker.broker.replication.partition import Partition, WithPresentSettings
-from minibroker.broker.replication.sleeps import Sleeps
+from minibroker.broker.scheduling.sleeps import Sleeps
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition

@@ -34,11 +34,11 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from minibroker.broker.storage.compaction.key_map import KeyMap
+from minibroker.broker.storage.compaction.swap import CLEANED_SUFFIX
 from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
-from minibroker.broker.storage.key_map import KeyMap
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.broker.storage.segment import Appended, Segment
-from minibroker.broker.storage.swap import CLEANED_SUFFIX
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import (
     CRC_END,

@@ -38,11 +38,11 @@ from prometheus_client.registry import Collector
 
 from minibroker.broker.groups.groups import Groups
 from minibroker.broker.groups.states import GroupState
-from minibroker.broker.handlers.transcoding import Transcoder
 from minibroker.broker.network.metrics import ApiMetrics
 from minibroker.broker.network.server import SocketServer
-from minibroker.broker.purgatory.purgatory import Purgatory
 from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.transcoding import Transcoder
+from minibroker.broker.scheduling.purgatory import Purgatory
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.apis import Plane

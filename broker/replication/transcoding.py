@@ -35,7 +35,7 @@ import msgspec
 
 from minibroker.broker.replication.manager import FetchAnswer, ReplicaManager
 from minibroker.broker.replication.partition import Partition
-from minibroker.broker.slices import Slices
+from minibroker.broker.scheduling.slices import Slices
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.validator import has_doubtful_times, is_to_be_rewritten
 from minibroker.protocol.compression import Compression, DecompressionTooLarge

@@ -34,14 +34,14 @@ from minibroker.broker.storage.checkpoints import (
     decode_offsets,
     decode_topic_id,
 )
-from minibroker.broker.storage.continuity import CONTINUITY_FILE, decode_continuity
+from minibroker.broker.storage.compaction.swap import SWAP_SUFFIX
 from minibroker.broker.storage.directory import partition_of
 from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex, Layout
-from minibroker.broker.storage.inspection import BadBytes, Batch, base_offset_of, read_index, scan
+from minibroker.broker.storage.inspection.batches import BadBytes, Batch, base_offset_of, read_index, scan
 from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_snapshot
+from minibroker.broker.storage.recovery.continuity import CONTINUITY_FILE, decode_continuity
 from minibroker.broker.storage.segment import LOG_SUFFIX, file_name
 from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX, TOLD_SUFFIX
-from minibroker.broker.storage.swap import SWAP_SUFFIX
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import CorruptRecord, decode_batch, decode_control_batch
 

@@ -1,0 +1,1 @@
+"""The broker as a member of the cluster: cached metadata, forwarding to the controller, controlled shutdown."""

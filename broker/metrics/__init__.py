@@ -1,0 +1,1 @@
+"""What a broker reports about itself: Prometheus metrics, log lines, the controller's timeline file."""

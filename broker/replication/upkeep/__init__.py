@@ -1,0 +1,1 @@
+"""Background work on replicas: retention, compaction, moves, healing, checkpoints."""

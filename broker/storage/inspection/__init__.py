@@ -1,0 +1,1 @@
+"""Reading the files of a stopped broker without changing a byte."""
