@@ -41,10 +41,10 @@ from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.transactions.producer_ids import ProducerIds
 from minibroker.controller.controller import Controller, ControllerSettings
-from minibroker.controller.crash_detection import CrashDetector
-from minibroker.controller.crash_watch import CrashWatch
-from minibroker.controller.leadership import Leadership
-from minibroker.controller.registration import Registration
+from minibroker.controller.governing.crash_detection import CrashDetector
+from minibroker.controller.governing.crash_watch import CrashWatch
+from minibroker.controller.governing.leadership import Leadership
+from minibroker.controller.governing.registration import Registration
 from minibroker.controller.timeline import CAPACITY
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import Plane

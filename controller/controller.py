@@ -12,10 +12,9 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from minibroker.controller.cluster_state import ClusterState
 from minibroker.controller.decisions import deletion
-from minibroker.controller.decisions.topics import ConfigCheck
-from minibroker.controller.events import (
+from minibroker.controller.decisions.cluster_state import ClusterState
+from minibroker.controller.decisions.events import (
     AdminRequest,
     AlterPartitionReassignments,
     BrokerSuspected,
@@ -28,7 +27,8 @@ from minibroker.controller.events import (
     ListPartitionReassignments,
     UncleanLeaderElectionEnable,
 )
-from minibroker.controller.steps import ControllerSettings, Hooks, Probe
+from minibroker.controller.decisions.topics import ConfigCheck
+from minibroker.controller.handlers.steps import ControllerSettings, Hooks, Probe
 from minibroker.controller.tenure import Tenure
 from minibroker.controller.timeline import Entry, EventTimes, Sink, Timeline
 from minibroker.protocol import znodes

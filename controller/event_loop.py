@@ -16,8 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
-from minibroker.controller.events import (
+from minibroker.controller.decisions.events import (
     WATCHED,
     AdminRequest,
     AutoLeaderRebalance,
@@ -28,6 +27,7 @@ from minibroker.controller.events import (
     ResumeReassignments,
     SessionReconnected,
 )
+from minibroker.controller.executing.access import ControllerMoved, ZooKeeperAccess
 from minibroker.controller.timeline import Timeline
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.world import Clock, SessionExpired

@@ -12,13 +12,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from minibroker.controller import events
-from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
 from minibroker.controller.background import start_in_background, stop_in_background
-from minibroker.controller.cluster_state import ClusterState
+from minibroker.controller.decisions import events
+from minibroker.controller.decisions.cluster_state import ClusterState
 from minibroker.controller.event_loop import EventLoop, Handler
-from minibroker.controller.executor import Executor
-from minibroker.controller.gather import Gather
+from minibroker.controller.executing.access import ControllerMoved, ZooKeeperAccess
+from minibroker.controller.executing.executor import Executor
+from minibroker.controller.executing.gather import Gather
+from minibroker.controller.executing.outbox import Outbox
 from minibroker.controller.handlers.brokers import BrokerEvents
 from minibroker.controller.handlers.elections import ElectionEvents
 from minibroker.controller.handlers.internal_topics import InternalTopics
@@ -26,9 +27,8 @@ from minibroker.controller.handlers.office import Office
 from minibroker.controller.handlers.partitions import PartitionEvents
 from minibroker.controller.handlers.reassignment import ReassignmentEvents
 from minibroker.controller.handlers.shutdown import ControlledShutdowns
+from minibroker.controller.handlers.steps import ControllerSettings, Hooks, Steps
 from minibroker.controller.handlers.topics import TopicEvents
-from minibroker.controller.outbox import Outbox
-from minibroker.controller.steps import ControllerSettings, Hooks, Steps
 from minibroker.controller.timeline import Timeline
 from minibroker.protocol.world import SessionExpired, SessionState, Watcher, WatchEvent, World, ZooKeeperSession
 from minibroker.protocol.znodes import TOPICS

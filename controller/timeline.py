@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from minibroker.controller.events import Event
+from minibroker.controller.decisions.events import Event
 from minibroker.protocol.model import LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import Clock
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from minibroker.broker.groups import states as group
-from minibroker.controller.states import partition, replica
+from minibroker.controller.decisions.states import partition, replica
 
 DOCUMENT = Path(__file__).parents[1] / "ARCHITECTURE.md"
 

@@ -16,7 +16,8 @@ from collections.abc import Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from minibroker.controller.cluster_state import (
+from minibroker.controller.decisions import elections
+from minibroker.controller.decisions.cluster_state import (
     BrokerAdded,
     BrokerRemoved,
     ClusterState,
@@ -32,11 +33,18 @@ from minibroker.controller.cluster_state import (
     TopicSettings,
     in_order,
 )
-from minibroker.controller.decisions import elections
-from minibroker.controller.events import ResumeDeletions
-from minibroker.controller.plan import DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveBroker, RemoveNode, WriteState
-from minibroker.controller.states.partition import PartitionState
-from minibroker.controller.states.replica import PartitionReplica, ReplicaState
+from minibroker.controller.decisions.events import ResumeDeletions
+from minibroker.controller.decisions.plan import (
+    DeletedTopic,
+    EnsureNode,
+    Plan,
+    PlanBuilder,
+    RemoveBroker,
+    RemoveNode,
+    WriteState,
+)
+from minibroker.controller.decisions.states.partition import PartitionState
+from minibroker.controller.decisions.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition, min_insync_replicas
 from minibroker.protocol.znodes import delete_topic_path, partitions_path

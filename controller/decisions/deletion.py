@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from minibroker.controller.cluster_state import (
+from minibroker.controller.decisions.cluster_state import (
     ClusterState,
     DeletionAnnounced,
     DeletionHeard,
@@ -32,11 +32,11 @@ from minibroker.controller.cluster_state import (
     TopicRemoved,
     in_order,
 )
+from minibroker.controller.decisions.events import ResumeDeletions
+from minibroker.controller.decisions.plan import DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveNode
+from minibroker.controller.decisions.states.partition import PartitionState
+from minibroker.controller.decisions.states.replica import PartitionReplica, ReplicaState
 from minibroker.controller.decisions.topics import MAX_MESSAGE_LENGTH
-from minibroker.controller.events import ResumeDeletions
-from minibroker.controller.plan import DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveNode
-from minibroker.controller.states.partition import PartitionState
-from minibroker.controller.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import DeletableTopicResult
 from minibroker.protocol.model import TopicPartition

@@ -41,7 +41,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from minibroker.controller.cluster_state import NOT_WRITTEN, LogEnd
+from minibroker.controller.decisions.cluster_state import NOT_WRITTEN, LogEnd
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import (
     INITIAL_LEADER_EPOCH,

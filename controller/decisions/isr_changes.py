@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from minibroker.controller.cluster_state import ClusterState
-from minibroker.controller.plan import Plan, PlanBuilder, RemoveNode
+from minibroker.controller.decisions.cluster_state import ClusterState
+from minibroker.controller.decisions.plan import Plan, PlanBuilder, RemoveNode
 from minibroker.protocol.model import LeaderAndIsr, TopicPartition
 
 

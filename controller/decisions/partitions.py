@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from minibroker.controller.cluster_state import ClusterState, PartitionsAdded
+from minibroker.controller.decisions.cluster_state import ClusterState, PartitionsAdded
 from minibroker.controller.decisions.placement import assign_more_replicas
+from minibroker.controller.decisions.plan import Plan, PlanBuilder, SetTopic
+from minibroker.controller.decisions.states.partition import PartitionState
+from minibroker.controller.decisions.states.replica import PartitionReplica, ReplicaState
 from minibroker.controller.decisions.topics import MAX_MESSAGE_LENGTH, MAX_PARTITIONS_OF_A_TOPIC, MAX_TOPIC_BYTES
-from minibroker.controller.plan import Plan, PlanBuilder, SetTopic
-from minibroker.controller.states.partition import PartitionState
-from minibroker.controller.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import CreatePartitionsAssignment, CreatePartitionsTopic, CreatePartitionsTopicResult
 from minibroker.protocol.model import TopicPartition

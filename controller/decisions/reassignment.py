@@ -41,19 +41,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from minibroker.controller.cluster_state import (
+from minibroker.controller.decisions import elections
+from minibroker.controller.decisions.cluster_state import (
     AssignmentChanged,
     ClusterState,
     DeletionResumed,
     TopicSettings,
     in_order,
 )
-from minibroker.controller.decisions import elections
+from minibroker.controller.decisions.events import ResumeDeletions
+from minibroker.controller.decisions.plan import Plan, PlanBuilder, SetReassignments, SetTopic, WriteState
+from minibroker.controller.decisions.states.partition import PartitionState
+from minibroker.controller.decisions.states.replica import PartitionReplica, ReplicaState
 from minibroker.controller.decisions.topics import MAX_MESSAGE_LENGTH, MAX_TOPIC_BYTES
-from minibroker.controller.events import ResumeDeletions
-from minibroker.controller.plan import Plan, PlanBuilder, SetReassignments, SetTopic, WriteState
-from minibroker.controller.states.partition import PartitionState
-from minibroker.controller.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
     ANY_VERSION,

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from minibroker.controller.cluster_state import ClusterState, TopicSettings, in_order
 from minibroker.controller.decisions import brokers, elections
-from minibroker.controller.events import ElectionOutcome
-from minibroker.controller.plan import Plan, PlanBuilder, RemoveAsRead
+from minibroker.controller.decisions.cluster_state import ClusterState, TopicSettings, in_order
+from minibroker.controller.decisions.events import ElectionOutcome
+from minibroker.controller.decisions.plan import Plan, PlanBuilder, RemoveAsRead
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import NO_EPOCH, NO_LEADER, ElectionType, TopicPartition
 from minibroker.protocol.znodes import PREFERRED_REPLICA_ELECTION

@@ -10,9 +10,9 @@ been moved stays moved.
 
 from __future__ import annotations
 
-from minibroker.controller.cluster_state import BrokerShuttingDown, ClusterState
-from minibroker.controller.plan import Plan, PlanBuilder
-from minibroker.controller.states.replica import PartitionReplica
+from minibroker.controller.decisions.cluster_state import BrokerShuttingDown, ClusterState
+from minibroker.controller.decisions.plan import Plan, PlanBuilder
+from minibroker.controller.decisions.states.replica import PartitionReplica
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from random import Random
 from typing import NamedTuple
 
-from minibroker.controller.cluster_state import ClusterState, TopicAdded, TopicRemoved
+from minibroker.controller.decisions.cluster_state import ClusterState, TopicAdded, TopicRemoved
 from minibroker.controller.decisions.placement import assign_replicas
-from minibroker.controller.plan import CreateTopic, DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveNode
-from minibroker.controller.states.partition import PartitionState
-from minibroker.controller.states.replica import PartitionReplica, ReplicaState
+from minibroker.controller.decisions.plan import CreateTopic, DeletedTopic, EnsureNode, Plan, PlanBuilder, RemoveNode
+from minibroker.controller.decisions.states.partition import PartitionState
+from minibroker.controller.decisions.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol import topic_ids
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import CreatableAssignment, CreatableTopic, CreatableTopicResult

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from minibroker.controller import events
-from minibroker.controller.cluster_state import LogEndReported, ReplicaFailed, ReplicaRecovered
-from minibroker.controller.decisions import brokers, isr_changes
+from minibroker.controller.decisions import brokers, events, isr_changes
+from minibroker.controller.decisions.cluster_state import LogEndReported, ReplicaFailed, ReplicaRecovered
 from minibroker.controller.event_loop import Handlers
-from minibroker.controller.steps import Steps
+from minibroker.controller.handlers.steps import Steps
 
 
 class BrokerEvents:

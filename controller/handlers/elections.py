@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from minibroker.controller import events, steps
-from minibroker.controller.cluster_state import in_order
-from minibroker.controller.decisions import deletion, isr_changes, requested_elections
+from minibroker.controller.decisions import deletion, events, isr_changes, requested_elections
+from minibroker.controller.decisions.cluster_state import in_order
+from minibroker.controller.decisions.events import ElectionOutcome
 from minibroker.controller.event_loop import Handlers
-from minibroker.controller.events import ElectionOutcome
-from minibroker.controller.steps import Steps
+from minibroker.controller.handlers import steps
+from minibroker.controller.handlers.steps import Steps
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import ElectionType, TopicPartition
 from minibroker.protocol.znodes import PREFERRED_REPLICA_ELECTION

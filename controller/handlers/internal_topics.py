@@ -15,11 +15,10 @@ import asyncio
 import contextlib
 import logging
 
-from minibroker.controller import events
-from minibroker.controller.decisions import topics
+from minibroker.controller.decisions import events, topics
 from minibroker.controller.event_loop import Handlers
+from minibroker.controller.handlers.steps import Steps
 from minibroker.controller.handlers.topics import TopicEvents
-from minibroker.controller.steps import Steps
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import CreatableTopicResult
 

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TypeVar
 
-from minibroker.controller import events, steps
-from minibroker.controller.cluster_state import Snapshot, in_order
-from minibroker.controller.decisions import brokers
+from minibroker.controller.decisions import brokers, events
+from minibroker.controller.decisions.cluster_state import Snapshot, in_order
 from minibroker.controller.event_loop import Handlers
-from minibroker.controller.steps import Steps
+from minibroker.controller.handlers import steps
+from minibroker.controller.handlers.steps import Steps
 from minibroker.protocol.model import Broker, TopicPartition
 
 T = TypeVar("T")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from minibroker.controller import events
-from minibroker.controller.decisions import deletion, partitions
+from minibroker.controller.decisions import deletion, events, partitions
 from minibroker.controller.event_loop import Handlers
+from minibroker.controller.handlers.steps import Steps
 from minibroker.controller.handlers.topics import TopicEvents
-from minibroker.controller.steps import Steps
 from minibroker.protocol.messages import CreatePartitionsTopicResult
 from minibroker.protocol.model import topic_name_problem
 from minibroker.protocol.znodes import TopicZnode

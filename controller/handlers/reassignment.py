@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from minibroker.controller import events, steps
-from minibroker.controller.decisions import deletion, reassignment
+from minibroker.controller.decisions import deletion, events, reassignment
+from minibroker.controller.decisions.plan import Plan, PlanBuilder
 from minibroker.controller.decisions.reassignment import Refusal, Wanted
 from minibroker.controller.event_loop import Handlers
-from minibroker.controller.plan import Plan, PlanBuilder
-from minibroker.controller.steps import Steps
+from minibroker.controller.handlers import steps
+from minibroker.controller.handlers.steps import Steps
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import ReplicaAssignment, TopicPartition, topic_name_problem
 from minibroker.protocol.world import Watcher

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from minibroker.controller import events
-from minibroker.controller.decisions import deletion, isr_changes, shutdown
+from minibroker.controller.decisions import deletion, events, isr_changes, shutdown
 from minibroker.controller.event_loop import Handlers
-from minibroker.controller.steps import Steps
+from minibroker.controller.handlers.steps import Steps
 
 
 class ControlledShutdowns:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Container, Iterable, Mapping
 
-from minibroker.controller import events
-from minibroker.controller.decisions import deletion, topics
+from minibroker.controller.decisions import deletion, events, topics
 from minibroker.controller.event_loop import Handlers
-from minibroker.controller.steps import Steps
+from minibroker.controller.handlers.steps import Steps
 from minibroker.protocol import topic_ids
 from minibroker.protocol.messages import CreatableTopicResult, DeletableTopicResult
 from minibroker.protocol.model import topic_name_problem

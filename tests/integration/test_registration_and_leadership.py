@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from minibroker.controller.leadership import Leadership
-from minibroker.controller.registration import BrokerIdTaken, Registration
+from minibroker.controller.governing.leadership import Leadership
+from minibroker.controller.governing.registration import BrokerIdTaken, Registration
 from minibroker.controller.zookeeper import KazooSession, KazooZooKeeper
 from minibroker.protocol.model import CONTROL_LISTENER, Endpoint
 from minibroker.protocol.world import SessionExpired, SessionState, ZooKeeperSession

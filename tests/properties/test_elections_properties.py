@@ -7,8 +7,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minibroker.controller.cluster_state import LogEnd
 from minibroker.controller.decisions import elections
+from minibroker.controller.decisions.cluster_state import LogEnd
 from minibroker.controller.decisions.elections import Basis, is_trusted
 from minibroker.controller.decisions.placement import assign_replicas
 from minibroker.protocol.model import NO_EPOCH, NO_LEADER, Broker, LeaderAndIsr, Member, leader_and_isr

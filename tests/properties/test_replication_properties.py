@@ -21,8 +21,8 @@ from minibroker.broker.replication.partition import Partition, Settings
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
-from minibroker.controller.cluster_state import LogEnd
 from minibroker.controller.decisions import elections
+from minibroker.controller.decisions.cluster_state import LogEnd
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import LeaderAndIsrPartition
 from minibroker.protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
-from minibroker.controller import steps
+from minibroker.controller.handlers import steps
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, Member, TopicPartition

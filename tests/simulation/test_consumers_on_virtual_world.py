@@ -16,7 +16,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.errors import InvalidSetting
 from minibroker.client.fetching.records import Record
 from minibroker.client.producer import Producer
-from minibroker.controller import steps
+from minibroker.controller.handlers import steps
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from minibroker.controller.crash_detection import PROMPT_S, PROVEN_S, CrashDetector
-from minibroker.controller.crash_watch import CrashWatch
+from minibroker.controller.governing.crash_detection import PROMPT_S, PROVEN_S, CrashDetector
+from minibroker.controller.governing.crash_watch import CrashWatch
 from minibroker.protocol import znodes
 from minibroker.protocol.model import CONTROL_LISTENER, Broker, Endpoint
 from minibroker.protocol.world import Incoming, ZooKeeperSession

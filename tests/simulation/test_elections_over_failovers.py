@@ -11,7 +11,7 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
-from minibroker.controller import steps
+from minibroker.controller.handlers import steps
 from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import Check, ConnectionLoss, Operation

@@ -11,7 +11,7 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
-from minibroker.controller.registration import Registration, SecretDiffers
+from minibroker.controller.governing.registration import Registration, SecretDiffers
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import BROKER_HANDSHAKE, FETCH, LIST_OFFSETS, Api

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from minibroker.controller import events
+from minibroker.controller.decisions import events
 from minibroker.protocol import znodes
 from minibroker.protocol.world import Watcher
 from tests.simulation.cluster import VirtualCluster

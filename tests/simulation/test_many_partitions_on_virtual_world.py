@@ -16,7 +16,7 @@ from types import FrameType
 import pytest
 
 from minibroker.client.admin import Admin
-from minibroker.controller.steps import PARTITIONS_AT_ONCE
+from minibroker.controller.handlers.steps import PARTITIONS_AT_ONCE
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.loop import VirtualLoop, run

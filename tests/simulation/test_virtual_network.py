@@ -1137,7 +1137,7 @@ def test_what_a_killed_process_could_not_say_is_never_said_when_its_host_loses_i
 
 
 class Probing(Recorder):
-    """Asks for keepalive probes, as `minibroker.controller.crash_detection` does."""
+    """Asks for keepalive probes, as `minibroker.controller.governing.crash_detection` does."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

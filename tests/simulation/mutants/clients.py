@@ -27,10 +27,10 @@ from minibroker.client.producing import accumulator
 from minibroker.client.producing import batch as client_batch
 from minibroker.client.producing.accumulator import Accumulator
 from minibroker.client.producing.batch import SEQUENCE_MASK, Batch, BatchVerdict
-from minibroker.controller.cluster_state import ClusterState
 from minibroker.controller.controller import Controller
 from minibroker.controller.decisions import deletion
-from minibroker.controller.plan import Plan
+from minibroker.controller.decisions.cluster_state import ClusterState
+from minibroker.controller.decisions.plan import Plan
 from minibroker.protocol import topic_ids
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode
 from minibroker.protocol.messages import (

@@ -15,7 +15,7 @@ from minibroker.broker.scheduling.sleeps import Sleeps
 from minibroker.broker.settings.dynamic_config import DynamicConfigManager
 from minibroker.controller.decisions import reassignment
 from minibroker.controller.handlers.office import Office
-from minibroker.controller.steps import Steps
+from minibroker.controller.handlers.steps import Steps
 from minibroker.protocol.messages import NO_VERSION
 from tests.simulation.mutants.planting import Patches, mutant
 

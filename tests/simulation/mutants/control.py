@@ -7,12 +7,13 @@ from typing import Any
 
 from minibroker.broker.handlers import authorization, control
 from minibroker.broker.replication.partition import Partition
-from minibroker.controller import executor, leadership, outbox
-from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
-from minibroker.controller.crash_watch import CrashWatch
 from minibroker.controller.decisions import crashes
-from minibroker.controller.leadership import Leadership
-from minibroker.controller.registration import Registration
+from minibroker.controller.executing import executor, outbox
+from minibroker.controller.executing.access import ControllerMoved, ZooKeeperAccess
+from minibroker.controller.governing import leadership
+from minibroker.controller.governing.crash_watch import CrashWatch
+from minibroker.controller.governing.leadership import Leadership
+from minibroker.controller.governing.registration import Registration
 from minibroker.controller.tenure import Tenure
 from minibroker.protocol import broker_proof
 from minibroker.protocol.world import ConnectionLoss

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minibroker.controller import cluster_state
-from minibroker.controller.cluster_state import BrokerAdded, BrokerRemoved
-from minibroker.controller.decisions import elections
+from minibroker.controller.decisions import cluster_state, elections
+from minibroker.controller.decisions.cluster_state import BrokerAdded, BrokerRemoved
 from tests.simulation.mutants.planting import Patches, mutant
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from minibroker.controller import executor
 from minibroker.controller.decisions import brokers, deletion, partitions, topics
+from minibroker.controller.executing import executor
 from minibroker.protocol.topic_ids import NO_TOPIC
 from tests.simulation.mutants.planting import Patches, mutant
 

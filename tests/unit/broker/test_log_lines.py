@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minibroker.broker.metrics.log_lines import named
-from minibroker.controller import events
+from minibroker.controller.decisions import events
 from minibroker.protocol.model import TopicPartition
 
 PARTITIONS = [TopicPartition("orders", number) for number in range(5)]

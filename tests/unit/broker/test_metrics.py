@@ -27,7 +27,7 @@ from minibroker.broker.settings.config import InvalidConfig, broker_config
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
-from minibroker.controller import events
+from minibroker.controller.decisions import events
 from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.kafka.data import FETCH
 from minibroker.protocol.kafka.metadata import API_VERSIONS

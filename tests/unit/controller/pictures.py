@@ -8,12 +8,12 @@ from types import MappingProxyType
 
 import msgspec
 
-from minibroker.controller.cluster_state import NOT_WRITTEN, ClusterState, Snapshot, in_order
 from minibroker.controller.decisions import brokers
-from minibroker.controller.plan import Plan, WriteState
-from minibroker.controller.states import partition as partition_states
-from minibroker.controller.states import replica as replica_states
-from minibroker.controller.states.machine import check
+from minibroker.controller.decisions.cluster_state import NOT_WRITTEN, ClusterState, Snapshot, in_order
+from minibroker.controller.decisions.plan import Plan, WriteState
+from minibroker.controller.decisions.states import partition as partition_states
+from minibroker.controller.decisions.states import replica as replica_states
+from minibroker.controller.decisions.states.machine import check
 from minibroker.protocol.model import Broker, Endpoint, LeaderAndIsr, TopicPartition
 from minibroker.protocol.znodes import TopicZnode
 

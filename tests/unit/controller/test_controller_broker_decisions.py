@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from minibroker.controller.cluster_state import ReplicaFailed, Snapshot, TopicSettings
 from minibroker.controller.decisions import brokers
-from minibroker.controller.states.partition import PartitionState
-from minibroker.controller.states.replica import PartitionReplica, ReplicaState
+from minibroker.controller.decisions.cluster_state import ReplicaFailed, Snapshot, TopicSettings
+from minibroker.controller.decisions.states.partition import PartitionState
+from minibroker.controller.decisions.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.znodes import TopicZnode

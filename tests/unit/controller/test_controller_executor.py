@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from minibroker.controller import plan as p
-from minibroker.controller import requests
-from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
-from minibroker.controller.cluster_state import NOT_WRITTEN, ClusterState
 from minibroker.controller.decisions import brokers
-from minibroker.controller.events import Startup
-from minibroker.controller.executor import Executor, PlanOutcome
-from minibroker.controller.outbox import Outbox
-from minibroker.controller.states.partition import PartitionState
-from minibroker.controller.states.replica import PartitionReplica, ReplicaState
+from minibroker.controller.decisions import plan as p
+from minibroker.controller.decisions.cluster_state import NOT_WRITTEN, ClusterState
+from minibroker.controller.decisions.events import Startup
+from minibroker.controller.decisions.states.partition import PartitionState
+from minibroker.controller.decisions.states.replica import PartitionReplica, ReplicaState
+from minibroker.controller.executing import requests
+from minibroker.controller.executing.access import ControllerMoved, ZooKeeperAccess
+from minibroker.controller.executing.executor import Executor, PlanOutcome
+from minibroker.controller.executing.outbox import Outbox
 from minibroker.controller.timeline import MAX_LINES, Timeline
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, encode_request
@@ -130,7 +130,7 @@ def test_an_illegal_move_changes_nothing_and_is_shown_with_both_states(caplog: p
         assert desk.state.replica_state(PartitionReplica(B, 1)) is ReplicaState.ONLINE, "the legal one took place"
         assert desk.state.leadership[A].leader == 1
 
-    with caplog.at_level(logging.ERROR, "minibroker.controller.executor"):
+    with caplog.at_level(logging.ERROR, "minibroker.controller.executing.executor"):
         on_a_desk(scenario, {"a-0": (1, 2), "b-0": (1, 2)}, {"a-0": leads(1, 4, [1, 2]), "b-0": leads(1, 4, [1, 2])})
     assert "OfflinePartition -> NewPartition is not a legal move" in caplog.text
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minibroker.controller import executor
+from minibroker.controller.executing import executor
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from minibroker.controller.cluster_state import ClusterState
 from minibroker.controller.decisions import brokers, partitions
+from minibroker.controller.decisions.cluster_state import ClusterState
 from minibroker.controller.decisions.partitions import Growth
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from minibroker.controller import plan as p
-from minibroker.controller.cluster_state import AssignmentChanged, ClusterState, DeletionIneligible, TopicSettings
 from minibroker.controller.decisions import deletion, elections, reassignment
+from minibroker.controller.decisions import plan as p
+from minibroker.controller.decisions.cluster_state import (
+    AssignmentChanged,
+    ClusterState,
+    DeletionIneligible,
+    TopicSettings,
+)
 from minibroker.controller.decisions.reassignment import Refusal
-from minibroker.controller.states.replica import PartitionReplica, ReplicaState
+from minibroker.controller.decisions.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import ListPartitionReassignmentsTopic, ReassignablePartition, ReassignableTopic
 from minibroker.protocol.model import LeaderAndIsr, ReplicaAssignment, TopicPartition

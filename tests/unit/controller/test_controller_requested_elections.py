@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from minibroker.controller.cluster_state import ClusterState, DeletionQueued, ReplicaFailed, TopicSettings
 from minibroker.controller.decisions import brokers, elections, requested_elections
-from minibroker.controller.states.replica import PartitionReplica
+from minibroker.controller.decisions.cluster_state import ClusterState, DeletionQueued, ReplicaFailed, TopicSettings
+from minibroker.controller.decisions.states.replica import PartitionReplica
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import NO_LEADER, ElectionType, LeaderAndIsr, TopicPartition

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from minibroker.controller import requests
-from minibroker.controller.cluster_state import BrokerRemoved, BrokerShuttingDown, ClusterState
 from minibroker.controller.decisions import brokers, elections, shutdown
+from minibroker.controller.decisions.cluster_state import BrokerRemoved, BrokerShuttingDown, ClusterState
 from minibroker.controller.decisions.elections import Basis
-from minibroker.controller.plan import MetadataUpdate, Plan
+from minibroker.controller.decisions.plan import MetadataUpdate, Plan
+from minibroker.controller.executing import requests
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import LeaderAndIsr, Member
 from tests.unit.controller.pictures import broker, carry_out, leads, lines, partition, picture, text

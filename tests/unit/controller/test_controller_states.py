@@ -6,11 +6,11 @@ from itertools import product
 
 import pytest
 
-from minibroker.controller.states import partition as partition_states
-from minibroker.controller.states import replica as replica_states
-from minibroker.controller.states.machine import IllegalMove, check
-from minibroker.controller.states.partition import PartitionState
-from minibroker.controller.states.replica import ReplicaState
+from minibroker.controller.decisions.states import partition as partition_states
+from minibroker.controller.decisions.states import replica as replica_states
+from minibroker.controller.decisions.states.machine import IllegalMove, check
+from minibroker.controller.decisions.states.partition import PartitionState
+from minibroker.controller.decisions.states.replica import ReplicaState
 
 PARTITION_ARROWS = {
     "NonExistentPartition": {"NewPartition"},

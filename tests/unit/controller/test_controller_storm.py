@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from minibroker.controller import steps
+from minibroker.controller.handlers import steps
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.messages import CreatePartitionsTopic

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from minibroker.controller.events import Startup
+from minibroker.controller.decisions.events import Startup
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import Message

@@ -9,11 +9,11 @@ from random import Random
 import msgspec
 import pytest
 
-from minibroker.controller.cluster_state import ClusterState
 from minibroker.controller.decisions import brokers, deletion, isr_changes, topics
+from minibroker.controller.decisions.cluster_state import ClusterState
 from minibroker.controller.decisions.placement import assign_replicas
+from minibroker.controller.decisions.states.replica import ReplicaState
 from minibroker.controller.decisions.topics import NewTopic, TopicDefaults
-from minibroker.controller.states.replica import ReplicaState
 from minibroker.protocol import topic_ids
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from minibroker.controller.cluster_state import LogEnd, LogEndReported, TopicSettings
 from minibroker.controller.decisions import brokers, elections, isr_changes
+from minibroker.controller.decisions.cluster_state import LogEnd, LogEndReported, TopicSettings
 from minibroker.controller.decisions.elections import Basis, Decision
-from minibroker.controller.states.partition import PartitionState
-from minibroker.controller.states.replica import PartitionReplica
+from minibroker.controller.decisions.states.partition import PartitionState
+from minibroker.controller.decisions.states.replica import PartitionReplica
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import (
@@ -324,7 +324,7 @@ def test_after_a_power_cut_of_all_brokers_the_longest_log_leads_once_all_have_to
 
     with caplog.at_level(logging.ERROR):
         simulate(scenario)
-    [alarm] = [record for record in caplog.records if record.name == "minibroker.controller.executor"]
+    [alarm] = [record for record in caplog.records if record.name == "minibroker.controller.executing.executor"]
     assert "its log is the longest" in alarm.getMessage()
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from minibroker.controller.crash_detection import PROMPT_S, PROVEN_S, CrashDetector
+from minibroker.controller.governing.crash_detection import PROMPT_S, PROVEN_S, CrashDetector
 from minibroker.protocol.model import CONTROL_LISTENER, Broker, Endpoint
 from minibroker.protocol.world import Incoming, Network
 from minibroker.protocol.world.real import RealClock, RealNetwork

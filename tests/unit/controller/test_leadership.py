@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minibroker.controller.leadership import (
+from minibroker.controller.governing.leadership import (
     RESIGNATION_PAUSE_S,
     Leadership,
     LeadershipVerdict,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minibroker.controller.registration import (
+from minibroker.controller.governing.registration import (
     BrokerIdTaken,
     ClusterIdChanged,
     NodeOwner,

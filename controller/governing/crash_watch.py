@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
-from minibroker.controller.crash_detection import CrashDetector
+from minibroker.controller.governing.crash_detection import CrashDetector
 from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_EPOCH, Broker
 from minibroker.protocol.world import ConnectionLoss, NoNode, SessionExpired, ZooKeeperSession

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Collection, Container, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from minibroker.controller.cluster_state import (
+from minibroker.controller.decisions import brokers, deletion, topics
+from minibroker.controller.decisions.cluster_state import (
     BrokerAdded,
     BrokerRemoved,
     ClusterState,
@@ -19,11 +20,10 @@ from minibroker.controller.cluster_state import (
     TopicSettings,
     in_order,
 )
-from minibroker.controller.decisions import brokers, deletion, topics
-from minibroker.controller.events import Event
-from minibroker.controller.executor import Executor, PlanOutcome
-from minibroker.controller.gather import Gather
-from minibroker.controller.plan import Plan
+from minibroker.controller.decisions.events import Event
+from minibroker.controller.decisions.plan import Plan
+from minibroker.controller.executing.executor import Executor, PlanOutcome
+from minibroker.controller.executing.gather import Gather
 from minibroker.controller.timeline import Timeline
 from minibroker.protocol.broker_connections import BrokerConnections
 from minibroker.protocol.messages import CreatableTopic

@@ -30,12 +30,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from minibroker.controller import requests
-from minibroker.controller.access import ControllerMoved, ZooKeeperAccess
-from minibroker.controller.cluster_state import BrokerAdded, BrokerRemoved, ClusterState
-from minibroker.controller.gather import decode_own_state
-from minibroker.controller.outbox import Outbox, Outgoing
-from minibroker.controller.plan import (
+from minibroker.controller.decisions.cluster_state import BrokerAdded, BrokerRemoved, ClusterState
+from minibroker.controller.decisions.plan import (
     CreateTopic,
     EnsureNode,
     MetadataUpdate,
@@ -51,11 +47,15 @@ from minibroker.controller.plan import (
     Write,
     WriteState,
 )
-from minibroker.controller.states import partition as partition_states
-from minibroker.controller.states import replica as replica_states
-from minibroker.controller.states.machine import IllegalMove, check
-from minibroker.controller.states.partition import PartitionState
-from minibroker.controller.states.replica import PartitionReplica
+from minibroker.controller.decisions.states import partition as partition_states
+from minibroker.controller.decisions.states import replica as replica_states
+from minibroker.controller.decisions.states.machine import IllegalMove, check
+from minibroker.controller.decisions.states.partition import PartitionState
+from minibroker.controller.decisions.states.replica import PartitionReplica
+from minibroker.controller.executing import requests
+from minibroker.controller.executing.access import ControllerMoved, ZooKeeperAccess
+from minibroker.controller.executing.gather import decode_own_state
+from minibroker.controller.executing.outbox import Outbox, Outgoing
 from minibroker.controller.timeline import Timeline
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA

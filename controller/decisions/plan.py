@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from minibroker.controller.cluster_state import NOT_WRITTEN, Change, described_assignment, in_order
-from minibroker.controller.events import Event
-from minibroker.controller.states.partition import PartitionState
-from minibroker.controller.states.replica import PartitionReplica, ReplicaState
+from minibroker.controller.decisions.cluster_state import NOT_WRITTEN, Change, described_assignment, in_order
+from minibroker.controller.decisions.events import Event
+from minibroker.controller.decisions.states.partition import PartitionState
+from minibroker.controller.decisions.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol.model import LeaderAndIsr, TopicPartition
 from minibroker.protocol.words import counted
 from minibroker.protocol.znodes import REASSIGN_PARTITIONS, Reassignment, TopicZnode

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple, assert_never
 
-from minibroker.controller.states.partition import PartitionState
-from minibroker.controller.states.replica import PartitionReplica, ReplicaState
+from minibroker.controller.decisions.states.partition import PartitionState
+from minibroker.controller.decisions.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol.model import NO_LEADER, Broker, LeaderAndIsr, ReplicaAssignment, TopicPartition
 from minibroker.protocol.znodes import TopicZnode
 

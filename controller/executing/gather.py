@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from minibroker.controller import events
-from minibroker.controller.access import ZooKeeperAccess
-from minibroker.controller.cluster_state import TopicSettings
+from minibroker.controller.decisions import events
+from minibroker.controller.decisions.cluster_state import TopicSettings
+from minibroker.controller.executing.access import ZooKeeperAccess
 from minibroker.protocol import znodes
 from minibroker.protocol.model import DURABILITY, SYNCED, Broker, LeaderAndIsr, TopicPartition, topic_name_problem
 from minibroker.protocol.world import NodeExists, NoNode, Stat, Watcher, ZooKeeperSession

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from minibroker.controller.cluster_state import LogEndReported
+from minibroker.controller.decisions.cluster_state import LogEndReported
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
     CreatableTopic,

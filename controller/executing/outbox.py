@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minibroker.controller.background import stop_in_background
-from minibroker.controller.cluster_state import LogEnd, LogEndReported
-from minibroker.controller.events import (
+from minibroker.controller.decisions.cluster_state import LogEnd, LogEndReported
+from minibroker.controller.decisions.events import (
     Deposed,
     Event,
     LeaderAndIsrAnswered,
@@ -33,8 +33,8 @@ from minibroker.controller.events import (
     TopicDeletionsHeard,
     UpdateMetadataAnswered,
 )
-from minibroker.controller.requests import control_endpoint
-from minibroker.controller.states.replica import PartitionReplica
+from minibroker.controller.decisions.states.replica import PartitionReplica
+from minibroker.controller.executing.requests import control_endpoint
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, Api
 from minibroker.protocol.broker_connections import BrokerConnections

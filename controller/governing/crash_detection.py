@@ -32,7 +32,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from minibroker.controller.background import start_in_background, stop_in_background
 from minibroker.controller.decisions import crashes
 from minibroker.controller.decisions.crashes import Attempt, Suspicion, Trouble
-from minibroker.controller.requests import control_endpoint
+from minibroker.controller.executing.requests import control_endpoint
 from minibroker.protocol.keepalive import OF_BROKERS, keep_alive
 from minibroker.protocol.model import Broker, Endpoint
 from minibroker.protocol.world import Clock, Network

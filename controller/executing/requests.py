@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from minibroker.controller.cluster_state import ClusterState
-from minibroker.controller.plan import MetadataUpdate, StopReplica
+from minibroker.controller.decisions.cluster_state import ClusterState
+from minibroker.controller.decisions.plan import MetadataUpdate, StopReplica
 from minibroker.protocol import messages as m
 from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.model import (

@@ -1,0 +1,1 @@
+"""Who governs: registration in ZooKeeper, the race for /controller, crash detection."""
