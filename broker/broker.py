@@ -48,7 +48,7 @@ from minibroker.controller.governing.registration import Registration
 from minibroker.controller.timeline import CAPACITY
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import Plane
-from minibroker.protocol.broker_connections import BrokerConnections
+from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import DEFAULT_LISTENER, NO_EPOCH
 from minibroker.protocol.world import (

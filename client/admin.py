@@ -77,6 +77,7 @@ from minibroker.protocol.apis import (
     METADATA,
     Api,
 )
+from minibroker.protocol.connections.rpc import Connection, RequestTimedOut
 from minibroker.protocol.errors import (
     BrokerError,
     ErrorCode,
@@ -87,7 +88,6 @@ from minibroker.protocol.errors import (
     error_of,
 )
 from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, ElectionType, TopicPartition
-from minibroker.protocol.rpc import Connection, RequestTimedOut
 from minibroker.protocol.topic_ids import NO_TOPIC, NONCE_BYTES, is_older
 from minibroker.protocol.world import World
 

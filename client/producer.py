@@ -53,8 +53,8 @@ from minibroker.client.settings import (
 )
 from minibroker.client.shown import shown
 from minibroker.client.tasks import Pulse, Turns
-from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.words import counted
 from minibroker.protocol.world import World
 

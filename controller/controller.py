@@ -32,7 +32,7 @@ from minibroker.controller.handlers.steps import ControllerSettings, Hooks, Prob
 from minibroker.controller.tenure import Tenure
 from minibroker.controller.timeline import Entry, EventTimes, Sink, Timeline
 from minibroker.protocol import znodes
-from minibroker.protocol.broker_connections import BrokerConnections
+from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     CreatableTopic,

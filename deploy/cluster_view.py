@@ -24,6 +24,7 @@ from minibroker.protocol.apis import (
     METADATA,
     Api,
 )
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
 from minibroker.protocol.group_messages import FindCoordinatorRequest
 from minibroker.protocol.messages import (
@@ -42,7 +43,6 @@ from minibroker.protocol.messages import (
     MetadataResponse,
 )
 from minibroker.protocol.model import NO_CONTROLLER, NO_EPOCH, NO_LEADER, ResourceType, TopicPartition
-from minibroker.protocol.rpc import open_connection
 from minibroker.protocol.world.real import RealNetwork
 
 ASK_TIMEOUT_S = 2.0

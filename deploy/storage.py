@@ -32,9 +32,9 @@ from minibroker.deploy.ports import LOOPBACK
 from minibroker.deploy.trial import patience
 from minibroker.deploy.who import BrokerId
 from minibroker.protocol.apis import API_VERSIONS
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.messages import ApiVersionsRequest
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.rpc import open_connection
 from minibroker.protocol.world.real import RealNetwork
 
 SETTINGS = {

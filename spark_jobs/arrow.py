@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow
 import pyarrow.compute
 
-from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import DecodedBatch
+from minibroker.protocol.records.compression import Compression
 from minibroker.spark_jobs.offsets import OffsetRange
 
 MIN_ROWS = 10_000

@@ -10,7 +10,6 @@ from minibroker.broker.storage.compaction.key_map import ENTRY_BYTES, KeyMap
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
-from minibroker.protocol.compression import Compression
 from minibroker.protocol.records import (
     MAGIC_COLUMNS,
     MAGIC_RECORDS,
@@ -22,6 +21,7 @@ from minibroker.protocol.records import (
     encode_control_batch,
     iterate_batches,
 )
+from minibroker.protocol.records.compression import Compression
 from tests.storage_support import (
     NOW,
     PARTITION,

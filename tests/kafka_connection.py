@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from minibroker.protocol.framing import FrameReader, response_limit
+from minibroker.protocol.connections.framing import FrameReader, response_limit
 from minibroker.protocol.kafka.primitives import FrameWriter, Reader
 from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.world import Network

@@ -18,7 +18,7 @@ from minibroker.broker.settings.config import BrokerConfig, broker_config
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol import znodes
-from minibroker.protocol.broker_connections import BrokerConnections
+from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.messages import (
     DeleteRecordsPartitionResult,
     FetchPartition,

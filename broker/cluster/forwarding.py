@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.protocol import apis
-from minibroker.protocol.broker_connections import BrokerConnections
+from minibroker.protocol.connections.broker_connections import BrokerConnections
+from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
+from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError
-from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.messages import EnvelopeRequest, EnvelopeResponse, Message
-from minibroker.protocol.rpc import Connection
 
 CONNECT_TIMEOUT_S = 10.0
 """Kafka's socket.connection.setup.timeout.ms."""

@@ -21,7 +21,7 @@ from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.settings.config import BrokerConfig
 from minibroker.protocol.apis import CONTROLLED_SHUTDOWN
-from minibroker.protocol.broker_connections import BrokerConnections
+from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
 from minibroker.protocol.messages import ControlledShutdownRequest
 from minibroker.protocol.model import TopicPartition

@@ -1,7 +1,7 @@
 """Who may ask what: the proofs of other brokers, and the one place where `Api.caller` is enforced.
 
-A connection is anonymous until its broker has proved who it is (`protocol/broker_proof.py`). Without a secret none
-can, and none has to.
+A connection is anonymous until its broker has proved who it is (`protocol/connections/broker_proof.py`). Without a
+secret none can, and none has to.
 """
 
 import logging
@@ -11,7 +11,7 @@ from typing import Any
 
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol.apis import Api, Caller
-from minibroker.protocol.broker_proof import Handshake, is_same
+from minibroker.protocol.connections.broker_proof import Handshake, is_same
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     PROOF_BYTES,

@@ -18,7 +18,6 @@ from minibroker.broker.replication.manager import FetchAnswer
 from minibroker.broker.replication.partition import CONSUMER
 from minibroker.broker.replication.transcoding import has_columns
 from minibroker.broker.scheduling.slices import Slices
-from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.fetch_slots import NO_SLOT
 from minibroker.protocol.messages import (
@@ -30,6 +29,7 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import HEADER_SIZE
+from minibroker.protocol.records.compression import Compression
 
 MOST_AT_ONCE_BYTES = 4 * 1024 * 1024
 """Of records in one answer, whatever the request and `fetch.max.bytes` allow: they are read and sent in one go, which

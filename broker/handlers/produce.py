@@ -11,7 +11,6 @@ from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.delayed import ProduceStatus, refused_append
 from minibroker.broker.replication.manager import ToAppend
 from minibroker.broker.storage.validator import Looked
-from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     MAX_RECORD_ERRORS,
@@ -23,6 +22,7 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_POSITION, CorruptRecord, parse_header
+from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.header import COMPRESSION_MASK
 
 LEGAL_ACKS = (-1, 0, 1)

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from minibroker.protocol.apis import Api
+from minibroker.protocol.connections.framing import FrameTooLarge
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.framing import FrameTooLarge
 from minibroker.protocol.messages import ApiVersion, Buffer, Message
 
 Frame = bytes | memoryview

@@ -21,8 +21,8 @@ from typing import Any
 
 from minibroker.broker.network.dialect import Answer, Asked, BadInput, Frame, why_too_large
 from minibroker.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE, Api
+from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES, FrameReader, FrameTooLarge
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
-from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES, FrameReader, FrameTooLarge
 from minibroker.protocol.kafka import apis as kafka
 from minibroker.protocol.kafka.primitives import Reader
 from minibroker.protocol.kafka.schema import KafkaApi

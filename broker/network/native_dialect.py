@@ -6,8 +6,8 @@ from typing import Any
 
 from minibroker.broker.network.dialect import Answer, Asked, BadInput, Frame, why_too_large
 from minibroker.protocol import apis
+from minibroker.protocol.connections.framing import FrameReader, FrameTooLarge, correlation_id_of, request_limit
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
-from minibroker.protocol.framing import FrameReader, FrameTooLarge, correlation_id_of, request_limit
 from minibroker.protocol.messages import Message, RequestEnvelope
 
 _PREFIX = 16  # the bytes of a frame in which its correlation id is

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 from minibroker.broker.network.dialect import Answer, Dialect, Header
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api
-from minibroker.protocol.broker_proof import Handshake
+from minibroker.protocol.connections.broker_proof import Handshake
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.fetch_slots import LeaderSlots
 from minibroker.protocol.model import ANONYMOUS, Principal

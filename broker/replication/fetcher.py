@@ -20,13 +20,13 @@ from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage.io_errors import Shortage
 from minibroker.broker.storage.log import LogInvariantViolated
 from minibroker.protocol.apis import FETCH
-from minibroker.protocol.broker_connections import BrokerConnections, NotTrusted
+from minibroker.protocol.connections.broker_connections import BrokerConnections, NotTrusted
+from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
 from minibroker.protocol.fetch_schedule import cut, follower_pace, follower_wait_ms, most_in_a_request, schedule
 from minibroker.protocol.fetch_slots import NO_SLOT, FollowerSlots
 from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopic
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.rpc import Connection
 from minibroker.protocol.world import World
 
 logger = logging.getLogger("minibroker.replication")

@@ -60,8 +60,7 @@ from minibroker.broker.storage.validator import (
     takes_long,
 )
 from minibroker.protocol import znodes
-from minibroker.protocol.broker_connections import BrokerConnections
-from minibroker.protocol.compression import Compression
+from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     Buffer,
@@ -78,6 +77,7 @@ from minibroker.protocol.messages import (
     UpdateMetadataPartition,
 )
 from minibroker.protocol.model import INTERNAL_TOPICS, NO_EPOCH, NO_LEADER, SYNCED, TopicPartition
+from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.topic_ids import is_older
 from minibroker.protocol.world import (
     Clock,

@@ -38,7 +38,6 @@ from minibroker.broker.replication.partition import Partition
 from minibroker.broker.scheduling.slices import Slices
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.validator import has_doubtful_times, is_to_be_rewritten
-from minibroker.protocol.compression import Compression, DecompressionTooLarge
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest
 from minibroker.protocol.model import TopicPartition
@@ -55,6 +54,7 @@ from minibroker.protocol.records import (
     validate_batch,
     with_true_times,
 )
+from minibroker.protocol.records.compression import Compression, DecompressionTooLarge
 from minibroker.protocol.records.header import COMPRESSION_MASK, LENGTH_END
 from minibroker.protocol.records.transcoding import (
     LARGEST_BODY_BYTES,

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from minibroker.protocol.broker_proof import LEAST_SECRET_BYTES
+from minibroker.protocol.connections.broker_proof import LEAST_SECRET_BYTES
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import (
     CONTROL_LISTENER,

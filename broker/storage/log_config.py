@@ -2,7 +2,7 @@
 
 import msgspec
 
-from minibroker.protocol.compression import Compression
+from minibroker.protocol.records.compression import Compression
 
 
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,13 +14,6 @@ from struct import Struct
 
 from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.protocol.compression import (
-    Compression,
-    DecompressionFailed,
-    DecompressionTooLarge,
-    decompress,
-    may_exceed,
-)
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import MAX_RECORD_ERRORS, ProduceRecordError
 from minibroker.protocol.model import TopicPartition
@@ -44,6 +37,13 @@ from minibroker.protocol.records import (
     parse_header,
     validate_batch,
     validate_produced,
+)
+from minibroker.protocol.records.compression import (
+    Compression,
+    DecompressionFailed,
+    DecompressionTooLarge,
+    decompress,
+    may_exceed,
 )
 from minibroker.protocol.records.header import COMPRESSION_MASK, LENGTH_END
 

@@ -14,6 +14,7 @@ from minibroker.client.errors import no_such_partition
 from minibroker.client.stalls import Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import LIST_OFFSETS, Api
+from minibroker.protocol.connections.rpc import RequestTimedOut
 from minibroker.protocol.errors import (
     ERRORS,
     BrokerError,
@@ -24,7 +25,6 @@ from minibroker.protocol.errors import (
     error_of,
 )
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
-from minibroker.protocol.rpc import RequestTimedOut
 
 Answer = TypeVar("Answer")
 Request = TypeVar("Request", bound=m.Message)

@@ -16,8 +16,8 @@ from random import Random
 from minibroker.client.log import Logger
 from minibroker.client.settings import Address
 from minibroker.client.tasks import BackgroundTasks
+from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import NetworkError
-from minibroker.protocol.rpc import Connection, open_connection
 from minibroker.protocol.world import World
 
 logger = Logger("minibroker.client")

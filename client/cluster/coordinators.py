@@ -24,9 +24,9 @@ from minibroker.client.stalls import Stalls
 from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import FIND_COORDINATOR, Api
+from minibroker.protocol.connections.rpc import Connection, RequestTimedOut
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
 from minibroker.protocol.model import NO_EPOCH
-from minibroker.protocol.rpc import Connection, RequestTimedOut
 
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)

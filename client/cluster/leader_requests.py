@@ -24,9 +24,9 @@ from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.tasks import Waker
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api
+from minibroker.protocol.connections.rpc import Connection, RequestTimedOut
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.rpc import Connection, RequestTimedOut
 
 P = TypeVar("P")
 """What a request has for one partition."""

@@ -29,9 +29,9 @@ from minibroker.client.stalls import Stalls
 from minibroker.client.tasks import Pulse, Waker
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import METADATA, Api
+from minibroker.protocol.connections.rpc import RequestTimedOut
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
 from minibroker.protocol.model import NO_CONTROLLER, NO_EPOCH, NO_LEADER, TopicPartition
-from minibroker.protocol.rpc import RequestTimedOut
 from minibroker.protocol.topic_ids import is_older
 from minibroker.protocol.world import World
 

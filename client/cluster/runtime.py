@@ -16,8 +16,8 @@ from minibroker.client.stalls import Stalls
 from minibroker.client.tasks import BackgroundTasks
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api
+from minibroker.protocol.connections.rpc import Connection, RequestTimedOut
 from minibroker.protocol.errors import NetworkError
-from minibroker.protocol.rpc import Connection, RequestTimedOut
 from minibroker.protocol.world import World
 from minibroker.protocol.world.real import RealWorld
 

@@ -32,6 +32,7 @@ from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.client.tasks import Pulse
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import FETCH
+from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import (
     ERRORS,
     BrokerError,
@@ -42,7 +43,6 @@ from minibroker.protocol.errors import (
 from minibroker.protocol.fetch_schedule import MAX_REQUESTS, cut, most_in_a_request, schedule
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import placed_batches
-from minibroker.protocol.rpc import Connection
 
 logger = Logger("minibroker.client")
 

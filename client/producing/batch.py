@@ -10,9 +10,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from minibroker.client.errors import FailedRecord
-from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import ERRORS, ErrorCode, MinibrokerError
 from minibroker.protocol.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, Header, encode_batch
+from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.words import counted
 
 RECORD_OVERHEAD = 20

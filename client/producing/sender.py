@@ -24,7 +24,7 @@ from minibroker.client.producing.batch import UNASSIGNED, Batch, BatchVerdict, I
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import INIT_PRODUCER_ID, PRODUCE
-from minibroker.protocol.compression import Compression
+from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import (
     ERRORS,
     BrokerError,
@@ -34,7 +34,7 @@ from minibroker.protocol.errors import (
     error_of,
 )
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.rpc import Connection
+from minibroker.protocol.records.compression import Compression
 
 logger = Logger("minibroker.client")
 

@@ -37,10 +37,10 @@ from minibroker.controller.decisions.states.replica import PartitionReplica
 from minibroker.controller.executing.requests import control_endpoint
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, Api
-from minibroker.protocol.broker_connections import BrokerConnections
+from minibroker.protocol.connections.broker_connections import BrokerConnections
+from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
 from minibroker.protocol.model import Broker, Endpoint, TopicPartition
-from minibroker.protocol.rpc import Connection
 from minibroker.protocol.world import Clock
 
 RETRY_PAUSE_S = 0.1

@@ -1,8 +1,8 @@
 """What brokers are told: the cluster state as LeaderAndIsr, UpdateMetadata and StopReplica messages. Pure.
 
 What concerns many partitions becomes several requests, of MAX_PARTITIONS at most: a broker that works on one does
-nothing else meanwhile. And a control request must fit a frame of 1 MiB (`minibroker.protocol.framing`), by an estimate
-of its size that errs on the large side.
+nothing else meanwhile. And a control request must fit a frame of 1 MiB (`protocol/connections/framing.py`), by an
+estimate of its size that errs on the large side.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from minibroker.controller.decisions.cluster_state import ClusterState
 from minibroker.controller.decisions.plan import MetadataUpdate, StopReplica
 from minibroker.protocol import messages as m
-from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES
+from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.model import (
     CONTROL_LISTENER,
     DEFAULT_LISTENER,

@@ -33,7 +33,7 @@ from minibroker.controller.background import start_in_background, stop_in_backgr
 from minibroker.controller.decisions import crashes
 from minibroker.controller.decisions.crashes import Attempt, Suspicion, Trouble
 from minibroker.controller.executing.requests import control_endpoint
-from minibroker.protocol.keepalive import OF_BROKERS, keep_alive
+from minibroker.protocol.connections.keepalive import OF_BROKERS, keep_alive
 from minibroker.protocol.model import Broker, Endpoint
 from minibroker.protocol.world import Clock, Network
 

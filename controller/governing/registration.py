@@ -28,7 +28,7 @@ from enum import Enum
 from typing import cast
 
 from minibroker.controller.background import start_in_background, stop_in_background
-from minibroker.protocol.broker_proof import fingerprint
+from minibroker.protocol.connections.broker_proof import fingerprint
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_EPOCH, Broker, Endpoint
 from minibroker.protocol.world import (

@@ -25,7 +25,7 @@ from minibroker.controller.decisions.plan import Plan
 from minibroker.controller.executing.executor import Executor, PlanOutcome
 from minibroker.controller.executing.gather import Gather
 from minibroker.controller.timeline import Timeline
-from minibroker.protocol.broker_connections import BrokerConnections
+from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.messages import CreatableTopic
 from minibroker.protocol.model import REPLICATED, Broker, TopicPartition
 from minibroker.protocol.world import World, ZooKeeperSession

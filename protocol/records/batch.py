@@ -6,13 +6,6 @@ from typing import TypeVar
 
 import msgspec
 
-from minibroker.protocol.compression import (
-    Compression,
-    DecompressionFailed,
-    DecompressionTooLarge,
-    compress,
-    decompress,
-)
 from minibroker.protocol.records.body import (
     MAX_BODY_BYTES,
     MAX_HEADERS_BYTES,
@@ -23,6 +16,13 @@ from minibroker.protocol.records.body import (
     is_increasing,
 )
 from minibroker.protocol.records.columns import decode_columns, encode_columns, headers_size
+from minibroker.protocol.records.compression import (
+    Compression,
+    DecompressionFailed,
+    DecompressionTooLarge,
+    compress,
+    decompress,
+)
 from minibroker.protocol.records.header import (
     HEADER_SIZE,
     LIMIT,

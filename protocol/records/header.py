@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 from crc32c import crc32c
 
-from minibroker.protocol.compression import Compression
+from minibroker.protocol.records.compression import Compression
 
 Buffer = bytes | bytearray | memoryview
 

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import msgspec
 
-from minibroker.protocol.compression import Compression, compress
 from minibroker.protocol.records.batch import decode_batch
 from minibroker.protocol.records.body import MAX_STORED_BODY_BYTES, DecodedBatch, Header
 from minibroker.protocol.records.columns import encode_columns
+from minibroker.protocol.records.compression import Compression, compress
 from minibroker.protocol.records.header import (
     DELETE_HORIZON,
     HEADER_SIZE,

@@ -20,15 +20,15 @@ from bisect import bisect_left
 
 import msgspec
 
-from minibroker.protocol.compression import (
+from minibroker.protocol.records.body import MAX_BODY_BYTES, MAX_STORED_BODY_BYTES, DecodedBatch
+from minibroker.protocol.records.columns import decode_columns
+from minibroker.protocol.records.compression import (
     Compression,
     DecompressionFailed,
     DecompressionTooLarge,
     compress,
     decompress,
 )
-from minibroker.protocol.records.body import MAX_BODY_BYTES, MAX_STORED_BODY_BYTES, DecodedBatch
-from minibroker.protocol.records.columns import decode_columns
 from minibroker.protocol.records.header import (
     COMPRESSION_MASK,
     HEADER_SIZE,

@@ -38,9 +38,9 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import METADATA
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import decode_batch, encode_batch
-from minibroker.protocol.rpc import open_connection
 from minibroker.protocol.world.real import RealNetwork
 from tests.unit.client.scripted_broker import ScriptedCluster
 

@@ -33,12 +33,12 @@ from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import free_ports
 from minibroker.protocol import apis, znodes
 from minibroker.protocol import messages as m
-from minibroker.protocol.broker_connections import BrokerConnections
+from minibroker.protocol.connections.broker_connections import BrokerConnections
+from minibroker.protocol.connections.framing import FrameReader
+from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.framing import FrameReader
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, Broker, TopicPartition
 from minibroker.protocol.records import encode_batch
-from minibroker.protocol.rpc import Connection, open_connection
 from minibroker.protocol.world.real import RealWorld
 
 CONNECTIONS = 250

@@ -31,7 +31,7 @@ import uvloop
 from minibroker.broker.network.server import NetworkSettings, Request, SocketServer
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
-from minibroker.protocol.framing import FrameReader
+from minibroker.protocol.connections.framing import FrameReader
 from minibroker.protocol.world.real import RealWorld
 
 LENGTH = struct.Struct(">i")

@@ -36,8 +36,8 @@ from minibroker.deploy.ports import LOOPBACK, free_ports
 from minibroker.deploy.who import BrokerId
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
+from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import NetworkError
-from minibroker.protocol.rpc import Connection, open_connection
 from minibroker.protocol.world.real import RealNetwork
 
 BROKERS = 3

@@ -15,8 +15,8 @@ import timeit
 from collections.abc import Callable
 from typing import Any
 
-from minibroker.protocol.compression import Compression
 from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_RECORDS, decode_batch, encode_batch, parse_header
+from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.transcoding import as_records, decompressed, finished
 
 NOW = 1_700_000_000_000

@@ -40,10 +40,10 @@ from minibroker.deploy.ports import LOOPBACK, free_ports
 from minibroker.deploy.trial import PATIENCE_S, Trial, TrialVerdict, patience
 from minibroker.deploy.who import AllBrokers, BrokerId
 from minibroker.protocol.apis import DESCRIBE_CONFIGS, METADATA, Api
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from minibroker.protocol.messages import Message, MetadataPartition, MetadataRequest
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.rpc import open_connection
 from minibroker.protocol.world.real import RealNetwork
 
 BROKERS = 3

@@ -45,10 +45,10 @@ from minibroker.deploy.ports import LOOPBACK, free_ports
 from minibroker.deploy.trial import Trial, patience
 from minibroker.deploy.who import AllBrokers, BrokerId, ZooKeeperServer
 from minibroker.protocol.apis import FIND_COORDINATOR
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
 from minibroker.protocol.group_messages import FindCoordinatorRequest
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.rpc import open_connection
 from minibroker.protocol.world.real import RealNetwork
 from tests.simulation.group_history import GroupHistory, Records, check_group
 

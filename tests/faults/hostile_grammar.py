@@ -23,10 +23,10 @@ from crc32c import crc32c
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api, Plane
-from minibroker.protocol.compression import Compression, compress
+from minibroker.protocol.connections.framing import FrameReader, FrameTooLarge, request_limit
 from minibroker.protocol.errors import InvalidMessage
-from minibroker.protocol.framing import FrameReader, FrameTooLarge, request_limit
 from minibroker.protocol.records import CorruptRecord, decode_batch, encode_batch, iterate_batches, validate_batch
+from minibroker.protocol.records.compression import Compression, compress
 
 WATCHED_TOPIC = "watched"
 """Has data that must not change."""

@@ -36,8 +36,8 @@ from minibroker.deploy.ports import LOOPBACK
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Plane
+from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.records import encode_batch
-from minibroker.protocol.rpc import Connection, open_connection
 from minibroker.protocol.world.real import RealWorld
 from tests.faults.hostile_frames import Check, bad_lines, report, resident_bytes, start_broker
 

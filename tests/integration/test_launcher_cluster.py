@@ -13,10 +13,10 @@ from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.processes import ProcessState, wait_until
 from minibroker.deploy.who import AllBrokers, BrokerId, Controller, ZooKeeperServer
 from minibroker.protocol.apis import FETCH
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.messages import FetchRequest
 from minibroker.protocol.model import OFFSETS_TOPIC
-from minibroker.protocol.rpc import open_connection
 from minibroker.protocol.world.real import RealNetwork
 
 SETTLE_S = 30.0

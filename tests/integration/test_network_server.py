@@ -19,8 +19,8 @@ from minibroker.broker.network.server import NetworkSettings, Request, RequestHa
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Plane
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
-from minibroker.protocol.rpc import open_connection
 from minibroker.protocol.world.real import RealWorld
 from tests.waiting import until
 

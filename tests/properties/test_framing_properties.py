@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minibroker.protocol.framing import FrameReader, response_limit
+from minibroker.protocol.connections.framing import FrameReader, response_limit
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minibroker.protocol.compression import Compression, DecompressionFailed, compress, decompress
 from minibroker.protocol.records import (
     MAGIC_COLUMNS,
     MAGIC_RECORDS,
@@ -25,6 +24,7 @@ from minibroker.protocol.records import (
     with_records,
     without_records,
 )
+from minibroker.protocol.records.compression import Compression, DecompressionFailed, compress, decompress
 
 LIMIT = 1 << 20
 NULLABLE_BYTES = st.none() | st.binary(max_size=40)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.validator import takes_long
-from minibroker.protocol.compression import Compression, compress
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.records import (
     HEADER_SIZE,
@@ -26,6 +25,7 @@ from minibroker.protocol.records import (
     parse_header,
 )
 from minibroker.protocol.records.columns import encode_columns
+from minibroker.protocol.records.compression import Compression, compress
 from minibroker.protocol.records.header import write_header
 from minibroker.protocol.records.varint import encode_records
 from tests.storage_support import NOW, batch, open_log

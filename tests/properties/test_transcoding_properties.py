@@ -14,7 +14,6 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder as Aiokafk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minibroker.protocol.compression import Compression
 from minibroker.protocol.records import (
     HEADER_SIZE,
     MAGIC_COLUMNS,
@@ -29,6 +28,7 @@ from minibroker.protocol.records import (
     with_records,
     without_records,
 )
+from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.header import stamp, write_header
 from minibroker.protocol.records.transcoding import LARGEST_BODY_BYTES, PART_BYTES, as_records, decompressed, finished
 from tests.properties.test_records_properties import batches

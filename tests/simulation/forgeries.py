@@ -19,10 +19,10 @@ from minibroker.protocol.apis import (
     Api,
     Plane,
 )
-from minibroker.protocol.broker_proof import Handshake
+from minibroker.protocol.connections.broker_proof import Handshake
+from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
-from minibroker.protocol.rpc import Connection, open_connection
 from tests.simulation.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
 from tests.simulation.history import Anomaly
 

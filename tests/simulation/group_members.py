@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from minibroker.protocol import apis
 from minibroker.protocol import group_messages as g
+from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.messages import Message
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.rpc import Connection, open_connection
 from tests.simulation.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.world import VirtualWorld
 

@@ -7,7 +7,7 @@ from typing import Any
 from minibroker.client.admin import Admin
 from minibroker.client.cluster.connections import Purpose
 from minibroker.protocol.apis import Api
-from minibroker.protocol.rpc import Connection
+from minibroker.protocol.connections.rpc import Connection
 
 
 class IndirectAdmin(Admin):

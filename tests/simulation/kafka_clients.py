@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, Self
 
 from minibroker.client.errors import CorruptBatch, LogTruncated
 from minibroker.protocol import messages as m
-from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError
 from minibroker.protocol.kafka import data, metadata
 from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, CorruptRecord, decode_batch, encode_batch, iterate_batches
+from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.world import World
 from tests.kafka_connection import KafkaConnection, read_response
 

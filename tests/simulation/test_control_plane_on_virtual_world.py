@@ -13,9 +13,9 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import CREATE_TOPICS
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from minibroker.protocol.rpc import open_connection
 from minibroker.protocol.world import Create, Operation
 from tests.simulation.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.loop import run

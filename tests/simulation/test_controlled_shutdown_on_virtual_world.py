@@ -13,10 +13,10 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import CONTROLLED_SHUTDOWN, LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA
-from minibroker.protocol.broker_connections import BrokerConnections
+from minibroker.protocol.connections.broker_connections import BrokerConnections
+from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.rpc import Connection
 from minibroker.protocol.world import ConnectionLoss, Operation, SetData
 from tests.simulation.cluster import CONTROL_PORT, NO_OFFSETS_TOPIC, PORT, SECRET, VirtualCluster, host_name
 from tests.simulation.loop import run

@@ -16,11 +16,11 @@ from minibroker.client.errors import ConfigErrors
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis, znodes
 from minibroker.protocol.apis import Plane
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.messages import ApiVersionsRequest
 from minibroker.protocol.model import AlterOperation, ConfigSource, ConfigType, TopicPartition
 from minibroker.protocol.records import MAX_BATCH_BYTES
-from minibroker.protocol.rpc import open_connection
 from tests.simulation.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld

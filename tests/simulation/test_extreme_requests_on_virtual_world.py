@@ -19,10 +19,10 @@ from minibroker.protocol import apis
 from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api, Plane
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import ResourceType, TopicPartition
 from minibroker.protocol.records import encode_batch
-from minibroker.protocol.rpc import open_connection
 from tests.simulation.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation

@@ -15,10 +15,10 @@ from minibroker.controller.governing.registration import Registration, SecretDif
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import BROKER_HANDSHAKE, FETCH, LIST_OFFSETS, Api
-from minibroker.protocol.broker_connections import BrokerConnections, NotTrusted
+from minibroker.protocol.connections.broker_connections import BrokerConnections, NotTrusted
+from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from minibroker.protocol.rpc import Connection, open_connection
 from minibroker.protocol.world import ZooKeeperSession
 from tests.simulation.cluster import CONTROL_PORT, PORT, SECRET, VirtualCluster, host_name
 from tests.simulation.forgeries import authenticate, forged_fetch, forged_orders, is_refused, shake_hands

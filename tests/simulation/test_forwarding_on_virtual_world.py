@@ -15,10 +15,10 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, ENVELOPE, METADATA, encode_request
+from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
+from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
-from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, INTERNAL_TOPICS, TopicPartition
-from minibroker.protocol.rpc import Connection, open_connection
 from tests.simulation.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
 from tests.simulation.forgeries import authenticate, shake_hands
 from tests.simulation.indirect_admin import IndirectAdmin

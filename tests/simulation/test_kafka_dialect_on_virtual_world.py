@@ -15,7 +15,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
-from minibroker.protocol.compression import Compression
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import apis as kafka
 from minibroker.protocol.kafka import data, metadata
@@ -29,7 +29,7 @@ from minibroker.protocol.records import (
     iterate_batches,
     parse_header,
 )
-from minibroker.protocol.rpc import open_connection
+from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.topic_ids import make
 from tests.kafka_connection import KafkaConnection, connect, request_frame
 from tests.kafka_messages import THEIRS

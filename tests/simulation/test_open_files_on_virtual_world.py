@@ -18,9 +18,9 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from minibroker.protocol.rpc import open_connection
 from tests.simulation.cluster import NO_OFFSETS_TOPIC, PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld

@@ -14,12 +14,12 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import ProducePartition, ProduceRequest, ProduceTopic
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, encode_batch, parse_header
 from minibroker.protocol.records.header import write_header
-from minibroker.protocol.rpc import open_connection
 from tests.simulation.cluster import LOG_DIR, PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld

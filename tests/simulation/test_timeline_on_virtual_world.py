@@ -11,8 +11,8 @@ from minibroker.client.administering.timeline import ASK_AGAIN_AFTER_S, Timeline
 from minibroker.client.cli.timelines.story import Story, last_failover
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DESCRIBE_TIMELINE
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from minibroker.protocol.rpc import open_connection
 from tests.simulation.cluster import LOG_DIR, PORT, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.seeds import every_seed

@@ -14,8 +14,8 @@ from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, Api
+from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.rpc import Connection
 from minibroker.protocol.world import Create, Operation
 from tests.simulation.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.test_forwarding_on_virtual_world import connect, creation, until_controller, with_cluster

@@ -14,10 +14,10 @@ import pytest
 import uvloop
 
 from minibroker.protocol.apis import METADATA, decode_request, decode_request_envelope, encode_response
+from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES, FrameReader, request_limit
+from minibroker.protocol.connections.rpc import RequestTimedOut, open_connection
 from minibroker.protocol.errors import NetworkError
-from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES, FrameReader, request_limit
 from minibroker.protocol.messages import MetadataRequest, MetadataResponse, MetadataTopic
-from minibroker.protocol.rpc import RequestTimedOut, open_connection
 from minibroker.protocol.world import Incoming, Listener, Network
 from minibroker.protocol.world.real import RealNetwork
 from tests.simulation.loop import run

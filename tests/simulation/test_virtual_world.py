@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from minibroker.protocol.apis import METADATA
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.messages import MetadataRequest
-from minibroker.protocol.rpc import open_connection
 from minibroker.protocol.world import (
     ConnectionLoss,
     Create,

@@ -13,11 +13,11 @@ from minibroker.client.admin import Admin, NewTopic
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Plane
-from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import data, metadata
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import encode_batch
+from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.transcoding import as_records, decompressed
 from tests.kafka_connection import connect
 from tests.simulation.cluster import PORT, VirtualCluster, host_name

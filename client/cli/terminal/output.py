@@ -36,8 +36,8 @@ from minibroker.client.errors import (
     PartitionErrors,
     TopicErrors,
 )
+from minibroker.protocol.connections.rpc import RequestTimedOut
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from minibroker.protocol.rpc import RequestTimedOut
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from minibroker.controller.governing.crash_watch import CrashWatch
 from minibroker.controller.governing.leadership import Leadership
 from minibroker.controller.governing.registration import Registration
 from minibroker.controller.tenure import Tenure
-from minibroker.protocol import broker_proof
+from minibroker.protocol.connections import broker_proof
 from minibroker.protocol.world import ConnectionLoss
 from tests.simulation.mutants.planting import Patches, mutant
 

@@ -15,7 +15,8 @@ from minibroker.broker.replication.isr_writer import IsrWriter
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import CONSUMER, Partition
 from minibroker.broker.storage.log import Log
-from minibroker.protocol import keepalive, model
+from minibroker.protocol import model
+from minibroker.protocol.connections import keepalive
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.fetch_slots import Answer, LeaderSlots
 from minibroker.protocol.model import NO_EPOCH

@@ -21,9 +21,8 @@ from minibroker.broker.scheduling.slices import SlicedCalls
 from minibroker.broker.storage import validator
 from minibroker.broker.transactions.producer_ids import ProducerIds
 from minibroker.protocol import apis, records, znodes
-from minibroker.protocol.compression import Compression
+from minibroker.protocol.connections.framing import FrameReader
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.framing import FrameReader
 from minibroker.protocol.messages import (
     LeaderAndIsrRequest,
     LeaderAndIsrResponse,
@@ -39,6 +38,7 @@ from minibroker.protocol.messages import (
     UpdateMetadataResponse,
 )
 from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_RECORDS, encode_batch
+from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.header import write_header
 from tests.replication_support import TOPIC, TOPIC_ID, OneBroker, state, with_one_broker
 from tests.storage_support import batch

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from minibroker.protocol import apis, znodes
-from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import ProducePartitionResponse
 from minibroker.protocol.records import (
@@ -24,6 +23,7 @@ from minibroker.protocol.records import (
     parse_header,
     validate_batch,
 )
+from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.header import write_header
 from tests.replication_support import TOPIC, OneBroker, fetch_of, state, with_one_broker
 from tests.storage_support import NOW

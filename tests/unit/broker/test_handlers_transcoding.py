@@ -13,7 +13,6 @@ from minibroker.broker.replication.manager import FetchAnswer
 from minibroker.broker.replication.transcoding import CACHE_BYTES, Transcoder, has_columns
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.protocol import apis, znodes
-from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
     FetchPartitionResponse,
@@ -33,6 +32,7 @@ from minibroker.protocol.records import (
     encode_batch,
     iterate_batches,
 )
+from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.transcoding import Records, as_records
 from tests.properties.test_records_properties import with_honest_crc
 from tests.properties.test_transcoding_properties import said_once

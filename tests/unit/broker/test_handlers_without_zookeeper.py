@@ -11,8 +11,8 @@ from minibroker.client.admin import Admin
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import CREATE_TOPICS, INIT_PRODUCER_ID, METADATA
+from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.rpc import Connection, open_connection
 from tests.simulation.cluster import LOG_DIR, PORT, VirtualCluster
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld

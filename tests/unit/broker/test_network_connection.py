@@ -21,7 +21,7 @@ from minibroker.broker.network.request_channel import Request, RequestChannel
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
-from minibroker.protocol.framing import FrameReader, response_limit
+from minibroker.protocol.connections.framing import FrameReader, response_limit
 
 CONNECTIONS = 5
 REQUESTS = 12

@@ -20,7 +20,7 @@ from minibroker.broker.replication.fetcher import (
 from minibroker.broker.replication.partition import Partition, Settings
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.protocol.apis import Plane
-from minibroker.protocol.broker_connections import BrokerConnections
+from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.fetch_schedule import MANY_REQUESTS, MAX_REQUESTS, PARTITIONS_PER_REQUEST, SHORT_WAIT_MS
 from minibroker.protocol.messages import (

@@ -18,8 +18,8 @@ from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.protocol import apis, topic_ids
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import APIS, Api, decode_request, decode_request_envelope, encode_response
+from minibroker.protocol.connections.framing import FrameReader, response_limit
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.framing import FrameReader, response_limit
 from minibroker.protocol.records import (
     CRC_END,
     BatchHeader,

@@ -20,9 +20,9 @@ from minibroker.client.producing.accumulator import (
 )
 from minibroker.client.producing.batch import UNASSIGNED, Batch, BatchVerdict, Identity, judge_batch
 from minibroker.client.producing.partitioners import Partitioner, WithoutKey, crc32
-from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.records import decode_batch
+from minibroker.protocol.records.compression import Compression
 
 KIB = 1024
 

@@ -20,8 +20,8 @@ from minibroker.client.cli.terminal.output import (
     run_app,
 )
 from minibroker.client.errors import DeliveryFailed, DeliveryTimedOut, FailedRecord
+from minibroker.protocol.connections.rpc import RequestTimedOut
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
-from minibroker.protocol.rpc import RequestTimedOut
 
 
 def failed_with(error: MinibrokerError) -> DeliveryFailed:

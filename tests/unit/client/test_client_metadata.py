@@ -14,9 +14,9 @@ from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
 from minibroker.protocol import topic_ids
 from minibroker.protocol.apis import METADATA
+from minibroker.protocol.connections.rpc import RequestTimedOut
 from minibroker.protocol.errors import ErrorCode, NetworkError
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.rpc import RequestTimedOut
 from tests.unit.client.scripted_broker import DROP, HANG, ScriptedCluster
 
 

@@ -13,9 +13,9 @@ from minibroker.client.cluster.metadata import Leader
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import LIST_OFFSETS
+from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.rpc import Connection
 from tests.unit.client.scripted_broker import DROP, HANG, ScriptedCluster
 
 ORDERS_0 = TopicPartition("orders", 0)

@@ -17,9 +17,9 @@ from minibroker.controller.controller import Controller, ControllerSettings
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import APIS, decode_request, decode_request_envelope, encode_response
-from minibroker.protocol.broker_connections import BrokerConnections
+from minibroker.protocol.connections.broker_connections import BrokerConnections
+from minibroker.protocol.connections.framing import FrameReader, request_limit
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.framing import FrameReader, request_limit
 from minibroker.protocol.messages import CreatableAssignment, CreatableConfig, CreatableTopic
 from minibroker.protocol.model import (
     CONTROL_LISTENER,

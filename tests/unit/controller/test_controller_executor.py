@@ -21,8 +21,8 @@ from minibroker.controller.executing.outbox import Outbox
 from minibroker.controller.timeline import MAX_LINES, Timeline
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, encode_request
-from minibroker.protocol.broker_connections import BrokerConnections
-from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES
+from minibroker.protocol.connections.broker_connections import BrokerConnections
+from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import ConnectionLoss, Operation, ZooKeeperError
 from minibroker.protocol.znodes import TopicZnode

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from minibroker.protocol.broker_proof import Handshake, is_same
+from minibroker.protocol.connections.broker_proof import Handshake, is_same
 
 KEY, OTHER_KEY = b"a secret of the cluster", b"a secret of another one"
 FIRST, SECOND = b"1" * 32, b"2" * 32

@@ -10,7 +10,7 @@ from random import Random
 import cramjam
 import pytest
 
-from minibroker.protocol.compression import (
+from minibroker.protocol.records.compression import (
     Compression,
     DecompressionFailed,
     DecompressionTooLarge,
@@ -156,7 +156,7 @@ def test_codecs_without_levels_refuse_one() -> None:
 
 MEASURE = """
 import resource, sys
-from minibroker.protocol.compression import Compression, DecompressionTooLarge, decompress
+from minibroker.protocol.records.compression import Compression, DecompressionTooLarge, decompress
 
 limit = 1 << 20
 data = sys.stdin.buffer.read()

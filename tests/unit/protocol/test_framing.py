@@ -2,7 +2,7 @@ import struct
 
 import pytest
 
-from minibroker.protocol.framing import (
+from minibroker.protocol.connections.framing import (
     MAX_SMALL_REQUEST_BYTES,
     FrameReader,
     FrameTooLarge,

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minibroker.protocol import messages as m
+from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.errors import InvalidMessage
-from minibroker.protocol.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.kafka import apis as kafka
 from minibroker.protocol.kafka.data import FETCH
 from minibroker.protocol.kafka.primitives import MAX_ELEMENTS, Reader, write_unsigned_varint

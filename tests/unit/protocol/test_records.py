@@ -12,7 +12,6 @@ import pytest
 from crc32c import crc32c
 
 from minibroker.protocol import records
-from minibroker.protocol.compression import Compression, compress
 from minibroker.protocol.records import (
     CRC_END,
     HEADER_SIZE,
@@ -36,6 +35,7 @@ from minibroker.protocol.records import (
     validate_batch,
     validate_produced,
 )
+from minibroker.protocol.records.compression import Compression, compress
 
 NOW = 1_700_000_000_000
 VALUES: list[bytes | None] = [b"first", None, b"", b"fourth"]

@@ -11,7 +11,6 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from minibroker.client.errors import CorruptBatch
 from minibroker.protocol.apis import FETCH, LIST_OFFSETS
-from minibroker.protocol.compression import Compression
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import (
@@ -22,6 +21,7 @@ from minibroker.protocol.records import (
     encode_control_batch,
     parse_header,
 )
+from minibroker.protocol.records.compression import Compression
 from minibroker.spark_jobs import arrow
 from minibroker.spark_jobs.arrow import BatchBuilder
 from minibroker.spark_jobs.bounds import resolve, starting_offsets

@@ -262,7 +262,7 @@ def test_the_group_id_prefix_names_clients_to_brokers(reader: Make, monkeypatch:
         named.append(client_id)
         return encode_request(api, correlation_id, client_id, body)
 
-    monkeypatch.setattr("minibroker.protocol.rpc.encode_request", encode)
+    monkeypatch.setattr("minibroker.protocol.connections.rpc.encode_request", encode)
     one = reader(groupIdPrefix="billing")
     start = one.initialOffset()
     for task in one.partitions(start, one.latestOffset(start, ALL)):

@@ -6,16 +6,16 @@ Each is a connection of `rpc` on which both sides have proved which broker they 
 import asyncio
 
 from minibroker.protocol.apis import BROKER_AUTHENTICATE, BROKER_HANDSHAKE
-from minibroker.protocol.broker_proof import Handshake, is_same
+from minibroker.protocol.connections.broker_proof import Handshake, is_same
+from minibroker.protocol.connections.keepalive import OF_BROKERS
+from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, InvalidMessage, NetworkError
-from minibroker.protocol.keepalive import OF_BROKERS
 from minibroker.protocol.messages import (
     PROOF_BYTES,
     BrokerAuthenticateRequest,
     BrokerAuthenticateResponse,
     BrokerHandshakeRequest,
 )
-from minibroker.protocol.rpc import Connection, open_connection
 from minibroker.protocol.world import World
 
 

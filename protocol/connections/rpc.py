@@ -12,9 +12,9 @@ from typing import Any, TypeVar, cast
 
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api, decode_response, decode_response_envelope, encode_request
+from minibroker.protocol.connections.framing import FrameReader, FrameTooLarge, response_limit
+from minibroker.protocol.connections.keepalive import OF_CLIENTS, Patience, keep_alive
 from minibroker.protocol.errors import BrokerError, InvalidMessage, NetworkError
-from minibroker.protocol.framing import FrameReader, FrameTooLarge, response_limit
-from minibroker.protocol.keepalive import OF_CLIENTS, Patience, keep_alive
 from minibroker.protocol.world import Network
 
 Request = TypeVar("Request", bound=m.Message)

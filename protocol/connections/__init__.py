@@ -1,0 +1,1 @@
+"""Connections to brokers: framing, correlation ids, time limits, proofs between brokers."""
