@@ -65,7 +65,6 @@ from minibroker.client.settings import (
     knows_other_names,
 )
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
-from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import (
     CREATE_TOPICS,
@@ -87,6 +86,7 @@ from minibroker.protocol.errors import (
     as_sentence,
     error_of,
 )
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import NO_CONTROLLER, NO_LEADER, ElectionType, TopicPartition
 from minibroker.protocol.topic_ids import NO_TOPIC, NONCE_BYTES, is_older
 from minibroker.protocol.world import World

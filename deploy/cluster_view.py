@@ -26,7 +26,6 @@ from minibroker.protocol.apis import (
 )
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
-from minibroker.protocol.group_messages import FindCoordinatorRequest
 from minibroker.protocol.messages import (
     LATEST_TIMESTAMP,
     MAX_TOPICS,
@@ -42,6 +41,7 @@ from minibroker.protocol.messages import (
     MetadataRequest,
     MetadataResponse,
 )
+from minibroker.protocol.messages.groups import FindCoordinatorRequest
 from minibroker.protocol.model import NO_CONTROLLER, NO_EPOCH, NO_LEADER, ResourceType, TopicPartition
 from minibroker.protocol.world.real import RealNetwork
 

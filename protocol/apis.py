@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, error_of
+from minibroker.protocol.messages import groups as g
 
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.groups import Groups
-from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
     UpdateMetadataBroker,
@@ -20,6 +19,7 @@ from minibroker.protocol.messages import (
     UpdateMetadataRequest,
     UpdateMetadataTopic,
 )
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import DEFAULT_LISTENER, OFFSETS_TOPIC, TopicPartition
 from minibroker.protocol.topic_ids import make
 from tests.replication_support import ME, ORDERS, OneBroker, state, with_one_broker

@@ -24,7 +24,7 @@ to write the numbers to the log, which nobody needs once the term is over.
 from collections import OrderedDict
 
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.group_messages import Attempt
+from minibroker.protocol.messages.groups import Attempt
 
 MAX_CLIENTS = 10_000
 """Of one partition of `__consumer_offsets`. Who was not heard of for longest is forgotten: its late attempt is taken,

@@ -17,9 +17,9 @@ from minibroker.broker.groups.records import OffsetKey, OffsetValue, encode_offs
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import Outcome, Record, Term, Terms
 from minibroker.broker.settings.config import BrokerConfig
-from minibroker.protocol import group_messages as g
 from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Clock
 

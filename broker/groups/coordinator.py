@@ -20,8 +20,8 @@ from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import Outcome, Term, TermListener, Terms
 from minibroker.broker.scheduling.purgatory import Purgatory, Timer
 from minibroker.broker.settings.config import BrokerConfig
-from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.words import counted
 from minibroker.protocol.world import Clock
 

@@ -11,7 +11,7 @@ from minibroker.broker.groups.records import GroupValue, MemberValue
 from minibroker.broker.groups.states import GroupState, check_transition
 from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
-from minibroker.protocol.group_messages import JoinGroupMember, JoinGroupResponse, SyncGroupResponse
+from minibroker.protocol.messages.groups import JoinGroupMember, JoinGroupResponse, SyncGroupResponse
 from minibroker.protocol.model import TopicPartition
 
 Protocols = tuple[tuple[str, bytes], ...]

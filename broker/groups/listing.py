@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import Terms
-from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import groups as g
 
 
 def describe(terms: Terms, group_id: str) -> g.DescribedGroup:

@@ -21,7 +21,7 @@ from minibroker.broker.groups.terms import RETRY_S, Outcome, Term, TermListener,
 from minibroker.broker.scheduling.slices import Slices
 from minibroker.broker.settings.config import BrokerConfig
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.group_messages import Attempt
+from minibroker.protocol.messages.groups import Attempt
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import counted
 from minibroker.protocol.world import Clock

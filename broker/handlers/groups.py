@@ -5,9 +5,9 @@ from minibroker.broker.handlers.authorized_operations import ON_GROUP
 from minibroker.broker.handlers.producer_ids import NO_TRANSACTIONS, warn_of_transactions
 from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
-from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.kafka.primitives import MAX_STRING_BYTES
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import (
     NO_EPOCH,
     NO_LEADER,

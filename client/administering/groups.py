@@ -16,11 +16,11 @@ from minibroker.client.errors import InvalidSetting
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.settings import check_choice, check_text
 from minibroker.client.shown import shown
-from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DELETE_GROUPS, DESCRIBE_GROUPS, OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
 from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE, assigned_partitions, subscribed_topics
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 
 T = TypeVar("T")

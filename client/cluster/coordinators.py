@@ -21,11 +21,11 @@ from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.log import Logger
 from minibroker.client.settings import Address
 from minibroker.client.stalls import Stalls
-from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import FIND_COORDINATOR, Api
 from minibroker.protocol.connections.rpc import Connection, RequestTimedOut
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import NO_EPOCH
 
 Request = TypeVar("Request", bound=m.Message)

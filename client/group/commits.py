@@ -26,9 +26,9 @@ from minibroker.client.group.states import Reaction, reaction
 from minibroker.client.log import Logger
 from minibroker.client.settings import check_by_partition, check_integer, check_text
 from minibroker.client.tasks import Pulse
-from minibroker.protocol import group_messages as g
 from minibroker.protocol.apis import OFFSET_COMMIT, OFFSET_FETCH
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError, error_of
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.topic_ids import is_older
 

@@ -26,9 +26,9 @@ from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.fetching.activity import Activity
 from minibroker.client.log import Logger, defer
 from minibroker.client.tasks import Waker
-from minibroker.protocol import group_messages as g
 from minibroker.protocol.apis import HEARTBEAT, LEAVE_GROUP
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.world import Beside, World
 
 logger = Logger("minibroker.client")

@@ -41,7 +41,6 @@ from minibroker.client.group.states import MOVES, MemberState, Reaction, reactio
 from minibroker.client.group.waits import watch
 from minibroker.client.log import Logger
 from minibroker.client.tasks import Pulse, Waker
-from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import JOIN_GROUP, SYNC_GROUP, Api
 from minibroker.protocol.consumer_protocol import (
@@ -54,6 +53,7 @@ from minibroker.protocol.consumer_protocol import (
     encode_subscription,
 )
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.words import counted
 

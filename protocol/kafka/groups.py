@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Meta
 
 from minibroker.protocol import apis
-from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka.schema import (
@@ -26,6 +25,7 @@ from minibroker.protocol.kafka.schema import (
     KafkaApi,
     Layout,
 )
+from minibroker.protocol.messages import groups as g
 
 NEVER = 2**15
 """A version that no API reaches."""

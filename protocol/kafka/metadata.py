@@ -7,7 +7,6 @@ from typing import Annotated
 from msgspec import Meta
 
 from minibroker.protocol import apis
-from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.kafka.schema import (
@@ -22,6 +21,7 @@ from minibroker.protocol.kafka.schema import (
     KafkaApi,
     Layout,
 )
+from minibroker.protocol.messages import groups as g
 
 # --- ApiVersions (18) ----------------------------------------------------------------------------------------
 

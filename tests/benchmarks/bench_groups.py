@@ -25,10 +25,10 @@ from minibroker.client.admin import Admin
 from minibroker.deploy.local_cluster import LocalCluster
 from minibroker.deploy.ports import LOOPBACK, free_ports
 from minibroker.protocol import apis
-from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.world.real import RealNetwork
 
 HEARTBEAT_INTERVAL_S = 3.0

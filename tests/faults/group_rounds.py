@@ -47,7 +47,7 @@ from minibroker.deploy.who import AllBrokers, BrokerId, ZooKeeperServer
 from minibroker.protocol.apis import FIND_COORDINATOR
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
-from minibroker.protocol.group_messages import FindCoordinatorRequest
+from minibroker.protocol.messages.groups import FindCoordinatorRequest
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world.real import RealNetwork
 from tests.simulation.group_history import GroupHistory, Records, check_group

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minibroker.broker.groups.states import GroupState
-from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import groups as g
 from tests.groups_support import CoordinatedGroups, with_groups
 from tests.replication_support import ME
 from tests.waiting import until

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from minibroker.protocol import apis
-from minibroker.protocol import group_messages as g
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.messages import Message
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.world import VirtualWorld

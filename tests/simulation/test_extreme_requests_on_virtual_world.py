@@ -16,11 +16,11 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis
-from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api, Plane
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import ResourceType, TopicPartition
 from minibroker.protocol.records import encode_batch
 from tests.simulation.cluster import PORT, VirtualCluster, host_name

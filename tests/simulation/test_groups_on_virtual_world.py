@@ -16,8 +16,8 @@ from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.errors import ConfigErrors
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis, znodes
-from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
 from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.group_members import NOT_NOW, GroupClient, GroupMember, codes_of

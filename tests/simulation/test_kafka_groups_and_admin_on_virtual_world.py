@@ -10,11 +10,11 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
-from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import admin, data, groups, metadata
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, decode_batch, iterate_batches
 from minibroker.protocol.topic_ids import make

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import admin, data, groups, metadata
 from minibroker.protocol.kafka.schema import KafkaApi
+from minibroker.protocol.messages import groups as g
 from tests.kafka_connection import connect
 from tests.simulation.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.test_kafka_dialect_on_virtual_world import (

@@ -23,7 +23,7 @@ from minibroker.client.group.assignors import CooperativeSticky
 from minibroker.client.group.commits import Commits, OffsetAndMetadata
 from minibroker.client.group.member import GroupMember
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.group_messages import Attempt
+from minibroker.protocol.messages.groups import Attempt
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import decode_batch, iterate_batches
 from tests.simulation.mutants.planting import Patches, mutant

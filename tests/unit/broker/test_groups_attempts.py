@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from minibroker.broker.groups.attempts import LatestAttempts
-from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import groups as g
 from tests.groups_support import GROUP, CoordinatedGroups, with_groups
 
 E = ErrorCode

@@ -11,9 +11,9 @@ import pytest
 from minibroker.broker.groups.records import OffsetKey, decode_key, decode_offset_value
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import UNWRITTEN_S
-from minibroker.protocol import group_messages as g
 from minibroker.protocol.consumer_protocol import ConsumerProtocolSubscription, encode_subscription
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition
 from minibroker.protocol.records import decode_batch, iterate_batches
 from minibroker.protocol.topic_ids import make

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from minibroker.broker.storage.compaction.key_map import ENTRY_BYTES, KeyMap
-from minibroker.protocol import group_messages as g
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition
 from minibroker.protocol.records import iterate_batches
 from minibroker.protocol.topic_ids import make

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import TopicPartition
 from tests.unit.client.scripted_broker import Action, ScriptedCluster
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from minibroker.protocol import group_messages as g
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.messages import groups as g
 
 if TYPE_CHECKING:
     from tests.unit.client.scripted_broker import Action, ScriptedCluster

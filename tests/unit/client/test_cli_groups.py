@@ -15,7 +15,6 @@ from minibroker import application
 from minibroker.client.cli import group_details, groups
 from minibroker.client.cli.terminal.output import explain, printable, run_app, table_lines
 from minibroker.client.producer import Producer
-from minibroker.protocol import group_messages as g
 from minibroker.protocol.apis import LIST_GROUPS, LIST_OFFSETS, OFFSET_COMMIT
 from minibroker.protocol.consumer_protocol import (
     ConsumerProtocolAssignment,
@@ -24,6 +23,7 @@ from minibroker.protocol.consumer_protocol import (
     encode_subscription,
 )
 from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import TopicPartition
 from tests.unit.client.administered_groups import GroupCluster
 from tests.unit.client.scripted_broker import DROP, HANG

@@ -1,0 +1,132 @@
+"""Settings of topics and brokers: described and altered."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from minibroker.protocol.messages.fields import (
+    MAX_TOPICS,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Message,
+    Name,
+    String,
+    TopicId,
+    TopicName,
+)
+from minibroker.protocol.messages.topics import ANY_VERSION, NO_VERSION, CreatableConfig
+
+# --- DescribeConfigs (32), AlterConfigs (33), IncrementalAlterConfigs (44) ----------------------------------------
+
+
+MAX_CONFIGS = 1_000
+"""Of one resource."""
+MAX_PRODUCERS = 1_000_000
+"""That a log knows, in one message."""
+
+
+class DescribeConfigsResource(Message):
+    resource_type: Int8
+    resource_name: TopicName
+    configuration_keys: Annotated[list[Name], Meta(max_length=MAX_CONFIGS)] | None = None
+    """None: all."""
+
+
+class DescribeConfigsRequest(Message):
+    resources: Annotated[list[DescribeConfigsResource], Meta(max_length=MAX_TOPICS)]
+    include_synonyms: bool = False
+    include_documentation: bool = False
+
+
+class DescribeConfigsSynonym(Message):
+    name: Name
+    value: String | None
+    source: Int8
+
+
+class DescribeConfigsEntry(Message):
+    name: Name
+    value: String | None
+    """None: it is not set, or a secret."""
+    read_only: bool
+    config_source: Int8
+    is_sensitive: bool
+    synonyms: Annotated[list[DescribeConfigsSynonym], Meta(max_length=MAX_CONFIGS)]
+    config_type: Int8
+    documentation: String | None = None
+    problem: String | None = None
+    """What ZooKeeper has for this resource does not hold, as it makes no sense: why (not in Kafka)."""
+
+
+class DescribeConfigsResult(Message):
+    error_code: Int16
+    error_message: String | None
+    resource_type: Int8
+    resource_name: TopicName
+    configs: Annotated[list[DescribeConfigsEntry], Meta(max_length=MAX_CONFIGS)]
+
+
+class DescribeConfigsResponse(Message):
+    throttle_time_ms: Int32
+    results: Annotated[list[DescribeConfigsResult], Meta(max_length=MAX_TOPICS)]
+
+
+class AlterableConfig(Message):
+    name: Name
+    config_operation: Int8
+    """0: set, 1: delete, 2: append to a list, 3: subtract from it."""
+    value: String | None = None
+
+
+class AlterConfigsResource(Message):
+    """`topic_id`, `known_version`: as in ReassignableTopic, of the znode of the settings (0: where there is none);
+    another topic is an UNKNOWN_TOPIC_OR_PARTITION."""
+
+    resource_type: Int8
+    resource_name: TopicName
+    configs: Annotated[list[AlterableConfig], Meta(max_length=MAX_CONFIGS)]
+    topic_id: TopicId = ""
+    known_version: Int64 = ANY_VERSION
+
+
+class IncrementalAlterConfigsRequest(Message):
+    resources: Annotated[list[AlterConfigsResource], Meta(max_length=MAX_TOPICS)]
+    validate_only: bool = False
+
+
+class AlterConfigsResourceResponse(Message):
+    """`topic_id` and `version`: as they are, where others were meant."""
+
+    error_code: Int16
+    error_message: String | None
+    resource_type: Int8
+    resource_name: TopicName
+    topic_id: TopicId = ""
+    version: Int64 = NO_VERSION
+
+
+class IncrementalAlterConfigsResponse(Message):
+    throttle_time_ms: Int32
+    responses: Annotated[list[AlterConfigsResourceResponse], Meta(max_length=MAX_TOPICS)]
+
+
+class ReplacedConfigs(Message):
+    """All that is to be set for a resource: what is not named is as if it had never been set."""
+
+    resource_type: Int8
+    resource_name: TopicName
+    configs: Annotated[list[CreatableConfig], Meta(max_length=MAX_CONFIGS)]
+
+
+class AlterConfigsRequest(Message):
+    """What came before IncrementalAlterConfigs. Of two who ask, the second undoes what the first has done."""
+
+    resources: Annotated[list[ReplacedConfigs], Meta(max_length=MAX_TOPICS)]
+    validate_only: bool = False
+
+
+class AlterConfigsResponse(Message):
+    throttle_time_ms: Int32
+    responses: Annotated[list[AlterConfigsResourceResponse], Meta(max_length=MAX_TOPICS)]

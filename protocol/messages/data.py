@@ -1,0 +1,267 @@
+"""The data path: Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, InitProducerId."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from minibroker.protocol.messages.fields import (
+    MAX_BROKERS,
+    MAX_PARTITIONS,
+    MAX_RECORD_ERRORS,
+    MAX_TOPICS,
+    FetchSlot,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Message,
+    String,
+    TopicId,
+    TopicName,
+)
+from minibroker.protocol.messages.metadata import MetadataBroker
+
+# --- Produce (0) ---------------------------------------------------------------------------------------------
+
+
+class ProducePartition(Message):
+    index: Int32
+    records: memoryview
+
+
+class ProduceTopic(Message):
+    name: TopicName
+    partition_data: Annotated[list[ProducePartition], Meta(max_length=MAX_PARTITIONS)]
+    topic_id: TopicId = ""
+    """The topic that is meant: another one of the same name appends nothing (INCONSISTENT_TOPIC_ID; KIP-516)."""
+
+
+class ProduceRequest(Message):
+    """`acks`: 0, 1, or -1 for all. With acks 0 no response is sent."""
+
+    transactional_id: String | None
+    acks: Int16
+    timeout_ms: Int32
+    topic_data: Annotated[list[ProduceTopic], Meta(max_length=MAX_TOPICS)]
+
+
+class ProduceRecordError(Message):
+    """Why one record is refused, and with it its batch (KIP-467)."""
+
+    batch_index: Int32
+    """Which record of the batch, from 0."""
+    batch_index_error_message: String | None = None
+
+
+class ProducePartitionResponse(Message):
+    index: Int32
+    error_code: Int16
+    base_offset: Int64 = -1
+    log_append_time_ms: Int64 = -1
+    log_start_offset: Int64 = -1
+    error_message: String = ""
+    current_leader_id: Int32 = -1
+    """With NOT_LEADER_OR_FOLLOWER: the leader now, as far as this broker knows (KIP-951)."""
+    current_leader_epoch: Int32 = -1
+    record_errors: Annotated[list[ProduceRecordError], Meta(max_length=MAX_RECORD_ERRORS)] = []
+
+
+class ProduceTopicResponse(Message):
+    name: TopicName
+    partition_responses: Annotated[list[ProducePartitionResponse], Meta(max_length=MAX_PARTITIONS)]
+
+
+class ProduceResponse(Message):
+    responses: Annotated[list[ProduceTopicResponse], Meta(max_length=MAX_TOPICS)]
+    throttle_time_ms: Int32 = 0
+    node_endpoints: Annotated[list[MetadataBroker], Meta(max_length=MAX_BROKERS)] = []
+    """Where the leaders are that the partitions name (KIP-951)."""
+
+
+# --- Fetch (1) -----------------------------------------------------------------------------------------------
+
+
+class FetchPartition(Message):
+    partition: Int32
+    current_leader_epoch: Int32
+    fetch_offset: Int64
+    last_fetched_epoch: Int32
+    """The epoch of the record before `fetch_offset` in the follower's log, or as the consumer has read it; -1: not
+    checked (KIP-595)."""
+    log_start_offset: Int64
+    partition_max_bytes: Int32
+    suspect: bool = False
+    """What was sent for this offset before was corrupt when it arrived: the leader is to look at its disk."""
+
+
+class FetchTopic(Message):
+    """`topic` empty: whichever topic has the id."""
+
+    topic: TopicName
+    topic_id: TopicId
+    partitions: Annotated[list[FetchPartition], Meta(max_length=MAX_PARTITIONS)]
+
+
+class FetchRequest(Message):
+    """`replica_id` is -1 for consumers; `replica_epoch` is the follower's broker epoch (KIP-903)."""
+
+    replica_id: Int32
+    max_wait_ms: Int32
+    min_bytes: Int32
+    max_bytes: Int32
+    isolation_level: Int8
+    topics: Annotated[list[FetchTopic], Meta(max_length=MAX_TOPICS)]
+    replica_epoch: Int64 = -1
+    slot: FetchSlot = -1
+    """Of followers: the leader is to keep what this asks for. With no topics: what was asked for in this slot before
+    (see `fetch_slots`). -1: none."""
+
+
+class EpochEndOffset(Message):
+    epoch: Int32 = -1
+    end_offset: Int64 = -1
+
+
+class FetchPartitionResponse(Message):
+    partition_index: Int32
+    error_code: Int16
+    high_watermark: Int64 = -1
+    last_stable_offset: Int64 = -1
+    log_start_offset: Int64 = -1
+    diverging_epoch: EpochEndOffset | None = None
+    """Set if the follower's log differs: the follower truncates to this epoch's end and asks again (KIP-595). With
+    OFFSET_OUT_OF_RANGE: of which epoch the record before `log_start_offset` was, if that is known."""
+    current_leader_id: Int32 = -1
+    current_leader_epoch: Int32 = -1
+    records: memoryview = memoryview(b"")
+    producers: memoryview = memoryview(b"")
+    """To a follower, with OFFSET_OUT_OF_RANGE: who had written before `log_start_offset`, as a snapshot of producers
+    has it. Empty: nobody."""
+
+
+class FetchTopicResponse(Message):
+    topic: TopicName
+    partitions: Annotated[list[FetchPartitionResponse], Meta(max_length=MAX_PARTITIONS)]
+    topic_id: TopicId = ""
+    """As in the request."""
+
+
+class FetchResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    responses: Annotated[list[FetchTopicResponse], Meta(max_length=MAX_TOPICS)]
+    """Where the request named a slot and no topics: without those of which there is nothing new to say."""
+    slot: FetchSlot = -1
+    """The request's, if the leader keeps it."""
+    node_endpoints: Annotated[list[MetadataBroker], Meta(max_length=MAX_BROKERS)] = []
+    """As in ProduceResponse."""
+
+
+# --- ListOffsets (2) -----------------------------------------------------------------------------------------
+
+LATEST_TIMESTAMP = -1
+EARLIEST_TIMESTAMP = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL_TIMESTAMP = -4
+"""As EARLIEST_TIMESTAMP: no log has a part in other storage (KIP-405)."""
+LATEST_TIERED_TIMESTAMP = -5
+"""The last record that is in other storage (KIP-1005): there is none."""
+
+
+class ListOffsetsPartition(Message):
+    partition_index: Int32
+    current_leader_epoch: Int32
+    timestamp: Int64
+    """Milliseconds since 1970, LATEST_TIMESTAMP, EARLIEST_TIMESTAMP, or MAX_TIMESTAMP: the record with the largest of
+    all (KIP-734)."""
+
+
+class ListOffsetsTopic(Message):
+    name: TopicName
+    partitions: Annotated[list[ListOffsetsPartition], Meta(max_length=MAX_PARTITIONS)]
+    topic_id: TopicId = ""
+    """The topic that is meant, not another one of that name; empty: whichever has the name."""
+
+
+class ListOffsetsRequest(Message):
+    replica_id: Int32
+    isolation_level: Int8
+    topics: Annotated[list[ListOffsetsTopic], Meta(max_length=MAX_TOPICS)]
+
+
+class ListOffsetsPartitionResponse(Message):
+    """`offset` is that of the first record at or after the time; -1 if there is none."""
+
+    partition_index: Int32
+    error_code: Int16
+    timestamp: Int64 = -1
+    offset: Int64 = -1
+    leader_epoch: Int32 = -1
+    """The epoch of the record at `offset`; of the leader, if that is the end."""
+    previous_epoch: Int32 = -1
+    """The epoch of the record before `offset`, where it is known: what a reader that begins there is to have read last
+    (`FetchPartition.last_fetched_epoch`). The leader's would not do: if it has written nothing in its epoch, the next
+    one knows of no such epoch, and would take the reader for one of another history."""
+
+
+class ListOffsetsTopicResponse(Message):
+    name: TopicName
+    partitions: Annotated[list[ListOffsetsPartitionResponse], Meta(max_length=MAX_PARTITIONS)]
+
+
+class ListOffsetsResponse(Message):
+    throttle_time_ms: Int32
+    topics: Annotated[list[ListOffsetsTopicResponse], Meta(max_length=MAX_TOPICS)]
+
+
+# --- InitProducerId (22) -------------------------------------------------------------------------------------
+
+
+class InitProducerIdRequest(Message):
+    transactional_id: String | None
+    transaction_timeout_ms: Int32 = 60_000
+    producer_id: Int64 = -1
+    producer_epoch: Int16 = -1
+
+
+class InitProducerIdResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    producer_id: Int64 = -1
+    producer_epoch: Int16 = -1
+
+
+# --- OffsetForLeaderEpoch (23) -------------------------------------------------------------------------------
+
+
+class OffsetForLeaderPartition(Message):
+    partition: Int32
+    current_leader_epoch: Int32
+    leader_epoch: Int32
+
+
+class OffsetForLeaderTopic(Message):
+    topic: TopicName
+    partitions: Annotated[list[OffsetForLeaderPartition], Meta(max_length=MAX_PARTITIONS)]
+
+
+class OffsetForLeaderEpochRequest(Message):
+    replica_id: Int32
+    topics: Annotated[list[OffsetForLeaderTopic], Meta(max_length=MAX_TOPICS)]
+
+
+class OffsetForLeaderPartitionResponse(Message):
+    error_code: Int16
+    partition: Int32
+    leader_epoch: Int32 = -1
+    end_offset: Int64 = -1
+
+
+class OffsetForLeaderTopicResponse(Message):
+    topic: TopicName
+    partitions: Annotated[list[OffsetForLeaderPartitionResponse], Meta(max_length=MAX_PARTITIONS)]
+
+
+class OffsetForLeaderEpochResponse(Message):
+    throttle_time_ms: Int32
+    topics: Annotated[list[OffsetForLeaderTopicResponse], Meta(max_length=MAX_TOPICS)]

@@ -1,0 +1,65 @@
+"""The types of fields, the bounds of lists, and the envelopes around every message."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+PROOF_BYTES = 32
+"""The size of a SHA-256, and of the nonces that make each proof a different one."""
+
+Int8 = Annotated[int, Meta(ge=-(2**7), le=2**7 - 1)]
+Int16 = Annotated[int, Meta(ge=-(2**15), le=2**15 - 1)]
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+String = Annotated[str, Meta(max_length=32_767)]
+Name = Annotated[str, Meta(max_length=249)]
+TopicName = String
+"""As a client names a topic. One that is too long for a topic is refused where the topic is looked for, for that entry
+alone, as in Kafka: a name that cannot be decoded would cost all others in the request their answer."""
+TopicId = Annotated[str, Meta(max_length=22)]
+"""URL-safe base64 of 16 bytes, 22 characters (Kafka's Uuid; see `topic_ids`); empty: not known, not checked."""
+
+Nonce = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
+Proof = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
+
+Replicas = Annotated[list[Int32], Meta(max_length=1_000)]
+BrokerEpochs = Annotated[list[Int64], Meta(max_length=1_000)]
+"""One for each replica of another list, in its order; empty: not known."""
+
+MAX_TOPICS = 20_000
+MAX_PARTITIONS = 100_000
+MAX_BROKERS = 10_000
+MAX_RECORD_ERRORS = 10_000
+"""Of one batch: as many records as librdkafka puts into one."""
+MAX_FETCH_SLOTS = 32
+"""Of one connection."""
+
+NO_OPERATIONS = -(2**31)
+"""Authorized operations (KIP-430) that were not asked for."""
+
+FetchSlot = Annotated[int, Meta(ge=-1, lt=MAX_FETCH_SLOTS)]
+
+Buffer = bytes | bytearray | memoryview
+"""What an encoder accepts as bytes; a decoder always returns a memoryview."""
+
+
+class Message(msgspec.Struct, array_like=True):
+    """A positional MessagePack array."""
+
+
+class RequestEnvelope(Message):
+    api_key: Int16
+    api_version: Int16
+    correlation_id: Int32
+    client_id: Name | None
+    body: msgspec.Raw
+
+
+class ResponseEnvelope(Message):
+    """`error_code` is set, and `body` nil, if the request could not be understood at all."""
+
+    correlation_id: Int32
+    body: msgspec.Raw
+    error_code: Int16 = 0
+    error_message: String = ""

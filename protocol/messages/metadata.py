@@ -1,0 +1,161 @@
+"""What a client asks first: ApiVersions, Metadata, DescribeCluster; and DescribeProducers."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from minibroker.protocol.messages.configs import MAX_PRODUCERS
+from minibroker.protocol.messages.fields import (
+    MAX_BROKERS,
+    MAX_PARTITIONS,
+    MAX_TOPICS,
+    NO_OPERATIONS,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Message,
+    Name,
+    Replicas,
+    String,
+    TopicId,
+    TopicName,
+)
+
+
+class MetadataBroker(Message):
+    node_id: Int32
+    host: String
+    port: Int32
+    rack: Name | None = None
+
+
+# --- Metadata (3) --------------------------------------------------------------------------------------------
+
+
+class MetadataRequest(Message):
+    """`topics` None asks for all of them, an empty list for none (only brokers and controller).
+    `allow_auto_topic_creation`: a topic that does not exist may be created, if the broker's auto.create.topics.enable
+    says so, too. `topic_ids`: topics that are asked for by their ids alone (KIP-516)."""
+
+    topics: Annotated[list[String], Meta(max_length=MAX_TOPICS)] | None
+    allow_auto_topic_creation: bool = False
+    topic_ids: Annotated[list[TopicId], Meta(max_length=MAX_TOPICS)] = []
+    include_topic_authorized_operations: bool = False
+    include_cluster_authorized_operations: bool = False
+
+
+class MetadataPartition(Message):
+    error_code: Int16
+    partition_index: Int32
+    leader_id: Int32
+    leader_epoch: Int32
+    replica_nodes: Replicas
+    isr_nodes: Replicas
+    offline_replicas: Replicas
+
+
+class MetadataTopic(Message):
+    error_code: Int16
+    name: String
+    topic_id: TopicId
+    is_internal: bool
+    partitions: Annotated[list[MetadataPartition], Meta(max_length=MAX_PARTITIONS)]
+    topic_authorized_operations: Int32 = NO_OPERATIONS
+    """What the client may do with the topic: bit N for operation N of Kafka's AclOperation (KIP-430)."""
+
+
+class MetadataResponse(Message):
+    throttle_time_ms: Int32
+    brokers: Annotated[list[MetadataBroker], Meta(max_length=MAX_BROKERS)]
+    cluster_id: Name | None
+    controller_id: Int32
+    topics: Annotated[list[MetadataTopic], Meta(max_length=MAX_TOPICS)]
+    controller_epoch: Int32 = -1
+    """That of the last UpdateMetadata that the broker took; tells which of two brokers' metadata is newer."""
+    cluster_authorized_operations: Int32 = NO_OPERATIONS
+
+
+# --- ApiVersions (18) ----------------------------------------------------------------------------------------
+
+
+class ApiVersionsRequest(Message):
+    client_software_name: Name = ""
+    client_software_version: Name = ""
+
+
+class ApiVersion(Message):
+    api_key: Int16
+    min_version: Int16
+    max_version: Int16
+
+
+class ApiVersionsResponse(Message):
+    error_code: Int16
+    api_keys: Annotated[list[ApiVersion], Meta(max_length=1_000)]
+
+
+# --- DescribeCluster (60), DescribeProducers (61) ------------------------------------------------------------------
+
+
+BROKER_ENDPOINTS = 1
+"""What clients come to; 2 is for controllers that are brokers no longer (KIP-919)."""
+
+
+class DescribeClusterRequest(Message):
+    endpoint_type: Int8 = BROKER_ENDPOINTS
+    include_cluster_authorized_operations: bool = False
+
+
+class DescribeClusterBroker(Message):
+    broker_id: Int32
+    host: String
+    port: Int32
+    rack: Name | None = None
+
+
+class DescribeClusterResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    error_message: String = ""
+    cluster_id: String = ""
+    controller_id: Int32 = -1
+    brokers: Annotated[list[DescribeClusterBroker], Meta(max_length=MAX_BROKERS)] = []
+    endpoint_type: Int8 = BROKER_ENDPOINTS
+    cluster_authorized_operations: Int32 = NO_OPERATIONS
+
+
+class DescribeProducersTopic(Message):
+    name: TopicName
+    partition_indexes: Annotated[list[Int32], Meta(max_length=MAX_PARTITIONS)]
+
+
+class DescribeProducersRequest(Message):
+    topics: Annotated[list[DescribeProducersTopic], Meta(max_length=MAX_TOPICS)]
+
+
+class ActiveProducer(Message):
+    """An idempotent producer, as far as the log of a partition knows it."""
+
+    producer_id: Int64
+    producer_epoch: Int32
+    last_sequence: Int32
+    last_timestamp: Int64
+    """When it was heard of last, in ms since 1970."""
+
+
+class DescribeProducersPartition(Message):
+    partition_index: Int32
+    error_code: Int16
+    error_message: String = ""
+    active_producers: Annotated[list[ActiveProducer], Meta(max_length=MAX_PRODUCERS)] = []
+
+
+class DescribeProducersTopicResponse(Message):
+    name: TopicName
+    partitions: Annotated[list[DescribeProducersPartition], Meta(max_length=MAX_PARTITIONS)]
+
+
+class DescribeProducersResponse(Message):
+    throttle_time_ms: Int32
+    topics: Annotated[list[DescribeProducersTopicResponse], Meta(max_length=MAX_TOPICS)]
