@@ -32,24 +32,24 @@ from minibroker.client.cli.terminal.output import (
     settings_of,
 )
 from minibroker.client.settings import parse_bootstrap
-from minibroker.deploy import demo as demo_story
-from minibroker.deploy import log_files, status_screen
-from minibroker.deploy.bench import failover, rolling_restart, storage
-from minibroker.deploy.broker_process import OWN_SETTINGS
-from minibroker.deploy.cluster_file import ClusterFile
-from minibroker.deploy.cluster_view import (
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local.broker_process import OWN_SETTINGS
+from minibroker.deploy.local.cluster_file import ClusterFile
+from minibroker.deploy.local.local_cluster import MAX_BROKERS, MAX_LOG_DIRS, LocalCluster, Member, name_of
+from minibroker.deploy.local.processes import let_signals_interrupt
+from minibroker.deploy.local.supervision import watch
+from minibroker.deploy.local.who import MalformedWho, Who, parse_who
+from minibroker.deploy.observing import log_files, status_screen
+from minibroker.deploy.observing.cluster_view import (
     ClusterView,
     ask_cluster,
     ask_end_offsets,
     ask_offline_log_dirs,
     with_details,
 )
-from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local_cluster import MAX_BROKERS, MAX_LOG_DIRS, LocalCluster, Member, name_of
-from minibroker.deploy.processes import let_signals_interrupt
-from minibroker.deploy.status import Status, status_of_view
-from minibroker.deploy.supervision import watch
-from minibroker.deploy.who import MalformedWho, Who, parse_who
+from minibroker.deploy.observing.status import Status, status_of_view
+from minibroker.deploy.trials import demo as demo_story
+from minibroker.deploy.trials.bench import failover, rolling_restart, storage
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.words import plural
 

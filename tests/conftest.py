@@ -14,11 +14,11 @@ from random import SystemRandom
 import pytest
 from hypothesis import HealthCheck, settings
 
-from minibroker.deploy import ports
-from minibroker.deploy import zookeeper as zookeeper_launcher
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import LOOPBACK, free_ports
-from minibroker.deploy.processes import send_signal, wait_until_gone
+from minibroker.deploy.local import ports
+from minibroker.deploy.local import zookeeper as zookeeper_launcher
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.processes import send_signal, wait_until_gone
 from minibroker.protocol.world import real
 
 # How fast a machine is, and what else runs on it, must not decide whether a property holds. A run of CI draws the same

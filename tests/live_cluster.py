@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
 from tests.waiting import until_true
 
 

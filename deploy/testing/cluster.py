@@ -1,6 +1,6 @@
 """A cluster that lives as long as a test, or a test run, and what can be done to it.
 
-It is the launcher's (`minibroker.deploy.local_cluster`) in a temporary directory, on leased ports, with a guardian that
+It is the launcher's (`deploy/local/local_cluster.py`) in a temporary directory, on leased ports, with a guardian that
 takes it down where this process cannot. `SyncLocalCluster` is what works; it blocks. `LocalCluster` is the same for
 coroutines: each call runs in a thread, so that the clients of the test, which live in the event loop, see what happens
 while it happens. A `LocalCluster` belongs to no event loop: one that lives for the whole run serves tests that have a
@@ -28,17 +28,25 @@ from minibroker.client.admin import NewTopic
 from minibroker.client.context_managers import Asynchronous, Blocking
 from minibroker.client.errors import TopicErrors
 from minibroker.client.sync import Admin
-from minibroker.deploy import broker_process
-from minibroker.deploy.broker_process import OWN_SETTINGS
-from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut
-from minibroker.deploy.local_cluster import DEFAULT_BROKERS, MAX_BROKERS, Member
-from minibroker.deploy.local_cluster import LocalCluster as Launcher
-from minibroker.deploy.ports import LOOPBACK, PortLease, lease_ports
-from minibroker.deploy.processes import Process, ProcessState, send_signal, spawn, state_of, wait_until, wait_until_gone
+from minibroker.deploy.local import broker_process
+from minibroker.deploy.local.broker_process import OWN_SETTINGS
+from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.local.local_cluster import DEFAULT_BROKERS, MAX_BROKERS, Member
+from minibroker.deploy.local.local_cluster import LocalCluster as Launcher
+from minibroker.deploy.local.ports import LOOPBACK, PortLease, lease_ports
+from minibroker.deploy.local.processes import (
+    Process,
+    ProcessState,
+    send_signal,
+    spawn,
+    state_of,
+    wait_until,
+    wait_until_gone,
+)
+from minibroker.deploy.local.who import AllBrokers, ZooKeeperServer, parse_who
 from minibroker.deploy.testing import guardian
 from minibroker.deploy.testing.isolation import Isolation
-from minibroker.deploy.who import AllBrokers, ZooKeeperServer, parse_who
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import topic_name_problem
 

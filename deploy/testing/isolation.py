@@ -15,8 +15,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from minibroker.deploy.cluster_file import BrokerEntry
 from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local.cluster_file import BrokerEntry
 from minibroker.deploy.testing import guardian
 
 _FIRST_GROUP_ID = 1_000_000_000

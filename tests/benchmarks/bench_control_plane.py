@@ -28,9 +28,9 @@ from kazoo.client import KazooClient
 from minibroker.client.admin import Admin
 from minibroker.client.cli.bench.report import percentile
 from minibroker.controller.zookeeper import KazooZooKeeper
-from minibroker.deploy import secret_file
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
+from minibroker.deploy.local import secret_file
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
 from minibroker.protocol import apis, znodes
 from minibroker.protocol import messages as m
 from minibroker.protocol.connections.broker_connections import BrokerConnections

@@ -22,8 +22,8 @@ from typing import Any
 import uvloop
 
 from minibroker.client.admin import Admin
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import LOOPBACK, free_ports
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.connections.rpc import Connection, open_connection

@@ -53,8 +53,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import KafkaException, NewTopic
 
 from minibroker.client.cli.terminal.output import print_table
-from minibroker.deploy.processes import let_signals_interrupt
-from minibroker.deploy.who import BrokerId
+from minibroker.deploy.local.processes import let_signals_interrupt
+from minibroker.deploy.local.who import BrokerId
 from minibroker.protocol.errors import MinibrokerError
 from tests.benchmarks.bench_start import cpu_s
 from tests.benchmarks.kafka_client_runs import Job, Measured

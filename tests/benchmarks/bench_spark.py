@@ -37,8 +37,8 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.fetching.records import ConsumerBatch
 from minibroker.client.producer import Producer
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
 from minibroker.spark_jobs.offsets import OffsetRange
 from minibroker.spark_jobs.options import parse_read_options
 from minibroker.spark_jobs.session import spark_session

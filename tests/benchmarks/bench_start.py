@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from minibroker import sync
-from minibroker.deploy.local_cluster import LocalCluster as Launcher
+from minibroker.deploy.local.local_cluster import LocalCluster as Launcher
 from minibroker.testing import SyncLocalCluster
 
 

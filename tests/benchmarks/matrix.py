@@ -32,9 +32,9 @@ import uvloop
 
 from minibroker.client.admin import Admin
 from minibroker.client.cli.terminal.output import print_table
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
-from minibroker.deploy.processes import is_alive, let_signals_interrupt
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import is_alive, let_signals_interrupt
 from minibroker.protocol.errors import MinibrokerError
 from tests.benchmarks import bench_control_plane, bench_timing_wheel, raw_loopback
 

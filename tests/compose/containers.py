@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from minibroker.deploy.cluster_view import ClusterView, ask_cluster
-from minibroker.deploy.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.ports import LOOPBACK, free_ports
+from minibroker.deploy.observing.cluster_view import ClusterView, ask_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "minibroker-compose-test"

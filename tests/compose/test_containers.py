@@ -15,7 +15,7 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
-from minibroker.deploy.trial import Trial, longest_gap
+from minibroker.deploy.trials.trial import Trial, longest_gap
 from minibroker.protocol.model import TopicPartition
 from tests.compose.containers import BROKERS, PROJECT, SERVICES, Containers, is_whole, run, wait_until
 

@@ -33,12 +33,12 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource, describe_request, described
 from minibroker.client.errors import ConfigErrors, PartitionErrors, TopicErrors
 from minibroker.client.producer import Producer
-from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import LOOPBACK, free_ports
-from minibroker.deploy.trial import PATIENCE_S, Trial, TrialVerdict, patience
-from minibroker.deploy.who import AllBrokers, BrokerId
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.who import AllBrokers, BrokerId
+from minibroker.deploy.observing.cluster_view import ClusterView
+from minibroker.deploy.trials.trial import PATIENCE_S, Trial, TrialVerdict, patience
 from minibroker.protocol.apis import DESCRIBE_CONFIGS, METADATA, Api
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError

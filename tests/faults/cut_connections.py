@@ -28,8 +28,8 @@ from minibroker.client.admin import Admin
 from minibroker.client.cli.bench.values import ContentCheck, ContentVerdict, Values
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import LOOPBACK, free_ports
 from minibroker.protocol.world.real import RealNetwork, RealWorld
 
 BROKERS = 3

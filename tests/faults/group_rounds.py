@@ -39,11 +39,11 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CommitFailed
 from minibroker.client.group.listener import RebalanceListener
-from minibroker.deploy.cluster_view import ClusterView
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import LOOPBACK, free_ports
-from minibroker.deploy.trial import Trial, patience
-from minibroker.deploy.who import AllBrokers, BrokerId, ZooKeeperServer
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.who import AllBrokers, BrokerId, ZooKeeperServer
+from minibroker.deploy.observing.cluster_view import ClusterView
+from minibroker.deploy.trials.trial import Trial, patience
 from minibroker.protocol.apis import FIND_COORDINATOR
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import ErrorCode, MinibrokerError

@@ -34,8 +34,8 @@ from hypothesis import strategies as st
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import LOOPBACK, free_ports
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api, Plane

@@ -29,7 +29,7 @@ import uvloop
 
 from minibroker.broker.network.dialect import BadInput
 from minibroker.broker.network.kafka_dialect import KafkaDialect, KafkaListener
-from minibroker.deploy.ports import LOOPBACK
+from minibroker.deploy.local.ports import LOOPBACK
 from minibroker.protocol.apis import API_VERSIONS, Plane
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.kafka.apis import KAFKA_APIS, RequestHeader

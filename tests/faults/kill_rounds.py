@@ -18,9 +18,9 @@ from pathlib import Path
 
 import uvloop
 
-from minibroker.deploy.failover import Victims, play_rounds
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.trials.failover import Victims, play_rounds
 
 BROKERS = 3
 

@@ -39,11 +39,11 @@ from random import Random
 from typing import NamedTuple
 
 from minibroker.client.admin import Admin
-from minibroker.deploy import secret_file, zookeeper
-from minibroker.deploy.cluster_view import ask_cluster
-from minibroker.deploy.ports import LOOPBACK, free_ports
-from minibroker.deploy.processes import send_signal, wait_until, wait_until_gone
-from minibroker.deploy.trial import Trial, TrialVerdict
+from minibroker.deploy.local import secret_file, zookeeper
+from minibroker.deploy.local.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.processes import send_signal, wait_until, wait_until_gone
+from minibroker.deploy.observing.cluster_view import ask_cluster
+from minibroker.deploy.trials.trial import Trial, TrialVerdict
 from minibroker.protocol.model import INTERNAL_TOPICS
 
 BROKERS = (1, 2, 3)

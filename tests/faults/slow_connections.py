@@ -31,8 +31,8 @@ import uvloop
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import LOOPBACK
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import LOOPBACK
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Plane

@@ -30,9 +30,9 @@ from typing import NamedTuple
 from minibroker.client.admin import Admin
 from minibroker.client.cli.terminal.output import table_lines
 from minibroker.client.producer import Producer
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
-from minibroker.deploy.who import AllBrokers, Controller, LeaderOf
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.who import AllBrokers, Controller, LeaderOf
 from minibroker.protocol.model import TopicPartition
 from minibroker.spark_jobs.ingest import read_ingested
 from minibroker.spark_jobs.jobs import prepare_session

@@ -17,15 +17,15 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
-from minibroker.deploy import cluster_file, secret_file
-from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
-from minibroker.deploy.cluster_view import ask_offline_log_dirs
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
-from minibroker.deploy.processes import is_alive
-from minibroker.deploy.status import status_of_view
-from minibroker.deploy.who import BrokerId, ZooKeeperServer
+from minibroker.deploy.local import cluster_file, secret_file
+from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import is_alive
+from minibroker.deploy.local.who import BrokerId, ZooKeeperServer
+from minibroker.deploy.observing.cluster_view import ask_offline_log_dirs
+from minibroker.deploy.observing.status import status_of_view
 from tests.waiting import until_true
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.local.local_cluster import LocalCluster
 
 PATIENCE_S = 60.0
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
-from minibroker.deploy.processes import is_alive, wait_until
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import is_alive, wait_until
 from tests.integration.shell import PATIENCE_S, Shell, start
 
 ROOT = Path(__file__).parents[2]

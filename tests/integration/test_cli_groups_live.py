@@ -13,8 +13,8 @@ from typing import IO, Any
 
 import pytest
 
-from minibroker.deploy.ports import free_ports
-from minibroker.deploy.processes import wait_until
+from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import wait_until
 from minibroker.sync import Consumer
 from tests.integration.shell import PATIENCE_S, Shell, start
 

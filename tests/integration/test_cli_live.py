@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from minibroker.deploy import secret_file
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports, is_free
-from minibroker.deploy.processes import is_alive, wait_until
+from minibroker.deploy.local import secret_file
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports, is_free
+from minibroker.deploy.local.processes import is_alive, wait_until
 from tests.integration.shell import PATIENCE_S, Shell, start
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from minibroker.deploy.ports import free_ports
-from minibroker.deploy.processes import wait_until
+from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import wait_until
 from tests.integration.shell import PATIENCE_S, Shell
 
 

@@ -16,10 +16,10 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.errors import TopicErrors
 from minibroker.client.producer import Producer
 from minibroker.client.producing.delivery import Delivery, RecordMetadata
-from minibroker.deploy.cluster_view import ClusterView
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.trial import Trial
-from minibroker.deploy.who import BrokerId
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.who import BrokerId
+from minibroker.deploy.observing.cluster_view import ClusterView
+from minibroker.deploy.trials.trial import Trial
 from minibroker.protocol.model import TopicPartition
 
 DEADLINE_S = 60.0

@@ -13,8 +13,8 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from minibroker.deploy.ports import free_ports
-from minibroker.deploy.processes import send_signal, wait_until, wait_until_gone
-from minibroker.deploy.trial import Trial, TrialVerdict
-from minibroker.deploy.who import AllBrokers, BrokerId, Controller
+from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import send_signal, wait_until, wait_until_gone
+from minibroker.deploy.local.who import AllBrokers, BrokerId, Controller
+from minibroker.deploy.trials.trial import Trial, TrialVerdict
 from tests.integration.shell import PATIENCE_S, Shell
 from tests.simulation.cluster import NO_OFFSETS_TOPIC
 

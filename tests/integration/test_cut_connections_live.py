@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
 from tests.faults import cut_connections
 
 

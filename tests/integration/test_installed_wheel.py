@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.deploy.ports import free_ports
+from minibroker.deploy.local.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("broker", "client", "controller", "deploy", "protocol", "spark_jobs")

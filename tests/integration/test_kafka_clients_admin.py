@@ -22,7 +22,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.local.local_cluster import LocalCluster
 from tests.live_cluster import live_cluster
 from tests.waiting import until_true
 

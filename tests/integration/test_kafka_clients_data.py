@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.who import AllBrokers, LeaderOf
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.who import AllBrokers, LeaderOf
 from minibroker.protocol.model import TopicPartition
 from minibroker.sync import Admin, Consumer
 from tests.integration.python_kafka_clients import (

@@ -18,8 +18,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError as AiokafkaError
 
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.who import AllBrokers, LeaderOf
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.who import AllBrokers, LeaderOf
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, offsets_partition
 from minibroker.sync import Admin, Consumer, Producer
 from tests.live_cluster import live_cluster

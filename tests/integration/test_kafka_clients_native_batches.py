@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
-from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.sync import Admin, Producer
 from tests.integration.python_kafka_clients import CLIENTS, Client, Read, Record
 from tests.live_cluster import live_cluster

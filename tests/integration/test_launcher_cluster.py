@@ -9,9 +9,9 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.processes import ProcessState, wait_until
-from minibroker.deploy.who import AllBrokers, BrokerId, Controller, ZooKeeperServer
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.processes import ProcessState, wait_until
+from minibroker.deploy.local.who import AllBrokers, BrokerId, Controller, ZooKeeperServer
 from minibroker.protocol.apis import FETCH
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.deploy import cluster_file
-from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.who import BrokerId
+from minibroker.deploy.local import cluster_file
+from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.who import BrokerId
 
 
 def test_a_cluster_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:

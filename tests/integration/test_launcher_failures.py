@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.deploy import cluster_file
-from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports, is_free
+from minibroker.deploy.local import cluster_file
+from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports, is_free
 
 
 def test_every_port_in_use_is_named_before_anything_is_started(tmp_path: Path) -> None:

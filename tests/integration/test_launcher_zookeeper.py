@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.zookeeper import check_servers, is_serving
+from minibroker.deploy.local.zookeeper import check_servers, is_serving
 
 
 def test_the_zookeeper_fixture_serves(zookeeper: str) -> None:

@@ -18,10 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import LOOPBACK
-from minibroker.deploy.processes import wait_until
-from minibroker.deploy.who import BrokerId
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import LOOPBACK
+from minibroker.deploy.local.processes import wait_until
+from minibroker.deploy.local.who import BrokerId
 from tests.simulation.cluster import NO_OFFSETS_TOPIC
 
 PATIENCE_S = 30.0

@@ -16,11 +16,11 @@ from minibroker.client.cli.terminal.output import UNHEALTHY
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.recovery import ask_recoveries
-from minibroker.deploy.status import Status
-from minibroker.deploy.status_screen import status_lines
-from minibroker.deploy.who import BrokerId
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.recovery import ask_recoveries
+from minibroker.deploy.local.who import BrokerId
+from minibroker.deploy.observing.status import Status
+from minibroker.deploy.observing.status_screen import status_lines
 from minibroker.protocol.recovery_progress import RecoveryProgress, of_metrics
 from tests.integration import shell
 from tests.integration.test_metrics_live import scrape_text

@@ -17,8 +17,8 @@ import pytest
 
 from minibroker.client.admin import NewTopic
 from minibroker.client.errors import ApiTimedOut, Closed, MaxPollIntervalExceeded
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.who import BrokerId
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.who import BrokerId
 from minibroker.protocol.model import TopicPartition
 from minibroker.sync import Admin, Consumer, Producer, RebalanceListener
 from tests.live_cluster import live_cluster

@@ -18,9 +18,9 @@ import pytest
 import minibroker
 from minibroker import sync
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local_cluster import LocalCluster as Launcher
+from minibroker.deploy.local.local_cluster import LocalCluster as Launcher
+from minibroker.deploy.local.who import BrokerId
 from minibroker.deploy.testing import isolation
-from minibroker.deploy.who import BrokerId
 from minibroker.testing import LaunchTimedOut, LocalCluster, SyncLocalCluster
 from tests.testing_support import OWNER, left_behind, owner
 from tests.waiting import until_true

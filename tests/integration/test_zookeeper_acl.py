@@ -15,8 +15,8 @@ from kazoo.client import KazooClient
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.controller.zookeeper import KazooSession, KazooZooKeeper
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
 from minibroker.protocol import znodes
 from minibroker.protocol.world import Check, MultiFailed, SessionState, SetData, ZooKeeperError
 from tests.integration.zookeeper_process import zookeeper_process

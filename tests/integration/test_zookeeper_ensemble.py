@@ -10,8 +10,8 @@ import pytest
 from kazoo.client import KazooClient
 
 from minibroker.client.admin import Admin
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.trial import Trial
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.trials.trial import Trial
 from minibroker.protocol import znodes
 from tests.integration.zookeeper_process import zookeeper_ensemble
 

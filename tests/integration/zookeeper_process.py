@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from minibroker.deploy import zookeeper as launcher
-from minibroker.deploy.ports import LOOPBACK, free_ports
-from minibroker.deploy.processes import Process, send_signal, spawn, wait_until, wait_until_gone
+from minibroker.deploy.local import zookeeper as launcher
+from minibroker.deploy.local.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.processes import Process, send_signal, spawn, wait_until, wait_until_gone
 
 
 class ZooKeeperProcess:

@@ -31,9 +31,9 @@ import uvloop
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
-from minibroker.deploy.who import BrokerId, LeaderOf
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.who import BrokerId, LeaderOf
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, offsets_partition
 from tests.kafka_clients.programs import PROGRAMS, CannotBuild, Program
 from tests.kafka_clients.records import (

@@ -27,10 +27,10 @@ from pathlib import Path
 
 import msgspec
 
-from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import LOOPBACK, free_ports
 from tests.kafka_clients.programs import CannotBuild, jars, java_command, run, tool
 from tests.kafka_clients.verdicts import (
     FAILED,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
 from minibroker.spark_jobs.session import spark_session
 from tests.spark.logs import Logs
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pyspark
 
-from minibroker.deploy.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.ports import LOOPBACK, free_ports
 from minibroker.spark_jobs.session import prepare_environment
 
 PATIENCE_S = 120.0

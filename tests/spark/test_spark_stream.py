@@ -11,8 +11,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.who import BrokerId, LeaderOf
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.who import BrokerId, LeaderOf
 from minibroker.protocol.model import TopicPartition
 from minibroker.spark_jobs.initial_offsets import keep_initial_offsets
 from minibroker.spark_jobs.progress import LagListener

@@ -12,7 +12,7 @@ import typer
 from minibroker import application
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.output import DEFAULT_DATA, BootstrapOption, DataOption, note, run_app
-from minibroker.deploy.local_cluster import LocalCluster
+from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.protocol.errors import MinibrokerError
 
 ROOT = Path(__file__).parents[3]

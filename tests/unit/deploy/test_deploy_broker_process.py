@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.deploy import broker_process
-from minibroker.deploy.broker_process import StartingBroker, wait_until_ready
 from minibroker.deploy.errors import LaunchTimedOut
-from minibroker.deploy.processes import Process
+from minibroker.deploy.local import broker_process
+from minibroker.deploy.local.broker_process import StartingBroker, wait_until_ready
+from minibroker.deploy.local.processes import Process
 from minibroker.protocol.recovery_progress import RecoveryProgress
 
 RECOVERING = "2026-11-22T10:30:00.000 INFO minibroker.storage: recovering /data: {}\n"

@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from minibroker.deploy import cluster_file
-from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.processes import Process
+from minibroker.deploy.local import cluster_file
+from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.local.processes import Process
 
 CLUSTER = ClusterFile(
     zookeeper=ZooKeeperEntry("127.0.0.1:2181", 2181, Process(1, "b")),

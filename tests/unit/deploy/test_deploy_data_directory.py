@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.deploy import zookeeper
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.processes import wait_until_gone
-from minibroker.deploy.zookeeper import ZooKeeperProgram
+from minibroker.deploy.local import zookeeper
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.processes import wait_until_gone
+from minibroker.deploy.local.zookeeper import ZooKeeperProgram
 
 
 @pytest.mark.parametrize(

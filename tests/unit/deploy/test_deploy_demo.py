@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.deploy.demo import standard_library_lines, temporary_directory
+from minibroker.deploy.trials.demo import standard_library_lines, temporary_directory
 
 
 def test_the_lines_are_those_of_the_standard_library_and_none_is_empty() -> None:

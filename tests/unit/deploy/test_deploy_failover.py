@@ -1,6 +1,6 @@
-from minibroker.deploy.cluster_view import ClusterView
-from minibroker.deploy.failover import FailoverOutcome, Round, Victims, choose_victims
-from minibroker.deploy.trial import Gap, TrialVerdict
+from minibroker.deploy.observing.cluster_view import ClusterView
+from minibroker.deploy.trials.failover import FailoverOutcome, Round, Victims, choose_victims
+from minibroker.deploy.trials.trial import Gap, TrialVerdict
 from minibroker.protocol.messages import MetadataPartition
 from minibroker.protocol.model import TopicPartition
 

@@ -1,7 +1,7 @@
 import asyncio
 
-from minibroker.deploy.healthcheck import problem
-from minibroker.deploy.ports import free_ports
+from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.observing.healthcheck import problem
 from tests.unit.client.scripted_broker import ScriptedCluster
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from minibroker import application
 from minibroker.client.cli.terminal.output import run_app
-from minibroker.deploy import broker_process, cli, cluster_file
-from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy import cli
+from minibroker.deploy.local import broker_process, cluster_file
+from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from minibroker.deploy.cluster_file import BrokerEntry
-from minibroker.deploy.local_cluster import METRICS_PORT_DISTANCE, _metrics_ports
-from minibroker.deploy.ports import LOOPBACK, free_ports, lowest_source_port
+from minibroker.deploy.local.cluster_file import BrokerEntry
+from minibroker.deploy.local.local_cluster import METRICS_PORT_DISTANCE, _metrics_ports
+from minibroker.deploy.local.ports import LOOPBACK, free_ports, lowest_source_port
 
 
 def test_metrics_stay_where_they_were_and_one_port_that_is_taken_moves_no_other() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.deploy import ports
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.ports import free_ports, is_free, lease_ports
+from minibroker.deploy.local import ports
+from minibroker.deploy.local.ports import free_ports, is_free, lease_ports
 
 
 def test_a_port_where_someone_listens_is_not_free() -> None:

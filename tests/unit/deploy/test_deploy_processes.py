@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from minibroker.deploy.processes import (
+from minibroker.deploy.local.processes import (
     Process,
     ProcessState,
     is_alive,

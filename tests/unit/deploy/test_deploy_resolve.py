@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.deploy import cluster_file, local_cluster
-from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
-from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.who import parse_who
+from minibroker.deploy.local import cluster_file, local_cluster
+from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.who import parse_who
+from minibroker.deploy.observing.cluster_view import ClusterView
 from minibroker.protocol.messages import MetadataPartition
 from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.deploy import secret_file
+from minibroker.deploy.local import secret_file
 
 
 def test_a_secret_is_whole_long_and_for_its_owner_alone(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_many_that_make_it_at_the_same_time_all_find_the_same(tmp_path: Path) ->
 
 
 def test_a_secret_that_cannot_be_made_is_said_with_what_is_missing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "minibroker.deploy.secret_file", str(tmp_path / "missing" / "secret")]
+    command = [sys.executable, "-m", "minibroker.deploy.local.secret_file", str(tmp_path / "missing" / "secret")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith("error: ")
@@ -51,7 +51,7 @@ def test_a_secret_that_cannot_be_made_is_said_with_what_is_missing(tmp_path: Pat
 def test_as_a_command_it_makes_the_file_and_says_nothing(tmp_path: Path, name: str) -> None:
     path = tmp_path / "secret"
     for _ in range(1 + (name == "twice")):
-        command = [sys.executable, "-m", "minibroker.deploy.secret_file", str(path)]
+        command = [sys.executable, "-m", "minibroker.deploy.local.secret_file", str(path)]
         ended = subprocess.run(command, capture_output=True, text=True, check=True)
         assert ended.stdout + ended.stderr == ""
     assert path.exists()

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
-from minibroker.deploy.cluster_view import merge
-from minibroker.deploy.ports import free_ports
-from minibroker.deploy.processes import Process, ProcessState
-from minibroker.deploy.recovery import ask_recoveries
-from minibroker.deploy.status import some_of, status_of_processes, status_of_view
-from minibroker.deploy.status_screen import problem_lines, status_lines, status_object
+from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import Process, ProcessState
+from minibroker.deploy.local.recovery import ask_recoveries
+from minibroker.deploy.observing.cluster_view import merge
+from minibroker.deploy.observing.status import some_of, status_of_processes, status_of_view
+from minibroker.deploy.observing.status_screen import problem_lines, status_lines, status_object
 from minibroker.protocol.messages import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.recovery_progress import METRICS, RecoveryProgress, of_metrics

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from minibroker.client.cli.terminal.output import Format
-from minibroker.deploy.status import BrokerStatus, ControllerStatus, Status
-from minibroker.deploy.status_screen import Glance, records_per_second, status_lines, watch
+from minibroker.deploy.observing.status import BrokerStatus, ControllerStatus, Status
+from minibroker.deploy.observing.status_screen import Glance, records_per_second, status_lines, watch
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
@@ -81,7 +81,7 @@ def test_the_rate_counts_partitions_that_were_seen_both_times_and_nothing_twice(
 def test_watch_shows_a_cluster_that_stops_answering_and_goes_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minibroker.deploy.status_screen.INTERVAL_S", 0)
+    monkeypatch.setattr("minibroker.deploy.observing.status_screen.INTERVAL_S", 0)
     seen: list[Glance | MinibrokerError] = [
         Glance(STATUS, {ZERO: 5}, 1.0),
         MinibrokerError("nobody answers"),

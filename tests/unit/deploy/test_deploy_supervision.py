@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from minibroker.deploy.processes import Process, ProcessState
-from minibroker.deploy.supervision import States, changes
+from minibroker.deploy.local.processes import Process, ProcessState
+from minibroker.deploy.local.supervision import States, changes
 
 OLD, NEW = Process(10, "b"), Process(11, "b")
 

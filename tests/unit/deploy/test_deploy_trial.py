@@ -1,4 +1,4 @@
-from minibroker.deploy.trial import Acknowledged, ReadBack, judge_trial, longest_gap
+from minibroker.deploy.trials.trial import Acknowledged, ReadBack, judge_trial, longest_gap
 
 
 def acks(*pairs: tuple[int, int]) -> list[Acknowledged]:

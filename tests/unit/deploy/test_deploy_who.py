@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from minibroker.deploy.who import (
+from minibroker.deploy.local.who import (
     AllBrokers,
     BrokerId,
     Controller,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.zookeeper import check_servers, find_program
+from minibroker.deploy.local.zookeeper import check_servers, find_program
 
 
 def test_zookeeper_home_comes_first_with_its_configuration_directory(tmp_path: Path) -> None:

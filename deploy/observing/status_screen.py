@@ -13,7 +13,7 @@ import msgspec
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.live import text_in_place
 from minibroker.client.cli.terminal.output import Format, print_json, table_lines
-from minibroker.deploy.status import BrokerStatus, Status, some_of
+from minibroker.deploy.observing.status import BrokerStatus, Status, some_of
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 

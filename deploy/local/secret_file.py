@@ -1,6 +1,6 @@
 """The file with the secret by which brokers of one cluster know each other: made once, by whoever comes first.
 
-    python -m minibroker.deploy.secret_file PATH
+    python -m minibroker.deploy.local.secret_file PATH
 
 `minibroker up` makes it in its data directory. In containers each broker does, in a volume that they share, before it
 starts: nobody has to think of it, and no secret is in the repository, in an image or on a command line.

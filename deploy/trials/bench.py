@@ -25,12 +25,12 @@ from minibroker.client.cli.terminal.output import (
     run,
 )
 from minibroker.client.cli.topics import open_admin
-from minibroker.deploy.demo import running_cluster, temporary_directory
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.failover import FailoverOutcome, Victims, play_rounds, restart_in_turn
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.processes import let_signals_interrupt
-from minibroker.deploy.storage import SETTINGS, Figure, StorageBench
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.processes import let_signals_interrupt
+from minibroker.deploy.trials.demo import running_cluster, temporary_directory
+from minibroker.deploy.trials.failover import FailoverOutcome, Victims, play_rounds, restart_in_turn
+from minibroker.deploy.trials.storage import SETTINGS, Figure, StorageBench
 
 _TABLE = ("acknowledged", "lost", "duplicated", "out_of_order", "gap_median_ms", "gap_p95_ms", "gap_max_ms")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from minibroker.deploy.cluster_file import ClusterFile
-from minibroker.deploy.local_cluster import ZOOKEEPER, LocalCluster, Member, name_of
-from minibroker.deploy.processes import Process, ProcessState, state_of
+from minibroker.deploy.local.cluster_file import ClusterFile
+from minibroker.deploy.local.local_cluster import ZOOKEEPER, LocalCluster, Member, name_of
+from minibroker.deploy.local.processes import Process, ProcessState, state_of
 
 _INTERVAL_S = 0.2
 

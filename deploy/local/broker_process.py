@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut
-from minibroker.deploy.ports import LOOPBACK
-from minibroker.deploy.processes import Process, is_alive, spawn_python, wait_until
+from minibroker.deploy.local.ports import LOOPBACK
+from minibroker.deploy.local.processes import Process, is_alive, spawn_python, wait_until
 
 LOG_LEVEL = "MINIBROKER_LOG_LEVEL"
 """The environment variable that brokers read."""

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.ports import LOOPBACK
-from minibroker.deploy.processes import Process
+from minibroker.deploy.local.ports import LOOPBACK
+from minibroker.deploy.local.processes import Process
 from minibroker.protocol.world.real import RealDisk
 
 FILE_NAME = "cluster.json"

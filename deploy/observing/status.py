@@ -13,9 +13,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from minibroker.deploy.cluster_file import ClusterFile
-from minibroker.deploy.cluster_view import ClusterView
-from minibroker.deploy.processes import ProcessState
+from minibroker.deploy.local.cluster_file import ClusterFile
+from minibroker.deploy.local.processes import ProcessState
+from minibroker.deploy.observing.cluster_view import ClusterView
 from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress
 from minibroker.protocol.words import all_of

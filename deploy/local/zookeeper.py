@@ -14,8 +14,8 @@ from pathlib import Path
 
 from minibroker.client.java import find_java
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut
-from minibroker.deploy.ports import LOOPBACK
-from minibroker.deploy.processes import Process, is_alive, spawn, wait_until
+from minibroker.deploy.local.ports import LOOPBACK
+from minibroker.deploy.local.processes import Process, is_alive, spawn, wait_until
 
 DEFAULT_PORT = 2181
 START_TIMEOUT_S = 60.0

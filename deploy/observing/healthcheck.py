@@ -1,4 +1,4 @@
-"""The health check of a broker's container: `python -m minibroker.deploy.healthcheck [PORT]`.
+"""The health check of a broker's container: `python -m minibroker.deploy.observing.healthcheck [PORT]`.
 
 Exit code 0 where the broker on this host serves, is in touch with a controller and knows the brokers of the cluster;
 else 1, with the reason on stdout. It runs every few seconds in every container, so it does without an event loop.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException
 
-from minibroker.deploy.ports import LOOPBACK
+from minibroker.deploy.local.ports import LOOPBACK
 from minibroker.protocol.recovery_progress import RecoveryProgress, of_metrics
 
 ASK_TIMEOUT_S = 2.0

@@ -3,7 +3,7 @@
 A topic of its own takes a record a millisecond on each of its partitions, with acks=all. In each round the victims are
 killed with SIGKILL. Where the cluster can still take writes, it must take some before the victims are started again;
 then every replica must be back in the ISR before the next round. In the end everything is read back and judged
-(`minibroker.deploy.trial`).
+(`minibroker.deploy.trials.trial`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import NamedTuple
 from minibroker.client.admin import Admin
 from minibroker.client.cli.bench.report import percentile
 from minibroker.client.cli.bench.values import Values
-from minibroker.deploy.cluster_view import ClusterView
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local_cluster import ZOOKEEPER, LocalCluster, Member, name_of
-from minibroker.deploy.processes import ProcessState
-from minibroker.deploy.trial import PATIENCE_S, Gap, Trial, TrialVerdict, longest_gap, patience
-from minibroker.deploy.who import AllBrokers, BrokerId, ZooKeeperServer
+from minibroker.deploy.local.local_cluster import ZOOKEEPER, LocalCluster, Member, name_of
+from minibroker.deploy.local.processes import ProcessState
+from minibroker.deploy.local.who import AllBrokers, BrokerId, ZooKeeperServer
+from minibroker.deploy.observing.cluster_view import ClusterView
+from minibroker.deploy.trials.trial import PATIENCE_S, Gap, Trial, TrialVerdict, longest_gap, patience
 from minibroker.protocol.model import TopicPartition
 
 PARTITIONS = 3

@@ -22,19 +22,12 @@ from typing import Final, Literal
 import msgspec
 
 from minibroker.client.shown import undecodable
-from minibroker.deploy import broker_process, cluster_file, secret_file, zookeeper
-from minibroker.deploy.broker_process import LOG_LEVEL, HandedOver, StartingBroker
-from minibroker.deploy.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
-from minibroker.deploy.cluster_view import (
-    ClusterView,
-    ask_cluster,
-    ask_offline_log_dirs,
-    has_coordinators,
-    with_details,
-)
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut
-from minibroker.deploy.ports import LOOPBACK, free_ports, is_free, lowest_source_port
-from minibroker.deploy.processes import (
+from minibroker.deploy.local import broker_process, cluster_file, secret_file, zookeeper
+from minibroker.deploy.local.broker_process import LOG_LEVEL, HandedOver, StartingBroker
+from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.local.ports import LOOPBACK, free_ports, is_free, lowest_source_port
+from minibroker.deploy.local.processes import (
     Process,
     ProcessState,
     is_alive,
@@ -44,9 +37,8 @@ from minibroker.deploy.processes import (
     wait_until,
     wait_until_gone,
 )
-from minibroker.deploy.recovery import ask_recoveries
-from minibroker.deploy.status import Status, status_of_processes
-from minibroker.deploy.who import (
+from minibroker.deploy.local.recovery import ask_recoveries
+from minibroker.deploy.local.who import (
     AllBrokers,
     BrokerId,
     Controller,
@@ -56,6 +48,14 @@ from minibroker.deploy.who import (
     Who,
     ZooKeeperServer,
 )
+from minibroker.deploy.observing.cluster_view import (
+    ClusterView,
+    ask_cluster,
+    ask_offline_log_dirs,
+    has_coordinators,
+    with_details,
+)
+from minibroker.deploy.observing.status import Status, status_of_processes
 from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
 
 DEFAULT_BROKERS = 3

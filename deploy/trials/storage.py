@@ -26,11 +26,11 @@ from minibroker.client.cli.bench.report import percentile
 from minibroker.client.cli.bench.values import Values
 from minibroker.client.producer import Producer
 from minibroker.client.producing.delivery import Delivery
-from minibroker.deploy.demo import BROKERS, Tell
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import LOOPBACK
-from minibroker.deploy.trial import patience
-from minibroker.deploy.who import BrokerId
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import LOOPBACK
+from minibroker.deploy.local.who import BrokerId
+from minibroker.deploy.trials.demo import BROKERS, Tell
+from minibroker.deploy.trials.trial import patience
 from minibroker.protocol.apis import API_VERSIONS
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.messages import ApiVersionsRequest

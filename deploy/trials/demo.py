@@ -2,7 +2,7 @@
 
 The input is real: the lines of Python's own standard library, which are on every machine that runs this. They are sent
 at acks=all for as long as the story lasts, so that each kill hits a cluster at work; in the end all are read back and
-judged (`minibroker.deploy.trial`).
+judged (`minibroker.deploy.trials.trial`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import msgspec
 
 from minibroker.client.admin import Admin
 from minibroker.client.cli.timelines.story import Story, last_failover
-from minibroker.deploy.cluster_view import ClusterView
-from minibroker.deploy.local_cluster import LocalCluster
-from minibroker.deploy.ports import free_ports
-from minibroker.deploy.trial import PATIENCE_S, Trial, TrialVerdict, longest_gap, patience
-from minibroker.deploy.who import BrokerId
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.who import BrokerId
+from minibroker.deploy.observing.cluster_view import ClusterView
+from minibroker.deploy.trials.trial import PATIENCE_S, Trial, TrialVerdict, longest_gap, patience
 from minibroker.protocol.model import TopicPartition
 
 BROKERS = 3

@@ -1,0 +1,1 @@
+"""A cluster as processes of this machine: ZooKeeper and N brokers, started, broken and stopped."""
