@@ -173,7 +173,7 @@ def ingest(
 
 
 ViewOption = Annotated[
-    str, typer.Option("--view", metavar="NAME", help="The view's logic (spark_jobs/views.py): v1 or v2.")
+    str, typer.Option("--view", metavar="NAME", help="The view's logic (spark_jobs/views/views.py): v1 or v2.")
 ]
 RootOption = Annotated[
     Path, typer.Option("--output", metavar="DIR", callback=_nameable, help="Where the view's versions and CURRENT are.")
@@ -200,7 +200,7 @@ def kappa(
     source = _source(topics, bootstrap, data, "earliest", max_offsets_per_trigger, timestamp_out_of_range)
     settings = _settings(conf)
     from minibroker.spark_jobs.kappa import run_kappa
-    from minibroker.spark_jobs.views import view_named
+    from minibroker.spark_jobs.views.views import view_named
 
     view_named(view)
     with jobs.job_session(f"kappa {view}", master, settings) as spark:
@@ -238,7 +238,7 @@ def lambda_(
     source = _source(topics, bootstrap, data, "earliest", max_offsets_per_trigger, timestamp_out_of_range)
     settings = _settings(conf)
     from minibroker.spark_jobs.lambda_ import run_lambda
-    from minibroker.spark_jobs.views import view_named
+    from minibroker.spark_jobs.views.views import view_named
 
     view_named(view)
     with jobs.job_session(f"lambda {view}", master, settings) as spark:

@@ -3,7 +3,7 @@
     spark = spark_session("reader")
     read_ingested(spark, "out").where("topic = 'orders'").count()
 
-Each batch of a streaming query becomes a manifest of a table (`minibroker.spark_jobs.table_writer` says how and why),
+Each batch of a streaming query becomes a manifest of a table (see `spark_jobs/tables/table_writer.py`),
 partitioned by topic and by the day of the records' timestamps (UTC). Rows are those of the source, with headers.
 """
 
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from minibroker.client.cli.terminal.live import progress_bar
 from minibroker.protocol.model import TopicPartition
-from minibroker.spark_jobs.checkpoint import Checkpoint
 from minibroker.spark_jobs.jobs import Source, run_query, triggers_told
-from minibroker.spark_jobs.manifests import Table
-from minibroker.spark_jobs.offsets import by_partition
-from minibroker.spark_jobs.table_reader import read_files
+from minibroker.spark_jobs.source.offsets import by_partition
+from minibroker.spark_jobs.tables.checkpoint import Checkpoint
+from minibroker.spark_jobs.tables.manifests import Table
+from minibroker.spark_jobs.tables.table_reader import read_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,8 +57,8 @@ def run_ingest(
     `fan_in` batches of small files are compacted into one; 0: never. Raises MinibrokerError: another process writes to
     the output, output and checkpoint do not belong together, records are gone, the query fails.
     """
-    from minibroker.spark_jobs.initial_offsets import keep_initial_offsets
-    from minibroker.spark_jobs.table_writer import TableWriter
+    from minibroker.spark_jobs.source.initial_offsets import keep_initial_offsets
+    from minibroker.spark_jobs.tables.table_writer import TableWriter
 
     with TableWriter(output, checkpoint, CONTENT) as writer:
         options = source.stream_options
@@ -93,8 +93,8 @@ def run_ingest(
 
 
 def _backlog(options: dict[str, str], start: Mapping[TopicPartition, int]) -> int:
-    from minibroker.spark_jobs.log_client import LogClient
-    from minibroker.spark_jobs.options import LATEST, parse_read_options
+    from minibroker.spark_jobs.source.log_client import LogClient
+    from minibroker.spark_jobs.source.options import LATEST, parse_read_options
 
     parsed = parse_read_options(options, is_streaming=True)
     with LogClient(parsed.bootstrap, f"{parsed.client_id}-progress") as client:
@@ -128,7 +128,7 @@ def _rewrite(spark: SparkSession, data: Path, files: Sequence[str], directory: P
 def _records_schema() -> StructType:
     from pyspark.sql.types import DateType
 
-    from minibroker.spark_jobs.source import read_schema
+    from minibroker.spark_jobs.source.source import read_schema
 
     return read_schema(True).add("date", DateType())
 

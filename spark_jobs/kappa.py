@@ -2,7 +2,7 @@
 
 To change what a view computes, start the new version beside the old one. It reads the topics from the beginning, with a
 checkpoint and a directory of its own, while the old one serves; once it has caught up it is served instead, and the old
-one ends (`minibroker.spark_jobs.serving`).
+one ends (`minibroker.spark_jobs.views.serving`).
 
 There is no watermark, so a stream's state is as large as its view and grows with it. With a watermark, Spark would
 forget windows and leave out lines that come later; which lines those are depends on how records fell into batches, so
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from minibroker.client.errors import InvalidSetting
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.spark_jobs.jobs import Source, triggers_told
-from minibroker.spark_jobs.serving import Serving
-from minibroker.spark_jobs.view_stream import ViewStream
+from minibroker.spark_jobs.views.serving import Serving
+from minibroker.spark_jobs.views.view_stream import ViewStream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.words import counted
 from minibroker.protocol.world.real import RealWorld
-from minibroker.spark_jobs.bounds import latest_offsets, starting_offsets
 from minibroker.spark_jobs.jobs import Source, run_batch, tell, triggers_told
-from minibroker.spark_jobs.log_client import LogClient
-from minibroker.spark_jobs.manifests import Table
-from minibroker.spark_jobs.offsets import Offsets, from_json, to_json
-from minibroker.spark_jobs.options import parse_read_options
-from minibroker.spark_jobs.serving import Current, Serving
-from minibroker.spark_jobs.table_writer import KEEP_REPLACED_MS, TableWriter
-from minibroker.spark_jobs.view_stream import ViewStream
-from minibroker.spark_jobs.views import view_named, write_changes
+from minibroker.spark_jobs.source.bounds import latest_offsets, starting_offsets
+from minibroker.spark_jobs.source.log_client import LogClient
+from minibroker.spark_jobs.source.offsets import Offsets, from_json, to_json
+from minibroker.spark_jobs.source.options import parse_read_options
+from minibroker.spark_jobs.tables.manifests import Table
+from minibroker.spark_jobs.tables.table_writer import KEEP_REPLACED_MS, TableWriter
+from minibroker.spark_jobs.views.serving import Current, Serving
+from minibroker.spark_jobs.views.view_stream import ViewStream
+from minibroker.spark_jobs.views.views import view_named, write_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.listener import (
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import plural
-from minibroker.spark_jobs.offsets import by_partition, from_json
+from minibroker.spark_jobs.source.offsets import by_partition, from_json
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def spark_session(
     configuration = spark_configuration(app_name, master=master, settings=settings, defaults=defaults)
     from pyspark.sql import SparkSession
 
-    from minibroker.spark_jobs.source import MinibrokerDataSource
+    from minibroker.spark_jobs.source.source import MinibrokerDataSource
 
     session = SparkSession.builder.config(conf=configuration).getOrCreate()
     session.dataSource.register(MinibrokerDataSource)

@@ -39,10 +39,10 @@ from minibroker.client.fetching.records import ConsumerBatch
 from minibroker.client.producer import Producer
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
-from minibroker.spark_jobs.offsets import OffsetRange
-from minibroker.spark_jobs.options import parse_read_options
 from minibroker.spark_jobs.session import spark_session
-from minibroker.spark_jobs.source import BatchReader, MinibrokerDataSource
+from minibroker.spark_jobs.source.offsets import OffsetRange
+from minibroker.spark_jobs.source.options import parse_read_options
+from minibroker.spark_jobs.source.source import BatchReader, MinibrokerDataSource
 
 RUNS = 3
 POOL = 100_000

@@ -28,7 +28,7 @@ PATIENCE_S = 240.0
 READ = """
 import json
 import pyarrow.parquet
-from minibroker.spark_jobs.manifests import Table
+from minibroker.spark_jobs.tables.manifests import Table
 
 table = Table("ingested")
 found = [pyarrow.parquet.ParquetFile(path).read(["partition", "offset", "value"]).to_pylist() for path in table.files()]

@@ -36,10 +36,10 @@ from minibroker.deploy.local.who import AllBrokers, Controller, LeaderOf
 from minibroker.protocol.model import TopicPartition
 from minibroker.spark_jobs.ingest import read_ingested
 from minibroker.spark_jobs.jobs import prepare_session
-from minibroker.spark_jobs.log_client import LogClient
-from minibroker.spark_jobs.manifests import Table
-from minibroker.spark_jobs.options import LATEST
 from minibroker.spark_jobs.session import spark_session
+from minibroker.spark_jobs.source.log_client import LogClient
+from minibroker.spark_jobs.source.options import LATEST
+from minibroker.spark_jobs.tables.manifests import Table
 from tests.spark.exactness import differences
 from tests.spark.standalone import SETTINGS, SparkCluster, spark_cluster_in
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minibroker.protocol.model import TopicPartition
-from minibroker.spark_jobs.offsets import OffsetRange, prorated, split
+from minibroker.spark_jobs.source.offsets import OffsetRange, prorated, split
 
 SIZES = st.dictionaries(st.integers(0, 30), st.integers(1, 10**9), min_size=1).map(
     lambda sizes: {TopicPartition("t", index): size for index, size in sizes.items()}

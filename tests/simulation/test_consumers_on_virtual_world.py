@@ -20,10 +20,10 @@ from minibroker.controller.handlers import steps
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
-from minibroker.spark_jobs.look_ups import LookUps
-from minibroker.spark_jobs.offsets import OffsetRange, Offsets, TopicOffsets, losses
-from minibroker.spark_jobs.options import Subscription
-from minibroker.spark_jobs.reading import RangeFetcher, ReadSettings
+from minibroker.spark_jobs.source.look_ups import LookUps
+from minibroker.spark_jobs.source.offsets import OffsetRange, Offsets, TopicOffsets, losses
+from minibroker.spark_jobs.source.options import Subscription
+from minibroker.spark_jobs.source.reading import RangeFetcher, ReadSettings
 from tests.simulation.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
 from tests.simulation.loop import run
 from tests.simulation.world import Simulation, VirtualWorld

@@ -38,8 +38,8 @@ from minibroker.protocol.apis import METADATA
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import World
-from minibroker.spark_jobs.offsets import DataLost, OffsetRange
-from minibroker.spark_jobs.reading import RangeFetcher, ReadSettings
+from minibroker.spark_jobs.source.offsets import DataLost, OffsetRange
+from minibroker.spark_jobs.source.reading import RangeFetcher, ReadSettings
 from tests.simulation.answers import (
     ANY,
     DONE,

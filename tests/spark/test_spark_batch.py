@@ -11,9 +11,9 @@ from pyspark.sql import functions as F  # noqa: N812 (everybody's name for it)
 
 from minibroker.client.administering.offsets import OffsetAndTimestamp
 from minibroker.protocol.model import TopicPartition
-from minibroker.spark_jobs.log_client import LogClient
-from minibroker.spark_jobs.options import EARLIEST, LATEST
-from minibroker.spark_jobs.source import read_schema
+from minibroker.spark_jobs.source.log_client import LogClient
+from minibroker.spark_jobs.source.options import EARLIEST, LATEST
+from minibroker.spark_jobs.source.source import read_schema
 from tests.spark.logs import Logs
 
 

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.spark_jobs.ingest import CONTENT, Ingested, read_ingested, run_ingest
 from minibroker.spark_jobs.jobs import Source, prepare_session
-from minibroker.spark_jobs.manifests import Table
-from minibroker.spark_jobs.table_writer import TableWriter
+from minibroker.spark_jobs.tables.manifests import Table
+from minibroker.spark_jobs.tables.table_writer import TableWriter
 from tests.spark.exactness import differences
 from tests.spark.logs import Logs
 

@@ -14,8 +14,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.who import BrokerId, LeaderOf
 from minibroker.protocol.model import TopicPartition
-from minibroker.spark_jobs.initial_offsets import keep_initial_offsets
 from minibroker.spark_jobs.progress import LagListener
+from minibroker.spark_jobs.source.initial_offsets import keep_initial_offsets
 from tests.spark.logs import Logs
 from tests.waiting import until_true
 

@@ -20,10 +20,10 @@ import pytest
 
 from minibroker.spark_jobs.kappa import run_kappa
 from minibroker.spark_jobs.lambda_ import run_lambda
-from minibroker.spark_jobs.manifests import Table
-from minibroker.spark_jobs.serving import Serving
-from minibroker.spark_jobs.view_stream import read_view
-from minibroker.spark_jobs.views import VIEWS
+from minibroker.spark_jobs.tables.manifests import Table
+from minibroker.spark_jobs.views.serving import Serving
+from minibroker.spark_jobs.views.view_stream import read_view
+from minibroker.spark_jobs.views.views import VIEWS
 from tests.faults.spark_rounds import descendants
 from tests.spark.exactness import differences
 from tests.spark.logs import Logs

@@ -17,11 +17,11 @@ from minibroker.protocol.errors import MinibrokerError
 from minibroker.spark_jobs.jobs import Source, prepare_session
 from minibroker.spark_jobs.kappa import run_kappa
 from minibroker.spark_jobs.lambda_ import Lambda, run_lambda
-from minibroker.spark_jobs.manifests import Table
-from minibroker.spark_jobs.offsets import from_json
-from minibroker.spark_jobs.serving import Serving, reached
-from minibroker.spark_jobs.view_stream import CHECKPOINT, read_view
-from minibroker.spark_jobs.views import VIEWS
+from minibroker.spark_jobs.source.offsets import from_json
+from minibroker.spark_jobs.tables.manifests import Table
+from minibroker.spark_jobs.views.serving import Serving, reached
+from minibroker.spark_jobs.views.view_stream import CHECKPOINT, read_view
+from minibroker.spark_jobs.views.views import VIEWS
 from tests.spark.exactness import differences
 from tests.spark.logs import Logs
 from tests.waiting import until_true

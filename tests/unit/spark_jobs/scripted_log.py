@@ -12,9 +12,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from minibroker.protocol.apis import Api
 from minibroker.protocol.records import Header, encode_batch
-from minibroker.spark_jobs.offsets import OffsetRange
-from minibroker.spark_jobs.reading import ReadSettings, read_range
-from minibroker.spark_jobs.source import read_schema
+from minibroker.spark_jobs.source.offsets import OffsetRange
+from minibroker.spark_jobs.source.reading import ReadSettings, read_range
+from minibroker.spark_jobs.source.source import read_schema
 from tests.unit.client.scripted_broker import Action, Log, ScriptedCluster
 
 T = TypeVar("T")

@@ -9,8 +9,8 @@ import pytest
 
 from minibroker.client.errors import InvalidSetting
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.spark_jobs.initial_offsets import FILE_NAME, keep_initial_offsets, load_or_store
-from minibroker.spark_jobs.offsets import TopicOffsets
+from minibroker.spark_jobs.source.initial_offsets import FILE_NAME, keep_initial_offsets, load_or_store
+from minibroker.spark_jobs.source.offsets import TopicOffsets
 from tests.unit.spark_jobs.scripted_log import scripted_log
 
 FIRST = {"t": TopicOffsets("id", {0: 5})}

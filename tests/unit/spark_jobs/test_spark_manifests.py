@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.spark_jobs.manifests import DataFile, Manifest, Span, Table, effective, next_compaction, span_of
+from minibroker.spark_jobs.tables.manifests import DataFile, Manifest, Span, Table, effective, next_compaction, span_of
 
 
 def manifest(first: int, last: int, level: int = 0, size: int = 1) -> Manifest:

@@ -8,7 +8,7 @@ import pytest
 
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
-from minibroker.spark_jobs.offsets import (
+from minibroker.spark_jobs.source.offsets import (
     DataLost,
     OffsetRange,
     TopicOffsets,

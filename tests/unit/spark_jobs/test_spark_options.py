@@ -8,7 +8,7 @@ import pytest
 
 from minibroker.client.errors import InvalidSetting
 from minibroker.protocol.model import TopicPartition
-from minibroker.spark_jobs.options import (
+from minibroker.spark_jobs.source.options import (
     DEFAULT_MAX_OFFSETS_PER_TRIGGER,
     EARLIEST,
     LATEST,

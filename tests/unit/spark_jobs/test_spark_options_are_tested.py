@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.spark_jobs.options import READ_OPTIONS, WRITE_OPTIONS
+from minibroker.spark_jobs.source.options import READ_OPTIONS, WRITE_OPTIONS
 
 TESTS = Path(__file__).parents[2]
 

@@ -22,14 +22,14 @@ from minibroker.protocol.records import (
     parse_header,
 )
 from minibroker.protocol.records.compression import Compression
-from minibroker.spark_jobs import arrow
-from minibroker.spark_jobs.arrow import BatchBuilder
-from minibroker.spark_jobs.bounds import resolve, starting_offsets
-from minibroker.spark_jobs.log_client import LogClient
-from minibroker.spark_jobs.offsets import DataLost, OffsetRange
-from minibroker.spark_jobs.options import EARLIEST, LATEST, Bound, Subscription, parse_read_options
-from minibroker.spark_jobs.reading import ReadSettings, read_range
-from minibroker.spark_jobs.source import read_schema
+from minibroker.spark_jobs.source import arrow
+from minibroker.spark_jobs.source.arrow import BatchBuilder
+from minibroker.spark_jobs.source.bounds import resolve, starting_offsets
+from minibroker.spark_jobs.source.log_client import LogClient
+from minibroker.spark_jobs.source.offsets import DataLost, OffsetRange
+from minibroker.spark_jobs.source.options import EARLIEST, LATEST, Bound, Subscription, parse_read_options
+from minibroker.spark_jobs.source.reading import ReadSettings, read_range
+from minibroker.spark_jobs.source.source import read_schema
 from tests.unit.client.scripted_broker import DROP, Action, Received, reject
 from tests.unit.spark_jobs.scripted_log import ScriptedLog, scripted_log
 

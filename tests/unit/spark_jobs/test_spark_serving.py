@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.spark_jobs.offsets import TopicOffsets
-from minibroker.spark_jobs.serving import Replaced, Serving, reached
+from minibroker.spark_jobs.source.offsets import TopicOffsets
+from minibroker.spark_jobs.views.serving import Replaced, Serving, reached
 
 
 def at(*offsets: int, topic_id: str = "id") -> dict[str, TopicOffsets]:

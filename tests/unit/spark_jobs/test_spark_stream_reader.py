@@ -14,9 +14,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import LIST_OFFSETS, encode_request
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.spark_jobs import look_ups
-from minibroker.spark_jobs.offsets import DataLost, OffsetRange
-from minibroker.spark_jobs.source import MinibrokerDataSource, RangePartition, StreamReader, read_schema
+from minibroker.spark_jobs.source import look_ups
+from minibroker.spark_jobs.source.offsets import DataLost, OffsetRange
+from minibroker.spark_jobs.source.source import MinibrokerDataSource, RangePartition, StreamReader, read_schema
 from tests.unit.client.scripted_broker import DROP, Log, Received, reject
 from tests.unit.spark_jobs.scripted_log import ScriptedLog, scripted_log
 

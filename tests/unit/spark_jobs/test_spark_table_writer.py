@@ -13,11 +13,11 @@ import pyarrow.parquet
 import pytest
 
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.spark_jobs.checkpoint import Checkpoint
-from minibroker.spark_jobs.initial_offsets import FILE_NAME
-from minibroker.spark_jobs.manifests import Table
-from minibroker.spark_jobs.offsets import from_json
-from minibroker.spark_jobs.table_writer import KEEP_REPLACED_MS, TableWriter
+from minibroker.spark_jobs.source.initial_offsets import FILE_NAME
+from minibroker.spark_jobs.source.offsets import from_json
+from minibroker.spark_jobs.tables.checkpoint import Checkpoint
+from minibroker.spark_jobs.tables.manifests import Table
+from minibroker.spark_jobs.tables.table_writer import KEEP_REPLACED_MS, TableWriter
 
 CONTENT = {"job": "test"}
 

@@ -12,10 +12,10 @@ from minibroker.client.errors import DeliveryFailed, InvalidSetting
 from minibroker.client.producing.partitioners import crc32
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.errors import BrokerError, MinibrokerError
-from minibroker.spark_jobs import look_ups, writing
-from minibroker.spark_jobs.options import WriteOptions
-from minibroker.spark_jobs.source import BatchWriter, MinibrokerDataSource
-from minibroker.spark_jobs.writing import Written, check_write_schema, write_batches
+from minibroker.spark_jobs.source import look_ups, writing
+from minibroker.spark_jobs.source.options import WriteOptions
+from minibroker.spark_jobs.source.source import BatchWriter, MinibrokerDataSource
+from minibroker.spark_jobs.source.writing import Written, check_write_schema, write_batches
 from tests.unit.client.scripted_broker import CARRY_OUT_AND_DROP
 from tests.unit.spark_jobs.scripted_log import ScriptedLog, scripted_log
 

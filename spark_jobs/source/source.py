@@ -1,14 +1,14 @@
 """`spark.read.format("minibroker")`, readStream, write and writeStream: a Spark data source in Python.
 
-    from minibroker.spark_jobs.source import MinibrokerDataSource
+    from minibroker.spark_jobs.source.source import MinibrokerDataSource
 
     spark.dataSource.register(MinibrokerDataSource)
     spark.readStream.format("minibroker").option("bootstrap.servers", "localhost:9092").option("subscribe", "orders")
 
-Rows and options are those of Spark's Kafka connector (`minibroker.spark_jobs.options`). Records are read by the
+Rows and options are those of Spark's Kafka connector (`options`). Records are read by the
 executors, one task for each partition unless `minPartitions` or `maxRecordsPerPartition` divides them, as Arrow batches
-made from record columns (`minibroker.spark_jobs.reading`). What a task reads is decided on the driver, by offsets alone
-(`minibroker.spark_jobs.offsets`), so a task that is repeated reads the same.
+made from record columns (`reading`). What a task reads is decided on the driver, by offsets alone
+(`offsets`), so a task that is repeated reads the same.
 
 How the traps of Spark's Python API are avoided:
 
@@ -16,7 +16,7 @@ How the traps of Spark's Python API are avoided:
   the offset and timestamp options.
 - A stream's first offset is not in Spark's checkpoint until its first batch is committed, and every restart before that
   asks for it again: "latest" would mean something later each time, and skip records. With the option
-  `initialOffsetsFile` it is resolved once and kept in that file; `minibroker.spark_jobs.initial_offsets` does so before
+  `initialOffsetsFile` it is resolved once and kept in that file; `initial_offsets` does so before
   the query starts. Give the option to every query that begins at "latest" and must not miss anything.
 - An exception in `latestOffset` ends the query, so it waits for failovers.
 
@@ -65,10 +65,10 @@ from pyspark.sql.types import (
 from minibroker.client.errors import InvalidSetting
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
-from minibroker.spark_jobs.bounds import earliest_offsets, latest_offsets, resolve, starting_offsets
-from minibroker.spark_jobs.initial_offsets import load_or_store
-from minibroker.spark_jobs.log_client import LogClient
-from minibroker.spark_jobs.offsets import (
+from minibroker.spark_jobs.source.bounds import earliest_offsets, latest_offsets, resolve, starting_offsets
+from minibroker.spark_jobs.source.initial_offsets import load_or_store
+from minibroker.spark_jobs.source.log_client import LogClient
+from minibroker.spark_jobs.source.offsets import (
     JsonOffsets,
     OffsetRange,
     Offsets,
@@ -88,7 +88,7 @@ from minibroker.spark_jobs.offsets import (
     up_to,
     with_kept_epochs,
 )
-from minibroker.spark_jobs.options import (
+from minibroker.spark_jobs.source.options import (
     ReadOptions,
     Subscription,
     WriteOptions,
@@ -96,8 +96,8 @@ from minibroker.spark_jobs.options import (
     parse_read_options,
     parse_write_options,
 )
-from minibroker.spark_jobs.reading import ReadSettings, read_range
-from minibroker.spark_jobs.writing import WRITER_CLIENT_ID, Written, check_write_schema, write_batches
+from minibroker.spark_jobs.source.reading import ReadSettings, read_range
+from minibroker.spark_jobs.source.writing import WRITER_CLIENT_ID, Written, check_write_schema, write_batches
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from minibroker.client.administering.offsets import Known, OffsetAndTimestamp
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.world import World
-from minibroker.spark_jobs.connecting import FIRST_CONTACT_PATIENCE_S, PATIENCE_S, connect, new_cluster
-from minibroker.spark_jobs.look_ups import LookUps, Topics, offset_of
-from minibroker.spark_jobs.offsets import Offsets, TopicOffsets
-from minibroker.spark_jobs.options import Subscription
+from minibroker.spark_jobs.source.connecting import FIRST_CONTACT_PATIENCE_S, PATIENCE_S, connect, new_cluster
+from minibroker.spark_jobs.source.look_ups import LookUps, Topics, offset_of
+from minibroker.spark_jobs.source.offsets import Offsets, TopicOffsets
+from minibroker.spark_jobs.source.options import Subscription
 
 
 class LogClient:

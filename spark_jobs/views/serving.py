@@ -21,8 +21,8 @@ import msgspec
 
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.world.real import RealWorld
-from minibroker.spark_jobs.manifests import Table
-from minibroker.spark_jobs.offsets import Offsets, from_json, to_json
+from minibroker.spark_jobs.source.offsets import Offsets, from_json, to_json
+from minibroker.spark_jobs.tables.manifests import Table
 
 FILE_NAME = "CURRENT"
 LOCK_FILE = "lock"

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from minibroker.client.administering.offsets import Known
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
-from minibroker.spark_jobs.log_client import LogClient
-from minibroker.spark_jobs.look_ups import Topics, says_unknown
-from minibroker.spark_jobs.offsets import Offsets, TopicOffsets, grouped
-from minibroker.spark_jobs.options import EARLIEST, Bound, ReadOptions
+from minibroker.spark_jobs.source.log_client import LogClient
+from minibroker.spark_jobs.source.look_ups import Topics, says_unknown
+from minibroker.spark_jobs.source.offsets import Offsets, TopicOffsets, grouped
+from minibroker.spark_jobs.source.options import EARLIEST, Bound, ReadOptions
 
 
 def resolve(client: LogClient, topics: Topics, bound: Bound, *, name: str) -> dict[TopicPartition, int]:

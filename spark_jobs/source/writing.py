@@ -18,7 +18,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from minibroker.client.errors import InvalidSetting
 from minibroker.client.producer import Producer, drain_patiently
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.spark_jobs.options import WriteOptions
+from minibroker.spark_jobs.source.options import WriteOptions
 
 COLUMNS = {
     "key": ("binary", "string"),

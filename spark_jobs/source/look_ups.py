@@ -16,8 +16,8 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import METADATA
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError, error_of
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
-from minibroker.spark_jobs.offsets import Offsets, TopicOffsets, by_partition, epochs_of, grouped
-from minibroker.spark_jobs.options import LATEST, Subscription
+from minibroker.spark_jobs.source.offsets import Offsets, TopicOffsets, by_partition, epochs_of, grouped
+from minibroker.spark_jobs.source.options import LATEST, Subscription
 
 logger = logging.getLogger(__name__)
 

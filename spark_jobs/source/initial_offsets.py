@@ -18,10 +18,10 @@ from pathlib import Path
 from minibroker.client.errors import InvalidSetting
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.world.real import RealDisk
-from minibroker.spark_jobs.bounds import starting_offsets
-from minibroker.spark_jobs.log_client import LogClient
-from minibroker.spark_jobs.offsets import TopicOffsets, from_json, to_json
-from minibroker.spark_jobs.options import parse_read_options
+from minibroker.spark_jobs.source.bounds import starting_offsets
+from minibroker.spark_jobs.source.log_client import LogClient
+from minibroker.spark_jobs.source.offsets import TopicOffsets, from_json, to_json
+from minibroker.spark_jobs.source.options import parse_read_options
 
 FILE_NAME = "minibroker-initial.json"
 
@@ -30,7 +30,7 @@ def keep_initial_offsets(options: Mapping[str, str], checkpoint: str | Path) -> 
     """The option that makes a stream begin where it would have begun at the first call.
 
     Resolves where to begin, unless `<checkpoint>/minibroker-initial.json` says so already. The checkpoint must be a
-    directory on the driver's machine. Raises InvalidSetting, and as `minibroker.spark_jobs.bounds.resolve`.
+    directory on the driver's machine. Raises InvalidSetting, and as `minibroker.spark_jobs.source.bounds.resolve`.
     """
     path = _local(checkpoint) / FILE_NAME
     parsed = parse_read_options(options, is_streaming=True)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.spark_jobs.checkpoint import Checkpoint
-from minibroker.spark_jobs.initial_offsets import keep_initial_offsets
 from minibroker.spark_jobs.jobs import is_running, run_query, stop_query, tell
-from minibroker.spark_jobs.manifests import Table
-from minibroker.spark_jobs.offsets import Offsets
-from minibroker.spark_jobs.serving import Replaced, Serving
-from minibroker.spark_jobs.table_writer import TableWriter, WriteParquet
-from minibroker.spark_jobs.views import merged, read_table, rewrite_newest, view_named, write_changes
+from minibroker.spark_jobs.source.initial_offsets import keep_initial_offsets
+from minibroker.spark_jobs.source.offsets import Offsets
+from minibroker.spark_jobs.tables.checkpoint import Checkpoint
+from minibroker.spark_jobs.tables.manifests import Table
+from minibroker.spark_jobs.tables.table_writer import TableWriter, WriteParquet
+from minibroker.spark_jobs.views.serving import Replaced, Serving
+from minibroker.spark_jobs.views.views import merged, read_table, rewrite_newest, view_named, write_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,7 +17,7 @@ import pyarrow.compute
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import DecodedBatch
 from minibroker.protocol.records.compression import Compression
-from minibroker.spark_jobs.offsets import OffsetRange
+from minibroker.spark_jobs.source.offsets import OffsetRange
 
 MIN_ROWS = 10_000
 ENOUGH_BYTES = 32 * 1024 * 1024

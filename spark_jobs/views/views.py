@@ -21,8 +21,8 @@ from pyspark.sql import functions as F  # noqa: N812 (everybody's name for it)
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from minibroker.client.errors import InvalidSetting
-from minibroker.spark_jobs.manifests import Table
-from minibroker.spark_jobs.table_reader import read_files
+from minibroker.spark_jobs.tables.manifests import Table
+from minibroker.spark_jobs.tables.table_reader import read_files
 
 WINDOW = "10 seconds"
 LONGEST_WORD = 32

@@ -45,10 +45,10 @@ from minibroker.protocol.records import (
     placed_batches,
 )
 from minibroker.protocol.world import World
-from minibroker.spark_jobs.arrow import BatchBuilder
-from minibroker.spark_jobs.connecting import PATIENCE_S, connect, new_cluster
-from minibroker.spark_jobs.offsets import OffsetRange, loss_error
-from minibroker.spark_jobs.options import ReadOptions
+from minibroker.spark_jobs.source.arrow import BatchBuilder
+from minibroker.spark_jobs.source.connecting import PATIENCE_S, connect, new_cluster
+from minibroker.spark_jobs.source.offsets import OffsetRange, loss_error
+from minibroker.spark_jobs.source.options import ReadOptions
 
 logger = logging.getLogger(__name__)
 

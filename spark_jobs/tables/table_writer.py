@@ -28,8 +28,9 @@ import pyarrow.parquet
 
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.world.real import RealWorld
-from minibroker.spark_jobs.checkpoint import Checkpoint
-from minibroker.spark_jobs.manifests import (
+from minibroker.spark_jobs.source.offsets import Offsets, from_json, to_json
+from minibroker.spark_jobs.tables.checkpoint import Checkpoint
+from minibroker.spark_jobs.tables.manifests import (
     MANIFESTS,
     TABLE_FILE,
     DataFile,
@@ -40,7 +41,6 @@ from minibroker.spark_jobs.manifests import (
     effective,
     next_compaction,
 )
-from minibroker.spark_jobs.offsets import Offsets, from_json, to_json
 
 LOCK_FILE = "lock"
 STAGING = "_staging"

@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.spark_jobs.initial_offsets import FILE_NAME
-from minibroker.spark_jobs.offsets import Offsets, from_json
+from minibroker.spark_jobs.source.initial_offsets import FILE_NAME
+from minibroker.spark_jobs.source.offsets import Offsets, from_json
 
 
 class Checkpoint:

@@ -1,0 +1,1 @@
+"""Spark's data source `minibroker`: options, offsets, reading and writing."""

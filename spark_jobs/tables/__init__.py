@@ -1,0 +1,1 @@
+"""Parquet tables that are written exactly once: manifests, checkpoints, reader and writer."""

@@ -1,0 +1,1 @@
+"""Views of a topic: batch, stream, and the place where both are served."""
