@@ -17,7 +17,7 @@ import pytest
 
 from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.processes import wait_until
-from tests.integration.shell import PATIENCE_S, Shell, start
+from tests.integration.cli.shell import PATIENCE_S, Shell, start
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from tests.simulation.cluster import VirtualCluster, host_name
 from tests.simulation.mutants import MUTANTS, planted
 from tests.simulation.test_forwarding_on_virtual_world import until_controller, with_cluster
 from tests.simulation.world import VirtualWorld
-from tests.unit.broker.test_handlers_produce_and_control import (
+from tests.unit.broker.handlers.test_handlers_produce_and_control import (
     test_orders_for_a_former_run_of_the_broker_are_refused as orders_for_a_former_run,
 )
 from tests.unit.controller.test_controller_executor import (

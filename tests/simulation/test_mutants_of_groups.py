@@ -11,10 +11,10 @@ from minibroker.protocol.errors import ErrorCode
 from tests.simulation import test_consumer_groups_on_virtual_world as consumers
 from tests.simulation import test_groups_on_virtual_world as groups
 from tests.simulation.mutants import planted
-from tests.unit.broker import test_groups_commits as commits
-from tests.unit.broker import test_groups_coordinator as coordinator
-from tests.unit.client import test_assignors as assignors
-from tests.unit.client import test_group_member as member
+from tests.unit.broker.groups import test_groups_commits as commits
+from tests.unit.broker.groups import test_groups_coordinator as coordinator
+from tests.unit.client.consuming import test_assignors as assignors
+from tests.unit.client.consuming import test_group_member as member
 
 pytestmark = pytest.mark.slow
 

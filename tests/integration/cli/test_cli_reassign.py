@@ -1,0 +1,72 @@
+"""`minibroker reassign` against a cluster of real processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import wait_until
+from tests.integration.cli.shell import PATIENCE_S, Shell
+
+
+@pytest.fixture
+def minibroker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    shell = Shell(tmp_path_factory.mktemp("shell"))
+    try:
+        shell.ok("up", "--detach", "--base-port", str(free_ports(3)[0]))
+        yield shell
+    finally:
+        if shell.cluster.file_or_none() is not None:
+            shell.cluster.down(kill=True)
+
+
+@pytest.mark.slow
+def test_replicas_are_moved_verified_and_moved_back(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "orders", "--partitions", "3", "--replication-factor", "1")
+    minibroker.ok("produce", "orders", stdin=b"".join(b"%d\n" % number for number in range(30)))
+    ids = ",".join(str(broker.id) for broker in minibroker.cluster.file().brokers)
+    proposal = ["reassign", "generate", "--topic", "orders", "--brokers", ids, "--replication-factor", "2"]
+    assert minibroker.ok(*proposal).splitlines()[0].split() == ["topic", "partition", "replicas", "proposed"]
+    wanted = minibroker.ok(*proposal, "--format", "json").encode()
+    assert {p["partition"]: len(p["replicas"]) for p in json.loads(wanted)["partitions"]} == {0: 2, 1: 2, 2: 2}
+    before = minibroker.ok("reassign", "execute", "-", "--format", "json", stdin=wanted).encode()
+    assert [len(p["replicas"]) for p in json.loads(before)["partitions"]] == [1, 1, 1]
+
+    def is_complete(file: bytes) -> bool:
+        return minibroker("reassign", "verify", "-", stdin=file).code == 0
+
+    assert wait_until(lambda: is_complete(wanted), PATIENCE_S)
+    states = json.loads(minibroker.ok("reassign", "verify", "-", "--format", "json", stdin=wanted))
+    assert {state["state"] for state in states} == {"complete"}
+    idle = minibroker.ok("reassign", "cancel", "-", stdin=wanted)
+    assert idle == "nothing to cancel: orders-0, orders-1, orders-2 not being reassigned\n"
+    assert json.loads(minibroker.ok("reassign", "cancel", "-", "--format", "json", stdin=wanted)) == []
+    minibroker.ok("reassign", "execute", "-", stdin=before)
+    assert wait_until(lambda: is_complete(before), PATIENCE_S)
+    read = minibroker.ok("consume", "orders", "--exit-at-end", "--output", "%s\\n").split()
+    assert sorted(map(int, read)) == list(range(30))
+    elsewhere = ["reassign", "generate", "--topic", "orders", "--brokers", f"977,{ids}"]
+    assert "broker 977 is not alive" in minibroker.refused(1, *elsewhere)
+    nowhere = b'{"version":1,"partitions":[{"topic":"orders","partition":0,"replicas":[977]}]}'
+    assert "broker 977 is not alive" in minibroker.refused(1, "reassign", "execute", "-", stdin=nowhere)
+    assert "is not a list of reassignments" in minibroker.refused(2, "reassign", "execute", "-", stdin=b"{}")
+    assert "version" in minibroker.refused(2, "reassign", "execute", "-", stdin=nowhere.replace(b":1,", b":7,", 1))
+
+
+@pytest.mark.slow
+def test_where_some_reassignments_are_refused_those_that_began_can_be_led_back(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "orders", "--partitions", "2", "--replication-factor", "2")
+    described = minibroker("topics", "describe", "orders", "--format", "json").json()["partitions"]
+    one = described[1]["replicas"]
+    entries = [
+        {"topic": "orders", "partition": 0, "replicas": [977]},
+        {"topic": "orders", "partition": 1, "replicas": one[::-1]},
+    ]
+    wanted = json.dumps({"version": 1, "partitions": entries}).encode()
+    half = minibroker("reassign", "execute", "-", "--format", "json", stdin=wanted)
+    assert half.code == 1
+    assert half.err.startswith("error: INVALID_REPLICA_ASSIGNMENT: orders-0")
+    assert json.loads(half.out) == {"version": 1, "partitions": [{"topic": "orders", "partition": 1, "replicas": one}]}

@@ -1,0 +1,141 @@
+"""Znodes that only brokers with the cluster's credential may change, on a real ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from minibroker.client.admin import Admin
+from minibroker.client.producer import Producer
+from minibroker.controller.zookeeper import KazooSession, KazooZooKeeper
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
+from minibroker.protocol import znodes
+from minibroker.protocol.world import Check, MultiFailed, SessionState, SetData, ZooKeeperError
+from tests.integration.zookeeper.zookeeper_process import zookeeper_process
+from tests.integration.zookeeper.zookeeper_sessions import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS, record_states
+
+DIGEST = "minibroker:a-secret-that-is-long"
+GUARDED = [("digest", 31), ("world", 1)]
+""""auth" becomes the digest of whoever creates the node."""
+
+
+@asynccontextmanager
+async def session_with(servers: str, digest: str | None, *, sets_acl: bool = False) -> AsyncIterator[KazooSession]:
+    zookeeper = KazooZooKeeper()
+    if digest is not None:
+        zookeeper.authenticate(digest, sets_acl=sets_acl)
+    session = await zookeeper.connect(servers, SESSION_TIMEOUT_MS, CONNECT_TIMEOUT_MS)
+    try:
+        yield session
+    finally:
+        await session.close()
+
+
+def test_what_a_session_with_a_credential_makes_can_be_read_by_all_and_changed_by_those_who_have_it(
+    zookeeper: str,
+) -> None:
+    async def scenario() -> None:
+        async with session_with(zookeeper, DIGEST, sets_acl=True) as broker:
+            await broker.create("/guarded", b"one")
+            for digest in (None, "minibroker:another"):
+                async with session_with(zookeeper, digest) as stranger:
+                    assert (await stranger.get("/guarded"))[0] == b"one"
+                    for attempt in (
+                        stranger.set("/guarded", b"two", 0),
+                        stranger.create("/guarded/child", b""),
+                        stranger.create("/beside-it", b""),  # the chroot was made by the broker, too
+                        stranger.delete("/guarded", 0),
+                    ):
+                        with pytest.raises(ZooKeeperError, match="refuses it.*set zookeeper.digest.file"):
+                            await attempt
+                    with pytest.raises(MultiFailed, match="refuses it"):
+                        await stranger.multi([Check("/guarded", 0), SetData("/guarded", b"two", 0)])
+            async with session_with(zookeeper, DIGEST) as other_broker:
+                await other_broker.set("/guarded", b"two", 0)
+                await other_broker.delete("/guarded", 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_credential_without_acls_leaves_nodes_open(zookeeper: str) -> None:
+    async def scenario() -> None:
+        async with session_with(zookeeper, DIGEST) as broker, session_with(zookeeper, None) as stranger:
+            await broker.create("/open", b"")
+            await stranger.set("/open", b"changed", 0)
+
+    asyncio.run(scenario())
+
+
+def test_the_credential_is_shown_again_on_the_next_connection() -> None:
+    async def scenario() -> None:
+        with zookeeper_process() as server:
+            async with session_with(server.address, DIGEST, sets_acl=True) as session:
+                await session.create("/guarded", b"")
+                states = record_states(session)
+                await asyncio.to_thread(server.kill)
+                await asyncio.to_thread(server.start)
+                await states.until(lambda seen: SessionState.CONNECTED in seen)
+                await session.set("/guarded", b"changed", 0)
+
+    asyncio.run(scenario())
+
+
+def _acls(servers: str) -> dict[str, list[tuple[str, int]]]:
+    """Of every node of the cluster."""
+    client = KazooClient(hosts=servers)
+    client.start()
+    try:
+        found, paths = {}, [""]
+        while paths:
+            path = paths.pop()
+            paths += [f"{path}/{name}" for name in client.get_children(path or "/")]
+            acls, _ = client.get_acls(path or "/")
+            found[path or "/"] = sorted((acl.id.scheme, acl.perms) for acl in acls)
+        return found
+    finally:
+        client.stop()
+        client.close()
+
+
+@pytest.mark.slow
+def test_a_cluster_with_a_credential_guards_all_its_znodes_and_refuses_a_broker_without_it(
+    local_cluster: Callable[..., LocalCluster], zookeeper: str, tmp_path: Path
+) -> None:
+    digest_file = tmp_path / "zookeeper.digest"
+    digest_file.write_text(DIGEST + "\n")
+    settings = {"zookeeper.digest.file": str(digest_file), "zookeeper.set.acl": "true"}
+    cluster = local_cluster(brokers=3, settings=settings, zookeeper=zookeeper)
+
+    async def use() -> None:
+        async with Admin(cluster.bootstrap()) as admin, Producer(cluster.bootstrap()) as producer:
+            await admin.create_topic("guarded", partitions=3, replication_factor=3)
+            await producer.send("guarded", b"record")
+            await admin.create_topic("gone", partitions=1, replication_factor=3)
+            await admin.delete_topic("gone")
+
+    asyncio.run(use())
+    acls = _acls(zookeeper)
+    assert {znodes.CONTROLLER, znodes.broker_path(1), znodes.topic_path("guarded")} <= acls.keys()
+    assert {path: acl for path, acl in acls.items() if acl != GUARDED} == {}
+
+    overrides = {
+        "broker.id": "9",
+        "log.dirs": str(tmp_path / "broker-9"),
+        "listeners": f"PLAINTEXT://127.0.0.1:{free_ports(1)[0]},CONTROLLER://127.0.0.1:0",
+        "zookeeper.connect": zookeeper,
+    }
+    arguments = [text for pair in overrides.items() for text in ("--override", "=".join(pair))]
+    refused = subprocess.run(
+        [sys.executable, "-m", "minibroker.broker", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert refused.returncode == 1
+    assert "error: " in refused.stderr
+    assert "set zookeeper.digest.file to the file that the other brokers have" in refused.stderr
