@@ -115,22 +115,22 @@ MINUTES := 3
 SEED :=
 MUTANT :=
 simulate: setup
-	$(BIN)/python -m tests.simulation.simulate --minutes $(MINUTES) --floors \
+	$(BIN)/python -m tests.simulation.storms.simulate --minutes $(MINUTES) --floors \
 		$(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(if $(MUTANT),--mutant $(MUTANT))
 
 # New seeds every night, for as many hours as it takes; the output names the first one.
 NIGHTLY_SEEDS := 3000
 simulate-nightly: setup
 	first=$$(($$(date +%s) / 86400 * 10000)); \
-	$(BIN)/python -m tests.simulation.simulate --minutes $(MINUTES) --floors --seeds $$first..$$((first + $(NIGHTLY_SEEDS) - 1))
+	$(BIN)/python -m tests.simulation.storms.simulate --minutes $(MINUTES) --floors --seeds $$first..$$((first + $(NIGHTLY_SEEDS) - 1))
 
 # How many seeds it takes to catch each planted bug. All of them, or the one that MUTANT names.
 mutants: setup
-	$(BIN)/python -m tests.simulation.hunt --minutes $(MINUTES) $(if $(MUTANT),--mutant $(MUTANT))
+	$(BIN)/python -m tests.simulation.storms.hunt --minutes $(MINUTES) $(if $(MUTANT),--mutant $(MUTANT))
 
 # Whether the test that is named for each planted bug sees it. All of them, or the one that MUTANT names.
 mutants-seen: setup
-	$(BIN)/python -m tests.simulation.seen $(if $(MUTANT),--mutant $(MUTANT))
+	$(BIN)/python -m tests.simulation.mutants.seen $(if $(MUTANT),--mutant $(MUTANT))
 
 # Builds the images of deploy/docker-compose.yml, and prints their sizes. If no base image can be pulled, it makes one from
 # Debian's packages (as root, with debootstrap).

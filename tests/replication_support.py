@@ -41,8 +41,8 @@ from minibroker.protocol.messages import (
 from minibroker.protocol.model import DEFAULT_LISTENER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import ZooKeeperSession
 from minibroker.protocol.world.real import RealDisk
-from tests.simulation.loop import run
-from tests.simulation.world import Simulation, VirtualWorld
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.storage_support import Clock, open_log
 
 ME = 1

@@ -32,8 +32,8 @@ from minibroker.protocol.records import (
 )
 from minibroker.protocol.world import Beside, Disk, Executor, File, Lock, World, ZooKeeper
 from minibroker.protocol.world.real import NoZooKeeper, RealDisk, RealNetwork
-from tests.simulation.disk import ProcessDisk, VirtualDisk
-from tests.simulation.process import ProcessKilled
+from tests.simulation.simulator.disk import ProcessDisk, VirtualDisk
+from tests.simulation.simulator.process import ProcessKilled
 
 T = TypeVar("T")
 
@@ -161,7 +161,7 @@ class StorageHost:
 
 
 class _StorageProcess:
-    """`tests.simulation.disk.Owner`."""
+    """`tests.simulation.simulator.disk.Owner`."""
 
     def __init__(self) -> None:
         self._alive = True

@@ -9,7 +9,7 @@ controller, ZooKeeper or a member of the group is killed with SIGKILL and starte
 partition, and commit, within LIMIT_S; for a member that was killed that includes its session timeout.
 
 All processes note what they see with the machine's monotonic clock. In the end that is put together and judged as in
-the storms (`tests.simulation.group_history`): nothing committed goes back or was skipped, nothing comes again but what
+the storms (`storms.verdicts.group_history`): nothing committed goes back or was skipped, nothing comes again but what
 was not committed at a hand-over, nothing is out of order, no partition has two owners in a generation. Exit code 1
 unless all of this holds, the group has read everything, and nothing that was acknowledged is lost, twice there, or out
 of order.
@@ -50,7 +50,7 @@ from minibroker.protocol.errors import ErrorCode, MinibrokerError
 from minibroker.protocol.messages.groups import FindCoordinatorRequest
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world.real import RealNetwork
-from tests.simulation.group_history import GroupHistory, Records, check_group
+from tests.simulation.storms.verdicts.group_history import GroupHistory, Records, check_group
 
 BROKERS = 3
 MEMBERS = 3

@@ -15,7 +15,7 @@ from minibroker.deploy.local.processes import send_signal, wait_until, wait_unti
 from minibroker.deploy.local.who import AllBrokers, BrokerId, Controller
 from minibroker.deploy.trials.trial import Trial, TrialVerdict
 from tests.integration.cli.shell import PATIENCE_S, Shell
-from tests.simulation.cluster import NO_OFFSETS_TOPIC
+from tests.simulation.simulator.cluster import NO_OFFSETS_TOPIC
 
 LONGEST_STOP_S = 15.0
 

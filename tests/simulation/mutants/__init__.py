@@ -12,7 +12,7 @@ and says so. What costs time alone is not planted, since no promise is broken by
 metadata asks again; a broker that lost its watch on /controller runs when it is started, and others run meanwhile. Nor
 is producers' state that outlives a truncation (ten storms had no retry at the right moment): test_storage_log.py is
 there for it. What is wrong with the order of flushes and acknowledgements shows in topics with durability=synced alone,
-since no other replica is believed after a power cut: test_synced_topics_on_virtual_world.py plays it out.
+since no other replica is believed after a power cut: test_synced_topics.py plays it out.
 """
 
 from __future__ import annotations

@@ -34,10 +34,10 @@ from minibroker.protocol.kafka.metadata import API_VERSIONS
 from minibroker.protocol.messages import ApiVersionsRequest, FetchPartition, FetchRequest, FetchTopic
 from minibroker.protocol.world import Network
 from tests import kafka_connection
-from tests.simulation.cluster import PORT as DATA_PORT
-from tests.simulation.cluster import VirtualCluster
-from tests.simulation.loop import run
-from tests.simulation.world import Simulation
+from tests.simulation.simulator.cluster import PORT as DATA_PORT
+from tests.simulation.simulator.cluster import VirtualCluster
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.world import Simulation
 
 PORT = 9404
 TEXT = b"# a page\n" * 10_000

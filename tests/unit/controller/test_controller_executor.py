@@ -26,9 +26,9 @@ from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import ConnectionLoss, Operation, ZooKeeperError
 from minibroker.protocol.znodes import TopicZnode
-from tests.simulation.loop import run
-from tests.simulation.world import Simulation
-from tests.simulation.zookeeper import VirtualSession
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.world import Simulation
+from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.unit.controller.pictures import CONTROLLER, EPOCH, broker, carry_out, leads, partition, picture
 
 A = TopicPartition("a", 0)

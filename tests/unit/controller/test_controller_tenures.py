@@ -16,7 +16,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import Message
 from minibroker.protocol.model import Broker, TopicPartition
 from minibroker.protocol.world import Operation, SessionState
-from tests.simulation.zookeeper import VirtualSession
+from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.unit.controller.cluster import Cluster, Office, Told, simulate
 
 ORDERS_0 = TopicPartition("orders", 0)

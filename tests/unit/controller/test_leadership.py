@@ -19,9 +19,9 @@ from minibroker.controller.governing.leadership import (
 )
 from minibroker.protocol.world import Check, Create, Delete, Operation, SessionState, ZooKeeperSession
 from minibroker.protocol.znodes import CONTROLLER, CONTROLLER_EPOCH, decode_controller, encode_controller
-from tests.simulation.loop import run
-from tests.simulation.world import Simulation, VirtualWorld
-from tests.simulation.zookeeper import VirtualSession
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.world import Simulation, VirtualWorld
+from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.waiting import until
 
 SESSION_TIMEOUT_MS = 6_000

@@ -38,10 +38,10 @@ from minibroker.protocol.znodes import (
     encode_broker,
     encode_cluster_id,
 )
-from tests.simulation.loop import run
-from tests.simulation.network import ProcessNetwork
-from tests.simulation.world import Simulation, VirtualWorld
-from tests.simulation.zookeeper import VirtualSession
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.network import ProcessNetwork
+from tests.simulation.simulator.world import Simulation, VirtualWorld
+from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.waiting import until
 
 SESSION_TIMEOUT_MS = 6_000

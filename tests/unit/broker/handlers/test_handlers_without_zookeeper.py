@@ -13,10 +13,10 @@ from minibroker.protocol import znodes
 from minibroker.protocol.apis import CREATE_TOPICS, INIT_PRODUCER_ID, METADATA
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from tests.simulation.cluster import LOG_DIR, PORT, VirtualCluster
-from tests.simulation.loop import run
-from tests.simulation.world import Simulation, VirtualWorld
-from tests.simulation.zookeeper import VirtualSession
+from tests.simulation.simulator.cluster import LOG_DIR, PORT, VirtualCluster
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.world import Simulation, VirtualWorld
+from tests.simulation.simulator.zookeeper import VirtualSession
 
 HANDLERS = 8
 """num.io.threads"""

@@ -32,8 +32,8 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import TopicPartition
 from tests.replication_support import LAG_S, ME, TOPIC, state
-from tests.simulation.loop import run
-from tests.simulation.world import Simulation, VirtualWorld
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.storage_support import GatedExecutor, StorageWorld, batch, open_log, stamped
 from tests.waiting import until
 

@@ -40,7 +40,7 @@ from tests.replication_support import (
     state,
     with_one_broker,
 )
-from tests.simulation.zookeeper import VirtualSession
+from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.storage_support import batch, headers
 from tests.waiting import until
 

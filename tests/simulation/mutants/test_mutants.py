@@ -1,0 +1,117 @@
+"""Planted bugs leave no trace once they are gone, and a cluster without faults works with each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.protocol.world import World
+from tests.simulation.mutants import MUTANTS, Patches, planted
+from tests.simulation.mutants.planting import PRODUCT
+from tests.simulation.simulator.cluster import VirtualCluster
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.world import Simulation
+
+RECORDS = 40
+every_mutant = pytest.mark.parametrize("name", MUTANTS)
+
+
+def _attributes() -> dict[tuple[str, str], Any]:
+    """Everything that a mutant could replace: what stands in the product's modules, and in the classes there."""
+    attributes: dict[tuple[str, str], Any] = {}
+    for module_name, module in sorted(sys.modules.items()):
+        if module_name.partition(".")[0] in (PRODUCT, "tests"):
+            for name, value in list(vars(module).items()):
+                attributes[module_name, name] = value
+                if isinstance(value, type):
+                    attributes.update({(f"{module_name}.{name}", key): held for key, held in vars(value).items()})
+    return attributes
+
+
+def _different(before: dict[tuple[str, str], Any], after: dict[tuple[str, str], Any]) -> list[tuple[str, str]]:
+    return [key for key in {**before, **after} if before.get(key) is not after.get(key)]
+
+
+@pytest.mark.slow
+@every_mutant
+def test_a_mutant_is_planted_and_leaves_nothing_behind(name: str) -> None:
+    before = _attributes()
+    with planted(name):
+        assert _different(before, _attributes())
+    assert _different(before, _attributes()) == []
+
+
+def test_nothing_is_planted_without_a_name() -> None:
+    before = _attributes()
+    with planted(None):
+        assert _different(before, _attributes()) == []
+
+
+def test_a_mutant_is_taken_out_when_what_ran_with_it_fails() -> None:
+    before = _attributes()
+    with pytest.raises(ZeroDivisionError), planted(next(iter(MUTANTS))):
+        raise ZeroDivisionError
+    assert _different(before, _attributes()) == []
+
+
+def test_a_function_is_replaced_wherever_it_is_known() -> None:
+    first, second = ModuleType("minibroker.first_of_test"), ModuleType("minibroker.second_of_test")
+
+    def double(number: int) -> int:
+        return 2 * number
+
+    first.__dict__["double"] = second.__dict__["twice"] = double
+    sys.modules |= {module.__name__: module for module in (first, second)}
+    patches = Patches()
+    try:
+
+        @patches.instead_of(first, "double")
+        def plus_one(original: Any, number: int) -> int:
+            return int(original(number)) + 1
+
+        assert (first.double(5), second.twice(5)) == (11, 11)
+        patches.undo()
+        assert (first.double, second.twice) == (double, double)
+    finally:
+        for module in (first, second):
+            del sys.modules[module.__name__]
+
+
+# --- Without faults -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@every_mutant
+def test_a_cluster_without_faults_works_with_the_mutant(name: str) -> None:
+    with planted(name):
+        assert run(_written_and_read(), seed=1) == [b"%d" % number for number in range(RECORDS)]
+
+
+async def _written_and_read() -> list[bytes]:
+    cluster = VirtualCluster(Simulation())
+    await cluster.start()
+    world = cluster.client("client")
+    return await world.process.run(_write_and_read(world, cluster.bootstrap))
+
+
+async def _write_and_read(world: World, bootstrap: str) -> list[bytes]:
+    async with Admin(bootstrap, world=world) as admin:
+        await admin.create_topic("orders", partitions=1, replication_factor=3)
+    async with Producer(bootstrap, acks="all", world=world) as producer:
+        for number in range(RECORDS):
+            await producer.send("orders", b"%d" % number)
+            await asyncio.sleep(0.01)
+    read: list[bytes] = []
+    async with Consumer(bootstrap, topics=["orders"], world=world) as consumer:
+        async for record in consumer:
+            read.append(record.value or b"")
+            if len(read) == RECORDS:
+                return read
+    return read

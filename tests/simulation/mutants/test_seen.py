@@ -1,0 +1,55 @@
+"""The list of the tests that see the planted bugs is whole, and what judges them can tell a sight from a stumble."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from tests.simulation.mutants import MUTANTS, seen
+
+TABLES = seen.seen_by()
+TEST = "tests/unit/controller/test_controller_broker_decisions.py::test_a_broker_that_registered_again_is_neither"
+BOUNCED = f"{TEST}_lost_nor_added_but_bounced"
+
+
+@cache
+def functions_of(file: str) -> frozenset[str]:
+    tree = ast.parse((seen.ROOT / file).read_text())
+    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+
+
+def test_every_mutant_is_in_one_table_and_nothing_else_is() -> None:
+    assert set(TABLES) == {"fails", "storms"}
+    assert sorted([*TABLES["fails"], *TABLES["storms"]]) == sorted(MUTANTS)
+
+
+def test_what_storms_alone_see_has_a_reason() -> None:
+    assert all(TABLES["storms"].values())
+
+
+@pytest.mark.parametrize(("mutant", "test"), TABLES["fails"].items())
+def test_the_test_of_a_mutant_is_there(mutant: str, test: str) -> None:
+    file, _, function = test.partition("::")
+    assert function.partition("[")[0] in functions_of(file)
+
+
+@pytest.mark.parametrize(
+    ("test", "mutant", "outcome"),
+    [
+        (BOUNCED, "bounce-not-noticed", seen.FAILED),
+        (f"{TEST}_here", None, seen.NOT_RUN),
+        *(
+            pytest.param(BOUNCED, other, seen.PASSED, marks=pytest.mark.slow)
+            for other in (None, "older-topic-believed")
+        ),
+    ],
+)
+def test_a_test_is_judged_in_a_process_of_its_own(test: str, mutant: str | None, outcome: str) -> None:
+    """Forked by a process without the threads that pytest's own may have."""
+    program = f"from tests.simulation import seen; print(seen.outcome({test!r}, {mutant!r}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=seen.ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == outcome

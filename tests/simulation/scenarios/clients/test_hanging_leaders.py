@@ -1,0 +1,198 @@
+"""Offset look-ups and time limits while a broker hangs (SIGSTOP): it keeps its connections, accepts new ones, and never
+answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.errors import ApiTimedOut
+from minibroker.client.producer import Producer
+from minibroker.protocol.apis import LIST_OFFSETS
+from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, NetworkError
+from minibroker.protocol.model import TopicPartition
+from tests.simulation.simulator.cluster import VirtualCluster
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.world import Simulation, VirtualWorld
+
+LONG_SESSION = {"zookeeper.session.timeout.ms": "40000"}
+"""The leader that hangs stays the leader for as long as these tests take."""
+
+
+def with_cluster(
+    program: Callable[[VirtualCluster, VirtualWorld], Awaitable[None]], settings: dict[str, str] | None = None
+) -> None:
+    async def scenario() -> None:
+        cluster = VirtualCluster(Simulation(), settings=settings)
+        await cluster.start()
+        world = cluster.client("client")
+
+        async def client() -> None:
+            await program(cluster, world)
+
+        await world.process.run(client())
+
+    run(scenario())
+
+
+async def with_a_record_in_each(cluster: VirtualCluster, world: VirtualWorld, assignments: list[list[int]]) -> int:
+    """Partition N is led by broker N. Returns a broker that is not the controller."""
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.create_topic("orders", assignments=assignments)
+        controller = (await admin.describe_cluster()).controller_id
+    async with Producer(cluster.bootstrap, world=world) as producer:
+        for partition in cluster.broker_ids:
+            producer.send("orders", b"value", partition=partition)
+        await producer.flush()
+    return next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
+
+
+async def one_replica_each(cluster: VirtualCluster, world: VirtualWorld) -> int:
+    return await with_a_record_in_each(cluster, world, [[broker_id] for broker_id in cluster.broker_ids])
+
+
+async def when_read(consumer: Consumer, world: VirtualWorld, count: int) -> dict[int, float]:
+    """How many seconds it takes until there is a record of each partition, until `count` of them are read."""
+    began = world.clock.monotonic()
+    read: dict[int, float] = {}
+    async with asyncio.timeout(60):
+        while len(read) < count:
+            read.setdefault((await anext(consumer)).partition, world.clock.monotonic() - began)
+    return read
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_end_offsets_takes_no_longer_than_its_time_limit_while_a_leader_hangs(is_connected: bool) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        hangs = await one_replica_each(cluster, world)
+        orders = [TopicPartition("orders", hangs)]
+        async with Consumer(
+            cluster.bootstrap, topics=["orders"], default_api_timeout_ms=2_000, world=world
+        ) as consumer:
+            if is_connected:
+                await consumer.end_offsets(orders)
+            cluster.pause_broker(hangs)
+            began = world.clock.monotonic()
+            with pytest.raises(NetworkError, match=f"broker-{hangs}.*no answer"):
+                await consumer.end_offsets(orders)
+            assert 1.5 < world.clock.monotonic() - began < 2.5
+
+    with_cluster(program, LONG_SESSION)
+
+
+def test_a_consumer_that_starts_reads_what_other_leaders_have_while_one_hangs() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        cluster.pause_broker(await one_replica_each(cluster, world))
+        async with Consumer(cluster.bootstrap, topics=["orders"], world=world) as consumer:
+            read = await when_read(consumer, world, 2)
+        assert max(read.values()) < 2, read
+
+    with_cluster(program, LONG_SESSION)
+
+
+def test_a_consumer_that_starts_while_a_leader_hangs_waits_for_nothing_but_its_successor() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        hangs = await with_a_record_in_each(cluster, world, [[0, 1, 2], [1, 2, 0], [2, 0, 1]])
+        await asyncio.sleep(2)
+        cluster.pause_broker(hangs)
+        async with Consumer(cluster.bootstrap, topics=["orders"], world=world) as consumer:
+            read = await when_read(consumer, world, 3)
+        assert read.pop(hangs) < 12, "the session of 6 s, and an election"
+        assert max(read.values()) < 2, read
+
+    with_cluster(program)
+
+
+def test_positions_at_the_end_are_found_at_leaders_that_answer_while_one_hangs() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        hangs = await one_replica_each(cluster, world)
+        cluster.pause_broker(hangs)
+        async with Consumer(
+            cluster.bootstrap, topics=["orders"], default_api_timeout_ms=3_000, world=world
+        ) as consumer:
+            with pytest.raises(ApiTimedOut):
+                await consumer.position(TopicPartition("orders", hangs))
+            consumer.seek_to_end()  # while the look-up of before waits for the one that hangs
+            began = world.clock.monotonic()
+            for other in set(cluster.broker_ids) - {hangs}:
+                assert await consumer.position(TopicPartition("orders", other)) == 1
+            assert world.clock.monotonic() - began < 1
+            cluster.resume_broker(hangs)
+            assert await consumer.position(TopicPartition("orders", hangs)) == 1
+
+    with_cluster(program, LONG_SESSION)
+
+
+@pytest.mark.parametrize("api_timeout_s", [3, 60])
+def test_list_topics_is_given_up_at_its_time_limit_if_all_brokers_hang(api_timeout_s: int) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Admin(cluster.bootstrap, default_api_timeout_ms=api_timeout_s * 1_000, world=world) as admin:
+            await admin.list_topics()
+            for broker_id in cluster.broker_ids:
+                cluster.pause_broker(broker_id)
+            began = world.clock.monotonic()
+            with pytest.raises(NetworkError) as raised:
+                await admin.list_topics()
+            assert api_timeout_s - 0.5 < world.clock.monotonic() - began < api_timeout_s + 0.5
+            assert all(f"broker-{broker_id}" in str(raised.value) for broker_id in cluster.broker_ids)
+
+    with_cluster(program, LONG_SESSION)
+
+
+@pytest.mark.parametrize("hangs", [0, 1, 2])
+def test_list_topics_with_little_time_is_answered_while_one_broker_hangs(hangs: int) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Admin(cluster.bootstrap, default_api_timeout_ms=1_000, world=world) as admin:
+            cluster.pause_broker(hangs)
+            for _ in range(3):
+                assert await admin.list_topics() == []
+
+    with_cluster(program, LONG_SESSION)
+
+
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.REQUEST_TIMED_OUT])
+def test_a_look_up_that_is_refused_as_a_whole_does_not_stop_the_consumer(code: ErrorCode) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=1, replication_factor=3)
+        refused: list[Any] = []
+        for broker_id in cluster.broker_ids:
+            broker = cluster.broker(broker_id)
+
+            async def handle(request: Any, original: Any = broker._handle) -> None:
+                if request.api is LIST_OFFSETS and not refused:
+                    refused.append(request)
+                    raise BrokerError(code, "refused")
+                await original(request)
+
+            broker._handle = handle
+        partition = TopicPartition("orders", 0)
+        async with Consumer(cluster.bootstrap, partitions=[partition], world=world) as consumer:
+            if ERRORS[code].retriable:
+                assert await consumer.position(partition) == 0
+            else:
+                with pytest.raises(BrokerError, match="refused"):
+                    await anext(consumer)
+                consumer.seek_to_beginning(partition)
+                assert await consumer.position(partition) == 0
+        assert refused
+
+    with_cluster(program)
+
+
+def test_offsets_of_a_partition_that_the_topic_does_not_have_are_refused_with_how_many_there_are() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=2, replication_factor=1)
+        async with Consumer(
+            cluster.bootstrap, topics=["orders"], default_api_timeout_ms=2_000, world=world
+        ) as consumer:
+            with pytest.raises(BrokerError, match="finding offsets: orders has no partition 9: its partitions"):
+                await consumer.end_offsets([TopicPartition("orders", 9)])
+
+    with_cluster(program)

@@ -1,0 +1,439 @@
+"""Crash detection on the virtual network: to the moment, and what real sockets on loopback cannot show. And which
+others a broker watches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import pytest
+
+from minibroker.controller.governing.crash_detection import PROMPT_S, PROVEN_S, CrashDetector
+from minibroker.controller.governing.crash_watch import CrashWatch
+from minibroker.protocol import znodes
+from minibroker.protocol.model import CONTROL_LISTENER, Broker, Endpoint
+from minibroker.protocol.world import Incoming, ZooKeeperSession
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.world import Simulation, VirtualWorld
+
+PORT = 9093
+DETECTION_S = 0.5
+SLACK_S = 0.05
+"""For latencies, and the pauses between attempts."""
+
+
+class Suspected(NamedTuple):
+    broker_id: int
+    epoch: int
+    reason: str
+    at_s: float
+
+
+class Watching:
+    """A detector on a host of its own, and brokers on hosts `broker-N` that accept and say nothing."""
+
+    def __init__(self) -> None:
+        self.simulation = Simulation()
+        self.network = self.simulation.network
+        self.suspected: list[Suspected] = []
+        self.zookeeper_takes_s = 0.0
+        self.processes: dict[int, VirtualWorld] = {}
+        here = self.simulation.host("watcher").start_process()
+        self.clock = here.clock
+        self.process = here.process
+        self.detector = CrashDetector(here.network, here.clock, int(DETECTION_S * 1_000), self._in_touch)
+        self.detector.on_suspicion(self._suspected)
+        self._changed = asyncio.Event()
+
+    def _suspected(self, broker_id: int, epoch: int, reason: str) -> None:
+        self.suspected.append(Suspected(broker_id, epoch, reason, self.clock.monotonic()))
+        self._changed.set()
+
+    async def _in_touch(self) -> None:
+        if self.zookeeper_takes_s:
+            await asyncio.sleep(self.zookeeper_takes_s)
+
+    async def start_broker(self, broker_id: int = 1) -> None:
+        world = self.processes[broker_id] = self.simulation.host(f"broker-{broker_id}").start_process()
+
+        async def listen() -> None:
+            tasks: set[asyncio.Task[asyncio.Protocol]] = set()
+
+            def accept(incoming: Incoming) -> None:
+                tasks.add(asyncio.ensure_future(incoming.attach(asyncio.Protocol)))
+
+            listener = await world.network.listen("", PORT)
+            listener.start(accept)
+
+        await world.process.run(listen())
+
+    def kill(self, broker_id: int = 1) -> None:
+        self.processes[broker_id].process.kill()
+
+    def follow(self, *epochs: int, broker_id: int = 1) -> None:
+        endpoint = Endpoint(CONTROL_LISTENER, f"broker-{broker_id}", PORT)
+        self.detector.follow([Broker(broker_id, epoch, (endpoint,)) for epoch in epochs])
+
+    async def probe(self, epoch: int, broker_id: int = 1) -> list[int]:
+        endpoint = Endpoint(CONTROL_LISTENER, f"broker-{broker_id}", PORT)
+        return await self.detector.probe([Broker(broker_id, epoch, (endpoint,))])
+
+    async def next_suspicion(self, within_s: float = 200.0) -> Suspected:
+        self._changed.clear()
+        async with asyncio.timeout(within_s):
+            await self._changed.wait()
+        return self.suspected[-1]
+
+
+def with_watching(scenario: Callable[[Watching], Awaitable[None]]) -> None:
+    async def main() -> None:
+        watching = Watching()
+        await watching.start_broker()
+
+        async def inside() -> None:
+            try:
+                await scenario(watching)
+            finally:
+                await watching.detector.close()
+
+        await watching.process.run(inside())
+
+    for seed in range(3):
+        run(main(), seed=seed)
+
+
+async def stands(watching: Watching, epoch: int = 1) -> None:
+    """A connection to the broker has stood for a while."""
+    watching.follow(epoch)
+    await asyncio.sleep(2 * PROVEN_S)
+    assert not any(suspected.epoch == epoch for suspected in watching.suspected)
+
+
+def test_a_killed_process_is_suspected_within_a_moment() -> None:
+    async def scenario(watching: Watching) -> None:
+        await stands(watching)
+        killed_s = watching.clock.monotonic()
+        watching.kill()
+        found = await watching.next_suspicion()
+        assert (found.broker_id, found.epoch) == (1, 1)
+        assert "refuses" in found.reason
+        assert found.at_s - killed_s < SLACK_S
+
+    with_watching(scenario)
+
+
+def test_a_process_that_is_stopped_is_the_sessions_to_find() -> None:
+    async def scenario(watching: Watching) -> None:
+        await stands(watching)
+        watching.processes[1].process.pause()
+        await asyncio.sleep(600)
+        assert not watching.suspected
+
+    with_watching(scenario)
+
+
+def test_a_host_that_has_lost_its_power_is_found_by_keepalive_and_then_the_detection_time() -> None:
+    async def scenario(watching: Watching) -> None:
+        await stands(watching)
+        cut_s = watching.clock.monotonic()
+        watching.simulation.host("broker-1").power_cut()
+        found = await watching.next_suspicion()
+        assert "cannot be reached (no answer)" in found.reason
+        assert 2 + DETECTION_S <= found.at_s - cut_s <= 3 + DETECTION_S + SLACK_S
+
+    with_watching(scenario)
+
+
+def test_a_host_whose_name_goes_with_it_is_found_by_keepalive_and_at_once_then() -> None:
+    async def scenario(watching: Watching) -> None:
+        await stands(watching)
+        gone_s = watching.clock.monotonic()
+        watching.network.unreachable("broker-1", True)
+        found = await watching.next_suspicion()
+        assert "Name or service not known" in found.reason
+        assert 2 <= found.at_s - gone_s <= 3 + SLACK_S
+
+    with_watching(scenario)
+
+
+def test_a_name_that_never_was_is_suspected_after_the_detection_time_only() -> None:
+    async def scenario(watching: Watching) -> None:
+        watching.network.unreachable("broker-1", True)
+        began_s = watching.clock.monotonic()
+        watching.follow(1)
+        found = await watching.next_suspicion()
+        assert DETECTION_S <= found.at_s - began_s <= DETECTION_S + SLACK_S
+
+    with_watching(scenario)
+
+
+def test_a_broken_link_that_is_mended_before_the_detection_time_is_over_is_no_crash() -> None:
+    async def scenario(watching: Watching) -> None:
+        await stands(watching)
+        watching.network.reset("watcher", "broker-1")
+        watching.network.block("watcher", "broker-1")
+        await asyncio.sleep(DETECTION_S - SLACK_S)
+        watching.network.heal()
+        await asyncio.sleep(60)
+        assert not watching.suspected
+
+    with_watching(scenario)
+
+
+def test_a_host_that_is_up_again_without_its_broker_is_suspected_as_soon_as_it_refuses() -> None:
+    async def scenario(watching: Watching) -> None:
+        await stands(watching)
+        host = watching.simulation.host("broker-1")
+        host.power_cut()
+        host.start_process()
+        up_s = watching.clock.monotonic()
+        found = await watching.next_suspicion()
+        assert "refuses" in found.reason
+        assert found.at_s - up_s <= 1 + SLACK_S  # the next keepalive probe is answered by a reset
+
+    with_watching(scenario)
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_suspicions_in_a_row_take_2_8_32_and_then_always_128_seconds(is_refused: bool) -> None:
+    async def scenario(watching: Watching) -> None:
+        await stands(watching)
+        if is_refused:
+            watching.kill()
+        else:
+            watching.simulation.host("broker-1").power_cut()
+        await watching.next_suspicion()
+        for epoch, takes_s in ((2, 2), (3, 8), (4, 32), (5, 128), (6, 128)):
+            began_s = watching.clock.monotonic()
+            watching.follow(epoch)
+            found = await watching.next_suspicion()
+            assert found.epoch == epoch
+            assert takes_s <= found.at_s - began_s <= takes_s + 2 * DETECTION_S
+
+    with_watching(scenario)
+
+
+def test_a_broker_that_came_back_is_suspected_at_once_when_it_crashes_again() -> None:
+    async def scenario(watching: Watching) -> None:
+        for epoch in (1, 2, 3):
+            await stands(watching, epoch)
+            killed_s = watching.clock.monotonic()
+            watching.kill()
+            assert (await watching.next_suspicion()).at_s - killed_s < SLACK_S
+            await watching.start_broker()
+
+    with_watching(scenario)
+
+
+def test_each_watch_suspects_once() -> None:
+    async def scenario(watching: Watching) -> None:
+        watching.kill()
+        watching.follow(1)
+        await watching.next_suspicion()
+        watching.follow(1)
+        await asyncio.sleep(600)
+        assert len(watching.suspected) == 1
+
+    with_watching(scenario)
+
+
+def test_nobody_is_suspected_while_zookeeper_is_slow_to_answer_and_the_dead_once_it_is_not() -> None:
+    async def scenario(watching: Watching) -> None:
+        await stands(watching)
+        watching.zookeeper_takes_s = 2 * PROMPT_S
+        watching.kill()
+        await asyncio.sleep(60)
+        assert not watching.suspected
+        watching.zookeeper_takes_s = PROMPT_S / 2
+        answers_s = watching.clock.monotonic()
+        assert (await watching.next_suspicion()).at_s - answers_s < 4 * PROMPT_S + SLACK_S
+
+    with_watching(scenario)
+
+
+def test_a_probe_names_brokers_that_refuse_or_were_found_in_trouble_and_none_that_it_merely_cannot_reach() -> None:
+    async def scenario(watching: Watching) -> None:
+        assert await watching.probe(1) == []
+        watching.network.block("watcher", "broker-1")
+        began_s = watching.clock.monotonic()
+        assert await watching.probe(1) == []
+        assert watching.clock.monotonic() - began_s <= DETECTION_S + SLACK_S
+        watching.follow(1)
+        await watching.next_suspicion()
+        assert await watching.probe(1) == [1]
+        assert await watching.probe(2) == [], "of its next run nothing is known"
+        watching.network.heal()
+        watching.kill()
+        assert await watching.probe(2) == [1]
+
+    with_watching(scenario)
+
+
+def test_a_broker_that_was_suspected_and_is_connected_to_again_is_not_named_by_a_probe() -> None:
+    async def scenario(watching: Watching) -> None:
+        watching.kill()
+        watching.follow(1)
+        await watching.next_suspicion()
+        assert await watching.probe(1) == [1]
+        await watching.start_broker()
+        watching.follow()
+        watching.follow(1)
+        await asyncio.sleep(SLACK_S)
+        assert await watching.probe(1) == []
+
+    with_watching(scenario)
+
+
+# --- Which others a broker watches ---------------------------------------------------------------------------------
+
+
+class Office:
+    """A CrashWatch of broker 0, of whose controllers `removed` says which were removed: broker id, controller epoch."""
+
+    def __init__(self, watching: Watching, session: ZooKeeperSession) -> None:
+        self.removed: list[tuple[int, int]] = []
+        self._watching = watching
+        self._session = session
+        self._tasks: list[asyncio.Task[None]] = []
+        self.watch = CrashWatch(
+            0,
+            watching.detector,
+            self._sessions,
+            lambda coroutine, name: self._tasks.append(asyncio.ensure_future(coroutine)),
+            lambda broker_id, epoch, _reason: self.removed.append((broker_id, epoch)),
+        )
+        watching.detector.on_suspicion(self.watch.suspected)
+
+    async def _sessions(self) -> ZooKeeperSession:
+        return self._session
+
+    def register(self, broker_id: int) -> Broker:
+        """As a new run of the broker does."""
+        zookeeper, path = self._watching.simulation.zookeeper, znodes.broker_path(broker_id)
+        if zookeeper.has(path):
+            zookeeper.remove(path)
+        endpoint = Endpoint(CONTROL_LISTENER, f"broker-{broker_id}", PORT)
+        zookeeper.make(path, znodes.encode_broker((endpoint,), None, 0))
+        return Broker(broker_id, zookeeper.stat(path).czxid, (endpoint,))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def with_office(scenario: Callable[[Watching, Office], Awaitable[None]]) -> None:
+    """Brokers 1 and 2 run."""
+
+    async def inside(watching: Watching) -> None:
+        await watching.start_broker(2)
+        session = await watching.simulation.zookeeper.connect("zookeeper:2181", 6_000, 1_000)
+        office = Office(watching, session)
+        try:
+            await scenario(watching, office)
+        finally:
+            await office.close()
+
+    with_watching(inside)
+
+
+def test_a_controller_is_watched_once_it_is_registered_and_removed_when_it_has_crashed() -> None:
+    async def scenario(watching: Watching, office: Office) -> None:
+        office.watch.controller_changed(1, 5)
+        await asyncio.sleep(1)
+        office.register(1)
+        await asyncio.sleep(1)
+        assert not office.removed
+        watching.kill(1)
+        await asyncio.sleep(1)
+        assert office.removed == [(1, 5)]
+
+    with_office(scenario)
+
+
+def test_a_broker_that_crashes_is_not_removed_from_an_office_that_it_does_not_hold() -> None:
+    async def scenario(watching: Watching, office: Office) -> None:
+        brokers = (office.register(0), office.register(1), office.register(2))
+        office.watch.controller_changed(0, 5)
+        office.watch.brokers_changed(brokers)
+        await asyncio.sleep(1)
+        watching.kill(1)
+        found = await watching.next_suspicion()
+        assert (found.broker_id, found.epoch) == (1, brokers[1].epoch)
+        await asyncio.sleep(600)
+        assert office.removed == []
+        assert len(watching.suspected) == 1, "no broker watches itself"
+
+    with_office(scenario)
+
+
+def test_a_broker_that_is_suspected_while_another_is_the_controller_does_not_cost_that_one_its_office() -> None:
+    """The controller in its own process has not heard yet that it is out of office."""
+
+    async def scenario(watching: Watching, office: Office) -> None:
+        office.watch.brokers_changed((office.register(1), office.register(2)))
+        office.watch.controller_changed(2, 6)
+        await asyncio.sleep(1)
+        watching.kill(1)
+        await watching.next_suspicion()
+        assert office.removed == []
+        watching.kill(2)
+        await watching.next_suspicion()
+        assert office.removed == [(2, 6)]
+
+    with_office(scenario)
+
+
+@pytest.mark.parametrize("knows_address", [True, False])
+def test_a_controller_that_has_left_the_office_is_not_watched(knows_address: bool) -> None:
+    async def scenario(watching: Watching, office: Office) -> None:
+        office.register(1)
+        office.watch.controller_changed(1, 5)
+        await asyncio.sleep(1 if knows_address else 0)  # or the question is on its way
+        office.watch.controller_changed(None, 6)
+        await asyncio.sleep(1)
+        watching.kill(1)
+        await asyncio.sleep(60)
+        assert not watching.suspected
+
+    with_office(scenario)
+
+
+def test_only_the_controller_and_the_brokers_of_a_controller_in_this_process_are_watched() -> None:
+    async def scenario(watching: Watching, office: Office) -> None:
+        brokers = (office.register(1), office.register(2))
+        office.watch.controller_changed(1, 5)
+        await asyncio.sleep(1)
+        office.watch.controller_changed(0, 6)
+        office.watch.brokers_changed(brokers)
+        await asyncio.sleep(1)
+        office.watch.controller_changed(2, 7)
+        office.watch.brokers_changed(())
+        await asyncio.sleep(1)
+        watching.kill(1)
+        await asyncio.sleep(60)
+        assert not watching.suspected
+        watching.kill(2)
+        await asyncio.sleep(1)
+        assert office.removed == [(2, 7)]
+
+    with_office(scenario)
+
+
+def test_a_controller_that_leaves_before_its_address_is_found_is_not_watched() -> None:
+    async def scenario(watching: Watching, office: Office) -> None:
+        office.watch.controller_changed(1, 5)
+        office.watch.controller_changed(None, 5)
+        office.watch.controller_changed(2, 6)
+        office.register(1)
+        office.register(2)
+        await asyncio.sleep(1)
+        watching.kill(1)
+        await asyncio.sleep(60)
+        assert not watching.suspected
+        watching.kill(2)
+        await asyncio.sleep(1)
+        assert office.removed == [(2, 6)]
+
+    with_office(scenario)

@@ -1,0 +1,151 @@
+"""What many partitions cost, counted in calls of functions instead of seconds: the same numbers on every machine.
+
+Twice as many partitions must cost twice as much, and no turn of an event loop may be about all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import pytest
+
+from minibroker.client.admin import Admin
+from minibroker.controller.handlers.steps import PARTITIONS_AT_ONCE
+from minibroker.protocol.model import NO_LEADER, TopicPartition
+from tests.simulation.simulator.cluster import VirtualCluster, host_name
+from tests.simulation.simulator.loop import VirtualLoop, run
+from tests.simulation.simulator.world import Simulation
+
+FEW = 300
+assert FEW >= 3 * PARTITIONS_AT_ONCE
+WATCHED_FOR_S = 1.5
+OPERATIONS = ("creation", "controller failover", "return of a broker", "broker failure")
+
+MOST_CALLS_IN_A_TURN = 16_000
+"""Two to three milliseconds. The longest are a fetch of a hundred partitions, and a hundred that are settled."""
+ABOUT_ALL = {"affected_by", "added", "load", "lost"}
+"""What makes a plan about every partition, in one go: that costs little, and is counted with the rest."""
+
+
+class Calls:
+    """Of the product's functions, while one operation went on."""
+
+    def __init__(self) -> None:
+        self.of: Counter[str] = Counter()
+        """By function."""
+        self.in_turn: Counter[int] = Counter()
+        """By callback of the loop."""
+        self.about_all: set[int] = set()
+        """Callbacks in which a function of ABOUT_ALL was called."""
+
+
+@contextmanager
+def counted(calls: Calls) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+
+    def called(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and "/minibroker/" in code.co_filename:
+            calls.of[f"{code.co_filename.rpartition('/minibroker/')[2]}: {code.co_qualname}"] += 1
+            calls.in_turn[loop.callbacks] += 1
+            if code.co_qualname in ABOUT_ALL:
+                calls.about_all.add(loop.callbacks)
+
+    sys.setprofile(called)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+@functools.cache
+def measured(partitions: int) -> dict[str, Calls]:
+    calls = {operation: Calls() for operation in OPERATIONS}
+
+    async def main() -> None:
+        cluster = VirtualCluster(Simulation())
+        await cluster.start()
+        world = cluster.client("client")
+        creation, failover, return_, failure = (calls[operation] for operation in OPERATIONS)
+
+        async def scenario() -> None:
+            with counted(creation):
+                async with Admin(cluster.bootstrap, world=world) as admin:
+                    await admin.create_topic("orders", partitions=partitions, replication_factor=3)
+            await asyncio.sleep(5)
+            [controller] = cluster.active_controllers()
+            with counted(failover):
+                await kill(controller)
+            with counted(return_):
+                await cluster.start_broker(controller)
+                await asyncio.sleep(WATCHED_FOR_S)
+            [successor] = cluster.active_controllers()
+            with counted(failure):
+                await kill(next(b for b in cluster.broker_ids if b not in (controller, successor)))
+
+        async def kill(broker_id: int) -> None:
+            cluster.kill_broker(broker_id)
+            await asyncio.sleep(WATCHED_FOR_S)
+            leaders = {cluster.state(TopicPartition("orders", number)).leader for number in range(partitions)}
+            assert not leaders & {NO_LEADER, broker_id}
+
+        await world.process.run(scenario())
+
+    run(main(), seed=1)
+    return calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_twice_as_many_partitions_cost_twice_as_much(operation: str) -> None:
+    few, many = measured(FEW)[operation], measured(2 * FEW)[operation]
+    assert many.of.total() < 2.2 * few.of.total()
+    # One function whose calls grow with the square is hidden in the sum for as long as partitions are few. (What goes
+    # through all partitions now and then may do so once or twice meanwhile.)
+    grown = {
+        name: (few.of[name], count)
+        for name, count in many.of.items()
+        if count > 6 * FEW and count > 3.2 * few.of[name] and not name.startswith("controller/timeline.py")
+    }
+    assert not grown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_no_turn_of_an_event_loop_does_more_than_a_part_of_the_work(operation: str) -> None:
+    calls = measured(2 * FEW)[operation]
+    assert max(count for turn, count in calls.in_turn.items() if turn not in calls.about_all) < MOST_CALLS_IN_A_TURN
+
+
+def test_the_logs_of_new_partitions_wait_for_the_disk_together() -> None:
+    """They share a few, however many they are: only their directories must be durable before the answer."""
+    flush_s, partitions = 0.05, 64
+
+    async def main() -> None:
+        cluster = VirtualCluster(Simulation())
+        await cluster.start()
+        for broker_id in cluster.broker_ids:
+            cluster.simulation.host(host_name(broker_id)).disk.faults.sync_delay_s = flush_s
+        world = cluster.client("client")
+
+        async def create() -> None:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                await admin.create_topic("orders", partitions=partitions, replication_factor=3)
+
+        def is_held() -> bool:
+            managers = [cluster.broker(broker_id)._replicas for broker_id in cluster.broker_ids]
+            return all(manager is not None and len(manager.partitions()) == partitions for manager in managers)
+
+        began_s = asyncio.get_running_loop().time()
+        await world.process.run(create())
+        await cluster.until(is_held)
+        assert asyncio.get_running_loop().time() - began_s < partitions * flush_s / 4
+
+    run(main(), seed=1)

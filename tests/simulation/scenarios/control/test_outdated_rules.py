@@ -1,0 +1,257 @@
+"""A broker that has not heard yet that the rule has changed by which it deletes: it must not go by the old one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import pytest
+
+from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.partition import Partition
+from minibroker.client.admin import Admin
+from minibroker.client.administering.configs import ConfigChange, ConfigResource
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.protocol import znodes
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import Check, Operation
+from tests.simulation.simulator.cluster import VirtualCluster, host_name
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.world import Simulation, VirtualWorld
+from tests.simulation.simulator.zookeeper import VirtualSession
+
+P0 = TopicPartition("orders", 0)
+ORDERS = ConfigResource.of_topic("orders")
+ALL = ConfigResource.of_all_brokers()
+OFTEN = {
+    "log.cleaner.backoff.ms": "100",
+    "log.retention.check.interval.ms": "500",
+    "log.flush.offset.checkpoint.interval.ms": "500",
+    "zookeeper.session.timeout.ms": "30000",
+}
+SMALL = {"segment.bytes": "1000", "min.cleanable.dirty.ratio": "0.01"}
+SYNC = Check(znodes.TOPICS, -1)
+COMPACT = {"cleanup.policy": "compact"}
+
+Scenario = Callable[[VirtualCluster, VirtualWorld, Admin], Awaitable[None]]
+HoldBack = Callable[[VirtualCluster, int], Awaitable[None]]
+
+
+def play(scenario: Scenario, configs: Mapping[str, str], settings: Mapping[str, str] | None = None) -> None:
+    """Broker 0 leads the topic, and the controller is another one."""
+
+    async def main() -> None:
+        cluster = VirtualCluster(Simulation(), settings={**OFTEN, **(settings or {})})
+        await cluster.start()
+        world = cluster.client("client")
+
+        async def client() -> None:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                await admin.create_topic("orders", assignments=[(0, 1, 2)], configs={**SMALL, **configs})
+                await scenario(cluster, world, admin)
+
+        await world.process.run(client())
+
+    run(main(), seed=1)
+
+
+async def cut_off(cluster: VirtualCluster, broker_id: int) -> None:
+    """From ZooKeeper, for less than a session."""
+    cluster.simulation.zookeeper.cut(host_name(broker_id))
+
+
+async def served_by_a_server_that_is_behind(cluster: VirtualCluster, broker_id: int) -> None:
+    zookeeper = cluster.simulation.zookeeper
+    zookeeper.lag(host_name(broker_id), 5.0)
+    zookeeper.lose_connections(host_name(broker_id))
+    await cluster.until(lambda: zookeeper.stale_sessions(host_name(broker_id)))
+
+
+async def far_away(cluster: VirtualCluster, broker_id: int) -> None:
+    cluster.simulation.zookeeper.slow_hosts[host_name(broker_id)] = 5.0, 5.0
+
+
+def let_hear(cluster: VirtualCluster, broker_id: int) -> None:
+    host, zookeeper = host_name(broker_id), cluster.simulation.zookeeper
+    zookeeper.uncut(host)
+    zookeeper.slow_hosts.pop(host, None)
+    if zookeeper.is_lagging(host):
+        zookeeper.unlag(host)
+
+
+HELD_BACK = [cut_off, served_by_a_server_that_is_behind, far_away]
+
+
+async def produce(cluster: VirtualCluster, world: VirtualWorld, values: Sequence[int]) -> None:
+    """Of two keys, acks=all, a batch for each record."""
+    async with Producer(cluster.bootstrap, world=world) as producer:
+        for value in values:
+            await producer.send("orders", b"%d" % value + b" " * 50, key=b"%d" % (value % 2), partition=0)
+
+
+async def read_all(cluster: VirtualCluster, world: VirtualWorld) -> list[int]:
+    found: list[int] = []
+    async with Consumer(cluster.bootstrap, partitions=[P0], auto_offset_reset="earliest", world=world) as consumer:
+        [end] = (await consumer.end_offsets([P0])).values()
+        async for record in consumer:
+            found.append(int(record.value or b"-1"))
+            if record.offset == end - 1:
+                return found
+    raise AssertionError
+
+
+def replica_of(cluster: VirtualCluster, broker_id: int) -> Partition:
+    replicas = cluster.broker(broker_id)._replicas
+    replica = None if replicas is None else replicas.partition(P0)
+    assert replica is not None
+    return replica
+
+
+def set_to(name: str, value: str) -> ConfigChange:
+    return ConfigChange.set(name, value)
+
+
+# --- Compaction ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hold_back", HELD_BACK)
+@pytest.mark.parametrize("of_topic", [True, False])
+def test_a_replica_that_has_not_heard_that_the_topic_keeps_all_records_compacts_none_of_them(
+    hold_back: HoldBack, of_topic: bool
+) -> None:
+    async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
+        await hold_back(cluster, 1)
+        policy = {ORDERS: [set_to("cleanup.policy", "delete")]} if of_topic else {ALL: [_delete_by_default()]}
+        await admin.incremental_alter_configs(policy)
+        await cluster.until(lambda: not replica_of(cluster, 0).log.config.compact)
+        await produce(cluster, world, range(60))
+        assert replica_of(cluster, 1).log.config.compact
+        await asyncio.sleep(2)
+        assert cluster.state(P0).isr == (0, 1, 2)
+        let_hear(cluster, 1)
+        cluster.kill_broker(0)
+        await cluster.until(lambda: cluster.state(P0).leader == 1)
+        assert await read_all(cluster, world) == list(range(60))
+
+    play(scenario, COMPACT if of_topic else {}, {} if of_topic else {"log.cleanup.policy": "compact"})
+
+
+def _delete_by_default() -> ConfigChange:
+    return set_to("log.cleanup.policy", "delete")
+
+
+# --- Retention -------------------------------------------------------------------------------------------------
+
+RAISED: dict[str, tuple[dict[str, str], dict[str, str], ConfigResource, ConfigChange]] = {
+    "the topic's time": ({"retention.ms": "1000"}, {}, ORDERS, set_to("retention.ms", "-1")),
+    "the topic's size": ({"retention.bytes": "1"}, {}, ORDERS, set_to("retention.bytes", "-1")),
+    "the topic's policy": ({"retention.bytes": "1"}, {}, ORDERS, set_to("cleanup.policy", "compact")),
+    "the brokers' time": ({}, {"log.retention.ms": "1000"}, ALL, set_to("log.retention.ms", "-1")),
+    "the brokers' size": ({}, {"log.retention.bytes": "1"}, ALL, set_to("log.retention.bytes", "-1")),
+}
+
+
+@pytest.mark.parametrize("hold_back", HELD_BACK)
+@pytest.mark.parametrize("raised", RAISED)
+def test_a_leader_that_has_not_heard_that_records_are_to_be_kept_longer_deletes_none_of_them(
+    raised: str, hold_back: HoldBack
+) -> None:
+    configs, settings, resource, change = RAISED[raised]
+
+    async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
+        await hold_back(cluster, 0)
+        before = replica_of(cluster, 0).log.config
+        await admin.incremental_alter_configs({resource: [change]})
+        await produce(cluster, world, range(60))
+        await asyncio.sleep(2)
+        assert replica_of(cluster, 0).log.config == before
+        assert cluster.state(P0).leader == 0
+        let_hear(cluster, 0)
+        await asyncio.sleep(2)
+        assert replica_of(cluster, 0).log.log_start_offset == 0
+
+    play(scenario, {"min.cleanable.dirty.ratio": "1", **configs}, settings)
+
+
+@pytest.mark.parametrize("resource", [ORDERS, ALL])
+def test_by_settings_that_cannot_be_read_nothing_is_deleted_until_they_are_mended(resource: ConfigResource) -> None:
+    async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
+        path = znodes.topic_config_path("orders") if resource == ORDERS else znodes.broker_config_path(None)
+        cluster.simulation.zookeeper.make(path, b"garbage")  # nobody is told
+        await produce(cluster, world, range(60))
+        await asyncio.sleep(3)
+        assert replica_of(cluster, 0).log.log_start_offset == 0
+        assert all(replica_of(cluster, broker_id).log.first_dirty_offset == 0 for broker_id in cluster.broker_ids)
+        cluster.simulation.zookeeper.make(path, znodes.encode_config({} if resource == ALL else both))
+        await cluster.until(lambda: replica_of(cluster, 0).log.log_start_offset == 60)
+
+    both = {"cleanup.policy": "compact,delete", "retention.ms": "1000", **SMALL}
+    play(scenario, both)
+
+
+# --- While the answer is on its way ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("configs", [COMPACT, {"retention.bytes": "1"}])
+def test_what_is_written_after_zookeeper_has_answered_does_not_go_by_that_answer(
+    configs: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_compacted = configs == COMPACT
+    waits = 1 if is_compacted else 0
+    has_read, goes_on = asyncio.Event(), asyncio.Event()
+    read = ReplicaManager._with_present_settings
+
+    async def read_and_wait(self: ReplicaManager, partitions: Sequence[Partition]) -> list[Partition]:
+        found = await read(self, partitions)
+        if self._config.broker_id == waits:
+            has_read.set()
+            await goes_on.wait()
+        return found
+
+    async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
+        await produce(cluster, world, range(30))
+        await has_read.wait()
+        end = replica_of(cluster, waits).log.log_end_offset
+        await served_by_a_server_that_is_behind(cluster, waits)
+        change = set_to("cleanup.policy", "delete") if is_compacted else set_to("retention.bytes", "-1")
+        await admin.incremental_alter_configs({ORDERS: [change]})
+        await produce(cluster, world, range(30, 60))
+        goes_on.set()
+        let_hear(cluster, waits)
+        await asyncio.sleep(2)
+        log = replica_of(cluster, waits).log
+        assert (log.first_dirty_offset if is_compacted else log.log_start_offset) <= end
+
+    monkeypatch.setattr(ReplicaManager, "_with_present_settings", read_and_wait)
+    play(scenario, configs)
+
+
+# --- What it costs ---------------------------------------------------------------------------------------------
+
+
+def test_zookeeper_is_asked_once_in_a_round_for_all_that_is_to_be_deleted_and_not_at_all_if_nothing_is() -> None:
+    async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
+        asked = 0
+
+        def count(session: VirtualSession, operations: Sequence[Operation]) -> None:
+            nonlocal asked
+            asked += operations == [SYNC] and session.owner.startswith(host_name(0))
+
+        await asyncio.sleep(10)  # the cluster has formed, and its leaders are balanced
+        await admin.create_topic("others", assignments=[(0,)] * 20, configs=SMALL | {"retention.ms": "2000"})
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            for partition in range(20):
+                await producer.send("others", b"x", partition=partition)
+        cluster.simulation.zookeeper.before = count
+        await asyncio.sleep(1)
+        assert asked == 0
+        replicas = cluster.broker(0)._replicas
+        assert replicas is not None
+        others = [p.log for p in replicas.partitions() if p.topic_partition.topic == "others"]
+        await cluster.until(lambda: all(log.log_start_offset == 1 for log in others))
+        assert 1 <= asked <= 2
+        await asyncio.sleep(5)
+        assert asked <= 2
+
+    play(scenario, {})

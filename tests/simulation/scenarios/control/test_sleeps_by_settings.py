@@ -1,0 +1,165 @@
+"""Whoever sleeps for as long as a setting says hears at once that the setting has changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import pytest
+
+from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.client.admin import Admin
+from minibroker.client.administering.configs import ConfigChange, ConfigResource
+from minibroker.client.producer import Producer
+from minibroker.protocol.model import TopicPartition
+from tests.simulation.simulator.cluster import VirtualCluster
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.world import Simulation, VirtualWorld
+
+P0 = TopicPartition("orders", 0)
+ALL = ConfigResource.of_all_brokers()
+ORDERS = ConfigResource.of_topic("orders")
+SOON_S = 5
+"""The sleeps would last for a quarter of an hour and more."""
+LONG_MS = "1000000"
+
+Scenario = Callable[[VirtualCluster, VirtualWorld, Admin], Awaitable[None]]
+
+
+def play(scenario: Scenario, *, settings: Mapping[str, str], configs: Mapping[str, str] | None = None) -> None:
+    async def main() -> None:
+        cluster = VirtualCluster(Simulation(), settings=settings)
+        await cluster.start()
+        world = cluster.client("client")
+
+        async def client() -> None:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                await admin.create_topic("orders", assignments=[(0, 1, 2)], configs=configs or {})
+                await scenario(cluster, world, admin)
+
+        await world.process.run(client())
+
+    run(main(), seed=1)
+
+
+async def produce(cluster: VirtualCluster, world: VirtualWorld, count: int) -> None:
+    """One batch for each record, about 1,000 bytes, with one of three keys."""
+    async with Producer(cluster.bootstrap, world=world) as producer:
+        for number in range(count):
+            await producer.send("orders", b"x" * 900, key=b"%d" % (number % 3), partition=0)
+
+
+def replicas(cluster: VirtualCluster, broker_id: int) -> ReplicaManager:
+    manager = cluster.broker(broker_id)._replicas
+    assert manager is not None
+    return manager
+
+
+@pytest.mark.parametrize("side", ["leader", "follower"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {ALL: [ConfigChange.delete("{side}.replication.throttled.rate")]},
+        {ALL: [ConfigChange.set("{side}.replication.throttled.rate", 10_000_000)]},
+        {ORDERS: [ConfigChange.delete("{side}.replication.throttled.replicas")]},
+    ],
+    ids=["removed", "raised", "no longer of this topic"],
+)
+def test_a_replica_goes_on_at_once_when_its_throttle_is_loosened(
+    side: str, changes: dict[ConfigResource, list[ConfigChange]]
+) -> None:
+    async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
+        rate = ConfigChange.set(f"{side}.replication.throttled.rate", 100)
+        await admin.incremental_alter_configs({ALL: [rate]})
+        cluster.kill_broker(2)
+        await cluster.until(lambda: 2 not in cluster.state(P0).isr)
+        await produce(cluster, world, 250)
+        await cluster.start_broker(2)
+        partition = replicas(cluster, 2).partition
+        await cluster.until(lambda: (it := partition(P0)) is not None and it.log.size > 0)
+        assert 2 not in cluster.state(P0).isr
+        named = {
+            resource: [c._replace(name=c.name.format(side=side)) for c in each] for resource, each in changes.items()
+        }
+        await admin.incremental_alter_configs(named)
+        await cluster.until(lambda: 2 in cluster.state(P0).isr, within_s=SOON_S)
+
+    play(
+        scenario,
+        settings={"replica.fetch.max.bytes": "100000", "replica.lag.time.max.ms": "3000"},
+        configs={f"{side}.replication.throttled.replicas": "*"},
+    )
+
+
+def is_clean(cluster: VirtualCluster, broker_id: int) -> bool:
+    partition = replicas(cluster, broker_id).partition(P0)
+    assert partition is not None
+    return partition.log.first_dirty_offset == partition.log.extents()[-1].base_offset > 0
+
+
+COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "5000", "min.cleanable.dirty.ratio": "0.01"}
+
+
+@pytest.mark.parametrize("change", ["removed", "raised"])
+def test_a_compaction_goes_on_at_once_when_its_rate_is_raised(change: str) -> None:
+    name = "log.cleaner.io.max.bytes.per.second"
+
+    async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
+        await admin.incremental_alter_configs({ALL: [ConfigChange.set(name, 10)]})
+        await produce(cluster, world, 30)
+        await cluster.until(lambda: all(replicas(cluster, b).cleaner._done_bytes > 0 for b in cluster.broker_ids))
+        assert not any(is_clean(cluster, broker_id) for broker_id in cluster.broker_ids)
+        loosened = ConfigChange.delete(name) if change == "removed" else ConfigChange.set(name, 10_000_000)
+        await admin.incremental_alter_configs({ALL: [loosened]})
+        await cluster.until(lambda: all(is_clean(cluster, b) for b in cluster.broker_ids), within_s=SOON_S)
+
+    settings = {"log.cleaner.backoff.ms": "100", "log.flush.offset.checkpoint.interval.ms": "500"}
+    play(scenario, settings=settings, configs=COMPACTED)
+
+
+@pytest.mark.parametrize("backoff_ms", ["0", "500"])
+def test_the_cleaner_looks_as_soon_as_a_shorter_back_off_says_and_0_leaves_time_for_others(backoff_ms: str) -> None:
+    async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
+        await produce(cluster, world, 30)
+        await admin.incremental_alter_configs({ALL: [ConfigChange.set("log.cleaner.backoff.ms", backoff_ms)]})
+        await cluster.until(lambda: all(is_clean(cluster, b) for b in cluster.broker_ids), within_s=SOON_S)
+
+    settings = {"log.cleaner.backoff.ms": LONG_MS, "log.flush.offset.checkpoint.interval.ms": "500"}
+    play(scenario, settings=settings, configs=COMPACTED)
+
+
+def test_retention_looks_as_soon_as_a_shorter_interval_says() -> None:
+    async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
+        await produce(cluster, world, 30)
+        name = "log.retention.check.interval.ms"
+        await admin.incremental_alter_configs({ALL: [ConfigChange.set(name, "500")]})
+        partition = replicas(cluster, 0).partition(P0)
+        assert partition is not None
+        await cluster.until(lambda: partition.log.log_start_offset > 0, within_s=SOON_S)
+
+    play(
+        scenario,
+        settings={"log.retention.check.interval.ms": LONG_MS},
+        configs={"retention.bytes": "5000", "segment.bytes": "2000"},
+    )
+
+
+@pytest.mark.parametrize("setting", ["flush.ms", "flush.messages"])
+def test_a_log_is_flushed_as_soon_as_its_topic_says(setting: str) -> None:
+    async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
+        partition = replicas(cluster, 0).partition(P0)
+        assert partition is not None
+        log = partition.log
+        await produce(cluster, world, 2)
+        await asyncio.sleep(SOON_S)
+        assert log.recovery_point == 0
+        await admin.incremental_alter_configs({ORDERS: [ConfigChange.set(setting, 3)]})
+        if setting == "flush.messages":
+            await produce(cluster, world, 1)
+        await cluster.until(lambda: log.recovery_point == log.log_end_offset, within_s=SOON_S)
+        for _ in range(3):
+            await produce(cluster, world, 3)
+            await cluster.until(lambda: log.recovery_point == log.log_end_offset, within_s=SOON_S)
+
+    settings = {"log.flush.offset.checkpoint.interval.ms": LONG_MS, "log.flush.interval.ms": LONG_MS}
+    play(scenario, settings=settings)

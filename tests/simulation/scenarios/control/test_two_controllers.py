@@ -1,0 +1,126 @@
+"""What a controller says of topics that it has not heard of, or that an earlier one created."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from minibroker.client.admin import Admin
+from minibroker.client.cluster.connections import Purpose
+from minibroker.client.settings import Address
+from minibroker.protocol import messages as m
+from minibroker.protocol import znodes
+from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, Api
+from minibroker.protocol.connections.rpc import Connection
+from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.world import Create, Operation
+from tests.simulation.scenarios.control.test_forwarding import connect, creation, until_controller, with_cluster
+from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
+from tests.simulation.simulator.world import VirtualWorld
+
+
+class AdminOfSeveralBrokers(Admin):
+    """As `IndirectAdmin`, with the choice of the broker for each attempt made here."""
+
+    ways: list[int]
+
+    async def _controller(self, api: Api[Any, Any]) -> Connection:
+        broker = self.ways.pop(0) if len(self.ways) > 1 else self.ways[0]
+        return await self._runtime.connections.open(Address(host_name(broker), PORT), Purpose.REQUESTS)
+
+
+def on_broker(broker_id: int) -> m.CreateTopicsRequest:
+    topic = m.CreatableTopic("orders", assignments=[m.CreatableAssignment(0, [broker_id])])
+    return m.CreateTopicsRequest([topic], 5_000)
+
+
+async def two_controllers(cluster: VirtualCluster) -> tuple[int, int]:
+    """The deposed one, which does not know that it is, and its successor."""
+    zookeeper = cluster.simulation.zookeeper
+    old = await until_controller(cluster)
+    zookeeper.lag(host_name(old), 20.0)
+    zookeeper.lose_connections(host_name(old))
+    await cluster.until(lambda: zookeeper.stale_sessions(host_name(old)))
+    zookeeper.remove(znodes.CONTROLLER)  # an administrator asks for an election, as is usual with Kafka
+    await cluster.until(lambda: len(cluster.active_controllers()) == 2)
+    [new] = (b for b in cluster.active_controllers() if b != old)
+    await cluster.until(lambda: cluster.broker(old)._metadata.controller_id == new)
+    return old, new
+
+
+def test_what_is_said_to_be_deleted_is_deleted() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        old, new = await two_controllers(cluster)
+        created = await (await connect(world, new)).request(CREATE_TOPICS, on_broker(new))
+        assert [topic.error_code for topic in created.topics] == [0]
+        async with AdminOfSeveralBrokers(cluster.bootstrap, world=world) as admin:
+            admin.ways = [new, old, new]
+            await admin.delete_topic("orders")  # returns: it is deleted
+        await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path("orders")), within_s=5)
+
+    with_cluster(program)
+
+
+def test_a_topic_that_was_created_is_not_denied() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        old, new = await two_controllers(cluster)
+        created = await (await connect(world, new)).request(CREATE_TOPICS, on_broker(new))
+        assert [topic.error_code for topic in created.topics] == [0]
+        request = m.DeleteTopicsRequest(["orders"], 5_000, [created.topics[0].topic_id])
+        with pytest.raises(BrokerError) as raised:
+            await (await connect(world, old)).request(DELETE_TOPICS, request)
+        assert raised.value.code in (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
+
+    with_cluster(program)
+
+
+def test_a_repetition_does_not_bring_back_what_the_same_broker_created_and_somebody_deleted() -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        controller = await until_controller(cluster)
+        zookeeper = cluster.simulation.zookeeper
+        others = [host_name(b) for b in cluster.broker_ids if b != controller]
+
+        def after(session: Any, operations: Sequence[Operation]) -> None:
+            if any(isinstance(o, Create) and o.path == znodes.topic_path("orders") for o in operations):
+                zookeeper.after = None
+                for other in others:
+                    zookeeper.cut(other)  # so that the same broker is elected again
+                zookeeper.expire(host_name(controller))
+
+        zookeeper.after = after
+        request = creation("orders")
+        request.topics[0].nonce = b"repeat"
+        request.controller_epoch = cluster.broker(controller)._metadata.controller_epoch
+        connection = await connect(world, controller)
+        with pytest.raises(BrokerError) as raised:
+            await connection.request(CREATE_TOPICS, request)
+        assert raised.value.code is ErrorCode.NOT_CONTROLLER
+        await cluster.until(lambda: cluster.active_controllers() == [controller])
+        for other in others:
+            zookeeper.uncut(other)
+        assert await until_controller(cluster) == controller
+        await asyncio.sleep(2)
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            assert await admin.list_topics() == ["orders"]
+            await admin.delete_topic("orders")
+            await cluster.until(lambda: not zookeeper.has(znodes.topic_path("orders")))
+            request.controller_epoch = cluster.broker(controller)._metadata.controller_epoch
+            again = await (await connect(world, controller)).request(CREATE_TOPICS, request)
+            assert not zookeeper.has(znodes.topic_path("orders")), again
+
+    with_cluster(program)
+
+
+@pytest.mark.parametrize("name", ["__consumer.offsets", "__transaction.state"])
+def test_a_client_cannot_take_a_name_that_collides_with_the_brokers_own(name: str) -> None:
+    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        await until_controller(cluster)
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            with pytest.raises(BrokerError, match="the brokers' own") as raised:
+                await admin.create_topic(name, partitions=1, replication_factor=3)
+        assert raised.value.code is ErrorCode.INVALID_TOPIC_EXCEPTION
+
+    with_cluster(program)

@@ -1,0 +1,519 @@
+"""What users of groups are told, and what they may do where."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.errors import CommitFailed, GroupErrors, InvalidSetting, MaxPollIntervalExceeded, WithinListener
+from minibroker.client.group.commits import Commits, OffsetAndMetadata
+from minibroker.client.group.heart import News, Overslept
+from minibroker.client.group.listener import RebalanceListener
+from minibroker.client.producer import Producer
+from minibroker.protocol.model import TopicPartition
+from tests.simulation.simulator.cluster import VirtualCluster
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.world import Simulation
+from tests.waiting import until
+
+P0, P1 = (TopicPartition("orders", index) for index in range(2))
+
+
+class Scene:
+    """A cluster with the topic of P0 and P1, 10 records in each, and an administrator."""
+
+    def __init__(self, settings: dict[str, str] | None = None) -> None:
+        few = {"offsets.topic.num.partitions": "4", "group.initial.rebalance.delay.ms": "0"}
+        self.cluster = VirtualCluster(Simulation(), settings=few | (settings or {}))
+        self.world = self.cluster.client("user")
+        self.admin = Admin(self.cluster.bootstrap, world=self.world)
+
+    async def prepare(self) -> None:
+        await self.admin.create_topic("orders", partitions=2, replication_factor=3)
+        async with Producer(self.cluster.bootstrap, world=self.world) as producer:
+            for partition in (0, 1):
+                await producer.send_batch("orders", [b"x"] * 10, partition=partition)
+
+    def consumer(self, **settings: object) -> Consumer:
+        return Consumer(
+            self.cluster.bootstrap,
+            **({"group": "billing", "topics": ["orders"], "world": self.world} | settings),  # type: ignore[arg-type]
+        )
+
+
+def play(program: Callable[[Scene], Awaitable[None]], settings: dict[str, str] | None = None, seed: int = 0) -> None:
+    async def scenario() -> None:
+        scene = Scene(settings)
+        await scene.cluster.start()
+
+        async def inside() -> None:
+            async with scene.admin:
+                await scene.prepare()
+                await program(scene)
+
+        await scene.world.process.run(inside())
+
+    run(scenario(), seed=seed)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_close_does_not_warn_of_a_commit_that_another_one_has_made(caplog: pytest.LogCaptureFixture) -> None:
+    async def program(scene: Scene) -> None:
+        for number in range(40):
+            settings = {"enable_auto_commit": True, "auto_commit_interval_ms": 1 + number % 7}
+            async with scene.consumer(group=f"billing-{number}", **settings) as consumer:
+                assert await consumer.poll(timeout_ms=5_000)
+                await consumer.poll(timeout_ms=number)
+
+    play(program)
+    assert warnings(caplog) == []
+
+
+def test_a_member_whose_user_is_away_leaves_once_and_is_back_when_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    async def program(scene: Scene) -> None:
+        async with scene.consumer(max_poll_interval_ms=8_000) as away:
+            assert await away.poll(timeout_ms=5_000)
+            while await away.poll(timeout_ms=1_000):
+                pass
+            await asyncio.sleep(60)
+            assert (await scene.admin.describe_groups(["billing"]))["billing"].members == ()
+            with pytest.raises(MaxPollIntervalExceeded):
+                await away.poll(timeout_ms=1_000)
+            while away.assignment() != [P0, P1]:
+                await away.poll(timeout_ms=1_000)
+
+    play(program)
+    [left] = warnings(caplog)
+    assert "leaves group billing" in left
+
+
+async def committed_too_late(consumer: Consumer, offsets: dict[TopicPartition, int] | None) -> CommitFailed:
+    with pytest.raises(CommitFailed) as failed:
+        await consumer.commit(offsets)
+    assert "max_poll_interval_ms=8000" in str(failed.value)
+    return failed.value
+
+
+@pytest.mark.parametrize("offsets", [None, {P0: 5}])
+@pytest.mark.parametrize("is_asked_again", [False, True])
+def test_a_commit_after_max_poll_interval_ms_says_why_it_is_refused(
+    is_asked_again: bool, offsets: dict[TopicPartition, int] | None
+) -> None:
+    """Whether the user has records in its hands or none."""
+
+    async def program(scene: Scene) -> None:
+        async with scene.consumer(max_poll_interval_ms=8_000) as consumer:
+            read = 0
+            while read < 20:
+                read += len(await consumer.poll(timeout_ms=5_000))
+            if is_asked_again:
+                assert await consumer.poll(timeout_ms=1_000) == []
+            await asyncio.sleep(20)
+            failed = await committed_too_late(consumer, offsets)
+            assert failed.errors.keys() == ({P0, P1} if offsets is None else offsets.keys())
+            with pytest.raises(MaxPollIntervalExceeded):
+                await consumer.poll(timeout_ms=1_000)
+            assert await consumer.poll(timeout_ms=5_000)
+            await consumer.commit()
+
+    play(program)
+
+
+def test_a_commit_that_the_coordinator_refuses_as_the_member_has_left_just_then_says_why() -> None:
+    async def program(scene: Scene) -> None:
+        async with scene.consumer(max_poll_interval_ms=8_000) as consumer:
+            assert await consumer.poll(timeout_ms=5_000)
+            member = consumer._member
+            assert member is not None
+            hear = member._hear
+            heard: list[News] = []
+            member._heart._tell = heard.append
+            await until(lambda: any(isinstance(news, Overslept) for news in heard), 20)
+            await asyncio.sleep(1)  # it has left
+            committing = asyncio.ensure_future(committed_too_late(consumer, None))
+            await asyncio.sleep(0)  # the request is on its way: only now the loop gets round to the heart's news
+            for news in heard:
+                hear(news)
+            await committing
+
+    play(program)
+
+
+def test_a_commit_by_hand_in_a_group_with_members_says_what_to_do() -> None:
+    async def program(scene: Scene) -> None:
+        async with scene.consumer() as member, scene.consumer(topics=None, partitions=[P0]) as by_hand:
+            assert await member.poll(timeout_ms=5_000)
+            said = r"NON_EMPTY_GROUP: group billing has members, .*describe billing.*a group of their own, or subscribe"
+            with pytest.raises(CommitFailed, match=said):
+                await by_hand.commit({P0: 3})
+
+    play(program)
+
+
+def test_a_commit_for_a_topic_that_was_deleted_does_not_wait() -> None:
+    async def program(scene: Scene) -> None:
+        async with scene.consumer() as consumer:
+            assert await consumer.poll(timeout_ms=5_000)
+            await scene.admin.delete_topic("orders")
+            with pytest.raises(CommitFailed, match="UNKNOWN_TOPIC_OR_PARTITION"):
+                async with asyncio.timeout(3):
+                    await consumer.commit({P0: 3})
+
+    play(program)
+
+
+class Calling(RebalanceListener):
+    """Does something in its first call."""
+
+    def __init__(self, call: Callable[[], Awaitable[object]]) -> None:
+        self.call: Callable[[], Awaitable[object]] | None = call
+
+    async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        call, self.call = self.call, None
+        if call is not None:
+            await call()
+
+
+@pytest.mark.parametrize("by", ["itself", "a task"])
+@pytest.mark.parametrize("what", ["unsubscribe", "close"])
+def test_a_listener_that_calls_what_would_wait_for_it_is_told_at_once(what: str, by: str) -> None:
+    async def program(scene: Scene) -> None:
+        async def call() -> None:
+            called = getattr(consumer, what)()
+            await (called if by == "itself" else asyncio.wait_for(called, 100))
+
+        async with scene.consumer(listener=Calling(call)) as consumer:
+            with pytest.raises(WithinListener, match=rf"{what}\(\) was called by a rebalance listener"):
+                async with asyncio.timeout(5):
+                    await anext(consumer)
+            assert await consumer.poll(timeout_ms=5_000)
+            await getattr(consumer, what)()
+
+    play(program)
+
+
+def test_a_task_that_a_listener_has_started_may_unsubscribe_once_it_has_returned() -> None:
+    async def program(scene: Scene) -> None:
+        tasks: list[asyncio.Task[None]] = []
+
+        async def soon() -> None:
+            await asyncio.sleep(1)
+            await consumer.unsubscribe()
+
+        async def call() -> None:
+            tasks.append(asyncio.create_task(soon()))
+
+        async with scene.consumer(listener=Calling(call)) as consumer:
+            await consumer.poll(timeout_ms=5_000)
+            await asyncio.wait_for(tasks[0], 10)
+            assert consumer.subscription() == []
+
+    play(program)
+
+
+@pytest.mark.parametrize("then", ["subscribe", "assign", "unsubscribe"])
+def test_a_consumer_whose_unsubscribe_was_cancelled_can_be_used(then: str) -> None:
+    async def program(scene: Scene) -> None:
+        cluster = scene.cluster
+        async with scene.consumer() as consumer:
+            assert await consumer.poll(timeout_ms=5_000)
+            for broker_id in cluster.broker_ids:
+                cluster.pause_broker(broker_id)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await consumer.unsubscribe()
+            assert consumer.subscription() == []
+            if then == "assign":
+                with pytest.raises(InvalidSetting, match=r"still leaving group billing: await unsubscribe\(\) again"):
+                    consumer.assign([P0])
+            for broker_id in cluster.broker_ids:
+                cluster.resume_broker(broker_id)
+            if then == "subscribe":
+                consumer.subscribe(["orders"])
+            else:
+                async with asyncio.timeout(20):
+                    await consumer.unsubscribe()
+                consumer.assign([P0])
+            consumer_reads = [P0, P1] if then == "subscribe" else [P0]
+            await until(lambda: consumer.assignment() == consumer_reads, 30)
+            await asyncio.sleep(15)
+            assert consumer.assignment() == consumer_reads
+            assert await consumer.poll(timeout_ms=5_000)
+
+    play(program)
+
+
+# --- what is waited for ---
+
+
+class Slow(RebalanceListener):
+    async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+        await asyncio.sleep(10)
+
+
+def test_a_rebalance_that_waits_for_another_member_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def program(scene: Scene) -> None:
+        async with (
+            scene.consumer(client_id="idle", partition_assignment_strategy="range") as idle,
+            scene.consumer(client_id="eager", partition_assignment_strategy="range") as eager,
+        ):
+            assert await idle.poll(timeout_ms=5_000)
+            assert await eager.poll(timeout_ms=10_000) == []
+            assert "waits for other members" in str(eager.status())
+            assert "`minibroker groups describe billing`" in str(eager.status())
+            assert "until this consumer is asked for the next records" in str(idle.status())
+            await asyncio.gather(idle.poll(timeout_ms=5_000), eager.poll(timeout_ms=5_000))
+            assert "waits" not in str(eager.status())
+
+    play(program)
+    [said] = [line for line in warnings(caplog) if "no progress" in line]
+    assert said.startswith("eager: no progress for ")
+    assert "group billing has been rebalancing for" in said
+    assert "waits for other members" in said
+
+
+def test_a_member_that_has_nothing_says_that_another_one_may_not_have_given_its_part_up_yet() -> None:
+    async def program(scene: Scene) -> None:
+        async with scene.consumer() as idle, scene.consumer() as eager:
+            assert await idle.poll(timeout_ms=5_000)
+            assert await eager.poll(timeout_ms=5_000) == []
+            assert "gives its partitions up only when its user asks for the next records" in str(eager.status())
+
+    play(program)
+
+
+def test_a_rebalance_that_waits_for_a_listener_says_for_which_of_its_methods(caplog: pytest.LogCaptureFixture) -> None:
+    async def program(scene: Scene) -> None:
+        async with scene.consumer(listener=Slow()) as consumer:
+            assert await consumer.poll(timeout_ms=3_000) == []
+            assert "waits for this consumer's listener: on_partitions_assigned has not returned for 2." in str(
+                consumer.status()
+            )
+            assert await consumer.poll(timeout_ms=10_000)
+
+    play(program)
+    [said] = warnings(caplog)
+    assert "no progress for 5.0 s of group billing" in said
+    assert "on_partitions_assigned has not returned" in said
+
+
+def test_too_few_replicas_of_the_offsets_topic_are_said_to_be_what_a_member_waits_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def program(scene: Scene) -> None:
+        async with scene.consumer() as consumer:
+            assert await consumer.poll(timeout_ms=5_000)
+        scene.cluster.kill_broker(2)
+        await asyncio.sleep(15)
+        async with scene.consumer(client_id="late") as late:
+            for _ in range(10):
+                assert await late.poll(timeout_ms=1_000) == []
+                assert "__consumer_offsets" in str(late.status())
+                assert "min.insync.replicas" in str(late.status())
+            await scene.cluster.start_broker(2)
+            await late.poll(timeout_ms=20_000)
+            assert "__consumer_offsets" not in str(late.status())
+
+    play(program, {"min.insync.replicas": "3"})
+    assert [line for line in warnings(caplog) if "late: no progress for 5." in line and "__consumer_offsets" in line]
+
+
+def test_a_member_without_a_coordinator_says_that_the_offsets_topic_has_too_few_brokers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def program(scene: Scene) -> None:
+        async with scene.consumer(client_id="early") as early:
+            for _ in range(10):
+                assert await early.poll(timeout_ms=1_000) == []
+                assert "waits for other members" not in str(early.status())
+            assert "__consumer_offsets cannot be created" in str(early.status())
+            assert "offsets.topic.replication.factor" in str(early.status())
+
+    play(program, {"offsets.topic.replication.factor": "4"})
+    said = [line for line in warnings(caplog) if line.startswith("early: no progress")]
+    assert said
+    assert all("offsets.topic.replication.factor" in line for line in said), said
+
+
+def test_a_call_that_waits_while_all_partitions_are_paused_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def program(scene: Scene) -> None:
+        async with scene.consumer() as consumer:
+            assert await consumer.poll(timeout_ms=5_000)
+            consumer.pause(*consumer.assignment())
+            await asyncio.sleep(20)
+            assert warnings(caplog) == [], "nobody asks for records"
+            for _ in range(8):
+                assert await consumer.poll(timeout_ms=1_000) == []
+            consumer.resume(*consumer.assignment())
+            await consumer.poll(timeout_ms=1_000)
+
+    play(program)
+    [said] = warnings(caplog)
+    assert said.endswith("no progress for 5.0 s of records: all 2 partitions are paused: call resume()")
+
+
+@pytest.mark.parametrize("group", [None, "billing"])
+def test_the_first_moments_blame_nobody(group: str | None) -> None:
+    async def program(scene: Scene) -> None:
+        said: set[str] = set()
+        async with scene.consumer(group=group) as consumer:
+            for _ in range(400):
+                said.add(str(consumer.status()))
+                await asyncio.sleep(0.000_5)
+            assert await consumer.poll(timeout_ms=1_000)
+        assert not [line for line in said if "does not answer" in line or "other members" in line]
+
+    play(program)
+
+
+@pytest.mark.parametrize("group", [None, "billing"])
+def test_a_topic_that_begins_to_match_is_read_within_half_a_minute(group: str | None) -> None:
+    async def program(scene: Scene) -> None:
+        async with scene.consumer(group=group, topics=None, pattern="order.*") as consumer:
+            assert await consumer.poll(timeout_ms=5_000)
+            await scene.admin.create_topic("orders-of-today", partitions=1, replication_factor=3)
+            async with Producer(scene.cluster.bootstrap, world=scene.world) as producer:
+                await producer.send("orders-of-today", b"new")
+            async with asyncio.timeout(35):
+                while not any(record.value == b"new" for record in await consumer.poll(timeout_ms=1_000)):
+                    pass
+
+    play(program)
+
+
+def test_a_member_whose_event_loop_ends_at_any_moment_commits_and_leaves_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As `asyncio.run` ends: all tasks are cancelled, those of the client too, in the middle of a join as well."""
+
+    async def program(scene: Scene) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def body(consumer: Consumer) -> None:
+            async with consumer:
+                async for _ in consumer:
+                    pass
+
+        for moment in range(36):
+            world = scene.cluster.client(f"ends-{moment}")
+            settings = {"group": f"ends-{moment}", "world": world, "enable_auto_commit": True}
+            if moment % 3 == 0:
+                settings |= {"topics": None, "partitions": [P0]}
+            task = world.process.start(body(scene.consumer(**settings)))
+            await asyncio.sleep(moment / 4_000)
+            began = loop.time()
+            doomed = world.process.tasks()
+            for each in doomed:
+                each.cancel()
+            await asyncio.wait(doomed)
+            assert task.cancelled()
+            assert loop.time() - began < 0.2
+            assert not world.process.tasks()
+            try:
+                described = (await scene.admin.describe_groups([f"ends-{moment}"]))[f"ends-{moment}"]
+            except GroupErrors:  # there is no such group yet
+                continue
+            assert not described.members, moment
+
+    play(program)
+    assert warnings(caplog) == []
+
+
+def test_what_an_idle_consumer_has_committed_by_itself_does_not_expire_while_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[float] = []
+    original = Commits.commit
+
+    async def commit(self: Commits, *arguments: Any) -> None:
+        made.append(asyncio.get_running_loop().time())
+        await original(self, *arguments)
+
+    monkeypatch.setattr(Commits, "commit", commit)
+
+    async def program(scene: Scene) -> None:
+        async with scene.consumer(topics=None, partitions=[P0], enable_auto_commit=True) as consumer:
+            assert len(await consumer.poll(5_000)) == 10
+            for _ in range(30):  # two and a half minutes
+                await consumer.poll(5_000)
+                committed = (await scene.admin.list_group_offsets("billing")).get(P0)
+                assert (committed is None and not made) or (committed is not None and committed.offset == 10)
+            assert len(made) < 10
+
+    play(program, {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"})
+
+
+@pytest.mark.parametrize("read", [{}, {"topics": None, "partitions": [P0]}])
+@pytest.mark.parametrize("offset", [4, 15])
+def test_an_idle_consumer_leaves_alone_what_its_user_or_an_administrator_has_committed(
+    read: dict[str, Any], offset: int
+) -> None:
+    async def program(scene: Scene) -> None:
+        async def committed() -> int | None:
+            found = (await scene.admin.list_group_offsets("billing")).get(P0)
+            return None if found is None else found.offset
+
+        async def idle_at(expected: int) -> None:
+            for _ in range(5):
+                await consumer.poll(5_000)
+                assert await committed() == expected
+
+        async with scene.consumer(enable_auto_commit=True, **read) as consumer:
+            while await consumer.poll(8_000):
+                pass
+            assert await committed() == 10
+            await consumer.commit({P0: offset})
+            await idle_at(offset)
+            if read:
+                await scene.admin.alter_group_offsets("billing", {P0: 3})
+                await idle_at(3)
+
+    play(program)
+
+
+@pytest.mark.parametrize("read", [{}, {"topics": None, "partitions": [P0]}])
+def test_calls_that_commit_end_by_default_api_timeout_ms_while_no_coordinator_answers(read: dict[str, Any]) -> None:
+    async def program(scene: Scene) -> None:
+        loop = asyncio.get_running_loop()
+        settings = {"default_api_timeout_ms": 6_000, "auto_commit_interval_ms": 1_000, "enable_auto_commit": True}
+        async with scene.consumer(**settings, **read) as consumer:
+            assert await consumer.poll(5_000)
+            for broker in scene.cluster.broker_ids:
+                scene.cluster.pause_broker(broker)
+            for _ in range(3):
+                await consumer.poll(1_000)
+            began = loop.time()
+            with pytest.raises(CommitFailed, match="an earlier commit of this consumer has not ended within 6 s"):
+                await consumer.commit()
+            assert loop.time() < began + 6.1
+            began = loop.time()
+            await consumer.unsubscribe()
+            assert loop.time() < began + 6.1
+            for broker in scene.cluster.broker_ids:
+                scene.cluster.resume_broker(broker)
+
+    play(program)
+
+
+def test_an_offset_does_not_expire_because_all_brokers_were_stopped_for_longer_than_the_retention() -> None:
+    async def program(scene: Scene) -> None:
+        async with scene.consumer(topics=None, partitions=[P0]) as consumer:
+            await consumer.commit({P0: 7})
+            for broker in scene.cluster.broker_ids:
+                scene.cluster.pause_broker(broker)
+            await asyncio.sleep(80)
+            for broker in scene.cluster.broker_ids:
+                scene.cluster.resume_broker(broker)
+            await asyncio.sleep(6)
+            assert (await consumer.committed(P0))[P0] == OffsetAndMetadata(7)
+
+    play(program, {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"})

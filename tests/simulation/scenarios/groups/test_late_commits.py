@@ -1,0 +1,187 @@
+"""Commits and deletions that come by a connection that their client gave up long ago."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+
+import pytest
+
+from minibroker.client.admin import Admin, NewTopic
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
+from minibroker.protocol.world import World
+from tests.simulation.mutants import planted
+from tests.simulation.scenarios.groups.group_members import GroupClient
+from tests.simulation.simulator.cluster import VirtualCluster, host_name
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.world import Simulation
+from tests.simulation.storms.faults.faults_of_groups import late_commit
+from tests.simulation.storms.storm import Report, Storm
+
+GROUP = "billing"
+P = TopicPartition("orders", 0)
+LATE_S = 20.0
+MEMBER = "member"
+MUTANT = "late-commit-carried-out"
+
+
+async def _started() -> tuple[VirtualCluster, GroupClient]:
+    """A cluster with the topic of P, and somebody else who asks about the group, and commits."""
+    cluster = VirtualCluster(Simulation(), settings={"offsets.topic.num.partitions": "4"})
+    await cluster.start()
+    world = cluster.client("other")
+
+    async def prepare() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=1, replication_factor=3)
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            await producer.send_batch("orders", [b"x"] * 30)
+
+    await world.process.run(prepare())
+    return cluster, GroupClient(cluster, world, GROUP)
+
+
+async def _twice(cluster: VirtualCluster, change: Awaitable[object]) -> int:
+    """The change is sent, its connection turns slow and breaks for its client, which makes it by another. Returns who
+    has the first one still to come."""
+    network = cluster.simulation.network
+    node = cluster.state(TopicPartition(OFFSETS_TOPIC, offsets_partition(GROUP, 4))).leader
+    assert network.delay_standing(MEMBER, host_name(node), LATE_S)
+    changing = asyncio.ensure_future(change)
+    await asyncio.sleep(0.05)
+    assert network.reset_at(MEMBER, host_name(node))
+    await changing
+    return node
+
+
+async def _coordinates(cluster: VirtualCluster, node: int, *, is_so: bool = True) -> None:
+    """The node's session ends, or those of others, until it is the coordinator, or is none."""
+    offsets = TopicPartition(OFFSETS_TOPIC, offsets_partition(GROUP, 4))
+    while (cluster.state(offsets).leader == node) != is_so or cluster.state(offsets).leader == NO_LEADER:
+        cluster.simulation.zookeeper.expire(host_name(cluster.state(offsets).leader))
+        await asyncio.sleep(1)
+
+
+def _committed_after_a_late_commit(is_member: bool, there_and_back: bool) -> int:
+    """commit(10), made twice, and commit(20) after that; then the first one comes."""
+    found: list[int] = []
+
+    async def commit(cluster: VirtualCluster, world: World) -> None:
+        async with Consumer(
+            cluster.bootstrap,
+            group=GROUP,
+            topics=["orders"] if is_member else None,
+            auto_offset_reset="earliest",
+            session_timeout_ms=30_000,
+            world=world,
+        ) as consumer:
+            if not is_member:
+                consumer.assign([P])
+            await consumer.poll(timeout_ms=10_000)
+            await consumer.commit({P: 1})
+            node = await _twice(cluster, consumer.commit({P: 10}))
+            if there_and_back:
+                await _coordinates(cluster, node, is_so=False)
+            await consumer.commit({P: 20})
+            await _coordinates(cluster, node)
+            await asyncio.sleep(LATE_S)
+            committed = (await consumer.committed(P))[P]
+            found.append(-1 if committed is None else committed.offset)
+
+    async def scenario() -> None:
+        cluster, _ = await _started()
+        world = cluster.client(MEMBER)
+        await world.process.run(commit(cluster, world))
+
+    run(scenario(), seed=1)
+    return found[0]
+
+
+@pytest.mark.parametrize("there_and_back", [False, True])
+@pytest.mark.parametrize("is_member", [False, True])
+def test_a_commit_that_comes_late_does_not_set_the_offset_back(is_member: bool, there_and_back: bool) -> None:
+    assert _committed_after_a_late_commit(is_member, there_and_back) == 20
+
+
+@pytest.mark.parametrize("there_and_back", [False, True])
+def test_the_mutant_of_late_commits_makes_that_fail(there_and_back: bool) -> None:
+    with planted(MUTANT):
+        assert _committed_after_a_late_commit(False, there_and_back) == 10
+
+
+_CHANGES: list[Callable[[Admin], Awaitable[object]]] = [
+    lambda admin: admin.delete_groups([GROUP]),
+    lambda admin: admin.delete_group_offsets(GROUP, [P]),
+    lambda admin: admin.alter_group_offsets(GROUP, {P: 0}),
+]
+
+
+def _committed_after_a_late(change: Callable[[Admin], Awaitable[object]]) -> int:
+    """An administrator's change, made twice; then somebody else commits 25; then the first one comes."""
+
+    async def scenario() -> int:
+        cluster, other = await _started()
+        assert await other.commit({P: 7}) == [0]
+        world = cluster.client(MEMBER)
+
+        async def administrate() -> int:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                await admin.list_group_offsets(GROUP)
+                await _twice(cluster, change(admin))
+                assert await other.commit({P: 25}) == [0]
+                await asyncio.sleep(LATE_S)
+                return await other.committed(P)
+
+        return await world.process.run(administrate())
+
+    return run(scenario(), seed=1)
+
+
+@pytest.mark.parametrize("change", _CHANGES)
+def test_an_administrators_change_that_comes_late_hits_nothing_newer(
+    change: Callable[[Admin], Awaitable[object]],
+) -> None:
+    assert _committed_after_a_late(change) == 25
+    with planted(MUTANT):
+        assert _committed_after_a_late(change) != 25
+
+
+def _accused_by_late_commits(*, power_is_lost: bool = False) -> set[str]:
+    """What the storms' fault finds in a cluster in which nothing else goes wrong; or in which the storm says that all
+    power was lost meanwhile."""
+    report = Report(seed=1)
+
+    async def main() -> None:
+        storm = Storm(report, Random(1))
+        await storm.cluster.start()
+        topics = [NewTopic(topic, 4, 1) for topic in sorted({partition.topic for partition in storm.partitions})]
+        world = storm.cluster.client("admin")
+
+        async def create() -> None:
+            async with Admin(storm.cluster.bootstrap, world=world) as admin:
+                await admin.create_topics(topics)
+
+        await world.process.run(create())
+        for _ in range(6):
+            fault = asyncio.create_task(late_commit(storm))
+            await asyncio.sleep(1)
+            storm.losses_of_power += power_is_lost
+            await fault
+
+    run(main(), seed=1)
+    assert report.events["late commit: a newer one was granted"] == 6
+    return {anomaly.kind for anomaly in report.anomalies}
+
+
+def test_the_late_commits_of_a_storm_find_that_mutant_and_nothing_without_it() -> None:
+    assert _accused_by_late_commits() == set()
+    with planted(MUTANT):
+        assert _accused_by_late_commits() == {"a late commit"}
+
+
+def test_a_late_commit_of_a_storm_accuses_nobody_where_all_power_was_lost() -> None:
+    with planted(MUTANT):
+        assert _accused_by_late_commits(power_is_lost=True) == set()

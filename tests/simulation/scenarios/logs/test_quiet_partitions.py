@@ -1,0 +1,76 @@
+"""Partitions in which nothing happens cost nothing on the wire, and are heard of at once when something does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from minibroker.client.admin import Admin
+from minibroker.client.producer import Producer
+from minibroker.protocol.model import TopicPartition
+from tests.simulation.simulator.cluster import VirtualCluster
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.network import Arrival
+from tests.simulation.simulator.world import Simulation, VirtualWorld
+
+SETTLED_S, COUNTED_S = 5.0, 10.0
+
+
+def play(scenario: Callable[[Simulation, VirtualCluster, VirtualWorld], Awaitable[None]], partitions: int) -> None:
+    async def main() -> None:
+        simulation = Simulation()
+        cluster = VirtualCluster(simulation)
+        await cluster.start()
+        world = cluster.client("client")
+
+        async def client() -> None:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                await admin.create_topic("orders", partitions=partitions, replication_factor=3)
+            await asyncio.sleep(SETTLED_S)
+            await scenario(simulation, cluster, world)
+
+        await world.process.run(client())
+
+    run(main(), seed=1)
+
+
+def bytes_while_idle(partitions: int) -> int:
+    total = 0
+
+    async def scenario(simulation: Simulation, cluster: VirtualCluster, world: VirtualWorld) -> None:
+        def count(arrival: Arrival) -> None:
+            nonlocal total
+            total += len(arrival.data)
+
+        simulation.network.taps.append(count)
+        await asyncio.sleep(COUNTED_S)
+
+    play(scenario, partitions)
+    return total
+
+
+def test_idle_traffic_does_not_grow_with_partitions() -> None:
+    """In full, 240 of them are 30 times the bytes of 6."""
+    few, many = bytes_while_idle(6), bytes_while_idle(240)
+    assert 0 < many < 1.5 * few
+
+
+def test_what_happens_in_one_of_many_quiet_partitions_reaches_all_replicas() -> None:
+    async def scenario(simulation: Simulation, cluster: VirtualCluster, world: VirtualWorld) -> None:
+        partition = TopicPartition("orders", 17)
+
+        def replicas() -> list[tuple[int, int, int]]:
+            """Log start, high watermark, log end of each."""
+            managers = [cluster.broker(broker_id)._replicas for broker_id in cluster.broker_ids]
+            found = [None if manager is None else manager.partition(partition) for manager in managers]
+            return [(p.log.log_start_offset, p.high_watermark, p.log.log_end_offset) for p in found if p is not None]
+
+        async with Producer(cluster.bootstrap, world=world) as producer, Admin(cluster.bootstrap, world=world) as admin:
+            for end in (1, 2, 3):
+                await producer.send("orders", b"x", partition=partition.partition)
+                await cluster.until(lambda: replicas() == [(0, end, end)] * 3)  # noqa: B023
+                await asyncio.sleep(SETTLED_S)
+            await admin.delete_records({partition: 2})
+            await cluster.until(lambda: replicas() == [(2, 3, 3)] * 3)
+
+    play(scenario, 60)

@@ -1,0 +1,953 @@
+"""ZooKeeper in memory: one linearizable store, many sessions, no threads, no real time.
+
+The problem: what makes a controller wrong is hardly ever a plain read or write. It is the multi that was
+carried out while its reply got lost, the watch that fired between two reads, the node that another session
+created a moment before. A test must be able to place those at will and get the same run again.
+
+The choice: a server that carries out one request at a time, and for each session two pipes, one up and one
+down, each strictly in order. A request is carried out when it leaves the upper pipe; watch events and replies
+enter the lower one in the order in which ZooKeeper sends them (the events of a write before its reply). So a
+connection that is cut loses exactly what was still inside a pipe, as with TCP. Latency is a function that the
+owner hands in; time is the event loop's own, so the simulator's virtual loop makes it virtual.
+
+Faults are the server's (`stop`, `start`), those of the way to one host (`cut`, `uncut`, `lose_connections`), and
+sessions that it ends (`expire`). They name hosts: the owner of a session is a process, whose name begins with its
+host's. A session that has lost its connection in one of these ways connects again by itself, as kazoo's client does:
+now and then it tries, and either goes on or learns that it has expired. Meanwhile a call waits or fails, both of which
+the World allows. Of the requests that were on their way the first so many have got there, and their replies are lost.
+What a client does by itself runs in the context in which it connected, so that nothing of it happens while its process
+is paused, or after it was killed; what is the server's runs in nobody's.
+
+What is kept from the real one: data versions, czxid and mzxid, ephemeral and sequential nodes, `multi` as one
+transaction, one-shot watches with the server's rules for which write fires which, watches forgotten with the
+connection, the limit on a request's size, a session that outlives its connection for its timeout; and, where a
+host is told to `lag`, a server of an ensemble that is behind: what it is asked is answered as of a while ago, its
+watches fire as late, a write is carried out at once and answered when that server has it, so that a session sees
+what it wrote; answers and events of a session keep their order, and what it has seen never goes back. What is left
+out: elections among the servers (`stop` is the time without one), ACLs, quotas.
+
+Rejected: replacing kazoo's client with a fake (its threads would come along); calling the store directly
+without pipes (no call would ever be in flight, so nothing could be lost).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from minibroker.protocol.world import (
+    BadVersion,
+    Check,
+    ConnectionLoss,
+    Create,
+    Delete,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    Operation,
+    SessionExpired,
+    SessionState,
+    SetData,
+    Stat,
+    Watcher,
+    WatchEvent,
+    WatchKind,
+    ZooKeeperError,
+)
+from tests.simulation.simulator.loop import VirtualLoop
+
+T = TypeVar("T")
+
+MAX_REQUEST_BYTES = 0xFFFFF
+"""The server's `jute.maxbuffer`. It closes the connection of a client that sends more, so no session does."""
+
+MIN_RECONNECT_S = 0.01
+MAX_RECONNECT_S = 0.2
+"""How long a client waits before it tries to connect again."""
+
+_FIRST_SESSION_ID = 0x1000
+_ROOT = "/"
+
+
+def parent_of(path: str) -> str:
+    return path.rpartition("/")[0] or _ROOT
+
+
+@dataclass
+class _Node:
+    data: bytes
+    czxid: int
+    mzxid: int
+    owner: int = 0
+    version: int = 0
+    next_number: int = 0
+    children: set[str] = field(default_factory=set)
+
+    def stat(self) -> Stat:
+        return Stat(self.version, self.czxid, self.mzxid, self.owner, len(self.children))
+
+
+_WatchTable = dict[str, dict[tuple["VirtualSession", Watcher], None]]
+
+
+class _Tree:
+    """The nodes as one server has them, and the watches that sessions have set there."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, _Node] = {_ROOT: _Node(b"", 0, 0)}
+        self.zxid = 0
+        """Of the last transaction that was applied here."""
+        self._data_watches: _WatchTable = {}
+        self._child_watches: _WatchTable = {}
+
+    def copy(self) -> _Tree:
+        """With the same nodes, and no watches."""
+        tree = _Tree()
+        tree.zxid = self.zxid
+        tree.nodes = {path: replace(node, children=set(node.children)) for path, node in self.nodes.items()}
+        return tree
+
+    def node(self, path: str) -> _Node:
+        try:
+            return self.nodes[path]
+        except KeyError:
+            raise NoNode(f"there is no znode {path}") from None
+
+    def read_data(self, path: str) -> tuple[bytes, Stat]:
+        node = self.node(path)
+        return node.data, node.stat()
+
+    def read_children(self, path: str) -> list[str]:
+        return sorted(self.node(path).children)
+
+    def transact(self, operations: Sequence[Operation], session_id: int) -> list[Any]:
+        """Carry out all of the operations as one transaction, or none of them."""
+        self.zxid += 1
+        undo: list[Callable[[], None]] = []
+        fired: list[tuple[WatchKind, str]] = []
+        results: list[Any] = []
+        for index, operation in enumerate(operations):
+            try:
+                results.append(self._carry_out(operation, session_id, undo, fired))
+            except ZooKeeperError as cause:
+                for step in reversed(undo):
+                    step()
+                raise MultiFailed(index, cause) from cause
+        for kind, path in fired:
+            self._fire(kind, path)
+        return results
+
+    def _carry_out(
+        self,
+        operation: Operation,
+        session_id: int,
+        undo: list[Callable[[], None]],
+        fired: list[tuple[WatchKind, str]],
+    ) -> str | Stat | None:
+        match operation:
+            case Create():
+                return self._create(operation, session_id, undo, fired)
+            case SetData(path, data, version):
+                node = self._expect(path, version)
+                before = (node.data, node.version, node.mzxid)
+
+                def restore() -> None:
+                    node.data, node.version, node.mzxid = before
+
+                undo.append(restore)
+                node.data, node.version, node.mzxid = bytes(data), node.version + 1, self.zxid
+                fired.append((WatchKind.CHANGED, path))
+                return node.stat()
+            case Delete(path, version):
+                node = self._expect(path, version)
+                if path == _ROOT:
+                    raise ZooKeeperError("the znode / cannot be deleted")
+                if node.children:
+                    raise NotEmpty(f"the znode {path} has children")
+                siblings = self.nodes[parent_of(path)].children
+                name = path.rpartition("/")[2]
+
+                def bring_back() -> None:
+                    self.nodes[path] = node
+                    siblings.add(name)
+
+                undo.append(bring_back)
+                del self.nodes[path]
+                siblings.discard(name)
+                fired.append((WatchKind.DELETED, path))
+                return None
+            case Check(path, version):
+                self._expect(path, version)
+                return None
+
+    def _create(
+        self,
+        operation: Create,
+        session_id: int,
+        undo: list[Callable[[], None]],
+        fired: list[tuple[WatchKind, str]],
+    ) -> str:
+        path = operation.path
+        parent_path = parent_of(path)
+        parent = self.node(parent_path)
+        if parent.owner:
+            raise ZooKeeperError(f"the znode {parent_path} is ephemeral and cannot have children")
+        if operation.sequence:
+            path = f"{path}{parent.next_number:010d}"
+        if path in self.nodes:
+            raise NodeExists(f"there is a znode {path} already")
+        number = parent.next_number
+        owner = session_id if operation.ephemeral else 0
+        name = path.rpartition("/")[2]
+
+        def take_back() -> None:
+            del self.nodes[path]
+            parent.children.discard(name)
+            parent.next_number = number
+
+        undo.append(take_back)
+        self.nodes[path] = _Node(bytes(operation.data), self.zxid, self.zxid, owner)
+        parent.children.add(name)
+        parent.next_number += 1
+        fired.append((WatchKind.CREATED, path))
+        return path
+
+    def _expect(self, path: str, version: int) -> _Node:
+        node = self.node(path)
+        if version not in (-1, node.version):
+            raise BadVersion(f"the znode {path} has version {node.version}, not {version}")
+        return node
+
+    # -- watches --
+
+    def watch_data(self, path: str, session: VirtualSession, watcher: Watcher) -> None:
+        self._data_watches.setdefault(path, {})[session, watcher] = None
+
+    def watch_children(self, path: str, session: VirtualSession, watcher: Watcher) -> None:
+        self._child_watches.setdefault(path, {})[session, watcher] = None
+
+    def forget_watches(self, session: VirtualSession) -> None:
+        for table in (self._data_watches, self._child_watches):
+            for path in list(table):
+                table[path] = {key: None for key in table[path] if key[0] is not session}
+                if not table[path]:
+                    del table[path]
+
+    def _fire(self, kind: WatchKind, path: str) -> None:
+        watchers = dict(self._data_watches.pop(path, {}))
+        if kind is WatchKind.DELETED:
+            watchers |= self._child_watches.pop(path, {})
+        for session, watcher in watchers:
+            session.tell(watcher, kind, path, self.zxid)
+        if kind is not WatchKind.CHANGED:
+            parent = parent_of(path)
+            for session, watcher in self._child_watches.pop(parent, {}):
+                session.tell(watcher, WatchKind.CHILDREN, parent, self.zxid)
+
+    def adopt_watches(self, other: _Tree) -> None:
+        """Those that were set at another server, which has come to the same state."""
+        for table, others in (
+            (self._data_watches, other._data_watches),
+            (self._child_watches, other._child_watches),
+        ):
+            for path, watchers in others.items():
+                table.setdefault(path, {}).update(watchers)
+
+
+class _Follower:
+    """A server of the ensemble that applies what was committed so much later than the leader of the ensemble."""
+
+    def __init__(self, leader: _Tree, lag_s: float) -> None:
+        self.tree = leader.copy()
+        self.sessions: dict[VirtualSession, None] = {}
+        """Those that are connected to it."""
+        self._lag_s = lag_s
+        self._committed: deque[tuple[int, Sequence[Operation], int]] = deque()
+
+    def commit(self, zxid: int, operations: Sequence[Operation], session_id: int) -> None:
+        self._committed.append((zxid, operations, session_id))
+        Context().run(asyncio.get_running_loop().call_later, self._lag_s, self._apply)
+
+    def _apply(self) -> None:
+        if self._committed:  # unless it has caught up meanwhile
+            zxid, operations, session_id = self._committed.popleft()
+            if operations:
+                self.tree.zxid = zxid - 1
+                self.tree.transact(operations, session_id)
+            self.tree.zxid = zxid
+            for session in list(self.sessions):
+                session.follower_moved()
+
+    def catch_up(self) -> None:
+        while self._committed:
+            self._apply()
+
+
+class VirtualZooKeeper:
+    """The server, and (through `connect`) an implementation of `minibroker.protocol.world.ZooKeeper`.
+
+    `before` and `after` are hooks for tests: called with the session and the operations of each write request
+    (`create`, `set`, `delete` are shown as the operation they are) just before and just after it is carried
+    out. `after` is not called for what was refused. A hook may write, cut, or expire as it likes; `before` may raise,
+    and then nothing is carried out.
+    """
+
+    def __init__(self, latency_s: Callable[[], float] = lambda: 0.0, random: Random | None = None) -> None:
+        self._latency_s = latency_s
+        self.random = random or Random(0)
+        self.tree = _Tree()
+        """As the leader of the ensemble has it, by which all writes go."""
+        self._followers: dict[str, _Follower] = {}
+        """The servers that lag, by the hosts that connect to them."""
+        self._next_session_id = _FIRST_SESSION_ID
+        self._live: dict[int, VirtualSession] = {}
+        self.sessions: list[VirtualSession] = []
+        """Every session ever opened, in order."""
+        self.reachable = True
+        """False: nobody can connect, as with a server that is down. Sessions that exist are not touched."""
+        self.running = True
+        self._cut_hosts: set[str] = set()
+        self.slow_hosts: dict[str, tuple[float, float]] = {}
+        """Hosts whose requests and answers take longer than those of others: seconds, at least and at most."""
+        self.reconnected: list[Callable[[VirtualSession], None]] = []
+        """Called with a session that has a connection again, before anything comes through it."""
+        self.before: Callable[[VirtualSession, Sequence[Operation]], None] | None = None
+        self.after: Callable[[VirtualSession, Sequence[Operation]], None] | None = None
+
+    async def connect(
+        self, servers: str, session_timeout_ms: int, connect_timeout_ms: int, *, owner: str = ""
+    ) -> VirtualSession:
+        """A new session. `owner` names the process that holds it, for the test that wants to find it again."""
+        hosts, slash, path = servers.partition("/")
+        try:
+            async with asyncio.timeout(connect_timeout_ms / 1000):
+                await asyncio.sleep(2 * self._latency_s())
+                while not self.answers(owner):
+                    await asyncio.sleep(self.reconnect_delay_s())
+        except TimeoutError:
+            raise ConnectionLoss(f"no ZooKeeper answers at {hosts} within {connect_timeout_ms} ms") from None
+        chroot = slash + path.rstrip("/") if path else ""
+        if chroot:
+            self.make(chroot)
+        session = VirtualSession(
+            self, self._next_session_id, chroot, session_timeout_ms, lambda: self._latency_of(owner), owner
+        )
+        self._next_session_id += 1
+        self._live[session.session_id] = session
+        self.sessions.append(session)
+        return session
+
+    # -- faults --
+
+    def cut(self, owner_host: str) -> None:
+        """The processes of that host do not reach the server, until `uncut`."""
+        self._record(f"cut {owner_host}")
+        self._cut_hosts.add(owner_host)
+        self._lose_connections(owner_host)
+
+    def uncut(self, owner_host: str) -> None:
+        self._record(f"uncut {owner_host}")
+        self._cut_hosts.discard(owner_host)
+
+    def lose_connections(self, owner_host: str) -> None:
+        """The connections of that host break, and can be made again at once."""
+        self._record(f"connections of {owner_host} lost")
+        self._lose_connections(owner_host)
+
+    def expire(self, owner_host: str) -> None:
+        """End the sessions of that host. Their clients learn it when they have connected again."""
+        self._record(f"sessions of {owner_host} expire")
+        for session in self._sessions_of(owner_host):
+            self.end(session)
+            session.lose_connection()
+
+    def lag(self, owner_host: str, seconds: float) -> None:
+        """From its next reconnect on, that host is served by a server that learns of every write so much later, until
+        `unlag`; by another where a session has seen more already. Sessions that are opened have no such server."""
+        self._record(f"{owner_host} lags by {seconds}")
+        self._followers[owner_host] = _Follower(self.tree, seconds)
+
+    def unlag(self, owner_host: str) -> None:
+        """That server catches up."""
+        self._record(f"{owner_host} lags no more")
+        follower = self._followers.pop(owner_host)
+        follower.catch_up()
+        for session in list(follower.sessions):
+            session.leave_follower()
+        self.tree.adopt_watches(follower.tree)
+
+    def is_lagging(self, owner_host: str) -> bool:
+        return owner_host in self._followers
+
+    def stale_sessions(self, owner_host: str) -> int:
+        """How many of its sessions are served by the server that lags."""
+        return len(self._followers[owner_host].sessions)
+
+    def server_for(self, session: VirtualSession) -> _Follower | None:
+        """The server that the session connects to again. None: one that has everything. (No client connects to a server
+        that has less than it has seen.)"""
+        follower = self._followers.get(_host_of(session.owner))
+        return follower if follower is not None and follower.tree.zxid >= session.seen_zxid else None
+
+    def stop(self) -> None:
+        """The server is down for all. It forgets nothing, and no session ends meanwhile."""
+        self._record("stop")
+        self.running = False
+        for session in list(self._live.values()):
+            session.lose_connection()
+            session.stop_expiry()
+
+    def start(self) -> None:
+        """The server is back, and gives every session its whole timeout to come back, too."""
+        if self.running:
+            return
+        self._record("start")
+        self.running = True
+        for session in self._live.values():
+            session.expire_later()
+
+    def _lose_connections(self, owner_host: str) -> None:
+        for session in self._sessions_of(owner_host):
+            session.lose_connection()
+
+    def _latency_of(self, owner: str) -> float:
+        slow = self.slow_hosts.get(_host_of(owner))
+        return self._latency_s() if slow is None else self.random.uniform(*slow)
+
+    def _sessions_of(self, host: str) -> list[VirtualSession]:
+        return [session for session in self._live.values() if _host_of(session.owner) == host]
+
+    def _record(self, what: str) -> None:
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, VirtualLoop):
+            loop.record(f"ZooKeeper: {what}")
+
+    def answers(self, owner: str) -> bool:
+        """A process of that name can connect."""
+        return self.running and self.reachable and _host_of(owner) not in self._cut_hosts
+
+    def reconnect_delay_s(self) -> float:
+        return self.random.uniform(MIN_RECONNECT_S, MAX_RECONNECT_S)
+
+    # -- for tests: what somebody with zkCli would do, at once --
+
+    def make(self, path: str, data: bytes = b"") -> None:
+        """Create a node, with all its parents, or replace its data."""
+        if path in self.tree.nodes:
+            self._transact(None, [SetData(path, data)])
+            return
+        missing = []
+        parent = parent_of(path)
+        while parent not in self.tree.nodes:
+            missing.append(parent)
+            parent = parent_of(parent)
+        for above in reversed(missing):
+            self._transact(None, [Create(above, b"")])
+        self._transact(None, [Create(path, data)])
+
+    def remove(self, path: str) -> None:
+        """Delete a node and everything below it."""
+        for name in sorted(self.tree.nodes[path].children):
+            self.remove(f"{path.rstrip('/')}/{name}")
+        self._transact(None, [Delete(path)])
+
+    def data(self, path: str) -> bytes:
+        return self.tree.node(path).data
+
+    def stat(self, path: str) -> Stat:
+        return self.tree.node(path).stat()
+
+    def has(self, path: str) -> bool:
+        return path in self.tree.nodes
+
+    def names(self, path: str) -> list[str]:
+        return sorted(self.tree.node(path).children)
+
+    def paths(self) -> list[str]:
+        """Every node there is, sorted."""
+        return sorted(self.tree.nodes)
+
+    # -- what requests do --
+
+    def write(self, session: VirtualSession, operations: Sequence[Operation], *, multi: bool) -> list[Any]:
+        if self.before is not None:
+            self.before(session, operations)
+        try:
+            results = self._transact(session, operations)
+        except MultiFailed as failure:
+            if multi:
+                raise
+            raise failure.cause from None
+        if self.after is not None:
+            self.after(session, operations)
+        return results
+
+    def _transact(self, session: VirtualSession | None, operations: Sequence[Operation]) -> list[Any]:
+        session_id = session.session_id if session else 0
+        carried_out: Sequence[Operation] = ()
+        try:
+            results = self.tree.transact(operations, session_id)
+            carried_out = operations
+        finally:
+            for follower in self._followers.values():
+                follower.commit(self.tree.zxid, carried_out, session_id)
+        return results
+
+    def forget_watches(self, session: VirtualSession) -> None:
+        for tree in (self.tree, *(follower.tree for follower in self._followers.values())):
+            tree.forget_watches(session)
+
+    # -- sessions --
+
+    def knows(self, session: VirtualSession) -> bool:
+        """The session has neither expired nor been closed."""
+        return session.session_id in self._live
+
+    def end(self, session: VirtualSession) -> None:
+        """Expire or close a session: its ephemeral nodes go, in one transaction."""
+        if self._live.pop(session.session_id, None) is None:
+            return
+        self.forget_watches(session)
+        owned = [path for path in sorted(self.tree.nodes) if self.tree.nodes[path].owner == session.session_id]
+        if owned:
+            self._transact(None, [Delete(path) for path in owned])
+
+
+def _host_of(owner: str) -> str:
+    """The host of a process: see `tests.simulation.simulator.world.Host.start_process`."""
+    return owner.partition("#")[0]
+
+
+class _Pipe(Generic[T]):
+    """Delivers in the order of `put`, each item after a latency of its own; `cut` loses what is inside."""
+
+    def __init__(self, deliver: Callable[[T], None], latency_s: Callable[[], float]) -> None:
+        self._deliver = deliver
+        self._latency_s = latency_s
+        self._items: deque[T] = deque()
+        self._last_arrival = 0.0
+        self.generation = 0
+
+    def put(self, item: T) -> None:
+        # In nobody's context: what is in the pipe is no business of the process that caused it, which may be killed,
+        # and whose clock may be wrong.
+        self._items.append(item)
+        Context().run(self._send)
+
+    def _send(self) -> None:
+        loop = asyncio.get_running_loop()
+        arrival = max(self._last_arrival, loop.time() + self._latency_s())
+        self._last_arrival = arrival
+        if arrival <= loop.time():
+            loop.call_soon(self._arrive, self.generation)
+        else:
+            loop.call_at(arrival, self._arrive, self.generation)
+
+    def _arrive(self, generation: int) -> None:
+        # Timers of the same moment may come in any order, so it is always the oldest item that is delivered.
+        if generation == self.generation:
+            self._deliver(self._items.popleft())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def cut(self) -> list[T]:
+        lost = list(self._items)
+        self._items.clear()
+        self.generation += 1
+        self._last_arrival = 0.0
+        return lost
+
+
+@dataclass(eq=False)
+class _Request:
+    carry_out: Callable[[], Any]
+    future: asyncio.Future[Any]
+    writes: bool
+
+
+class _Outcome(NamedTuple):
+    """What a write has come to, which a follower answers when it has applied the write."""
+
+    zxid: int
+    result: object
+    failure: ZooKeeperError | None
+
+
+class VirtualSession:
+    """One session: `minibroker.protocol.world.ZooKeeperSession`, and hooks to harm it.
+
+    `suspend` cuts the connection (the server gives the session its timeout from then on), `resume` connects
+    again, `expire` ends it at once on the server, `lose_connection` is a `suspend` after which the client tries to
+    `resume` by itself. `sever` is for a process that was killed: the server waits for the timeout, and nobody is told
+    anything. So it does after `pause`: the client does not ping any more, and learns what has happened after `go_on`.
+    """
+
+    def __init__(
+        self,
+        server: VirtualZooKeeper,
+        session_id: int,
+        chroot: str,
+        session_timeout_ms: int,
+        latency_s: Callable[[], float],
+        owner: str,
+    ) -> None:
+        self._server = server
+        self._session_id = session_id
+        self._chroot = chroot
+        self._timeout_s = session_timeout_ms / 1000
+        self._latency_s = latency_s
+        self.owner = owner
+        self._state = SessionState.CONNECTED
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self._up: _Pipe[_Request] = _Pipe(self._arrived, latency_s)
+        self._down: _Pipe[Callable[[], None]] = _Pipe(lambda deliver: deliver(), latency_s)
+        self._pending: dict[_Request, None] = {}
+        self._follower: _Follower | None = None
+        """The server that it is connected to, if that is not up to date."""
+        self._at_follower: deque[tuple[_Request, _Outcome | None]] = deque()
+        """What has arrived there and is not answered; of a write, with its outcome."""
+        self.seen_zxid = 0
+        """The latest transaction that the client knows of. It never reads anything older."""
+        self._expiry: asyncio.TimerHandle | None = None
+        self._waiting: list[_Request] = []
+        """Called while the connection was lost: to be sent when there is one again."""
+        self._is_connected = True
+        """As the server sees it; `_state` is what the client knows."""
+        self._reconnects = False
+        """The client tries to connect again."""
+        self._paused = False
+        self._severed = False
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+
+    def __repr__(self) -> str:
+        return f"VirtualSession({self._session_id:#x} {self.owner} {self._state.value})"
+
+    @property
+    def session_id(self) -> int:
+        return self._session_id
+
+    @property
+    def state(self) -> SessionState:
+        return self._state
+
+    def on_state(self, listener: Callable[[SessionState], None]) -> None:
+        self._listeners.append(listener)
+
+    # -- calls --
+
+    async def create(self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False) -> str:
+        operation = Create(self._full(path), data, ephemeral, sequence)
+        [created] = await self._call(lambda: self._server.write(self, [operation], multi=False), len(data), writes=True)
+        return self._local(created)
+
+    async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
+        full = self._full(path)
+
+        def carry_out() -> tuple[bytes, Stat]:
+            result = self._tree.read_data(full)
+            if watch is not None:
+                self._tree.watch_data(full, self, watch)
+            return result
+
+        return await self._call(carry_out)
+
+    async def get_all(self, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
+        full = [self._full(path) for path in paths]
+
+        def carry_out() -> list[tuple[bytes, Stat] | None]:
+            return [self._tree.read_data(path) if path in self._tree.nodes else None for path in full]
+
+        return await self._call(carry_out, sum(map(len, full)))
+
+    async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
+        full = self._full(path)
+
+        def carry_out() -> Stat | None:
+            if watch is not None:
+                self._tree.watch_data(full, self, watch)
+            return self._tree.nodes[full].stat() if full in self._tree.nodes else None
+
+        return await self._call(carry_out)
+
+    async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
+        full = self._full(path)
+
+        def carry_out() -> list[str]:
+            names = self._tree.read_children(full)
+            if watch is not None:
+                self._tree.watch_children(full, self, watch)
+            return names
+
+        return await self._call(carry_out)
+
+    async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
+        operation = SetData(self._full(path), data, version)
+        [stat] = await self._call(lambda: self._server.write(self, [operation], multi=False), len(data), writes=True)
+        assert isinstance(stat, Stat)
+        return stat
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        operation = Delete(self._full(path), version)
+        await self._call(lambda: self._server.write(self, [operation], multi=False), writes=True)
+
+    async def multi(self, operations: Sequence[Operation]) -> list[str | Stat | None]:
+        full = [operation._replace(path=self._full(operation.path)) for operation in operations]
+        size = sum(len(o.path) + len(o.data) if isinstance(o, Create | SetData) else len(o.path) for o in full)
+        results = await self._call(lambda: self._server.write(self, full, multi=True), size, writes=True)
+        return [self._local(result) if isinstance(result, str) else result for result in results]
+
+    async def close(self) -> None:
+        if self._state is SessionState.CONNECTED:
+            # Where the goodbye does not arrive, the server ends the session after its timeout.
+            with contextlib.suppress(ZooKeeperError):
+                await self._call(lambda: self._server.end(self), writes=True)
+        self._state = SessionState.EXPIRED
+        self._fail_pending(SessionExpired(f"session {self._session_id:#x} was closed"))
+        self._disconnect(0)
+
+    def _full(self, path: str) -> str:
+        if not path.startswith("/") or (path != _ROOT and path.endswith("/")) or "//" in path:
+            raise ValueError(f"{path!r} is no path: it begins with a slash and does not end with one")
+        return (self._chroot + path).rstrip("/") or _ROOT
+
+    def _local(self, path: str) -> str:
+        return path.removeprefix(self._chroot) or _ROOT
+
+    @property
+    def _tree(self) -> _Tree:
+        return self._server.tree if self._follower is None else self._follower.tree
+
+    async def _call(self, carry_out: Callable[[], T], data_bytes: int = 0, *, writes: bool = False) -> T:
+        if self._severed:
+            await asyncio.get_running_loop().create_future()
+        if data_bytes > MAX_REQUEST_BYTES:
+            raise ZooKeeperError(f"a request of {data_bytes} bytes is more than ZooKeeper takes: split it")
+        if self._state is SessionState.EXPIRED:
+            raise SessionExpired(f"session {self._session_id:#x} is over")
+        request = _Request(carry_out, asyncio.get_running_loop().create_future(), writes)
+        if self._state is SessionState.SUSPENDED:
+            if not self._reconnects or self._server.random.random() < 0.5:
+                raise ConnectionLoss(f"session {self._session_id:#x} is not connected")
+            self._waiting.append(request)
+        else:
+            self._send(request)
+        result: T = await request.future
+        return result
+
+    def _send(self, request: _Request) -> None:
+        self._pending[request] = None
+        if self._is_connected:  # otherwise nobody knows yet that it is sent in vain
+            self._up.put(request)
+
+    def _arrived(self, request: _Request) -> None:
+        if not self._server.knows(self):
+            return
+        connection = self._up.generation
+        outcome = self._carried_out(request) if request.writes or self._follower is None else None
+        if connection != self._up.generation:
+            return  # a hook cut the connection: the reply is lost
+        if self._follower is None:
+            assert outcome is not None
+            self._reply(request, outcome)
+        else:
+            self._at_follower.append((request, outcome))
+            self.follower_moved()
+
+    def _carried_out(self, request: _Request) -> _Outcome:
+        try:
+            result = request.carry_out()
+        except ZooKeeperError as failure:
+            return _Outcome(self._tree_of(request).zxid, None, failure)
+        return _Outcome(self._tree_of(request).zxid, result, None)
+
+    def _tree_of(self, request: _Request) -> _Tree:
+        return self._server.tree if request.writes else self._tree
+
+    def follower_moved(self) -> None:
+        """Answer what can be answered, in order: a write once it is applied where the session is connected, a read once
+        all before it is answered."""
+        while self._at_follower and self._follower is not None:
+            request, outcome = self._at_follower[0]
+            if outcome is None:
+                outcome = self._carried_out(request)
+            elif outcome.zxid > self._follower.tree.zxid:
+                return
+            self._at_follower.popleft()
+            self._reply(request, outcome)
+
+    def leave_follower(self) -> None:
+        if self._follower is not None:
+            self._follower.sessions.pop(self, None)
+            self._follower = None
+
+    def _reply(self, request: _Request, outcome: _Outcome) -> None:
+        self._down.put(lambda: self._answer(request, outcome))
+
+    def _answer(self, request: _Request, outcome: _Outcome) -> None:
+        self.seen_zxid = max(self.seen_zxid, outcome.zxid)
+        self._pending.pop(request, None)
+        if request.future.done():
+            return
+        if outcome.failure is not None:
+            request.future.set_exception(outcome.failure)
+        else:
+            request.future.set_result(outcome.result)
+
+    def tell(self, watcher: Watcher, kind: WatchKind, path: str, zxid: int) -> None:
+        """The server's side: send a watch event."""
+        event = WatchEvent(kind, self._local(path))
+        self._down.put(lambda: self._told(watcher, event, zxid))
+
+    def _told(self, watcher: Watcher, event: WatchEvent, zxid: int) -> None:
+        self.seen_zxid = max(self.seen_zxid, zxid)
+        watcher(event)
+
+    # -- harm --
+
+    def suspend(self, *, requests_arrive: bool = False) -> None:
+        """Cut the connection. What was on its way is lost; with `requests_arrive`, only replies are."""
+        if self._is_connected and self._state is SessionState.CONNECTED:
+            self._break(len(self._up) if requests_arrive else 0)
+
+    def lose_connection(self) -> None:
+        """Cut the connection; some of what was on its way arrives, and the client will connect again."""
+        if self._severed or self._state is SessionState.EXPIRED:
+            return
+        if self._is_connected:
+            self._reconnects = True
+            self._break(self._server.random.randint(0, len(self._up)))
+        elif not self._reconnects:
+            self._reconnects = True
+            self._reconnect_later()
+
+    def resume(self) -> None:
+        """Connect again: to the same session, or to the news that it has expired."""
+        if self._state is not SessionState.SUSPENDED or self._severed:
+            return
+        self._reconnects = False
+        if self._server.knows(self):
+            self.stop_expiry()
+            self._is_connected = True
+            self._follower = self._server.server_for(self)
+            if self._follower is not None:
+                self._follower.sessions[self] = None
+            for hook in list(self._server.reconnected):
+                hook(self)
+            self._change(SessionState.CONNECTED)
+            waiting, self._waiting = self._waiting, []
+            for request in waiting:
+                self._send(request)
+        else:
+            self._end()
+
+    def expire(self) -> None:
+        """End the session on the server now. A connected client learns it now, another when it resumes."""
+        self._server.end(self)
+        if self._state is SessionState.CONNECTED and not self._paused:
+            self._disconnect(0)
+            self._end()
+
+    def sever(self) -> None:
+        """The process is gone: the server learns nothing and ends the session after its timeout."""
+        if self._severed:
+            return
+        self._severed = True
+        self._disconnect(0)
+        self._listeners.clear()
+        self._pending.clear()
+        self._waiting.clear()
+        self._state = SessionState.SUSPENDED
+
+    def pause(self) -> None:
+        """The client's process is stopped, and so its pings are. What it has sent still gets there."""
+        self._paused = True
+        if self._is_connected:
+            self.expire_later()
+
+    def go_on(self) -> None:
+        self._paused = False
+        if self._is_connected and self._server.knows(self):
+            self.stop_expiry()
+        elif self._state is SessionState.CONNECTED:
+            self._reconnects = True
+            self._disconnect(0)
+            # Not at once: by then a process that has long been dead for all others has done this and that.
+            self._loop.call_later(self._latency_s(), self._learn_of_loss, context=self._context)
+
+    def _break(self, requests_arrive: int) -> None:
+        """The connection ends, when so many more of the requests on their way have arrived."""
+        if self._paused:
+            self._disconnect(requests_arrive)
+        else:
+            self._disconnect(requests_arrive)
+            self._learn_of_loss()
+
+    def _disconnect(self, requests_arrive: int) -> None:
+        """The server's side."""
+        self._is_connected = False
+        lost = self._up.cut()
+        self._down.cut()
+        for request in lost[: requests_arrive if self._server.knows(self) else 0]:
+            with contextlib.suppress(ZooKeeperError):  # a refusal is lost as any other reply
+                request.carry_out()
+        self._server.forget_watches(self)
+        self._at_follower.clear()
+        self.leave_follower()
+        self.expire_later()
+
+    def _learn_of_loss(self) -> None:
+        """The client's side. By then it may have connected again: one that went on twice hears of the loss twice."""
+        if self._state is not SessionState.CONNECTED or self._is_connected:
+            return
+        self._change(SessionState.SUSPENDED)
+        self._fail_pending(ConnectionLoss(f"session {self._session_id:#x} lost its connection"))
+        if self._reconnects:
+            self._reconnect_later()
+
+    def _reconnect_later(self) -> None:
+        self._loop.call_later(self._server.reconnect_delay_s(), self._try_to_reconnect, context=self._context)
+
+    def _try_to_reconnect(self) -> None:
+        if self._state is not SessionState.SUSPENDED or not self._reconnects:
+            return
+        if self._server.answers(self.owner):
+            self.resume()
+        else:
+            self._reconnect_later()
+
+    def _end(self) -> None:
+        self._change(SessionState.EXPIRED)
+        self._fail_pending(SessionExpired(f"session {self._session_id:#x} has expired"))
+
+    def expire_later(self) -> None:
+        """The server ends the session after its timeout, unless it hears from the client."""
+        # In nobody's context, as in the pipes: it is the server that ends the session.
+        if self._expiry is None and self._server.running and self._server.knows(self):
+            self._expiry = Context().run(self._loop.call_later, self._timeout_s, self._server.end, self)
+
+    def stop_expiry(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
+    def _change(self, state: SessionState) -> None:
+        self._state = state
+        for listener in list(self._listeners):
+            listener(state)
+
+    def _fail_pending(self, failure: ZooKeeperError) -> None:
+        pending, self._pending = self._pending | dict.fromkeys(self._waiting), {}
+        self._waiting.clear()
+        for request in pending:
+            if not request.future.done():
+                request.future.set_exception(failure)
+                request.future.exception()  # a call that was cancelled meanwhile must not cause a warning

@@ -1,0 +1,307 @@
+"""Those who keep offsets themselves, as scripts and tools do: they commit, look up and delete them for a group of their
+own, and delete the group; by an `Admin`, and now and then as the group's only member.
+
+Many storms have one or two. In half of the storms offsets are kept for a minute only, and looked for every few seconds:
+there bookkeepers rest until shortly before or after that, and then look, or commit again while a coordinator is about
+to delete. Wall clocks are set there as everywhere, also back and by days. No machine is suspended, as whoever wakes up
+takes the time for passed.
+
+Each has one group, does one thing at a time, and is the only one to do it; so what it finds can be told in advance, but
+for what is in doubt (`ledger`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Coroutine, Iterator, Mapping
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.errors import ClientCrashed, Closed, CommitFailed, CorruptBatch, GroupErrors, PartitionErrors
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, offsets_partition
+from tests.simulation.simulator.process import Process
+from tests.simulation.simulator.world import VirtualWorld
+from tests.simulation.storms.clients.interruptions import may_be_interrupted
+from tests.simulation.storms.clients.workload import DURABLE, SHRINKING
+from tests.simulation.storms.verdicts.history import Anomaly
+from tests.simulation.storms.verdicts.ledger import Call, Ledger, Retention, check_ledger
+
+if TYPE_CHECKING:
+    from tests.simulation.storms.storm import Storm
+
+RETENTION_MINUTES = 1
+CLOCK_FAULTS = frozenset({"suspend"})
+"""What storms with a short retention do without."""
+
+_KEPT_S = RETENTION_MINUTES * 60.0
+_LATE_S = 75.0
+"""Nobody may have coordinated the group for as long as faults last, and a member that is gone counts until then."""
+_FOR_EVER_MINUTES = 10_000_000
+"""Longer than by any clock that a storm sets."""
+_API_TIMEOUT_MS = 10_000
+_SESSION_TIMEOUT_MS = 1_500
+_RETRY_S = 0.3
+
+
+def broker_settings(dice: Random) -> dict[str, str]:
+    """How long offsets are kept, and how often coordinators look for those that need not be."""
+    minutes = dice.choice([RETENTION_MINUTES, _FOR_EVER_MINUTES])
+    return {
+        "offsets.retention.minutes": str(minutes),
+        "offsets.retention.check.interval.ms": str(dice.choice([200, 1_000, 5_000])),
+    }
+
+
+class _Book:
+    """A group, and the one who keeps it."""
+
+    def __init__(self, name: str, partitions: list[TopicPartition]) -> None:
+        self.name = name
+        self.group = f"book-of-{name}"
+        self.partitions = partitions
+        self.ledger = Ledger(self.group)
+        self.process: Process | None = None
+        self.starts = 0
+        self.next_offset = itertools.count(1)
+        """No two calls set the same."""
+        self.set_s = 0.0
+        """When something was set last."""
+
+
+class Bookkeepers:
+    """`Guests` of the workload."""
+
+    def __init__(self, storm: Storm, dice: Random, at_least: int = 0) -> None:
+        self._storm = storm
+        self._cluster = storm.cluster
+        self._is_forgiven = False
+        minutes = int(storm.settings["offsets.retention.minutes"])
+        self.retention = Retention(minutes * 60.0, _LATE_S)
+        lasting = [p for p in storm.partitions if p.topic.startswith(DURABLE) and p.topic != SHRINKING]
+        self._books = {
+            name: _Book(name, sorted(dice.sample(lasting, dice.randint(1, len(lasting)))))
+            for name in (f"bookkeeper-{number}" for number in range(max(at_least, dice.choice([0, 1, 1, 2]))))
+        }
+
+    @property
+    def expires(self) -> bool:
+        """Offsets do, within a storm."""
+        return self.retention.kept_s == _KEPT_S
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._books)
+
+    def process(self, name: str) -> Process:
+        process = self._books[name].process
+        assert process is not None, f"{name} was not started"
+        return process
+
+    # -- their lives --
+
+    def start(self) -> None:
+        for name in self.names:
+            self._start(name)
+
+    def restart(self, name: str) -> None:
+        """kill -9, and another one."""
+        self.process(name).kill()
+        self._start(name)
+
+    def _start(self, name: str) -> None:
+        book = self._books[name]
+        world = self._cluster.client(name)
+        book.process = world.process
+        book.starts += 1
+        world.process.start(self._live(book, world), name)
+
+    async def _live(self, book: _Book, world: VirtualWorld) -> None:
+        """One client after the other."""
+        for number in itertools.count(1):
+            client = f"{book.name}#{book.starts}.{number}"
+            try:
+                if world.random.random() < 0.15:
+                    await self._be_a_member(book, client, world)
+                else:
+                    await self._administer(book, client, world)
+            except ClientCrashed as error:
+                self._storm.accuse(Anomaly("a client crashed", f"{client}: {error!r} {error.__cause__!r}"))
+            except CorruptBatch as error:
+                if not self._storm.workload.pages_have_rotten:
+                    self._storm.accuse(Anomaly("a client crashed", f"{client}: {error}"))
+            except MinibrokerError as error:
+                if isinstance(error, BrokerError) and error.code is ErrorCode.UNKNOWN_SERVER_ERROR:
+                    self._storm.accuse(Anomaly("a broker met a bug", f"{client}: {error}"))
+            await asyncio.sleep(_RETRY_S)
+
+    async def _administer(self, book: _Book, client: str, world: VirtualWorld) -> None:
+        random = world.random
+        async with Admin(self._cluster.bootstrap, default_api_timeout_ms=_API_TIMEOUT_MS, world=world) as admin:
+            for _ in range(random.choice([1, 3, 20])):
+                does = random.choices(
+                    [self._commit, self._look, self._delete_offsets, self._delete_group, self._rest],
+                    [0.4, 0.35, 0.08, 0.07, 0.1],
+                )[0]
+                call = does(book, client, admin, random)
+                try:
+                    if does == self._rest:
+                        await call
+                    else:
+                        await self._interruptible(call, client, admin, random)
+                except (ClientCrashed, Closed):
+                    raise
+                except MinibrokerError as error:
+                    self._storm.note(f"{client}: {error!r}")
+                await asyncio.sleep(random.choice([0.05, 1.0, 4.0]) * random.random())
+
+    async def _interruptible(
+        self, call: Coroutine[Any, Any, None], client: str, of: Admin | Consumer, random: Random
+    ) -> None:
+        await may_be_interrupted(call, random, self._storm.accuse, self._storm.event, client, of.close)
+
+    async def _commit(self, book: _Book, client: str, admin: Admin, random: Random) -> None:
+        offsets = self._next_offsets(book, random)
+        call = self._begin(book, client, offsets)
+        try:
+            await admin.alter_group_offsets(book.group, offsets)
+        except PartitionErrors as error:
+            self._acknowledge(book, call, but_for=error.errors)
+        else:
+            self._acknowledge(book, call)
+
+    async def _look(self, book: _Book, client: str, admin: Admin, random: Random) -> None:
+        await self._look_up(book, admin, None if random.random() < 0.5 else book.partitions)
+
+    async def _look_up(
+        self, book: _Book, admin: Admin, asked: list[TopicPartition] | None, *, is_punctual: bool = False
+    ) -> None:
+        began_s = self._now_s
+        found = await admin.list_group_offsets(book.group, asked)
+        offsets = {p: None if (known := found.get(p)) is None else known.offset for p in book.partitions}
+        book.ledger.look(offsets, began_s, self._now_s, is_punctual=is_punctual)
+
+    async def _delete_offsets(self, book: _Book, client: str, admin: Admin, random: Random) -> None:
+        doomed = random.sample(book.partitions, random.randint(1, len(book.partitions)))
+        call = self._begin(book, client, dict.fromkeys(doomed))
+        try:
+            await admin.delete_group_offsets(book.group, doomed)
+        except PartitionErrors as error:
+            self._acknowledge(book, call, but_for=error.errors)
+        except BrokerError as error:
+            if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+                raise
+            self._acknowledge(book, call)
+        else:
+            self._acknowledge(book, call)
+            self._storm.event("offsets of a group deleted")
+
+    async def _delete_group(self, book: _Book, client: str, admin: Admin, random: Random) -> None:
+        call = self._begin(book, client, dict.fromkeys(book.partitions))
+        try:
+            await admin.delete_groups([book.group])
+        except GroupErrors as failed:
+            error = failed.errors[book.group]
+            if not isinstance(error, BrokerError) or error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+                raise error from failed
+            self._acknowledge(book, call)
+        else:
+            self._acknowledge(book, call)
+            self._storm.event("a group deleted")
+
+    async def _rest(self, book: _Book, client: str, admin: Admin, random: Random) -> None:
+        """Mostly until what was committed is about to go, if it does."""
+        seconds = random.uniform(0, 20)
+        if self.expires and random.random() < 0.7:
+            seconds = book.set_s + _KEPT_S - self._now_s + random.choice([-1, 0, 1, 6]) * random.random()
+        await asyncio.sleep(max(0.0, seconds))
+        await (self._look if random.random() < 0.5 else self._commit)(book, client, admin, random)
+
+    async def _be_a_member(self, book: _Book, client: str, world: VirtualWorld) -> None:
+        random = world.random
+        topics = sorted({partition.topic for partition in book.partitions})
+        topics = random.sample(topics, random.randint(1, len(topics)))
+        until_s = self._now_s + random.choice([1.0, 10.0, 70.0]) * random.random()
+        self._may_be_used(book, until_s - self._now_s)
+        async with Consumer(
+            self._cluster.bootstrap,
+            topics=topics,
+            group=book.group,
+            enable_auto_commit=False,
+            session_timeout_ms=_SESSION_TIMEOUT_MS,
+            heartbeat_interval_ms=_SESSION_TIMEOUT_MS / 5,
+            default_api_timeout_ms=_API_TIMEOUT_MS,
+            world=world,
+        ) as consumer:
+            while self._now_s < until_s:
+                await consumer.poll(timeout_ms=500)
+                self._may_be_used(book, 0)
+                mine = [partition for partition in consumer.assignment() if partition in book.partitions]
+                if mine and random.random() < 0.5:
+                    call = self._commit_as_member(book, client, consumer, mine)
+                    await self._interruptible(call, client, consumer, random)
+                await asyncio.sleep(random.random())
+        self._may_be_used(book, 0)
+
+    async def _commit_as_member(self, book: _Book, client: str, consumer: Consumer, mine: list[TopicPartition]) -> None:
+        offsets = {partition: next(book.next_offset) for partition in mine}
+        call = self._begin(book, client, offsets)
+        try:
+            await consumer.commit(offsets)
+        except CommitFailed as error:
+            self._acknowledge(book, call, but_for=error.errors)
+        else:
+            self._acknowledge(book, call)
+            for topic in consumer.subscription():
+                book.ledger.used_s[topic].append(call.began_s)
+
+    def _next_offsets(self, book: _Book, random: Random) -> dict[TopicPartition, int]:
+        some = random.sample(book.partitions, random.randint(1, len(book.partitions)))
+        return {partition: next(book.next_offset) for partition in some}
+
+    def _begin(self, book: _Book, client: str, offsets: Mapping[TopicPartition, int | None]) -> Call:
+        return book.ledger.begin(client, offsets, self._now_s)
+
+    def _acknowledge(self, book: _Book, call: Call, *, but_for: Mapping[TopicPartition, object] | None = None) -> None:
+        book.set_s = self._now_s
+        book.ledger.acknowledge(call, self._now_s, but_for=but_for)
+
+    def _may_be_used(self, book: _Book, seconds: float) -> None:
+        """From now on for so long, and until a coordinator has missed the member."""
+        book.ledger.may_be_used_until_s = self._now_s + seconds + 2 * _SESSION_TIMEOUT_MS / 1_000
+
+    # -- what the storm asks --
+
+    @property
+    def _now_s(self) -> float:
+        return self._cluster.simulation.loop.now_s
+
+    def forgive(self) -> None:
+        """What was committed may be lost."""
+        self._is_forgiven = True
+
+    async def finish(self) -> None:
+        """After all is healed: they end, and somebody looks at what they have left."""
+        for book in self._books.values():
+            if book.process is not None:
+                book.process.kill()
+        world = self._cluster.client("book-auditor")
+        await world.process.run(self._audit(world))
+        world.process.kill()
+
+    async def _audit(self, world: VirtualWorld) -> None:
+        async with Admin(self._cluster.bootstrap, world=world) as admin:
+            for book in self._books.values():
+                of_group = TopicPartition(
+                    OFFSETS_TOPIC, offsets_partition(book.group, len(self._storm.groups.partitions))
+                )
+                book.ledger.coordinated_since_s = self._storm.led_since_s.get(of_group, 0.0)
+                await self._look_up(book, admin, book.partitions, is_punctual=self.expires)
+
+    def judge(self) -> Iterator[Anomaly]:
+        if not self._is_forgiven:
+            for book in self._books.values():
+                yield from check_ledger(book.ledger, self.retention)

@@ -1,0 +1,1134 @@
+"""Topics that come back: deleted and created again under one name, again and again, with traffic on them.
+
+Each time it is another topic, with other partitions, replicas and promises; but all that knew the old one (files,
+queued writes, clients and what they have cached and numbered) have yet to learn it. Producers and consumers outlive
+the re-creations, and what they see is judged by incarnation (`incarnations.py`). During bouts a life of each topic goes
+on: an administrator deletes it and creates it anew, at once or some time later, while the other faults go on, and while
+now and then something lies in ambush for the very moment at which ZooKeeper has the deletion queued, has nothing of the
+topic any more, or has the new one. Once all is healed the topics must be there, and work for the same clients.
+
+Random decisions are this module's own, so that storms stay what they are on the other topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from operator import ne
+from random import Random
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from minibroker.broker.replication.partition import Partition
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.errors import ClientCrashed, CorruptBatch
+from minibroker.client.producer import Producer
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError, MinibrokerError
+from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.protocol.records import BatchHeader, decode_batch
+from minibroker.protocol.world import Create, Delete, Operation, SetData, World
+from tests.simulation.simulator.cluster import host_name
+from tests.simulation.simulator.process import Process, ProcessKilled
+from tests.simulation.simulator.world import VirtualWorld
+from tests.simulation.storms.clients.indirect_admin import IndirectAdmin
+from tests.simulation.storms.verdicts.history import Anomaly, TopicIdPartition
+from tests.simulation.storms.verdicts.incarnations import (
+    Acknowledged,
+    AdminCall,
+    Incarnation,
+    Lives,
+    Polled,
+    Sent,
+    check,
+    has_read_all,
+)
+
+if TYPE_CHECKING:
+    from tests.simulation.storms.storm import Storm
+
+MOST_PARTITIONS = 4
+KEYS = 8
+
+END_GRACE_S = 3.0
+"""A delivery has its end so long after its timeout, at the latest."""
+
+_RETRY_S = 0.3
+
+LATE_ISR_WRITE = "an ISR write held up"
+SLOW_CONSUMERS = "consumers in the middle of a batch"
+_POLL_S = 0.001
+_MOMENT_S = 25.0
+"""How long an ambush waits for its moment."""
+
+Moment = Literal["deletion queued", "gone", "created"]
+
+
+@dataclass(frozen=True)
+class _Producing:
+    topic: str
+    chooses: Literal["number", "key", "neither"]
+    """What decides on a record's partition."""
+    records_per_s: float
+    burst: int
+    linger_ms: int
+    batch_size: int
+    delivery_timeout_ms: int
+    request_timeout_ms: int
+
+
+@dataclass(frozen=True)
+class _Consuming:
+    topic: str
+    is_by_topic: bool
+    is_by_record: bool
+    iterates_on: bool
+    """After an error, instead of beginning anew."""
+
+
+class _Wish(NamedTuple):
+    """What a topic is to be like."""
+
+    partitions: int
+    replication_factor: int
+    configs: Mapping[str, str]
+    assignments: Sequence[Sequence[int]] | None
+
+
+class Rebirth:
+    """The topics of a storm that come back, and their clients. `storm` calls it at few places."""
+
+    def __init__(self, storm: Storm, dice: Random) -> None:
+        self._storm = storm
+        self._cluster = storm.cluster
+        self._most_replicas = min(3, len(storm.cluster.broker_ids))
+        self._dice = dice
+        [count] = dice.choices([0, 1, 2], [2, 15, 3])
+        self.topics = [f"reborn-{number}" for number in range(count)]
+        self.lives = Lives()
+        self._acknowledged_ends: dict[TopicIdPartition, int] = {}
+        self._waiting: list[tuple[str, Moment, asyncio.Future[Incarnation]]] = []
+        self._processes: dict[str, Process] = {}
+        self._starts: dict[str, int] = {}
+        self._producers: dict[str, _Producing] = {}
+        self._producing: dict[str, asyncio.Task[None]] = {}
+        self._consumers: dict[str, _Consuming] = {}
+        self.wished_leader: dict[str, int] = {}
+        """Which broker is to lead a topic when it comes back, where an ambush needs that."""
+        self.wished_assignment: dict[str, Sequence[Sequence[int]]] = {}
+        self.quiet: set[str] = set()
+        """Topics to which producers send nothing for now."""
+        self.slow: set[str] = set()
+        """Topics whose consumers deal with one record, and take no other for now."""
+        self._last_notes: dict[str, str] = {}
+        self._is_complete = False
+        self._is_probing = False
+        self._probed: dict[str, str] = {}
+        """Producers that have not ended their probes, and what is wrong still."""
+
+    @property
+    def _now_s(self) -> float:
+        return self._storm.simulation.loop.now_s
+
+    # -- what ZooKeeper says --
+
+    def written(self, operations: Sequence[Operation]) -> None:
+        """ZooKeeper has just carried out a write."""
+        for operation in operations:
+            for topic in self.topics:
+                path = operation.path
+                if isinstance(operation, Create) and path == znodes.topic_path(topic):
+                    self._was_created(topic, operation.data, operations)
+                elif isinstance(operation, Create) and path == znodes.delete_topic_path(topic):
+                    self._was_queued(topic)
+                elif isinstance(operation, Delete) and path == znodes.topic_path(topic):
+                    self.lives.incarnations[topic][-1].gone_at_s = self._now_s
+                    self._happened(topic, "gone")
+                elif path.startswith(f"{znodes.topic_path(topic)}/") and path.endswith("/state"):
+                    partition = TopicPartition(topic, int(path.split("/")[-2]))
+                    if isinstance(operation, Create):
+                        state = znodes.decode_state(partition, operation.data, 0)
+                        self._storm.leadership[path] = (partition, state)
+                    elif isinstance(operation, Delete):
+                        self._storm.leadership.pop(path, None)
+
+    def _was_created(self, topic: str, data: bytes, operations: Sequence[Operation]) -> None:
+        znode = znodes.decode_topic(topic, data)
+        config: Mapping[str, str] = {}
+        for operation in operations:
+            if isinstance(operation, Create | SetData) and operation.path == znodes.topic_config_path(topic):
+                config = znodes.decode_config(operation.path, operation.data)
+        factor = len(znode.partitions[0])
+        born = Incarnation(
+            topic,
+            znode.topic_id,
+            znode.partitions,
+            int(config.get("min.insync.replicas", 2 if factor >= 3 else 1)),
+            config.get("unclean.leader.election.enable") == "true",
+            self._now_s,
+            has_own_min_insync_replicas="min.insync.replicas" in config,
+        )
+        earlier = self.lives.incarnations[topic]
+        if earlier:
+            change = len(born.assignment) - len(earlier[-1].assignment)
+            size = "fewer partitions" if change < 0 else "more partitions" if change else "as many partitions"
+            kinds = [size, f"{factor} replicas", f"min ISR {born.min_insync_replicas}"]
+            kinds += ["unclean elections"] * born.has_unclean_elections
+            for kind in kinds:
+                self._storm.event(f"re-created with {kind}")
+        earlier.append(born)
+        self._storm.note(f"{born} is there: {dict(born.assignment)}, min ISR {born.min_insync_replicas}, {config}")
+        self._happened(topic, "created")
+
+    def _was_queued(self, topic: str) -> None:
+        current = self.lives.current(topic)
+        if current is not None:
+            self._storm.look()  # what it holds now, before it is deleted
+            current.queued_at_s = self._now_s
+            self._storm.note(f"{current} is to be deleted")
+            self._happened(topic, "deletion queued")
+
+    def _happened(self, topic: str, moment: Moment) -> None:
+        # Only a future is set: here it is a broker whose request this is, and what it does would be the broker's.
+        for whose, awaited, waiting in self._waiting:
+            if (whose, awaited) == (topic, moment) and not waiting.done():
+                waiting.set_result(self.lives.incarnations[topic][-1])
+
+    async def _moment(self, topic: str, moment: Moment) -> Incarnation | None:
+        """Returns at the very moment at which it has come; None: it did not come for long."""
+        waiting: asyncio.Future[Incarnation] = asyncio.get_running_loop().create_future()
+        entry = (topic, moment, waiting)
+        self._waiting.append(entry)
+        try:
+            async with asyncio.timeout(_MOMENT_S):
+                return await waiting
+        except TimeoutError:
+            return None
+        finally:
+            self._waiting.remove(entry)
+
+    # -- what must hold at every moment --
+
+    def committed(self, identified: TopicIdPartition, header: BatchHeader, records: bytes, start: int) -> None:
+        """A batch was seen below a high watermark. One that comes when the consumers are gone, out of a connection that
+        was given up long before, is for nobody to read."""
+        if identified.topic_partition.topic in self.topics and not self._is_complete:
+            batch = decode_batch(records, header, start)
+            values = (value or b"" for value in batch.values)
+            self.lives.committed[identified].update(zip(batch.offsets, values, strict=True))
+
+    def look(self, *, is_harmed: bool) -> tuple[dict[TopicIdPartition, int], set[str]]:
+        """The acknowledged ends of topics that may lose nothing, and the ids of those that may."""
+        lossy = set()
+        for topic in self.topics:
+            incarnations = self.lives.incarnations[topic]
+            if incarnations and is_harmed and incarnations[-1].is_weak:
+                incarnations[-1].was_harmed = True
+            lossy |= {incarnation.topic_id for incarnation in incarnations if incarnation.may_lose}
+        ends = {}
+        for partition, current, assigned in self._replicas():
+            identified = TopicIdPartition(current.topic_id, partition)
+            for broker_id in assigned:
+                replica = self._replica(broker_id, current, partition)
+                if replica is None or not replica.is_leader:
+                    continue
+                found, expected = replica.min_insync_replicas, current.min_insync_replicas
+                if found < expected or (current.has_own_min_insync_replicas and found > expected):
+                    self._storm.accuse(
+                        Anomaly(
+                            "other settings than the topic's",
+                            f"{partition} of {current} on broker {broker_id}: min.insync.replicas is {found}, and was "
+                            f"set to {expected}",
+                        )
+                    )
+            if not current.may_lose and identified in self._acknowledged_ends:
+                ends[identified] = self._acknowledged_ends[identified]
+        return ends, lossy
+
+    def power_lost(self) -> None:
+        """No broker is known to have everything: whatever topic is there now may lose some of it."""
+        for topic in self.topics:
+            if (current := self.lives.current(topic)) is not None:
+                current.was_harmed = True
+
+    def partitions(self) -> list[TopicPartition]:
+        """Those that are there, and not about to be deleted."""
+        return [
+            partition
+            for topic in self.topics
+            if (current := self.lives.current(topic)) is not None
+            for partition in current.partitions
+            if self._storm.simulation.zookeeper.has(znodes.state_path(partition))
+        ]
+
+    def _replicas(self) -> list[tuple[TopicPartition, Incarnation, tuple[int, ...]]]:
+        """Each of `partitions`, its incarnation, and the brokers that are to have it."""
+        found = []
+        for partition in self.partitions():
+            current = self.lives.current(partition.topic)
+            assert current is not None
+            found.append((partition, current, current.assignment[partition.partition]))
+        return found
+
+    def has_caught_up(self, broker_id: int) -> bool:
+        """With every partition that it is to have."""
+        for partition, current, assigned in self._replicas():
+            if broker_id not in assigned:
+                continue
+            replica = self._replica(broker_id, current, partition)
+            if replica is None or not self._storm.is_in_sync(broker_id, partition):
+                return False
+            end = self._acknowledged_ends.get(TopicIdPartition(current.topic_id, partition), 0)
+            if replica.high_watermark < end and not current.may_lose:
+                return False
+        return True
+
+    def _replica(self, broker_id: int, incarnation: Incarnation, partition: TopicPartition) -> Partition | None:
+        broker = self._cluster.living_broker(broker_id)
+        if broker is None or broker._replicas is None:
+            return None
+        replica = broker._replicas.partition(partition)
+        return replica if replica is not None and replica.log.topic_id == incarnation.topic_id else None
+
+    def is_whole(self) -> bool:
+        """No deletion goes on; every topic that is there has its leaders, and all replicas are in sync."""
+        if self._storm.simulation.zookeeper.names(znodes.DELETE_TOPICS):
+            return False
+        there = self.partitions()
+        for topic in self.topics:
+            current = self.lives.current(topic)
+            if current is not None and not set(current.partitions) <= set(there):
+                return False
+        return all(
+            state.leader != NO_LEADER and len(state.isr) == len(assigned)
+            for partition, _, assigned in self._replicas()
+            for state in [self._cluster.state(partition)]
+        )
+
+    def condition(self) -> str:
+        zookeeper = self._storm.simulation.zookeeper
+        states = [f"{partition} {self._cluster.state(partition)}" for partition in self.partitions()]
+        return f"deletions under way: {zookeeper.names(znodes.DELETE_TOPICS)}; {'; '.join(states)}"
+
+    # -- the course of it --
+
+    async def begin(self) -> None:
+        """The first incarnations, and their clients."""
+        dice = self._dice
+        for topic in self.topics:
+            least = min(dice.choice([1, 2, 2, 3]), self._most_replicas)
+            wish = _Wish(dice.randint(1, 4), self._most_replicas, {"min.insync.replicas": str(least)}, None)
+            admin = self._cluster.client(f"admin-{topic}")
+            await self._create(topic, admin, wish)
+            admin.process.kill()
+            for number in range(dice.choice([1, 1, 2])):
+                self._producers[f"{topic}-producer-{number}"] = _Producing(
+                    topic=topic,
+                    chooses=dice.choice(["number", "key", "neither"]),
+                    records_per_s=dice.choice([1, 3, 6]),
+                    burst=dice.choice([1, 4, 4, 10]),
+                    linger_ms=dice.choice([0, 0, 5, 100]),
+                    batch_size=dice.choice([100, 300, 16_384]),
+                    delivery_timeout_ms=dice.choice([4_000, 8_000, 20_000]),
+                    request_timeout_ms=dice.choice([500, 1_000, 5_000]),
+                )
+            for number in range(dice.choice([1, 1, 2])):
+                self._consumers[f"{topic}-consumer-{number}"] = _Consuming(
+                    topic=topic,
+                    is_by_topic=dice.random() < 0.7,
+                    is_by_record=dice.random() < 0.6,
+                    iterates_on=dice.random() < 0.5,
+                )
+        for name in [*self._producers, *self._consumers]:
+            self._start(name)
+        self._storm.workload.guests.append(self)
+
+    def bout(self, end_s: float) -> None:
+        """The lives of the topics go on until then, or until all is healed."""
+        for topic in self.topics:
+            self._storm.begin(self._live(topic, end_s), f"life of {topic}")
+
+    async def recover(self) -> list[str]:
+        """After all was healed and is whole: the topics must be there, and work for clients that knew the old ones.
+        Returns what was awaited in vain. Ends the clients."""
+        in_vain = []
+        doing = ""
+        try:
+            for topic in self.topics:
+                doing = f"the creation of {topic}"
+                async with asyncio.timeout(60):
+                    await self._ensure(topic)
+            doing = "metadata of every broker that agrees with ZooKeeper"
+            await self._cluster.until(lambda: self.is_whole() and self._metadata_agrees(), within_s=60)
+            self._probed = dict.fromkeys(self._producers, "it has not begun")
+            self._is_probing = True
+            try:
+                await self._cluster.until(lambda: not self._probed, within_s=60)
+            except TimeoutError:
+                in_vain += [f"acknowledgements for {name}: {why}" for name, why in self._probed.items()]
+            self._probed = {}
+            doing = "the end of all deliveries"
+            await self._cluster.until(lambda: all(task.done() for task in self._producing.values()), within_s=60)
+            doing = "equal log ends"
+            await self._cluster.until(self._is_settled, within_s=60)
+            doing = "the final read"
+            async with asyncio.timeout(60):
+                reader = self._cluster.client("rebirth-reader")
+                await reader.process.run(self._read_everything(reader))
+            with suppress(TimeoutError):  # the checker says what they have not read
+                await self._cluster.until(self._is_read, within_s=60)
+            for name, settings in self._consumers.items():
+                self.lives.readers[self._identity(name)] = self._read_by(settings)
+                self._processes[name].kill()
+            self._is_complete = True
+        except TimeoutError:
+            in_vain.append(f"{doing} of topics that come back: {self.condition()}")
+        return in_vain
+
+    def judge(self) -> list[Anomaly]:
+        """Every anomaly of the clients' history, if it could be completed."""
+        if not self._is_complete:
+            return []
+        if self.lives.legal_losses():
+            self._storm.event("legal losses of a topic that came back")
+        return check(self.lives)
+
+    # -- the life of a topic --
+
+    async def _live(self, topic: str, end_s: float) -> None:
+        dice = self._dice
+        while True:
+            await asyncio.sleep(dice.choice([0.3, 2.0, 6.0]) * dice.uniform(0.5, 1.5))
+            if self._now_s >= end_s:
+                return
+            kinds = [*sorted(AMBUSHES), LATE_ISR_WRITE, LATE_ISR_WRITE, SLOW_CONSUMERS, SLOW_CONSUMERS]
+            ambushes = list(dict.fromkeys(dice.sample(kinds, dice.choice([0, 1, 1, 2]))))
+            admin = self._cluster.client(f"admin-{topic}")
+            self.wished_leader.pop(topic, None)
+            self.wished_assignment.pop(topic, None)
+            try:
+                if LATE_ISR_WRITE in ambushes:
+                    # The write is for a version, which begins at 0: this topic is to be as new as the next one.
+                    await self._delete(topic, admin)
+                    await self._create(
+                        topic,
+                        admin,
+                        self._wish(topic)._replace(
+                            replication_factor=self._most_replicas, assignments=None, configs={}
+                        ),
+                    )
+                for kind in ambushes:
+                    is_laid = asyncio.Event()
+                    self._storm.begin(AMBUSHES[kind](self, topic, is_laid), f"ambush of {topic}: {kind}")
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(20):
+                            await is_laid.wait()
+                await self._delete(topic, admin)
+                if dice.random() < 0.5:
+                    await asyncio.sleep(dice.uniform(0, 5))
+                    how = "some time later"
+                else:
+                    how = "at once"
+                if await self._create(topic, admin):
+                    self._storm.event(f"re-created {how}")
+            finally:
+                admin.process.kill()
+
+    async def _delete(self, topic: str, admin: VirtualWorld) -> None:
+        """Returns once it is being deleted."""
+        while self.lives.current(topic) is not None:
+            await self._call("delete", topic, admin)
+            await asyncio.sleep(0.1)
+
+    async def _create(self, topic: str, admin: VirtualWorld, wish: _Wish | None = None) -> bool:
+        """Try for as long as an administrator has patience. Returns whether it is there."""
+        patience_s = self._now_s + 30
+        while self.lives.current(topic) is None and self._now_s < patience_s:
+            await self._call("create", topic, admin, wish or self._wish(topic))
+            await asyncio.sleep(self._dice.choice([0.02, 0.2, 0.5]))
+        return self.lives.current(topic) is not None
+
+    async def _ensure(self, topic: str) -> None:
+        """Create it if it is not there: nothing may be in the way of that any more."""
+        admin = self._cluster.client(f"admin-{topic}")
+        while self.lives.current(topic) is None:
+            wish = self._wish(topic)
+            await self._call(
+                "create",
+                topic,
+                admin,
+                wish._replace(replication_factor=self._most_replicas, assignments=None, configs={}),
+            )
+            await asyncio.sleep(0.2)
+        admin.process.kill()
+
+    async def _call(
+        self, kind: Literal["create", "delete"], topic: str, admin: VirtualWorld, wish: _Wish | None = None
+    ) -> None:
+        began_s, ended_s, is_acknowledged = self._now_s, inf, False
+        patience_ms = self._dice.choice([1_000, 5_000, 30_000])
+        is_indirect = self._dice.random() < 0.3
+        if is_indirect:
+            self._storm.event("topic changed by another broker than the controller")
+
+        async def call() -> None:
+            async with (IndirectAdmin if is_indirect else Admin)(
+                self._cluster.bootstrap, request_timeout_ms=patience_ms, default_api_timeout_ms=10_000, world=admin
+            ) as client:
+                if wish is None:
+                    await client.delete_topic(topic)
+                elif wish.assignments is not None:
+                    await client.create_topic(topic, configs=wish.configs, assignments=wish.assignments)
+                else:
+                    await client.create_topic(
+                        topic,
+                        partitions=wish.partitions,
+                        replication_factor=wish.replication_factor,
+                        configs=wish.configs,
+                    )
+
+        try:
+            await admin.process.run(call(), f"{kind} {topic}")
+            ended_s, is_acknowledged = self._now_s, True
+        except ClientCrashed as error:
+            self._storm.workload.unexpected.append(f"admin of {topic}: {error!r} {error.__cause__!r}")
+        except (MinibrokerError, ProcessKilled) as error:
+            self._note_once(topic, f"{kind} {topic}: {error}")
+        finally:
+            partitions = 0 if wish is None else len(wish.assignments or ()) or wish.partitions
+            self.lives.calls.append(AdminCall(kind, topic, began_s, ended_s, is_acknowledged, partitions))
+        if is_acknowledged:
+            self._note_once(topic, f"{kind} {topic}: done")
+
+    def _note_once(self, whose: str, text: str) -> None:
+        """What is tried again and again would fill the timeline."""
+        if self._last_notes.get(whose) != text:
+            self._last_notes[whose] = text
+            self._storm.note(text)
+
+    def _wish(self, topic: str) -> _Wish:
+        dice = self._dice
+        before = len(self.lives.incarnations[topic][-1].assignment)
+        more, fewer = min(before + dice.randint(1, 2), MOST_PARTITIONS), max(before - dice.randint(1, 2), 1)
+        partitions = dice.choice([before, more, fewer])
+        factor = min(dice.choice([1, 2, 3, 3, 3]), self._most_replicas)
+        leader, assignments = self.wished_leader.get(topic), self.wished_assignment.get(topic)
+        if assignments:
+            factor = len(assignments[0])
+        elif leader is not None:
+            factor = self._most_replicas
+        configs = {"min.insync.replicas": str(dice.randint(1, factor))}
+        if dice.random() < 0.08:
+            configs["unclean.leader.election.enable"] = "true"
+        if not assignments and (leader is not None or dice.random() < 0.25):
+            self._storm.event("re-created by explicit assignment")
+            brokers = self._cluster.broker_ids
+            assignments = [dice.sample(brokers, factor) for _ in range(partitions)]
+            if leader is not None:
+                assignments = [sorted(ids, key=lambda broker_id: broker_id != leader) for ids in assignments]
+        return _Wish(partitions, factor, configs, assignments or None)
+
+    # -- in the end --
+
+    def _metadata_agrees(self) -> bool:
+        for broker_id in self._cluster.broker_ids:
+            broker = self._cluster.living_broker(broker_id)
+            if broker is None:
+                return False
+            for topic in broker._metadata.describe(None).topics:
+                if not self._storm.simulation.zookeeper.has(znodes.topic_path(topic.name)):
+                    return False
+            for name in self.topics:
+                current = self.lives.current(name)
+                assert current is not None
+                [told] = broker._metadata.describe([name]).topics
+                if (told.topic_id, len(told.partitions)) != (current.topic_id, len(current.assignment)):
+                    return False
+        return True
+
+    def _is_settled(self) -> bool:
+        for partition, current, assigned in self._replicas():
+            ends = set()
+            for broker_id in assigned:
+                replica = self._replica(broker_id, current, partition)
+                if replica is None:
+                    return False
+                ends |= {replica.log.log_end_offset, replica.high_watermark}
+            if len(ends) != 1:
+                return False
+        return True
+
+    async def _read_everything(self, world: World) -> None:
+        partitions = self.partitions()
+        if not partitions:
+            return
+        async with Consumer(self._cluster.bootstrap, partitions=partitions, world=world) as consumer:
+            ends = await consumer.end_offsets(partitions)
+            read: dict[TopicPartition, dict[int, bytes]] = {partition: {} for partition in partitions}
+            missing = {partition for partition in partitions if ends[partition] > 0}
+            batches = consumer.batches()
+            while missing:
+                batch = await anext(batches)
+                partition = TopicPartition(batch.topic, batch.partition)
+                read[partition] |= dict(zip(batch.offsets, (value or b"" for value in batch.values), strict=True))
+                if batch.next_offset >= ends[partition]:
+                    missing.discard(partition)
+        for partition, values in read.items():
+            current = self.lives.current(partition.topic)
+            assert current is not None
+            self.lives.committed[TopicIdPartition(current.topic_id, partition)] = values
+
+    def _read_by(self, settings: _Consuming) -> list[TopicPartition]:
+        current = self.lives.current(settings.topic)
+        assert current is not None
+        return current.partitions if settings.is_by_topic else [TopicPartition(settings.topic, 0)]
+
+    def _is_read(self) -> bool:
+        return all(
+            has_read_all(self.lives, self._identity(name), partition)
+            for name, settings in self._consumers.items()
+            for partition in self._read_by(settings)
+        )
+
+    # -- clients --
+
+    def _identity(self, name: str) -> str:
+        return f"{name}#{self._starts[name]}"
+
+    def _start(self, name: str) -> None:
+        self._starts[name] = self._starts.get(name, 0) + 1
+        world = self._cluster.client(name)
+        self._processes[name] = world.process
+        if name in self._producers:
+            self._producing[name] = world.process.start(self._produce(name, world, self._producers[name]), name)
+        else:
+            world.process.start(self._consume(name, world, self._consumers[name]), name)
+
+    @property
+    def names(self) -> list[str]:
+        return [*self._producers, *self._consumers]
+
+    def process(self, name: str) -> Process:
+        return self._processes[name]
+
+    def restart(self, name: str) -> None:
+        """kill -9 a client, and start it again."""
+        self._processes[name].kill()
+        self._start(name)
+
+    async def _produce(self, name: str, world: World, settings: _Producing) -> None:
+        start = self._identity(name)
+        for attempt in itertools.count(1):
+            try:
+                async with Producer(
+                    self._cluster.bootstrap,
+                    linger_ms=settings.linger_ms,
+                    batch_size=settings.batch_size,
+                    delivery_timeout_ms=settings.delivery_timeout_ms,
+                    request_timeout_ms=settings.request_timeout_ms,
+                    world=world,
+                ) as producer:
+                    await self._send(name, f"{start}.{attempt}", producer, world.random, settings)
+                return
+            except ClientCrashed as error:
+                self._storm.workload.unexpected.append(f"{name}: {error!r} {error.__cause__!r}")
+            except MinibrokerError as error:  # no broker could be reached: each record has its own end
+                if name in self._probed:
+                    self._probed[name] = str(error)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _send(self, name: str, identity: str, producer: Producer, random: Random, settings: _Producing) -> None:
+        numbers = itertools.count()
+        async with asyncio.TaskGroup() as tasks:
+            while not self._is_probing:
+                for _ in range(0 if settings.topic in self.quiet else random.randint(1, settings.burst)):
+                    choice = self._choice(settings, random)
+                    tasks.create_task(self._record(identity, next(numbers), producer, random, settings, choice))
+                await asyncio.sleep(random.expovariate(settings.records_per_s) * (1 + settings.burst) / 2)
+            while name in self._probed:
+                problem = await self._probe(identity, numbers, producer, random, settings)
+                if problem is None:
+                    del self._probed[name]
+                elif name in self._probed:
+                    self._probed[name] = problem
+                    await asyncio.sleep(_RETRY_S)
+
+    def _choice(self, settings: _Producing, random: Random) -> int | bytes | None:
+        """The partition or the key of a record."""
+        if settings.chooses == "number":
+            return random.randrange(len(self.lives.incarnations[settings.topic][-1].assignment))
+        return b"%d" % random.randrange(KEYS) if settings.chooses == "key" else None
+
+    async def _probe(
+        self, identity: str, numbers: itertools.count[int], producer: Producer, random: Random, settings: _Producing
+    ) -> str | None:
+        """A record to each partition, or with each key, or to whichever partition. Returns what went wrong first."""
+        count = len(self.lives.incarnations[settings.topic][-1].assignment)
+        choices: list[int | bytes | None] = list(range(count))
+        if settings.chooses == "key":
+            choices = [b"%d" % key for key in range(KEYS)]
+        elif settings.chooses == "neither":
+            choices = [None] * (2 * count)
+        for choice in choices:
+            problem = await self._record(identity, next(numbers), producer, random, settings, choice)
+            if problem is not None:
+                return problem
+        return None
+
+    async def _record(
+        self,
+        identity: str,
+        number: int,
+        producer: Producer,
+        random: Random,
+        settings: _Producing,
+        choice: int | bytes | None,
+    ) -> str | None:
+        """Sends a record, and waits for its end. Returns what went wrong with it, if anything did."""
+        value = b"%s/%d|" % (identity.encode(), number) + random.randbytes(random.choice([0, 20, 200]))
+        partition = choice if isinstance(choice, int) else None
+        key = choice if isinstance(choice, bytes) else None
+        sent_s = self._now_s
+        self.lives.sent[value] = Sent(identity, number, settings.topic, partition, sent_s, key)
+        try:
+            metadata = await producer.send(settings.topic, value, partition=partition, key=key)
+        except MinibrokerError as error:
+            self._check_duration(identity, number, sent_s, settings)
+            return f"{error}"
+        self._check_duration(identity, number, sent_s, settings)
+        acknowledged_in = TopicPartition(metadata.topic, metadata.partition)
+        self.lives.acknowledged.append(Acknowledged(value, acknowledged_in, metadata.offset, self._now_s))
+        incarnation = self.lives.surely_in(value, acknowledged_in, self._now_s)
+        if incarnation is not None:
+            identified = TopicIdPartition(incarnation.topic_id, acknowledged_in)
+            self._acknowledged_ends[identified] = max(self._acknowledged_ends.get(identified, 0), metadata.offset + 1)
+        return None
+
+    def _check_duration(self, identity: str, number: int, sent_s: float, settings: _Producing) -> None:
+        took_s = self._now_s - sent_s
+        if took_s > settings.delivery_timeout_ms / 1_000 + END_GRACE_S:
+            self._storm.workload.unexpected.append(
+                f"{identity}/{number} had its end after {took_s:.1f} s, with a delivery timeout of "
+                f"{settings.delivery_timeout_ms} ms"
+            )
+
+    async def _consume(self, name: str, world: World, settings: _Consuming) -> None:
+        random = world.random
+        partitions = [TopicPartition(settings.topic, 0)]
+        for _ in itertools.count():
+            identity = self._identity(name)
+            try:
+                async with Consumer(
+                    self._cluster.bootstrap,
+                    topics=[settings.topic] if settings.is_by_topic else None,
+                    partitions=None if settings.is_by_topic else partitions,
+                    request_timeout_ms=5_000,
+                    max_partition_fetch_bytes=random.choice([300, 1_048_576]),
+                    world=world,
+                ) as consumer:
+                    while True:
+                        try:
+                            await self._read(identity, consumer, random, settings)
+                        except BrokerError as error:
+                            if not settings.iterates_on:
+                                raise
+                            self._note_once(identity, f"{identity} iterates on after {error.code.name}")
+                            await asyncio.sleep(_RETRY_S)
+            except (ClientCrashed, CorruptBatch) as error:
+                self._storm.workload.unexpected.append(f"{identity}: {error!r} {error.__cause__!r}")
+            except MinibrokerError as error:
+                self._storm.note(f"{identity} begins anew: {error}")
+            self._starts[name] += 1  # what comes begins at the beginning again
+            await asyncio.sleep(_RETRY_S)
+
+    async def _read(self, identity: str, consumer: Consumer, random: Random, settings: _Consuming) -> None:
+        polled = self.lives.polled
+        if not settings.is_by_record:
+            async for batch in consumer.batches():
+                polls = polled[identity, TopicPartition(batch.topic, batch.partition)]
+                for offset, value in zip(batch.offsets, batch.values, strict=True):
+                    polls.append(Polled(offset, value or b"", self._now_s))
+            return
+        async for record in consumer:
+            polls = polled[identity, TopicPartition(record.topic, record.partition)]
+            polls.append(Polled(record.offset, record.value or b"", self._now_s))
+            if random.random() < 0.2:
+                await asyncio.sleep(random.uniform(0, 0.1))
+            while settings.topic in self.slow:
+                await asyncio.sleep(_POLL_S)
+
+    # -- ambushes --
+
+    def struck(self, kind: str, text: str = "") -> None:
+        self._storm.event(f"ambush of a re-creation: {kind}")
+        self._storm.note(f"ambush of a re-creation: {kind} {text}")
+
+    def _leader(self, topic: str) -> tuple[TopicPartition, int] | None:
+        """Of some partition, if it has one that lives."""
+        there = [
+            (partition, self._cluster.state(partition).leader)
+            for partition in self.partitions()
+            if partition.topic == topic
+        ]
+        living = [entry for entry in there if entry[1] in self._cluster.living()]
+        return self._dice.choice(living) if living else None
+
+    def _leader_or_controller(self, topic: str) -> int | None:
+        controllers = self._cluster.active_controllers()
+        found = self._leader(topic)
+        if found is None or (controllers and self._dice.random() < 0.4):
+            return controllers[0] if controllers else None
+        return found[1]
+
+    async def _first_record(self, incarnation: Incarnation) -> tuple[TopicPartition, int] | None:
+        """Where the first record of an incarnation arrives, as soon as it is there: partition and leader."""
+        for _ in range(2_000):
+            if self.lives.current(incarnation.topic) is not incarnation:
+                return None
+            for partition in incarnation.partitions:
+                for broker_id in incarnation.assignment[partition.partition]:
+                    replica = self._replica(broker_id, incarnation, partition)
+                    if replica is not None and replica.is_leader and replica.log.log_end_offset > 0:
+                        return partition, broker_id
+            await asyncio.sleep(_POLL_S)
+        return None
+
+    def _some_moment(self) -> Moment:
+        return self._dice.choice(["deletion queued", "gone", "created"])
+
+
+# --- At the worst moment -----------------------------------------------------------------------------------------
+
+
+async def _late_isr_write(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
+    """A leader wants to shrink its ISR, its write is held up on the way, and the topic is another one meanwhile."""
+    storm, dice = rebirth._storm, rebirth._dice
+    found = rebirth._leader(topic)
+    settings = storm.settings
+    lag_s = int(settings["replica.lag.time.max.ms"]) / 1_000
+    session_s = int(settings["zookeeper.session.timeout.ms"]) / 1_000
+    current = rebirth.lives.current(topic)
+    if found is None or current is None:
+        is_laid.set()
+        return
+    partition, leader = found
+    followers = [b for b in storm.cluster.state(partition).isr if b != leader]
+    replica = rebirth._replica(leader, current, partition)
+    if not followers or replica is None or storm.cluster.active_controllers() == [leader]:
+        is_laid.set()
+        return
+    follower = dice.choice(followers)
+    storm.note(f"{partition}: follower {follower} cannot fetch from {leader}, whose shrink is waited for")
+    host, network = host_name(leader), storm.simulation.network
+    links = [(host_name(follower), host), (host, host_name(follower))]
+    is_slow = dice.random() < 0.5
+    try:
+        for link in links:
+            network.block(*link)
+        await asyncio.sleep(lag_s * 0.95)
+        if is_slow:
+            with storm.slow_zookeeper([host], 0.8 * session_s):
+                struck = await _held_up(rebirth, partition, replica, lag_s, is_laid, topic, leader)
+                for link in links:
+                    network.unblock(*link)
+                created = await rebirth._moment(topic, "created") if struck else None
+        else:
+            storm.simulation.zookeeper.cut(host)
+            try:
+                async with asyncio.timeout(0.9 * session_s):
+                    struck = await _held_up(rebirth, partition, replica, lag_s, is_laid, topic, leader)
+                    for link in links:
+                        network.unblock(*link)
+                    created = await rebirth._moment(topic, "created") if struck else None
+                    await asyncio.sleep(dice.choice([0.0, 0.01, 0.1]))
+            except TimeoutError:
+                created = None
+            finally:
+                storm.simulation.zookeeper.uncut(host)
+        if created is not None:
+            rebirth.struck("an ISR write held up", f"{partition}, of leader {leader}")
+    finally:
+        is_laid.set()
+        for link in links:
+            network.unblock(*link)
+
+
+async def _held_up(
+    rebirth: Rebirth,
+    partition: TopicPartition,
+    replica: Partition,
+    lag_s: float,
+    is_laid: asyncio.Event,
+    topic: str,
+    leader: int,
+) -> bool:
+    """The leader's proposal is on its way now; the topic may be deleted."""
+    deadline_s = rebirth._now_s + lag_s
+    while replica.proposed_isr is None and rebirth._now_s < deadline_s:
+        await asyncio.sleep(0.01)
+    others = [broker_id for broker_id in rebirth._cluster.broker_ids if broker_id != leader]
+    rebirth.wished_leader[topic] = rebirth._dice.choice(others)
+    is_laid.set()
+    return replica.proposed_isr is not None
+
+
+async def _reply_lost(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
+    """What a leader or the controller writes next is carried out, and it does not hear of it."""
+    moment = rebirth._some_moment()
+    is_laid.set()
+    if await rebirth._moment(topic, moment) is not None:
+        victim = rebirth._leader_or_controller(topic)
+        if victim is not None:
+            rebirth._storm.lose_next_reply_of.add(host_name(victim))
+            rebirth.struck("a reply of ZooKeeper lost", f"to {victim}, when {moment}")
+
+
+async def _session_suspended(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
+    """A leader or the controller does not reach ZooKeeper for about a second."""
+    moment, zookeeper = rebirth._some_moment(), rebirth._storm.simulation.zookeeper
+    victim = rebirth._leader_or_controller(topic)
+    is_laid.set()
+    if victim is None or await rebirth._moment(topic, moment) is None:
+        return
+    zookeeper.cut(host_name(victim))
+    rebirth.struck("a session suspended", f"of {victim}, when {moment}")
+    try:
+        await asyncio.sleep(rebirth._dice.uniform(0.2, 1.4))
+    finally:
+        zookeeper.uncut(host_name(victim))
+
+
+async def _all_killed(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
+    """All brokers die when the new topic has its first record, perhaps only at its leader, and one of them stays away.
+    When the leader has come back and acknowledged the record, it dies again."""
+    storm, dice = rebirth._storm, rebirth._dice
+    is_laid.set()
+    born = await rebirth._moment(topic, "created")
+    if born is None:
+        return
+    found = await _first_record(rebirth, born, is_alone=dice.random() < 0.7) if dice.random() < 0.8 else None
+    if found is None:
+        await asyncio.sleep(dice.choice([0.0, 0.1, 1.0]) * dice.random())
+    idle = storm.idle_brokers()
+    away = dice.choice([b for b in idle if found is None or b != found[1]] or [None])
+    for broker_id in idle:
+        late_s = dice.uniform(4, 8) if broker_id == away else dice.uniform(0, 0.3)
+        storm.take_down(broker_id, storm.cluster.kill_broker, restart_after_s=late_s)
+    rebirth.struck("all brokers killed", f"{idle}, {away} stays away")
+    if found is None:
+        return
+    partition, leader = found
+    known_s = rebirth._now_s + 4
+    while rebirth._now_s < known_s:
+        replica = rebirth._replica(leader, born, partition)
+        if replica is not None and replica.is_leader:
+            break
+        await asyncio.sleep(_POLL_S)
+    others = [broker_id for broker_id in storm.idle_brokers() if broker_id != leader]
+    if leader in storm.idle_brokers() and others and dice.random() < 0.7:
+        with storm.hold(others[0]):
+            storm.cluster.pause_broker(others[0])
+            try:
+                await _kill_once_acknowledged(rebirth, born, partition, leader)
+            finally:
+                storm.cluster.resume_broker(others[0])
+    else:
+        await _kill_once_acknowledged(rebirth, born, partition, leader)
+
+
+async def _kill_once_acknowledged(rebirth: Rebirth, born: Incarnation, partition: TopicPartition, leader: int) -> None:
+    storm = rebirth._storm
+    identified = TopicIdPartition(born.topic_id, partition)
+    known_s = rebirth._now_s + 2
+    while rebirth._now_s < known_s and identified not in rebirth._acknowledged_ends:
+        await asyncio.sleep(_POLL_S)
+    if identified in rebirth._acknowledged_ends and leader in storm.idle_brokers():
+        storm.take_down(leader, storm.cluster.kill_broker, restart_after_s=rebirth._dice.uniform(1, 8))
+        rebirth.struck("all brokers killed, and then the leader", f"{leader}")
+
+
+async def _first_record(rebirth: Rebirth, born: Incarnation, *, is_alone: bool) -> tuple[TopicPartition, int] | None:
+    """Where the first record arrives, as soon as it is there; alone: at the leader only, which no follower reaches."""
+    network, hosts = rebirth._storm.simulation.network, [host_name(b) for b in rebirth._cluster.broker_ids]
+    links = [(source, target) for source in hosts for target in hosts if source != target] if is_alone else []
+    followed_s = rebirth._now_s + 2
+    while rebirth._now_s < followed_s and not _is_led(rebirth, born):
+        await asyncio.sleep(_POLL_S)
+    for link in links:
+        network.block(*link)
+    try:
+        return await rebirth._first_record(born)
+    finally:
+        for link in links:
+            network.unblock(*link)
+
+
+def _is_led(rebirth: Rebirth, born: Incarnation) -> bool:
+    """Every partition, as its leader knows."""
+    leads = [
+        replica is not None and replica.is_leader
+        for partition in born.partitions
+        for replica in [rebirth._replica(born.assignment[partition.partition][0], born, partition)]
+    ]
+    return all(leads)
+
+
+async def _producer_cut_off(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
+    """The connection of a producer breaks when the new topic has got one of its first batches. Perhaps it had nothing
+    to send meanwhile, and the partitions are where they were: then it knows nothing of any re-creation."""
+    dice = rebirth._dice
+    current = rebirth.lives.current(topic)
+    if current is not None and dice.random() < 0.7:
+        rebirth.quiet.add(topic)
+        rebirth.wished_assignment[topic] = _present_assignment(rebirth, topic)
+    try:
+        await asyncio.sleep(dice.uniform(0.2, 0.6))
+        is_laid.set()
+        born = await rebirth._moment(topic, "created")
+        if born is None:
+            return
+        while topic in rebirth.quiet and not _is_led(rebirth, born) and rebirth.lives.current(topic) is born:
+            await asyncio.sleep(_POLL_S)
+    finally:
+        is_laid.set()
+        rebirth.quiet.discard(topic)
+    found = await rebirth._first_record(born)
+    if found is None:
+        return
+    await _appends(rebirth, born, *found, dice.randint(0, 4))
+    await asyncio.sleep(dice.choice([0.0, 0.0, 0.002, 0.05]))
+    producers = [name for name, settings in rebirth._producers.items() if settings.topic == topic]
+    broken = sum(rebirth._storm.simulation.network.reset(name, host_name(found[1])) for name in producers)
+    if broken:
+        rebirth.struck("a producer's connection broken", f"{producers} to {found[1]}")
+
+
+def _present_assignment(rebirth: Rebirth, topic: str) -> list[list[int]]:
+    """As it would have to be for each broker to lead what it leads now."""
+    assignment = []
+    for partition, _, assigned in rebirth._replicas():
+        if partition.topic == topic:
+            leader = rebirth._cluster.state(partition).leader
+            assignment.append(sorted(assigned, key=partial(ne, leader)))
+    return assignment
+
+
+async def _appends(rebirth: Rebirth, born: Incarnation, partition: TopicPartition, leader: int, count: int) -> None:
+    """Returns as soon as so many more batches are there, or none has come for a while."""
+    for _ in range(count):
+        replica = rebirth._replica(leader, born, partition)
+        if replica is None:
+            return
+        end, patience_s = replica.log.log_end_offset, rebirth._now_s + 2
+        while replica.log.log_end_offset == end:
+            if rebirth._now_s > patience_s:
+                return
+            await asyncio.sleep(_POLL_S)
+
+
+async def _slow_consumers(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
+    """Consumers that read record by record are in the middle of a batch when the topic becomes another one."""
+    dice = rebirth._dice
+    rebirth.slow.add(topic)
+    try:
+        await asyncio.sleep(dice.uniform(0.3, 1))
+        is_laid.set()
+        if await rebirth._moment(topic, "created") is not None:
+            await asyncio.sleep(dice.uniform(0.2, 3))  # by then they know, perhaps, and have fetched from the new one
+            rebirth.struck(SLOW_CONSUMERS)
+    finally:
+        is_laid.set()
+        rebirth.slow.discard(topic)
+
+
+async def _admin_cut_off(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
+    """The administrator's connections break when ZooKeeper has what they asked for, or while it waits for that."""
+    moment, dice = rebirth._some_moment(), rebirth._dice
+    is_laid.set()
+    if await rebirth._moment(topic, moment) is None:
+        return
+    await asyncio.sleep(dice.choice([0.0, 0.05, 1.0]) * dice.random())
+    for _ in range(dice.choice([1, 1, 5])):
+        broken = sum(
+            rebirth._storm.simulation.network.reset(f"admin-{topic}", host_name(broker_id))
+            for broker_id in rebirth._cluster.broker_ids
+        )
+        if broken:
+            rebirth.struck("the administrator's connection broken", f"when {moment}")
+        await asyncio.sleep(dice.uniform(0.0, 0.3))
+
+
+async def _deletion_held_up(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
+    """A broker that has a replica is stopped, or away, when the deletion is asked for; the name stays taken."""
+    storm, dice = rebirth._storm, rebirth._dice
+    current, controllers = rebirth.lives.current(topic), storm.cluster.active_controllers()
+    victims = [
+        broker_id
+        for broker_id in storm.idle_brokers()
+        if current is not None and broker_id in current.assignment[0] and broker_id not in controllers
+    ]
+    if not victims:
+        is_laid.set()
+        return
+    victim, seconds = dice.choice(victims), dice.uniform(0.5, 4)
+    if dice.random() < 0.5:
+        storm.take_down(victim, storm.cluster.kill_broker, restart_after_s=seconds)
+    is_laid.set()
+    if await rebirth._moment(topic, "deletion queued") is None:
+        return
+    rebirth.struck("a deletion held up", f"by broker {victim}, for {seconds:.1f} s")
+    if victim in storm.idle_brokers():
+        with storm.hold(victim):
+            storm.cluster.pause_broker(victim)
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                storm.cluster.resume_broker(victim)
+
+
+async def _controller_killed(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
+    moment = rebirth._some_moment()
+    is_laid.set()
+    if await rebirth._moment(topic, moment) is None:
+        return
+    storm = rebirth._storm
+    await asyncio.sleep(rebirth._dice.choice([0.0, 0.002, 0.02]))
+    for controller in storm.cluster.active_controllers():
+        if controller in storm.idle_brokers():
+            storm.take_down(controller, storm.cluster.kill_broker)
+            rebirth.struck("the controller killed", f"{controller}, when {moment}")
+
+
+async def _power_cut(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
+    """A host that knows of the deletion, or of the new topic, and has nothing of it on its disk yet."""
+    moment, storm, dice = rebirth._some_moment(), rebirth._storm, rebirth._dice
+    is_laid.set()
+    if await rebirth._moment(topic, moment) is None:
+        return
+    await asyncio.sleep(dice.choice([0.0, 0.02, 0.5]) * dice.random())
+    victim = storm.some_broker()
+    if victim is not None and not storm.damaged:
+        storm.cut_power([victim], restart_after_s=dice.choice([0.0, 1.0]))
+        rebirth.struck("a power cut", f"of {victim}, when {moment}")
+
+
+Ambush = Callable[[Rebirth, str, asyncio.Event], Coroutine[Any, Any, None]]
+"""Sets the event as soon as the deletion may be asked for, in any case."""
+
+AMBUSHES: dict[str, Ambush] = {
+    LATE_ISR_WRITE: _late_isr_write,
+    "a reply of ZooKeeper lost": _reply_lost,
+    "a session suspended": _session_suspended,
+    "all brokers killed": _all_killed,
+    "a producer's connection broken": _producer_cut_off,
+    SLOW_CONSUMERS: _slow_consumers,
+    "the administrator's connection broken": _admin_cut_off,
+    "a deletion held up": _deletion_held_up,
+    "the controller killed": _controller_killed,
+    "a power cut": _power_cut,
+}

@@ -1,0 +1,978 @@
+"""Clients as people write them, on topics of their own (acks=all), beside the strict workload; each storm draws some.
+
+The strict workload names partitions, awaits each record in a task of its own and reads by batches from where it was.
+Users do not: they send by key or leave the partition to the producer, drain, flush and close in the middle, send one
+record and are gone, send more than fits into a batch; they read record by record, from the beginning, the end, or where
+they want, ask for offsets in between, and start afresh all the time, knowing nothing. Spark's tasks read ranges
+of what was acknowledged, and administrators create and delete topics, several of them at a time.
+
+What they are told is written down, and judged in the end (`answers.py`). That a client says nothing is an anomaly at
+once: a delivery ends within its delivery timeout; after `flush` and `close` every record has had its ending, and a
+failure that nobody awaited was reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import Context
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from minibroker.client.admin import Admin
+from minibroker.client.cluster.connections import Purpose
+from minibroker.client.consumer import Consumer
+from minibroker.client.errors import BufferFull, ClientCrashed, CorruptBatch, DeliveryFailed, LogTruncated
+from minibroker.client.fetching.records import Record
+from minibroker.client.producer import Producer
+from minibroker.client.producing.delivery import Delivery
+from minibroker.client.producing.partitioners import Partitioner, WithoutKey, crc32, murmur2
+from minibroker.client.settings import Address
+from minibroker.protocol import messages as m
+from minibroker.protocol import znodes
+from minibroker.protocol.apis import METADATA
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.protocol.world import World
+from minibroker.spark_jobs.source.offsets import DataLost, OffsetRange
+from minibroker.spark_jobs.source.reading import RangeFetcher, ReadSettings
+from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
+from tests.simulation.simulator.loop import VirtualLoop
+from tests.simulation.simulator.process import Process
+from tests.simulation.simulator.world import WALL_CLOCK_START_MS, VirtualWorld
+from tests.simulation.storms.clients.interruptions import AT_ONCE_S, begun, may_be_interrupted, patiently
+from tests.simulation.storms.verdicts.answers import (
+    ANY,
+    DONE,
+    EXISTS,
+    IN_DOUBT,
+    LABEL,
+    UNKNOWN,
+    Answers,
+    Headers,
+    OffsetTold,
+    PositionTold,
+    RangeRead,
+    Refused,
+    Stored,
+    TopicOperation,
+    TopicSeen,
+    Written,
+    check_topic,
+    check_users,
+    forget,
+    label_of,
+)
+from tests.simulation.storms.verdicts.history import Acknowledged, Anomaly, History, Polled, Sent
+
+if TYPE_CHECKING:
+    from tests.simulation.storms.storm import Storm
+
+TOPIC = "users-0"
+SMALL_BATCHES = "users-1"
+"""A topic that takes batches of MAX_MESSAGE_BYTES alone, however large its producers make them."""
+MAX_MESSAGE_BYTES = 500
+
+
+GRACE_S = 3.0
+"""So much later than its time limit a client may speak."""
+WITHIN_S = 60.0
+"""So long after healing metadata must be true: the storms' own bound."""
+_RETRY_S = 0.5
+_REST_S = 1.5
+_LONGEST_REST_S = 100.0
+"""A storm waits for its users to end for little longer."""
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How a producer is used."""
+
+    kind: str
+    topic: str
+    partitions: int
+    style: str
+    """"awaited" one by one, "tasks" that await one each, "drained", "flushed"."""
+    records: int
+    """Sent in one life."""
+    burst: int
+    """Sent in a row."""
+    pause_s: float
+    """Between bursts."""
+    keys: int
+    """0: none."""
+    max_value_bytes: int
+    partitioner: Partitioner
+    settings: Mapping[str, Any]
+
+    @property
+    def limit_s(self) -> float:
+        return float(self.settings["delivery_timeout_ms"]) / 1_000 + GRACE_S
+
+
+@dataclass
+class _Life:
+    """One producer, from its start to its close."""
+
+    who: str
+    producer: Producer
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    open: list[tuple[Delivery, bytes]] = field(default_factory=list)
+    """Records that nobody has awaited."""
+    reported: set[bytes] = field(default_factory=set)
+    """Those that `drain`, `flush` and `close` said to have failed."""
+    awaiting: set[asyncio.Task[bool]] = field(default_factory=set)
+
+
+class Users:
+    """Draws which users there are, starts them on a cluster, and keeps what they were told.
+
+    `acknowledged_end`: one past the highest offset of each partition that was acknowledged, for others to look at.
+    """
+
+    def __init__(
+        self,
+        cluster: VirtualCluster,
+        acknowledged_end: Counter[TopicPartition],
+        *,
+        event: Callable[[str], None],
+        accuse: Callable[[Anomaly], None],
+    ) -> None:
+        self._cluster = cluster
+        self._replicas = len(cluster.broker_ids)
+        self._acknowledged_end = acknowledged_end
+        self._event = event
+        self._accuse = accuse
+        random = cluster.simulation.random("users")
+        self._topics = {TOPIC: random.choice([1, 1, 2, 3, 4])}
+        self._producers = [_draw_habits(random, kind, self._topics) for kind in _draw_kinds(random)]
+        if any(habits.topic == SMALL_BATCHES for habits in self._producers):
+            self._topics[SMALL_BATCHES] = 1
+        self._others: dict[str, Callable[[str, VirtualWorld], Coroutine[Any, Any, None]]] = {
+            name: live
+            for name, live, share in (
+                ("user-consumer", self._consume, 0.6),
+                ("user-spark", self._read_ranges, 0.35),
+                ("user-admin", self._administer, 0.4),
+            )
+            if random.random() < share
+        }
+        self.partitions = [TopicPartition(topic, p) for topic, count in self._topics.items() for p in range(count)]
+        self._history = History(frozenset(self._topics))
+        self._answers = Answers()
+        self._topic_ids: dict[str, str] = {}
+        self._operations: dict[str, list[TopicOperation]] = {}
+        """On side topics, by name."""
+        self._starts: Counter[str] = Counter()
+        self._processes: dict[str, Process] = {}
+        self._producing: dict[str, asyncio.Task[None]] = {}
+        self._forgiven: set[TopicPartition] = set()
+        self._stopping = False
+
+    # -- their lives --
+
+    async def create_topics(self, admin: Admin) -> None:
+        for topic, count in self._topics.items():
+            configs = {"max.message.bytes": str(MAX_MESSAGE_BYTES)} if topic == SMALL_BATCHES else {}
+            await admin.create_topic(topic, partitions=count, replication_factor=self._replicas, configs=configs)
+            self._topic_ids[topic] = self._znode(topic).topic_id
+
+    @property
+    def names(self) -> list[str]:
+        return [*(f"user-producer-{number}" for number in range(len(self._producers))), *self._others]
+
+    def stay_away(self) -> None:
+        """There are none."""
+        self._producers.clear()
+        self._others.clear()
+
+    def start(self) -> None:
+        for name in self.names:
+            self._start(name)
+
+    def process(self, name: str) -> Process:
+        return self._processes[name]
+
+    def restart(self, name: str) -> None:
+        """kill -9 a client, and start it again."""
+        self._processes[name].kill()
+        self._start(name)
+
+    def _start(self, name: str) -> None:
+        world = self._new_process(name)
+        if name in self._others:
+            world.process.start(self._others[name](name, world), name)
+        else:
+            habits = self._producers[int(name.rpartition("-")[2])]
+            self._producing[name] = world.process.start(self._produce(name, world, habits), name)
+
+    def _new_process(self, name: str) -> VirtualWorld:
+        self._starts[name] += 1
+        world = self._cluster.client(name)
+        self._processes[name] = world.process
+        return world
+
+    async def finish(self) -> None:
+        """Send no more, wait until each record has had its ending, and end everybody else."""
+        self._stopping = True
+        for producing in self._producing.values():
+            await producing
+        for name, process in self._processes.items():
+            if name not in self._producing:
+                process.kill()
+
+    @contextmanager
+    def _whatever_happens(self, who: str) -> Iterator[None]:
+        """A client that gives up is started again. One that crashes is an anomaly."""
+        try:
+            yield
+        except ClientCrashed as error:
+            self._accuse(Anomaly("a client crashed", f"{who}: {error!r} {error.__cause__!r}"))
+        except MinibrokerError:
+            pass  # it has said why, and what became of each record has been written down
+
+    def _identity(self, name: str, attempt: int) -> str:
+        return f"{name}#{self._starts[name]}.{attempt}"
+
+    def _bootstrap(self, random: Random) -> str:
+        """The brokers in any order; sometimes one alone."""
+        addresses = self._cluster.bootstrap.split(",")
+        random.shuffle(addresses)
+        return ",".join(addresses[: random.choice([1, len(addresses)])])
+
+    # -- producing --
+
+    async def _produce(self, name: str, world: VirtualWorld, habits: Habits) -> None:
+        for attempt in itertools.count(1):
+            if self._stopping:
+                return
+            who = self._identity(name, attempt)
+            with self._whatever_happens(who):
+                await self._produce_for_a_life(who, world, habits)
+            await _rest(world.random, habits.pause_s if habits.records == 1 else _REST_S)
+
+    async def _produce_for_a_life(self, who: str, world: VirtualWorld, habits: Habits) -> None:
+        random = world.random
+        producer = Producer(
+            self._bootstrap(random), world=world, partitioner=habits.partitioner, **dict(habits.settings)
+        )
+        await producer.start()
+        self._event(f"producer {habits.kind}")
+        self._event(f"records {habits.style}")
+        life = _Life(who, producer)
+
+        async def close() -> None:
+            await self._call(life, "close", producer.close(), habits.limit_s)
+
+        try:
+            for number in range(habits.records):
+                if self._stopping:
+                    break
+                self._send(life, habits, random)
+                if habits.style == "awaited" and not await self._gives_up(life.open[-1][0], random):
+                    delivery, label = life.open.pop()
+                    await self._ending(delivery, label, who, habits.limit_s)
+                elif habits.style == "tasks":
+                    delivery, label = life.open.pop()
+                    life.awaiting.add(asyncio.create_task(self._ending(delivery, label, who, habits.limit_s)))
+                elif habits.style == "drained":
+                    await self._call(life, "drain", producer.drain(), habits.limit_s)
+                if number % habits.burst == habits.burst - 1:
+                    if habits.style == "flushed":
+                        flush = self._call(life, "flush", producer.flush(), habits.limit_s)
+                        if await may_be_interrupted(flush, random, self._accuse, self._event, who, close):
+                            await self._all_have_ended(life, "flush")
+                    if number + 1 < habits.records:
+                        await _rest(random, habits.pause_s)
+        finally:
+            await close()
+            await self._all_have_ended(life, "close")
+
+    def _send(self, life: _Life, habits: Habits, random: Random) -> None:
+        number = next(life.numbers)
+        unique = b"%s/%d|" % (life.who.encode(), number)
+        key = b"key-%d" % random.randrange(habits.keys) if habits.keys else None
+        value: bytes | None = unique + random.randbytes(random.randint(0, habits.max_value_bytes))
+        headers: Headers = ()
+        timestamp_ms = None
+        oddity = random.random()
+        if oddity < 0.1:
+            headers = (("kind", b"odd"), ("nothing", None))
+        elif oddity < 0.2:
+            timestamp_ms = WALL_CLOCK_START_MS + random.randrange(-100_000, 400_000)
+        elif oddity < 0.3 and key is not None:
+            value, headers = None, ((LABEL, unique),)
+            self._event("tombstone")
+        label = label_of(key, value, headers)
+        partition = ANY if key is None else habits.partitioner.by_key(key, habits.partitions)
+        self._history.sent[label] = Sent(life.who, number, TopicPartition(habits.topic, partition))
+        self._answers.written[label] = Written(key, value, headers, timestamp_ms, _now_s())
+        try:
+            delivery = life.producer.send(
+                habits.topic, value, key=key, timestamp_ms=timestamp_ms, headers=headers or None
+            )
+        except BaseException:
+            del self._history.sent[label], self._answers.written[label]
+            raise
+        life.open.append((delivery, label))
+
+    async def _gives_up(self, delivery: Delivery, random: Random) -> bool:
+        """Now and then nobody waits for a record but for a moment."""
+        if random.random() > 0.2:
+            return False
+        try:
+            await asyncio.wait_for(
+                delivery, random.choice([0.005, 0.1, 3.0, 10.0]) * random.choice([random.random(), 1])
+            )
+        except MinibrokerError:
+            return False
+        except TimeoutError:
+            self._event("a wait for a record is given up")
+            return True
+        return False
+
+    async def _ending(self, delivery: Delivery, label: bytes, who: str, within_s: float) -> bool:
+        """Whether a record was acknowledged."""
+        ending = begun(delivery)
+        await patiently(ending, within_s)
+        if not ending.done():
+            ending.cancel()
+            self._accuse(Anomaly("a silent client", f"{who}: nothing was heard of {label[:60]!r} for {within_s:g} s"))
+            return False
+        try:
+            metadata = ending.result()
+        except MinibrokerError:
+            self._history.failed += 1
+            return False
+        partition = TopicPartition(metadata.topic, metadata.partition)
+        if delivery._batch.partition >= 0 and delivery._batch.forwarded is not None:
+            self._event("batch split")
+        self._history.acknowledged[partition].append(Acknowledged(label, metadata.offset, _now_s()))
+        if partition not in self._forgiven:  # it may have been acknowledged before, and heard of just now
+            self._acknowledged_end[partition] = max(self._acknowledged_end[partition], metadata.offset + 1)
+        return True
+
+    async def _call(self, life: _Life, what: str, call: Awaitable[None], within_s: float) -> None:
+        """`drain`, `flush` or `close`: what they report is written down."""
+        calling = begun(call)
+        try:
+            await patiently(calling, within_s)
+        finally:
+            calling.cancel()
+        if not calling.done():
+            self._accuse(Anomaly("a silent client", f"{life.who}: {what} has not ended within {within_s:g} s"))
+            return
+        try:
+            calling.result()
+        except BufferFull:
+            self._event("drain gave up")
+        except DeliveryFailed as error:
+            life.reported |= {label_of(f.key, f.value, f.headers) for f in error.failures}
+
+    async def _all_have_ended(self, life: _Life, after: str) -> None:
+        if life.awaiting:
+            done, silent = await asyncio.wait(life.awaiting, timeout=AT_ONCE_S)
+            life.awaiting -= done
+            if silent:
+                text = f"{life.who}: {len(silent)} records have had no ending after {after}"
+                self._accuse(Anomaly("a silent client", text))
+        failed = set()
+        for delivery, label in life.open:
+            if not await self._ending(delivery, label, f"{life.who}, after {after}", AT_ONCE_S):
+                failed.add(label)
+        life.open.clear()
+        if failed != life.reported:
+            text = (
+                f"{life.who}: {len(failed)} records failed, {after} and what came before reported {len(life.reported)}"
+            )
+            self._accuse(Anomaly("failures not reported", text))
+        life.reported.clear()
+
+    # -- consuming --
+
+    async def _consume(self, name: str, world: VirtualWorld) -> None:
+        for attempt in itertools.count(1):
+            who = self._identity(name, attempt)
+            with self._whatever_happens(who):
+                reading = _Reading(who, self._history, self._answers, self._acknowledged_end, self._event, self._accuse)
+                await reading.read_for_a_life(self._bootstrap(world.random), world, self._topics)
+            await asyncio.sleep(_RETRY_S)
+
+    # -- Spark --
+
+    async def _read_ranges(self, name: str, world: VirtualWorld) -> None:
+        for attempt in itertools.count(1):
+            await asyncio.sleep(world.random.expovariate(1 / 8))
+            partition = world.random.choice(self.partitions)
+            known = self._acknowledged_end[partition]
+            if known:
+                end = known if world.random.random() < 0.5 else world.random.randint(1, known)
+                start = max(0, end - world.random.randint(1, 60))
+                with self._whatever_happens(name):
+                    await self._read_range(
+                        self._identity(name, attempt), world, self._bootstrap(world.random), partition, start, end
+                    )
+
+    async def _read_range(
+        self, who: str, world: VirtualWorld, bootstrap: str, partition: TopicPartition, start: int, end: int
+    ) -> None:
+        """As a task of Spark's does; `start` to `end` were acknowledged."""
+        fails_on_loss = world.random.random() < 0.5
+        settings = ReadSettings(bootstrap, "user-spark", include_headers=False, fail_on_data_loss=fails_on_loss)
+        wanted = OffsetRange(partition.topic, self._topic_ids[partition.topic], partition.partition, start, end)
+        fetcher = RangeFetcher(settings, wanted, world.random.choice([10.0, 60.0]), world)
+        labels: dict[int, bytes] = {}
+        loss = None
+        try:
+            await fetcher.start()
+            while (fetched := await fetcher.next()) is not None:
+                first_offset, batches = fetched
+                for batch in batches:
+                    keys = batch.keys or [None] * batch.count
+                    headers = batch.headers or [None] * batch.count
+                    for offset, key, value, some in zip(batch.offsets, keys, batch.values, headers, strict=True):
+                        if first_offset <= offset < end:
+                            labels[offset] = label_of(key, value, some or ())
+        except DataLost as error:
+            loss = str(error)
+        finally:
+            await fetcher.close()
+        self._event("range failing on loss" if fails_on_loss else "range whatever is lost")
+        self._answers.ranges.append(RangeRead(who, partition, start, end, labels, loss, _now_s()))
+
+    # -- administration --
+
+    async def _administer(self, name: str, world: VirtualWorld) -> None:
+        random = world.random
+        for attempt in itertools.count(1):
+            await asyncio.sleep(random.expovariate(1 / 10))
+            who = self._identity(name, attempt)
+            topic = f"users-side-{self._starts[name]}-{attempt}"
+            with self._whatever_happens(who):
+                course = random.choice(["created", "created and deleted", "created again", "created twice at once"])
+                self._event(f"topic {course}")
+                if course == "created twice at once":
+                    counts = random.sample([1, 2, 3], 2)
+                    await asyncio.gather(
+                        *(self._change(f"{who}/{i}", world, topic, "create", counts[i]) for i in range(2))
+                    )
+                    continue
+                if await self._change(who, world, topic, "create", random.randint(1, 3)) != DONE or course == "created":
+                    continue
+                await asyncio.sleep(random.choice([0.0, 0.5, 3.0]))
+                if course == "created again" and random.random() < 0.6:
+                    self._hold_up_deletions(random)
+                if await self._change(who, world, topic, "delete", 0) == DONE and course == "created again":
+                    await asyncio.sleep(random.choice([0.0, 0.0, 0.2, 2.0]))
+                    await self._change(who, world, topic, "create", random.randint(1, 3))
+
+    async def _change(self, who: str, world: VirtualWorld, topic: str, what: str, partitions: int) -> str:
+        """Create or delete a topic. Returns the outcome."""
+        random = world.random
+        operations = self._operations.setdefault(topic, [])
+        index = len(operations)
+        began_s = _now_s()
+        # If its process dies it stays in doubt, and so it is for ever.
+        operations.append(TopicOperation(what, who, partitions, began_s, float("inf"), IN_DOUBT, self._seen(topic)))
+        outcome = IN_DOUBT
+        topic_id = self._topic_id(topic)
+        if random.random() < 0.4:
+            self._answers_lost(who.partition("#")[0], random)
+        try:
+            async with Admin(
+                self._bootstrap(random),
+                request_timeout_ms=random.choice([1_000, 5_000]),
+                default_api_timeout_ms=random.choice([5_000, 20_000]),
+                world=world,
+            ) as admin:
+
+                async def change() -> None:
+                    if what == "create":
+                        await admin.create_topic(topic, partitions=partitions, replication_factor=self._replicas)
+                        return
+                    await admin.delete_topic(topic)
+                    if topic_id is not None and self._topic_id(topic) == topic_id:
+                        self._accuse(Anomaly("a deleted topic is still there", f"{topic} ({topic_id}), for {who}"))
+
+                if await may_be_interrupted(change(), random, self._accuse, self._event, who, admin.close):
+                    outcome = DONE
+        except BrokerError as error:
+            if error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+                outcome = EXISTS
+            elif error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                outcome = UNKNOWN
+        except MinibrokerError:
+            pass
+        finally:
+            operations[index] = TopicOperation(what, who, partitions, began_s, _now_s(), outcome, self._seen(topic))
+        return outcome
+
+    def _answers_lost(self, host: str, random: Random) -> None:
+        """The host's connections break again and again, for a moment."""
+        self._event("administrator's connections break")
+        at_s = 0.0
+        for _ in range(6):
+            at_s += random.expovariate(1 / 0.01)
+            for broker_id in self._cluster.broker_ids:
+                network = self._cluster.simulation.network
+                asyncio.get_running_loop().call_later(at_s, network.reset, host, host_name(broker_id))
+
+    def _hold_up_deletions(self, random: Random) -> None:
+        """For a moment the controller does not reach one of the brokers that are to delete."""
+        for controller in self._cluster.active_controllers():
+            other = random.choice([broker_id for broker_id in self._cluster.broker_ids if broker_id != controller])
+            link = host_name(controller), host_name(other)
+            network = self._cluster.simulation.network
+            network.block(*link)
+            # In nobody's context: the link must come back even if the administrator is killed meanwhile.
+            asyncio.get_running_loop().call_later(random.uniform(0.3, 2), network.unblock, *link, context=Context())
+
+    def _seen(self, topic: str) -> TopicSeen:
+        zookeeper = self._cluster.simulation.zookeeper
+        if not zookeeper.has(znodes.topic_path(topic)):
+            return TopicSeen(False, False, 0)
+        return TopicSeen(True, zookeeper.has(znodes.delete_topic_path(topic)), len(self._znode(topic).partitions))
+
+    def _topic_id(self, topic: str) -> str | None:
+        there = self._cluster.simulation.zookeeper.has(znodes.topic_path(topic))
+        return self._znode(topic).topic_id if there else None
+
+    def _znode(self, topic: str) -> znodes.TopicZnode:
+        return znodes.decode_topic(topic, self._cluster.simulation.zookeeper.data(znodes.topic_path(topic)))
+
+    # -- visitors --
+
+    def send_on(self, partition: TopicPartition, records: int) -> None:
+        """A producer that knows its partition, for whoever needs acknowledged records there."""
+        world = self._new_process("visiting-producer")
+        who = self._identity("visiting-producer", 1)
+
+        async def send() -> None:
+            with self._whatever_happens(who):
+                async with Producer(self._cluster.bootstrap, delivery_timeout_ms=15_000, world=world) as producer:
+                    for number in range(records):
+                        label = b"%s/%d|" % (who.encode(), number)
+                        self._history.sent[label] = Sent(who, number, partition)
+                        self._answers.written[label] = Written(None, label, (), None, _now_s())
+                        delivery = producer.send(partition.topic, label, partition=partition.partition)
+                        await self._ending(delivery, label, who, 15 + GRACE_S)
+
+        world.process.start(send(), who)
+
+    def visit(self, partition: TopicPartition, first_address: str, start: int, random: Random) -> str:
+        """Somebody who has just been started, and reaches that broker first, begins at an acknowledged offset.
+        Returns its host."""
+        name = f"visitor-{self._starts['visitor']}"
+        self._starts["visitor"] += 1
+        world = self._new_process(name)
+        others = [address for address in self._cluster.bootstrap.split(",") if address != first_address]
+        bootstrap = ",".join([first_address, *others])
+        end = self._acknowledged_end[partition]
+        reading = _Reading(name, self._history, self._answers, self._acknowledged_end, self._event, self._accuse)
+        reset = random.choice(["earliest", "earliest", "latest", "none"])
+        is_spark = start < end and random.random() < 0.4
+
+        async def visit() -> None:
+            with self._whatever_happens(name):
+                if is_spark:
+                    await self._read_range(name, world, bootstrap, partition, start, end)
+                else:
+                    await reading.begin_at(bootstrap, world, partition, start, reset)
+
+        self._event(f"fresh {'range' if is_spark else 'consumer'} at a deposed leader")
+        world.process.start(visit(), name)
+        return name
+
+    # -- the end --
+
+    async def read_back(self) -> None:
+        """Everything, in the end; and what brokers say of its offsets."""
+        world = self._cluster.client("user-reader")
+        await world.process.run(self._read_back(world))
+
+    async def _read_back(self, world: World) -> None:
+        self._history.final = {partition: {} for partition in self.partitions}
+        self._answers.stored = {partition: {} for partition in self.partitions}
+        async with Consumer(self._cluster.bootstrap, topics=list(self._topics), world=world) as consumer:
+            ends = await consumer.end_offsets(self.partitions)
+            missing = {partition for partition in self.partitions if ends[partition] > 0}
+            while missing:
+                record = await anext(consumer)
+                partition = TopicPartition(record.topic, record.partition)
+                self._history.final[partition][record.offset] = label_of(record.key, record.value, record.headers)
+                self._answers.stored[partition][record.offset] = Stored(
+                    record.key, record.value, tuple(record.headers), record.timestamp_ms
+                )
+                if record.offset + 1 >= ends[partition]:
+                    missing.discard(partition)
+            reading = _Reading(
+                "reader", self._history, self._answers, self._acknowledged_end, self._event, self._accuse
+            )
+            await reading.ask_everything(consumer, self.partitions, world.random, is_healed=True)
+
+    async def look_at_topics(self) -> None:
+        """Until what each broker says of all topics is what ZooKeeper holds, and nothing waits for its deletion."""
+        world = self._cluster.client("user-reader")
+        await world.process.run(self._look_at_topics(world))
+
+    async def _look_at_topics(self, world: World) -> None:
+        problem: str | None = None
+        try:
+            async with asyncio.timeout(WITHIN_S), Admin(self._cluster.bootstrap, world=world) as admin:
+                while (problem := await self._wrong_metadata(admin)) is not None:
+                    await asyncio.sleep(_RETRY_S)
+                with_doubt = "users-side-never"
+                try:
+                    await admin.delete_topic(with_doubt)
+                    self._accuse(Anomaly("a delete found what never was", with_doubt))
+                except BrokerError as error:
+                    if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                        self._accuse(Anomaly("a delete found what never was", f"{with_doubt}: {error}"))
+                try:
+                    await admin.create_topic(TOPIC, partitions=1, replication_factor=self._replicas)
+                    self._accuse(Anomaly("a topic was created twice", TOPIC))
+                except BrokerError as error:
+                    if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                        self._accuse(Anomaly("a topic was created twice", f"{TOPIC}: {error}"))
+        except TimeoutError:
+            self._accuse(Anomaly("wrong metadata", f"{WITHIN_S:g} s after everything was whole, {problem}"))
+
+    async def _wrong_metadata(self, admin: Admin) -> str | None:
+        try:
+            return await self._difference(admin)
+        except MinibrokerError as error:
+            return f"it said {error}"
+
+    async def _difference(self, admin: Admin) -> str | None:
+        """What differs between what brokers say of topics and what ZooKeeper holds."""
+        zookeeper = self._cluster.simulation.zookeeper
+        doomed = zookeeper.names(znodes.DELETE_TOPICS)
+        if doomed:
+            return f"these are still being deleted: {doomed}"
+        names = zookeeper.names(znodes.TOPICS)
+        if await admin.list_topics(internal=True) != sorted(names):
+            return f"list_topics differs from {sorted(names)}"
+        described = await admin.describe_topics(names)
+        for name in names:
+            partitions = {p.partition: p.replicas for p in described[name].partitions}
+            if (described[name].topic_id, partitions) != (self._znode(name).topic_id, self._znode(name).partitions):
+                return f"describe_topics says of {name}: {described[name]}"
+        for broker_id in self._cluster.broker_ids:
+            connection = await admin._runtime.connections.open(Address(host_name(broker_id), PORT), Purpose.REQUESTS)
+            answer = await connection.request(METADATA, m.MetadataRequest(None), timeout_s=5)
+            told = {topic.name: topic for topic in answer.topics}
+            if sorted(told) != sorted(names):
+                return f"broker {broker_id} knows {sorted(told)}, ZooKeeper {sorted(names)}"
+            for name in names:
+                znode = self._znode(name)
+                states = {p: self._cluster.state(TopicPartition(name, p)) for p in znode.partitions}
+                due = {p: (s.leader, s.leader_epoch, s.isr, tuple(znode.partitions[p])) for p, s in states.items()}
+                found = {
+                    p.partition_index: (p.leader_id, p.leader_epoch, tuple(p.isr_nodes), tuple(p.replica_nodes))
+                    for p in told[name].partitions
+                }
+                if found != due or told[name].topic_id != znode.topic_id:
+                    return f"broker {broker_id} says of {name}: {found}; in ZooKeeper it is {due}"
+        return None
+
+    def forgive(self, partitions: Iterable[TopicPartition]) -> None:
+        """These may have lost acknowledged records within what is legal (no broker that had everything kept its power),
+        so what was told of them is not judged."""
+        self._forgiven.update(partitions)
+
+    def judge(self) -> list[Anomaly]:
+        if self._forgiven:
+            forget(self._history, self._answers, self._forgiven)
+        topics = [
+            anomaly
+            for topic, operations in self._operations.items()
+            for anomaly in check_topic(topic, operations, self._seen(topic))
+        ]
+        return [*topics, *check_users(self._history, self._answers)]
+
+
+async def _rest(random: Random, mean_s: float) -> None:
+    await asyncio.sleep(min(random.expovariate(1 / mean_s), _LONGEST_REST_S))
+
+
+def _now_s() -> float:
+    """The storm's time, whatever the clock of the calling process says."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop.now_s
+
+
+class _Reading:
+    """One consumer, from its start to its end, and where it has to be."""
+
+    def __init__(
+        self,
+        who: str,
+        history: History,
+        answers: Answers,
+        acknowledged_end: Counter[TopicPartition],
+        event: Callable[[str], None],
+        accuse: Callable[[Anomaly], None],
+    ) -> None:
+        self._who = who
+        self._history = history
+        self._answers = answers
+        self._acknowledged_end = acknowledged_end
+        self._event = event
+        self._accuse = accuse
+        self._legs: dict[TopicPartition, str] = {}
+        """Each time it is moved on purpose, it goes on as somebody else."""
+        self._numbers = itertools.count()
+        self._next: dict[TopicPartition, int] = {}
+        """The offset that must come next, where that is known."""
+
+    def _moved(self, partition: TopicPartition, start: int | None) -> None:
+        leg = self._legs[partition] = f"{self._who}/{next(self._numbers)}"
+        self._next.pop(partition, None)
+        if start is not None:
+            self._next[partition] = start
+            self._history.starts[leg, partition] = start
+
+    def _note(self, record: Record, consumer: Consumer) -> None:
+        partition = TopicPartition(record.topic, record.partition)
+        if partition in consumer.paused():
+            self._accuse(Anomaly("read while paused", f"{self._who}: offset {record.offset} of {partition}"))
+        label = label_of(record.key, record.value, record.headers)
+        self._history.polled.append(Polled(self._legs[partition], partition, record.offset, label, _now_s()))
+        self._next[partition] = record.offset + 1
+
+    async def begin_at(
+        self, bootstrap: str, world: World, partition: TopicPartition, start: int, reset: Any, within_s: float = 40.0
+    ) -> None:
+        """Read a few records from an offset that is in the log."""
+        with self._telling_of_refusals([partition]):
+            async with Consumer(
+                bootstrap, partitions=[partition], auto_offset_reset=reset, request_timeout_ms=5_000, world=world
+            ) as consumer:
+                consumer.seek(partition, start)
+                self._moved(partition, start)
+                await self._read(consumer, 3, within_s)
+
+    async def _read(self, consumer: Consumer, records: int, within_s: float) -> None:
+        """So many records, or what comes until then."""
+        try:
+            async with asyncio.timeout(within_s):
+                async for record in consumer:
+                    self._note(record, consumer)
+                    records -= 1
+                    if records <= 0:
+                        return
+        except MinibrokerError:
+            raise
+        except TimeoutError:
+            return
+
+    @contextmanager
+    def _telling_of_refusals(self, partitions: list[TopicPartition]) -> Iterator[None]:
+        try:
+            yield
+        except (LogTruncated, CorruptBatch) as error:
+            self._history.truncations.append(f"{self._who}: {error}")
+        except BrokerError as error:
+            if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
+                raise
+            for partition in partitions:
+                if partition in self._next and f"{partition} at offset" in str(error):
+                    self._answers.refused.append(
+                        Refused(self._who, partition, self._next[partition], str(error), _now_s())
+                    )
+
+    async def read_for_a_life(self, bootstrap: str, world: World, topics: Mapping[str, int]) -> None:
+        random = world.random
+        topic = random.choice(list(topics))
+        partitions = [TopicPartition(topic, p) for p in range(topics[topic])]
+        reset: Any = random.choice(["earliest", "earliest", "latest", "none"])
+        subscription: dict[str, Any] = {"topics": [topic]} if random.random() < 0.7 else {"partitions": partitions}
+        self._event(f"consumer of {next(iter(subscription))} from {reset}")
+        with self._telling_of_refusals(partitions):
+            async with Consumer(
+                bootstrap,
+                **subscription,
+                auto_offset_reset=reset,
+                request_timeout_ms=random.choice([2_000, 30_000]),
+                default_api_timeout_ms=5_000,
+                fetch_max_wait_ms=random.choice([100, 500, 500]),
+                max_partition_fetch_bytes=random.choice([1_000, 1_048_576]),
+                world=world,
+            ) as consumer:
+                for partition in partitions:
+                    if reset == "none" or random.random() < 0.3:
+                        self._seek(consumer, partition, random)
+                    elif reset == "earliest":
+                        self._moved(partition, 0)
+                    else:
+                        self._moved(partition, None)
+                        await self._at_the_end(consumer, partition)
+                for _ in range(random.randint(1, 8)):
+                    await self._read(consumer, random.randint(1, 60), random.uniform(0.5, 5))
+                    await self._do_something(consumer, partitions, random)
+
+    def _seek(self, consumer: Consumer, partition: TopicPartition, random: Random) -> None:
+        """To an offset that is known to be acknowledged; near the end, if possible."""
+        end = self._acknowledged_end[partition]
+        offset = random.choice([end, max(0, end - 1), random.randint(max(0, end - 20), end), random.randint(0, end)])
+        consumer.seek(partition, offset)
+        self._moved(partition, offset)
+
+    async def _at_the_end(self, consumer: Consumer, partition: TopicPartition) -> None:
+        offset = await consumer.position(partition)
+        self._moved(partition, offset)
+        self._answers.offsets.append(OffsetTold(self._who, partition, "end", 0, offset, -1, _now_s()))
+
+    async def _do_something(self, consumer: Consumer, partitions: list[TopicPartition], random: Random) -> None:
+        partition = random.choice(partitions)
+        what = random.choice(["seek", "beginning", "end", "pause", "batch", "position", "ask", "ask", "nothing"])
+        self._event(f"consumer: {what}")
+        if what == "seek":
+            self._seek(consumer, partition, random)
+        elif what == "beginning":
+            consumer.seek_to_beginning(partition)
+            self._moved(partition, 0)
+        elif what == "end":
+            consumer.seek_to_end(partition)
+            self._moved(partition, None)
+            await self._at_the_end(consumer, partition)
+        elif what == "pause":
+            consumer.pause(partition)
+            await self._read(consumer, 20, random.uniform(0.2, 1))
+            consumer.resume(partition)
+        elif what == "batch":
+            await self._read_batch(consumer)
+        elif what == "position" and partition in self._next:
+            position = await consumer.position(partition)
+            self._answers.positions.append(
+                PositionTold(self._who, partition, position, self._next[partition], _now_s())
+            )
+        elif what == "ask":
+            asked = self.ask_everything(consumer, [partition], random)
+            await may_be_interrupted(asked, random, self._accuse, self._event, self._who, consumer.close)
+
+    async def _read_batch(self, consumer: Consumer) -> None:
+        try:
+            async with asyncio.timeout(1):
+                batch = await anext(aiter(consumer.batches()))
+        except MinibrokerError:
+            raise
+        except TimeoutError:
+            return
+        for record in batch:
+            self._note(record, consumer)
+
+    async def ask_everything(
+        self, consumer: Consumer, partitions: list[TopicPartition], random: Random, *, is_healed: bool = False
+    ) -> None:
+        """Beginnings, ends, and the first records of a time."""
+
+        def told(partition: TopicPartition, question: str, asked_ms: int, offset: int | None, time_ms: int) -> None:
+            answer = OffsetTold(self._who, partition, question, asked_ms, offset, time_ms, _now_s(), is_healed)
+            self._answers.offsets.append(answer)
+
+        for partition, offset in (await consumer.beginning_offsets(partitions)).items():
+            told(partition, "beginning", 0, offset, -1)
+        for partition, offset in (await consumer.end_offsets(partitions)).items():
+            told(partition, "end", 0, offset, -1)
+        for _ in range(10 if is_healed else 1):
+            asked_ms = WALL_CLOCK_START_MS + random.randrange(-120_000, 450_000)
+            for partition, found in (await consumer.offsets_for_times(dict.fromkeys(partitions, asked_ms))).items():
+                if found is None:
+                    told(partition, "time", asked_ms, None, -1)
+                else:
+                    told(partition, "time", asked_ms, found.offset, found.timestamp_ms)
+
+
+# --- What a storm draws ----------------------------------------------------------------------------------------
+
+
+def _draw_kinds(random: Random) -> list[str]:
+    kinds = ["by key", "without key", "short-lived", "splitting"]
+    return sorted(random.sample(kinds, random.choice([1, 2, 2, 3])))
+
+
+def _draw_habits(random: Random, kind: str, topics: Mapping[str, int]) -> Habits:
+    is_splitting, is_short = kind == "splitting", kind == "short-lived"
+    burst = random.choice([10, 20]) if is_splitting else random.choice([1, 3, 10])
+    settings = {
+        "delivery_timeout_ms": random.choice([3_000, 10_000, 60_000]),
+        "request_timeout_ms": random.choice([1_000, 5_000, 30_000]),
+        "batch_size": 16_384 if is_splitting else random.choice([1, 200, 16_384]),
+        "linger_ms": random.choice([0, 20]) if is_splitting else random.choice([0, 0, 5, 200]),
+        "max_in_flight_requests_per_connection": random.randint(1, 5),
+        "compression": "none" if is_splitting else random.choice(["none", "none", "gzip", "snappy", "lz4", "zstd"]),
+        "max_request_size": 32_768,
+        "buffer_memory": random.choice([32_768, 1_048_576]),
+    }
+    return Habits(
+        kind=kind,
+        topic=SMALL_BATCHES if is_splitting else TOPIC,
+        partitions=1 if is_splitting else topics[TOPIC],
+        style="awaited" if is_short else random.choice(["awaited", "tasks", "drained", "drained", "flushed"]),
+        records=1 if is_short else random.choice([10, 40, 100]),
+        burst=burst,
+        pause_s=4.0 if is_short else burst / random.choice([1, 2]),
+        keys=random.choice([2, 20]) if kind == "by key" or (kind != "without key" and random.random() < 0.5) else 0,
+        max_value_bytes=100,
+        partitioner=Partitioner(random.choice([crc32, murmur2]), random.choice(list(WithoutKey))),
+        settings=settings,
+    )
+
+
+# --- A fault of theirs -----------------------------------------------------------------------------------------
+
+
+async def fresh_client_at_deposed_leader(storm: Storm) -> None:
+    """A leader is cut off from the other brokers and from ZooKeeper; others are elected, and have records acknowledged
+    beyond its end. Then clients are started that reach it first, or reach it alone, and know of nothing else."""
+    network, zookeeper, dice = storm.simulation.network, storm.simulation.zookeeper, storm.dice
+    cluster, users = storm.cluster, storm.users
+    partition = dice.choice(users.partitions)
+    victim = cluster.state(partition).leader
+    if victim not in storm.idle_brokers():
+        return
+    storm.count("fresh client at a deposed leader", f"broker {victim}, of {partition}")
+    others = [host_name(broker_id) for broker_id in cluster.broker_ids if broker_id != victim]
+    hidden: list[tuple[str, str]] = []
+    links = [link for other in others for link in ((host_name(victim), other), (other, host_name(victim)))]
+
+    def is_deposed() -> bool:
+        return cluster.state(partition).leader not in (NO_LEADER, victim)
+
+    def its_end() -> int:
+        broker = cluster.living_broker(victim)
+        replica = None if broker is None or broker._replicas is None else broker._replicas.partition(partition)
+        return -1 if replica is None else replica.log.log_end_offset
+
+    def is_overtaken() -> bool:
+        return 0 <= its_end() < storm.workload.acknowledged_end[partition] - 1
+
+    for link in links:
+        network.block(*link)
+    zookeeper.cut(host_name(victim))
+    try:
+        await cluster.until(is_deposed, within_s=15)
+        users.send_on(partition, dice.randint(4, 8))
+        await cluster.until(is_overtaken, within_s=15)
+        for _ in range(dice.randint(1, 2)):
+            end, known = its_end(), storm.workload.acknowledged_end[partition]
+            if not 0 <= end < known:
+                break
+            host = users.visit(partition, f"{host_name(victim)}:{PORT}", dice.randint(end + 1, known), dice)
+            if dice.random() < 0.3:
+                for other in others:
+                    network.block(host, other)
+                    hidden.append((host, other))
+        await asyncio.sleep(dice.choice([1.0, 4.0]))
+    except TimeoutError:
+        storm.note("nobody was elected, or nothing acknowledged")
+    finally:
+        zookeeper.uncut(host_name(victim))
+        for link in [*links, *hidden]:
+            network.unblock(*link)

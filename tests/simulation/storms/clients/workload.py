@@ -1,0 +1,434 @@
+"""The clients of a storm: producers and consumers that write down what they see, and go on whatever happens to them.
+
+Each runs in a process on a host of its own. A killed one comes back as another start of the same name, and a consumer
+then goes on where its predecessor was, as one that had committed its offsets. Topics whose name begins with `durable`
+are written with acks=all, the others with acks=1. Of one the records are deleted as it grows older (`shrinking`): its
+consumers go on where it begins. Some of them speak Kafka's protocol (`kafka_clients`), and share the topics with ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from minibroker.client.consumer import Consumer
+from minibroker.client.errors import BatchDeliveryFailed, ClientCrashed, CorruptBatch, LogTruncated
+from minibroker.client.fetching.records import ConsumerBatch
+from minibroker.client.producer import Producer
+from minibroker.client.producing.delivery import BatchDelivery, Delivery
+from minibroker.client.producing.partitioners import crc32
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import World
+from tests.simulation.simulator.cluster import VirtualCluster
+from tests.simulation.simulator.process import Process
+from tests.simulation.simulator.world import VirtualWorld
+from tests.simulation.storms.clients.kafka_clients import (
+    KafkaBatch,
+    KafkaConsumer,
+    KafkaProducer,
+    ProtocolBroken,
+    RecordMetadata,
+    Versions,
+)
+from tests.simulation.storms.verdicts.history import Acknowledged, History, Polled, Sent
+
+DURABLE = "durable"
+SHRINKING = "durable-shrinking"
+SYNCED = "durable-synced"
+
+
+class Guests(Protocol):
+    """Other clients, which meet the same faults."""
+
+    @property
+    def names(self) -> list[str]: ...
+
+    def process(self, name: str) -> Process: ...
+
+    def restart(self, name: str) -> None: ...
+
+
+_RETRY_S = 0.3
+_MOST_AT_ONCE = 40
+"""Records of a `send_batch`."""
+
+
+@dataclass(frozen=True)
+class ProducerSettings:
+    topic: str
+    partitions: int
+    records_per_s: float
+    max_value_bytes: int
+    compression: str
+    linger_ms: int
+    delivery_timeout_ms: int
+    request_timeout_ms: int
+    sends_batches: bool = False
+    """Some of its records go in calls of `send_batch`, to one partition or to that of each key."""
+    versions: Versions | None = None
+    """Of Kafka's protocol; None: it speaks ours."""
+
+    @property
+    def is_durable(self) -> bool:
+        return self.topic.startswith(DURABLE)
+
+
+class Workload:
+    """Starts clients on a cluster and keeps their history."""
+
+    def __init__(self, cluster: VirtualCluster, history: History) -> None:
+        self.history = history
+        self.unexpected: list[str] = []
+        """What no client should ever meet: each is a bug of the client or of the cluster."""
+        self.acknowledged_end: Counter[TopicPartition] = Counter()
+        """One past the highest offset that was acknowledged with acks=all."""
+        self.guests: list[Guests] = []
+        self.exposed: set[TopicPartition] = set()
+        """Partitions of which no broker that had everything has kept its power, until all brokers have caught up again:
+        a deposed leader that kept its power, and does not know, shows records until it is cut back. So what is read
+        meanwhile is not judged."""
+        self._cluster = cluster
+        self._processes: dict[str, Process] = {}
+        self._starts: Counter[str] = Counter()
+        self._producers: dict[str, ProducerSettings] = {}
+        self._producing: dict[str, asyncio.Task[None]] = {}
+        self._unanswered: dict[str, Counter[TopicPartition]] = {}
+        self._consumers: dict[str, list[TopicPartition]] = {}
+        self._versions: dict[str, Versions] = {}
+        """Of the consumers that speak Kafka's protocol."""
+        self._positions: dict[tuple[str, TopicPartition], int] = {}
+        self._stopping = False
+
+    # -- their lives --
+
+    def start_producer(self, name: str, settings: ProducerSettings) -> None:
+        self._producers[name] = settings
+        world = self._start_process(name)
+        self._unanswered[name] = Counter()
+        self._producing[name] = world.process.start(self._produce(name, world, settings), name)
+
+    def start_consumer(self, name: str, partitions: list[TopicPartition], versions: Versions | None = None) -> None:
+        """`versions`: of Kafka's protocol; None: it speaks ours."""
+        self._consumers[name] = partitions
+        if versions is not None:
+            self._versions[name] = versions
+        world = self._start_process(name)
+        world.process.start(self._consume(name, world, partitions), name)
+
+    @property
+    def names(self) -> list[str]:
+        return [*self._producers, *self._consumers, *(name for guests in self.guests for name in guests.names)]
+
+    def process(self, name: str) -> Process:
+        """That of a client, as it was started last."""
+        guests = self._guests_with(name)
+        return self._processes[name] if guests is None else guests.process(name)
+
+    def _guests_with(self, name: str) -> Guests | None:
+        return next((guests for guests in self.guests if name in guests.names), None)
+
+    @property
+    def durable_producers(self) -> list[str]:
+        return [name for name, settings in self._producers.items() if settings.is_durable]
+
+    def restart(self, name: str) -> None:
+        """kill -9 a client, and start it again."""
+        guests = self._guests_with(name)
+        if guests is not None:
+            guests.restart(name)
+            return
+        self._processes[name].kill()
+        if name in self._consumers:
+            self.start_consumer(name, self._consumers[name], self._versions.get(name))
+        else:
+            self.start_producer(name, self._producers[name])
+
+    def power_lost(self, partitions: Collection[TopicPartition]) -> None:
+        """What was acknowledged of these partitions may be gone, and where consumers stood: they begin anew."""
+        for partition in partitions:
+            self.acknowledged_end.pop(partition, None)
+        self.reread()
+
+    def reread(self) -> None:
+        """Consumers begin anew."""
+        self._positions.clear()
+        for name in self._consumers:
+            self.restart(name)
+
+    def has_in_flight(self, partition: TopicPartition) -> bool:
+        """A living producer has sent to the partition and waits for the answer."""
+        return any(unanswered[partition] > 0 for unanswered in self._unanswered.values())
+
+    pages_have_rotten = False
+    """So a consumer may have been told that what it was sent is corrupt."""
+    corrupt_reads = 0
+    """How often one was."""
+
+    async def finish(self) -> None:
+        """Send no more, wait until every record is acknowledged or has failed, and end the consumers."""
+        self._stopping = True
+        for producing in self._producing.values():
+            await producing
+        for name in self._consumers:
+            self._processes[name].kill()
+
+    def _start_process(self, name: str) -> VirtualWorld:
+        self._starts[name] += 1
+        world = self._cluster.client(name)
+        self._processes[name] = world.process
+        return world
+
+    # -- producing --
+
+    async def _produce(self, name: str, world: World, settings: ProducerSettings) -> None:
+        for attempt in itertools.count(1):
+            if self._stopping:
+                return
+            try:
+                async with self._producer(settings, world) as producer:
+                    await self._send(name, f"{name}#{self._starts[name]}.{attempt}", producer, world.random, settings)
+            except (ClientCrashed, ProtocolBroken) as error:
+                self.unexpected.append(f"{name}: {error!r} {error.__cause__!r}")
+            except MinibrokerError:
+                pass  # no broker could be reached: each record's own end has been written down
+            await asyncio.sleep(_RETRY_S)
+
+    def _producer(self, settings: ProducerSettings, world: World) -> Producer | KafkaProducer:
+        if settings.versions is not None:
+            return KafkaProducer(
+                self._cluster.bootstrap,
+                acks=-1 if settings.is_durable else 1,
+                compression=settings.compression,
+                linger_ms=settings.linger_ms,
+                delivery_timeout_ms=settings.delivery_timeout_ms,
+                request_timeout_ms=settings.request_timeout_ms,
+                versions=settings.versions,
+                world=world,
+            )
+        return Producer(
+            self._cluster.bootstrap,
+            acks="all" if settings.is_durable else 1,
+            compression=settings.compression,
+            linger_ms=settings.linger_ms,
+            batch_size=16 * 1024,
+            delivery_timeout_ms=settings.delivery_timeout_ms,
+            request_timeout_ms=settings.request_timeout_ms,
+            world=world,
+        )
+
+    async def _send(
+        self,
+        name: str,
+        identity: str,
+        producer: Producer | KafkaProducer,
+        random: Random,
+        settings: ProducerSettings,
+    ) -> None:
+        history, unanswered = self.history, self._unanswered[name]
+        async with asyncio.TaskGroup() as tasks:
+            for number in itertools.count():
+                if self._stopping:
+                    return
+                if isinstance(producer, KafkaProducer):
+                    if producer.failure is not None:
+                        return
+                elif settings.sends_batches and random.random() < 0.3:
+                    sent = self._send_batch(f"{identity}/{number}", producer, random, settings, unanswered)
+                    tasks.create_task(self._await_batch(*sent, unanswered, settings.is_durable))
+                    await asyncio.sleep(len(sent[1]) * random.expovariate(settings.records_per_s) / 4)
+                    continue
+                partition = TopicPartition(settings.topic, random.randrange(settings.partitions))
+                value = b"%s/%d|" % (identity.encode(), number) + random.randbytes(
+                    random.randint(0, settings.max_value_bytes)
+                )
+                history.sent[value] = Sent(identity, number * _MOST_AT_ONCE, partition)
+                unanswered[partition] += 1
+                delivery = producer.send(partition.topic, value, partition=partition.partition)
+                tasks.create_task(self._await_delivery(delivery, value, partition, unanswered, settings.is_durable))
+                await asyncio.sleep(random.expovariate(settings.records_per_s))
+
+    def _send_batch(
+        self,
+        name: str,
+        producer: Producer,
+        random: Random,
+        settings: ProducerSettings,
+        unanswered: Counter[TopicPartition],
+    ) -> tuple[BatchDelivery, list[bytes], list[TopicPartition]]:
+        """The values, and where each belongs."""
+        count = random.randint(1, _MOST_AT_ONCE)
+        values = [
+            b"%s.%d|" % (name.encode(), index) + random.randbytes(random.randint(0, settings.max_value_bytes))
+            for index in range(count)
+        ]
+        keys = [b"key-%d" % random.randrange(10) for _ in values] if random.random() < 0.5 else None
+        chosen = random.randrange(settings.partitions)
+        partitions = [
+            TopicPartition(settings.topic, chosen if keys is None else crc32(keys[index], settings.partitions))
+            for index in range(count)
+        ]
+        identity, _, number = name.rpartition("/")
+        first = int(number) * _MOST_AT_ONCE
+        for index, (value, partition) in enumerate(zip(values, partitions, strict=True)):
+            self.history.sent[value] = Sent(identity, first + index, partition)
+            unanswered[partition] += 1
+        delivery = producer.send_batch(settings.topic, values, keys, partition=chosen if keys is None else None)
+        return delivery, values, partitions
+
+    async def _await_batch(
+        self,
+        delivery: BatchDelivery,
+        values: list[bytes],
+        partitions: list[TopicPartition],
+        unanswered: Counter[TopicPartition],
+        is_durable: bool,
+    ) -> None:
+        sent_s = self._cluster.simulation.loop.now_s
+        try:
+            metadata = await delivery
+        except BatchDeliveryFailed as error:
+            self.history.failed += len(error.indexes)
+            metadata = error.metadata
+        finally:
+            unanswered.subtract(partitions)
+        now_s = self._cluster.simulation.loop.now_s
+        for part in metadata.parts:
+            for place, index in enumerate(part.indexes):
+                offset = part.base_offset + place if part.base_offset >= 0 else -1
+                partition = partitions[index]
+                if part.partition != partition.partition:
+                    self.unexpected.append(f"{values[index][:40]!r} is in partition {part.partition}, not {partition}")
+                if self.history.era(partition, sent_s) != self.history.era(partition, now_s):
+                    continue  # it is told once the last part has ended: this one may have, before the power was cut
+                self.history.acknowledged[partition].append(Acknowledged(values[index], offset, now_s))
+                if is_durable:
+                    self.acknowledged_end[partition] = max(self.acknowledged_end[partition], offset + 1)
+
+    async def _await_delivery(
+        self,
+        delivery: Delivery | asyncio.Future[RecordMetadata],
+        value: bytes,
+        partition: TopicPartition,
+        unanswered: Counter[TopicPartition],
+        is_durable: bool,
+    ) -> None:
+        try:
+            metadata = await delivery
+        except MinibrokerError:
+            self.history.failed += 1
+            return
+        finally:
+            unanswered[partition] -= 1
+        now_s = self._cluster.simulation.loop.now_s
+        self.history.acknowledged[partition].append(Acknowledged(value, metadata.offset, now_s))
+        if is_durable:
+            self.acknowledged_end[partition] = max(self.acknowledged_end[partition], metadata.offset + 1)
+
+    # -- consuming --
+
+    async def _consume(self, name: str, world: World, partitions: list[TopicPartition]) -> None:
+        for attempt in itertools.count(1):
+            identity = f"{name}#{self._starts[name]}.{attempt}"
+            shrinks = any(partition.topic == SHRINKING for partition in partitions)
+            versions = self._versions.get(name)
+            try:
+                async with (
+                    KafkaConsumer(self._cluster.bootstrap, partitions=partitions, versions=versions, world=world)
+                    if versions is not None
+                    else Consumer(
+                        self._cluster.bootstrap,
+                        partitions=partitions,
+                        auto_offset_reset="earliest" if shrinks else "none",
+                        request_timeout_ms=5_000,
+                        world=world,
+                    )
+                ) as consumer:
+                    for partition in partitions:
+                        position = self._positions.get((name, partition), 0)
+                        if versions is not None:  # as one whose last commits were lost: in the middle of a batch
+                            position = max(0, position - world.random.randint(0, 5))
+                        consumer.seek(partition, position)
+                        if shrinks:
+                            self.history.starts[identity, partition] = position
+                    async for batch in consumer.batches():
+                        partition = TopicPartition(batch.topic, batch.partition)
+                        self._note_poll(identity, partition, batch)
+                        self._positions[name, partition] = batch.next_offset
+            except LogTruncated as error:
+                self.history.truncations.append(f"{identity}: {error}")
+            except CorruptBatch as error:
+                if self.pages_have_rotten:
+                    self.corrupt_reads += 1
+                else:
+                    self.unexpected.append(f"{identity}: {error}")
+            except (ClientCrashed, ProtocolBroken) as error:
+                self.unexpected.append(f"{identity}: {error!r} {error.__cause__!r}")
+            except BrokerError as error:
+                if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
+                    self.history.out_of_range += [
+                        (f"{identity}: {error}", partition, self._positions.get((name, partition), 0))
+                        for partition in partitions
+                    ]
+            except MinibrokerError:
+                pass  # no broker could be reached
+            await asyncio.sleep(_RETRY_S)
+
+    def _note_poll(self, identity: str, partition: TopicPartition, batch: ConsumerBatch | KafkaBatch) -> None:
+        if partition in self.exposed:
+            return
+        now_s = self._cluster.simulation.loop.now_s
+        for offset, value in zip(batch.offsets, batch.values, strict=True):
+            self.history.polled.append(
+                Polled(identity, partition, offset, value or b"", now_s, self.history.deleted[partition])
+            )
+
+
+async def read_everything(bootstrap: str, world: World, partitions: list[TopicPartition], history: History) -> None:
+    """A fresh consumer reads the partitions from their beginning to their end into `history.final`. Nothing is deleted
+    meanwhile."""
+    async with Consumer(bootstrap, partitions=partitions, auto_offset_reset="none", world=world) as consumer:
+        consumer.seek_to_beginning()
+        history.begins = await consumer.beginning_offsets(partitions)
+        ends = history.ends = await consumer.end_offsets(partitions)
+        history.final = {partition: {} for partition in partitions}
+        missing = {partition for partition in partitions if ends[partition] > history.begins[partition]}
+        batches = consumer.batches()
+        while missing:
+            batch = await anext(batches)
+            partition = TopicPartition(batch.topic, batch.partition)
+            history.final[partition] |= dict(zip(batch.offsets, (value or b"" for value in batch.values), strict=True))
+            if batch.next_offset >= ends[partition]:
+                missing.discard(partition)
+
+
+async def read_as_kafkas_do(bootstrap: str, world: World, versions: Versions, history: History) -> list[str]:
+    """A fresh consumer of Kafka's protocol reads what `read_everything` has read. Returns what is not the same."""
+    ends = {partition: end for partition, end in history.ends.items() if end > history.begins[partition]}
+    seen: dict[TopicPartition, dict[int, bytes]] = {partition: {} for partition in ends}
+    async with KafkaConsumer(
+        bootstrap, partitions=list(ends), versions=versions, world=world, limits=[1_048_576], fetch_max_wait_ms=10
+    ) as consumer:
+        told = await consumer.ends(list(ends))
+        wrong = [
+            f"{p} ends at {told[p]} for Kafka's clients, at {end} for ours" for p, end in ends.items() if told[p] != end
+        ]
+        for partition in ends:
+            consumer.seek(partition, history.begins[partition])
+        missing = set(ends)
+        batches = consumer.batches()
+        while missing and not wrong:
+            batch = await anext(batches)
+            partition = TopicPartition(batch.topic, batch.partition)
+            seen[partition] |= dict(zip(batch.offsets, (value or b"" for value in batch.values), strict=True))
+            if batch.next_offset >= ends[partition]:
+                missing.discard(partition)
+        await batches.aclose()
+    return wrong + [
+        f"{p} is not to Kafka's clients what it is to ours" for p in ends if not wrong and seen[p] != history.final[p]
+    ]

@@ -1,0 +1,772 @@
+"""The catalogue of faults: what a storm can do to a cluster, each for a while, and each undone at its end.
+
+A fault is a coroutine. It picks a victim, strikes, counts itself, waits, and undoes what it did; cancelled, it undoes
+it at once. Where no victim is to be had it does nothing, and is not counted. Processes that die are started again by
+the storm's keepers. A fault of a whole process reserves its broker (`storm.hold`), since a second one would undo the
+first; faults of networks, disks, clocks and ZooKeeper overlap with anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from minibroker.broker.network.handler_pool import RequestHandler, Rest
+from minibroker.broker.network.request_channel import Request
+from minibroker.broker.storage.directory import HUNG_AFTER_S
+from minibroker.client.admin import Admin
+from minibroker.client.administering.offsets import CONSUMER
+from minibroker.protocol import znodes
+from minibroker.protocol.apis import (
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    FETCH,
+    FIND_COORDINATOR,
+    HEARTBEAT,
+    INIT_PRODUCER_ID,
+    JOIN_GROUP,
+    LEAVE_GROUP,
+    LIST_OFFSETS,
+    METADATA,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
+    PRODUCE,
+    SYNC_GROUP,
+    Api,
+)
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr
+from tests.simulation.simulator.cluster import PORT, host_name, log_dir
+from tests.simulation.simulator.network import MAX_LATENCY_S, MIN_LATENCY_S
+from tests.simulation.storms.clients.users import fresh_client_at_deposed_leader
+from tests.simulation.storms.faults import (
+    faults_of_groups,
+    faults_of_starts,
+    faults_of_worlds,
+    operations_configs,
+    operations_reassign,
+    operations_shutdown,
+    operations_topics,
+)
+from tests.simulation.storms.faults.operations_elect import preferred_election
+from tests.simulation.storms.forgeries import forgery
+
+if TYPE_CHECKING:
+    from tests.simulation.storms.storm import Storm
+
+POWER_OF_SEVERAL = "power of several"
+CLIENT_APIS: list[Api[Any, Any]] = [
+    PRODUCE,
+    FETCH,
+    LIST_OFFSETS,
+    METADATA,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    CREATE_PARTITIONS,
+    INIT_PRODUCER_ID,
+    FIND_COORDINATOR,
+    JOIN_GROUP,
+    SYNC_GROUP,
+    HEARTBEAT,
+    LEAVE_GROUP,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
+]
+
+Fault = Callable[["Storm"], Awaitable[None]]
+
+
+# --- Processes and machines ------------------------------------------------------------------------------------
+
+
+async def _kill(storm: Storm) -> None:
+    """kill -9 of any broker."""
+    broker_id = storm.some_broker()
+    if broker_id is not None:
+        storm.count("kill", f"broker {broker_id}")
+        storm.take_down(broker_id, storm.cluster.kill_broker)
+
+
+async def _kill_leader(storm: Storm) -> None:
+    broker_id = storm.leader()
+    if broker_id is not None:
+        storm.count("kill leader", f"broker {broker_id}")
+        storm.take_down(broker_id, storm.cluster.kill_broker)
+
+
+async def _kill_controller(storm: Storm) -> None:
+    for broker_id in storm.cluster.active_controllers():
+        if broker_id in storm.idle_brokers():
+            storm.count("kill controller", f"broker {broker_id}")
+            storm.take_down(broker_id, storm.cluster.kill_broker)
+
+
+async def _kill_several(storm: Storm) -> None:
+    """Two or three at the same moment."""
+    victims = storm.idle_brokers()
+    if len(victims) > 1:
+        victims = storm.dice.sample(victims, storm.dice.randint(2, len(victims)))
+        storm.count("kill several", f"brokers {victims}")
+        for broker_id in victims:
+            storm.take_down(broker_id, storm.cluster.kill_broker)
+
+
+async def _collapse(storm: Storm) -> None:
+    """All brokers go down one after the other, so that the last ones were alone for a while; one loses its power."""
+    victims = storm.idle_brokers()
+    if len(victims) < len(storm.cluster.broker_ids):
+        return
+    victims = storm.dice.sample(victims, len(victims))
+    powerless = storm.dice.choice(victims) if not storm.damaged else None
+    storm.count("collapse", f"brokers {victims}" + ("" if powerless is None else f", {powerless} by a power cut"))
+    pause_s = storm.dice.choice([0.0, 0.3, 2.0])
+    for broker_id in victims:
+        if broker_id not in storm.idle_brokers() or (broker_id == powerless and storm.damaged):
+            continue
+        if broker_id == powerless:
+            storm.cut_power([broker_id])
+        else:
+            storm.take_down(broker_id, storm.cluster.kill_broker)
+        await asyncio.sleep(pause_s * storm.dice.random())
+
+
+async def _power_cut(storm: Storm) -> None:
+    """What was not synced is gone. Never before the last victim has caught up: see the storm's essay."""
+    broker_id = storm.leader() if storm.dice.random() < 0.7 else storm.some_broker()
+    if broker_id is not None and not storm.damaged:
+        storm.count("power cut", f"broker {broker_id}")
+        storm.cut_power([broker_id])
+
+
+async def _power_of_several(storm: Storm) -> None:
+    """Two or more hosts at once, in storms that are made for it: see the storm's essay."""
+    victims = storm.idle_brokers()
+    if len(victims) > 1 and not storm.damaged:
+        victims = storm.dice.sample(victims, storm.dice.choice([2, len(victims)]))
+        storm.count(POWER_OF_SEVERAL, f"brokers {victims}")
+        storm.cut_power(victims)
+
+
+async def _stop(storm: Storm) -> None:
+    """A stop in good order, and a start."""
+    broker_id = storm.some_broker()
+    if broker_id is not None:
+        with storm.hold(broker_id):
+            storm.count("clean stop", f"broker {broker_id}")
+            await storm.stop(broker_id)
+
+
+async def _pause(storm: Storm) -> None:
+    """SIGSTOP, for a moment or beyond every timeout; a broker that is paused may die."""
+    broker_id = storm.leader() if storm.dice.random() < 0.5 else storm.some_broker()
+    if broker_id is None:
+        return
+    with storm.hold(broker_id):
+        storm.count("pause", f"broker {broker_id}")
+        storm.cluster.pause_broker(broker_id)
+        try:
+            await asyncio.sleep(storm.dice.choice([0.3, 2.0, 5.0, 12.0]) * storm.dice.uniform(0.5, 1.5))
+            if storm.dice.random() < 0.2:
+                storm.note(f"broker {broker_id} is killed while it is paused")
+                storm.take_down(broker_id, storm.cluster.kill_broker)
+                return
+        finally:
+            storm.cluster.resume_broker(broker_id)
+        storm.note(f"broker {broker_id} goes on")
+
+
+async def _kill_client(storm: Storm) -> None:
+    name = storm.dice.choice(storm.workload.names)
+    storm.count("kill client", name)
+    storm.workload.restart(name)
+
+
+# --- The network -----------------------------------------------------------------------------------------------
+
+
+async def _partition(storm: Storm) -> None:
+    """One broker cut off from the other brokers, both ways or one way."""
+    network, dice = storm.simulation.network, storm.dice
+    victim = dice.choice(storm.cluster.broker_ids)
+    others = [broker_id for broker_id in storm.cluster.broker_ids if broker_id != victim]
+    if dice.random() < 0.3:
+        others = [dice.choice(others)]
+    ways = dice.choice(["both", "both", "to it", "from it"])
+    links = [(host_name(victim), host_name(other)) for other in others if ways != "to it"]
+    links += [(host_name(other), host_name(victim)) for other in others if ways != "from it"]
+    storm.count("partition", f"broker {victim} from {others}, {ways}")
+    for source, target in links:
+        network.block(source, target)
+    try:
+        await asyncio.sleep(_span_s(storm))
+    finally:
+        for source, target in links:
+            network.unblock(source, target)
+        storm.note(f"broker {victim} and {others} reach each other")
+
+
+async def _isolation(storm: Storm) -> None:
+    """One broker cut off from all others: brokers, clients and ZooKeeper."""
+    simulation = storm.simulation
+    victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
+    storm.count("isolation", victim)
+    simulation.network.unreachable(victim, True)
+    simulation.zookeeper.cut(victim)
+    try:
+        await asyncio.sleep(_span_s(storm))
+    finally:
+        simulation.network.unreachable(victim, False)
+        simulation.zookeeper.uncut(victim)
+        storm.note(f"{victim} is back in the network")
+
+
+async def _client_partition(storm: Storm) -> None:
+    """A client that does not reach one broker, or is not reached by it."""
+    client = storm.dice.choice(storm.workload.names)
+    broker = host_name(storm.dice.choice(storm.cluster.broker_ids))
+    source, target = storm.dice.choice([(client, broker), (broker, client)])
+    storm.count("client partition", f"{source} to {target}")
+    storm.simulation.network.block(source, target)
+    try:
+        await asyncio.sleep(_span_s(storm))
+    finally:
+        storm.simulation.network.unblock(source, target)
+
+
+async def _reset(storm: Storm) -> None:
+    hosts = [host_name(broker_id) for broker_id in storm.cluster.broker_ids]
+    first = storm.dice.choice(hosts)
+    second = storm.dice.choice([host for host in hosts + storm.workload.names if host != first])
+    is_silent = storm.dice.random() < 0.3
+    network = storm.simulation.network
+    connections = network.silence(first, second) if is_silent else network.reset(first, second)
+    if connections:
+        storm.count("reset", f"{connections} connections of {first} and {second}{', silently' if is_silent else ''}")
+
+
+async def _slow_network(storm: Storm) -> None:
+    network, dice = storm.simulation.network, storm.dice
+    high_s = dice.choice([0.01, 0.1, 0.5])
+    bandwidth = dice.choice([None, 50_000.0, 1_000_000.0])
+    storm.count("slow network", f"up to {high_s} s, {bandwidth or 'any number of'} bytes/s")
+    network.set_latency(high_s / 10, high_s)
+    network.set_bandwidth(bandwidth)
+    try:
+        await asyncio.sleep(_span_s(storm))
+    finally:
+        network.set_latency(MIN_LATENCY_S, MAX_LATENCY_S)
+        network.set_bandwidth(None)
+
+
+async def _refusals(storm: Storm) -> None:
+    """Brokers refuse whole requests of clients before anything comes of them, as those do that wait in vain."""
+    dice, idle = storm.dice, storm.idle_brokers()
+    if not idle:
+        return
+    brokers = idle if dice.random() < 0.5 else dice.sample(idle, 1)
+    left = dict.fromkeys(CLIENT_APIS, dice.choice([1, 3, 10]))
+    """So many requests of each kind are still to be refused: the rare ones are not to be missed."""
+    span_s = dice.choice([1.0, 5.0, 20.0]) * dice.uniform(0.5, 1.5)
+    storm.count("refusals", f"brokers {brokers}: {left[LIST_OFFSETS]} requests of each kind within {span_s:.1f} s")
+    for broker_id in brokers:
+        broker = storm.cluster.broker(broker_id)
+
+        async def handle(request: Request, handler: RequestHandler = broker._handle) -> Rest | None:
+            if left.get(request.api) and getattr(request.body, "replica_id", CONSUMER) == CONSUMER:
+                left[request.api] -= 1
+                storm.event(f"refusals: {request.api.name}")
+                raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, "refused as a whole")
+            return await handler(request)
+
+        broker._handle = handle  # it stays, since a second fault may have put its own around it
+    try:
+        await asyncio.sleep(span_s)
+    finally:
+        left.clear()
+
+
+async def _connection_storm(storm: Storm) -> None:
+    """Many connections at once that say nothing, and are dropped after a while."""
+    world = storm.cluster.client("stranger")
+    broker = host_name(storm.dice.choice(storm.cluster.broker_ids))
+    count = storm.dice.choice([20, 100])
+    storm.count("connection storm", f"{count} connections to {broker}")
+
+    async def connect() -> None:
+        with suppress(OSError):
+            await world.network.connect(broker, PORT, asyncio.Protocol)
+
+    try:
+        tasks = [world.process.start(connect()) for _ in range(count)]
+        await asyncio.wait(tasks, timeout=storm.dice.uniform(1, 10))
+    finally:
+        world.process.kill()
+
+
+# --- Disks and clocks ------------------------------------------------------------------------------------------
+
+
+async def _failing_disk(storm: Storm) -> None:
+    """An I/O error: the broker must take its log directory offline, and acknowledge nothing more."""
+    broker_id = storm.some_broker()
+    if broker_id is None:
+        return
+    operation = storm.dice.choice(
+        ["pwrite", "pwrite", "fdatasync", "open", "rename", "sync_directory", "pread", "pread"]
+    )
+    storm.count("failing disk", f"broker {broker_id}, {operation}")
+    with storm.bad_disk(broker_id) as faults:
+        # Reads fail again and again: of the next start, too.
+        for _ in range(storm.dice.choice([1, 5]) if operation == "pread" else 1):
+            faults.fail(operation, errno.EIO, after=storm.dice.randrange(20))
+        await asyncio.sleep(_span_s(storm))
+
+
+async def _full_disk(storm: Storm) -> None:
+    broker_id = storm.some_broker()
+    if broker_id is None:
+        return
+    storm.count("full disk", f"broker {broker_id}")
+    with storm.bad_disk(broker_id) as faults:
+        faults.free_bytes = storm.dice.randrange(3_000)
+        await asyncio.sleep(_span_s(storm))
+
+
+async def _broken_log_dir(storm: Storm) -> None:
+    """All that is in one of two log directories fails, or hangs. The broker goes on with the other one."""
+    broker_id = storm.some_broker()
+    if broker_id is None or storm.log_dirs < 2:
+        return
+    number, error = storm.dice.randrange(storm.log_dirs), storm.dice.choice([errno.EIO, errno.ENOSPC, None])
+    if error is None:
+        storm.count("hung log directory", f"number {number} of broker {broker_id}")
+        with storm.bad_disk(broker_id):
+            storm.cluster.hang_log_dir(broker_id, number)
+            await asyncio.sleep(storm.dice.choice([3.0, 20.0, HUNG_AFTER_S + 15.0]))
+        return
+    storm.count("broken log directory", f"number {number} of broker {broker_id}: {errno.errorcode[error]}")
+    with storm.bad_disk(broker_id):
+        storm.cluster.break_log_dir(broker_id, number, error)
+        await asyncio.sleep(_span_s(storm))
+
+
+async def _moves_between_log_dirs(storm: Storm) -> None:
+    """Some replicas of a broker are moved to the other one of its two log directories, and perhaps back before they are
+    there; perhaps the broker dies meanwhile."""
+    broker_id = storm.some_broker()
+    if broker_id is None or storm.log_dirs < 2:
+        return
+    replicas = storm.cluster.broker(broker_id)._replicas
+    partitions = replicas.partitions() if replicas is not None else []
+    if replicas is None or not partitions:
+        return
+    dice = storm.dice
+    chosen = dice.sample(partitions, dice.randint(1, len(partitions)))
+    storm.count("moves between log directories", f"{[str(p.topic_partition) for p in chosen]} of broker {broker_id}")
+    for partition in chosen:
+        with suppress(BrokerError):
+            replicas.mover.move(partition.topic_partition, log_dir(dice.randrange(2)))
+    await asyncio.sleep(dice.choice([0.0, 0.002, 0.02, 0.2, 3.0]) * dice.random())
+    if dice.random() < 0.4 and broker_id in storm.idle_brokers():
+        storm.event("broker died during moves between log directories")
+        if storm.damaged or dice.random() < 0.5:
+            storm.take_down(broker_id, storm.cluster.kill_broker)
+        else:
+            storm.cut_power([broker_id])
+
+
+async def _slow_disk(storm: Storm) -> None:
+    broker_id = storm.dice.choice(storm.cluster.broker_ids)
+    delay_s = storm.dice.choice([0.05, 0.5, 3.0])
+    storm.count("slow disk", f"broker {broker_id}, {delay_s} s a sync")
+    with storm.bad_disk(broker_id) as faults:
+        faults.sync_delay_s = delay_s
+        await asyncio.sleep(_span_s(storm))
+
+
+async def _out_of_descriptors(storm: Storm) -> None:
+    """A broker can open little more, or nothing. Most of what needs that waits; a change that is halfway costs the log
+    directory."""
+    broker_id = storm.some_broker()
+    if broker_id is None:
+        return
+    spare = storm.dice.choice([0, 0, 1, 2, 4])
+    storm.count("out of descriptors", f"broker {broker_id}, but for {spare}")
+    with storm.bad_disk(broker_id) as faults:
+        faults.descriptor_limit = storm.cluster.broker(broker_id)._world.disk.descriptors().files + spare
+        await asyncio.sleep(_span_s(storm))
+
+
+async def _clock_jump(storm: Storm) -> None:
+    """The wall clock of a broker or client is wrong from now on."""
+    name = storm.dice.choice([*map(host_name, storm.cluster.broker_ids), *storm.workload.names])
+    # By less than log.retention.ms: a leader deletes what seems older by its clock, or by that of its producer.
+    offset_ms = storm.dice.choice([-86_400_000, -5_000, -100, 0, 100, 5_000, 86_400_000])
+    storm.count("clock jump", f"{name} by {offset_ms} ms")
+    storm.simulation.host(name).clock_offset_ms = offset_ms
+
+
+# --- ZooKeeper -------------------------------------------------------------------------------------------------
+
+
+async def _zookeeper_down(storm: Storm) -> None:
+    storm.count("ZooKeeper down", "for all")
+    storm.simulation.zookeeper.stop()
+    try:
+        await asyncio.sleep(_span_s(storm))
+    finally:
+        storm.simulation.zookeeper.start()
+        storm.note("ZooKeeper is back")
+
+
+async def _zookeeper_cut(storm: Storm) -> None:
+    """One broker does not reach ZooKeeper; the others do."""
+    victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
+    storm.count("ZooKeeper cut", victim)
+    storm.simulation.zookeeper.cut(victim)
+    try:
+        await asyncio.sleep(_span_s(storm))
+    finally:
+        storm.simulation.zookeeper.uncut(victim)
+
+
+async def _zookeeper_connection_loss(storm: Storm) -> None:
+    """What was under way may have been carried out or not."""
+    victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
+    storm.count("ZooKeeper connection loss", victim)
+    storm.simulation.zookeeper.lose_connections(victim)
+
+
+async def _zookeeper_reply_lost(storm: Storm) -> None:
+    """A broker's next write is carried out, and the connection breaks before it hears of it."""
+    victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
+    storm.count("ZooKeeper reply lost", victim)
+    storm.lose_next_reply_of.add(victim)
+
+
+async def _slow_zookeeper(storm: Storm) -> None:
+    """For all or for one: slow enough for much to happen between a decision and its write; sessions live on."""
+    dice = storm.dice
+    high_s = dice.choice([0.02, 0.1, 0.5])
+    hosts = [host_name(broker_id) for broker_id in storm.cluster.broker_ids]
+    if dice.random() < 0.5:
+        hosts = [dice.choice(hosts)]
+    storm.count("slow ZooKeeper", f"up to {high_s} s for {hosts}")
+    with storm.slow_zookeeper(hosts, high_s):
+        await asyncio.sleep(_span_s(storm))
+
+
+async def _controller_deleted(storm: Storm) -> None:
+    """Somebody deletes /controller by hand: a new election, while the old controller lives. Now and then none of
+    the candidates hears how it went."""
+    zookeeper = storm.simulation.zookeeper
+    if zookeeper.has(znodes.CONTROLLER):
+        replies_lost = storm.dice.random() < 0.3
+        storm.count("controller deleted", "by hand" + ", and the next replies get lost" * replies_lost)
+        if replies_lost:
+            storm.lose_next_reply_of.update(map(host_name, storm.cluster.broker_ids))
+        zookeeper.remove(znodes.CONTROLLER)
+
+
+async def _zookeeper_expiry(storm: Storm) -> None:
+    victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
+    storm.count("ZooKeeper expiry", victim)
+    storm.simulation.zookeeper.expire(victim)
+
+
+# --- At the worst moment --------------------------------------------------------------------------------------
+
+
+async def _ambush_of_an_election(storm: Storm) -> None:
+    """A new leader stands in ZooKeeper, and nobody has heard of it yet, not even the controller that wrote it."""
+    storm.event("ambush of an election: laid")
+    change = await storm.next_change(_elects_another)
+    if change is None:
+        return
+    leader = change.after.leader
+    controllers = storm.cluster.active_controllers()
+    follower = storm.dice.choice([broker_id for broker_id in storm.cluster.broker_ids if broker_id != leader])
+    strike = storm.dice.choice(
+        [
+            *("leader bounced", "leader without power", "follower bounced", "controller killed", "controller paused"),
+            "controller slow",
+        ]
+    )
+    storm.event("ambush of an election: struck")
+    storm.count("ambush of an election", f"{strike}; leader {leader}, follower {follower}, controllers {controllers}")
+    if strike == "leader bounced":
+        await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01]))  # it may have been told by then
+        _bounce(storm, leader)
+    elif strike == "follower bounced":
+        await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01]))
+        _bounce(storm, follower)
+    elif strike == "leader without power":
+        _bounce(storm, leader, without_power=True)
+    for controller in controllers:
+        if strike == "controller paused" and controller in storm.idle_brokers():
+            await _pause_for(storm, controller, storm.dice.choice([2.0, 8.0]))
+        elif strike == "controller killed" and controller in storm.idle_brokers():
+            storm.take_down(controller, storm.cluster.kill_broker)
+        elif strike == "controller slow":
+            # What it was about to order comes late, to a broker that is another process by then.
+            with _unanswered(storm, controller):
+                _bounce(storm, leader, without_power=True)
+                await asyncio.sleep(3)
+
+
+async def _stale_orders(storm: Storm) -> None:
+    """A controller is deposed while what it orders a broker is on the way, and arrives after newer orders."""
+    cluster, network, dice = storm.cluster, storm.simulation.network, storm.dice
+    leaders = {cluster.state(partition).leader for partition in storm.partitions}
+    for controller in cluster.active_controllers():
+        others = [broker_id for broker_id in cluster.broker_ids if broker_id != controller]
+        dice.shuffle(others)
+        leader = next((broker_id for broker_id in others if broker_id in leaders), None)
+        if leader is None or len(others) < 2:
+            return
+        others.remove(leader)
+        link = host_name(controller), host_name(others[0])
+        storm.count("stale orders", f"{link[0]} to {link[1]}, when leader {leader} is bounced")
+        network.block(*link)
+        try:
+            _bounce(storm, leader)
+            change = await storm.next_change(_elects_another)
+            await asyncio.sleep(dice.uniform(0.005, 0.05))
+            if storm.simulation.zookeeper.has(znodes.CONTROLLER):
+                storm.simulation.zookeeper.remove(znodes.CONTROLLER)
+            await asyncio.sleep(dice.uniform(0, 0.3))
+            if change is not None and change.after.leader != others[0]:
+                _bounce(storm, change.after.leader)
+            await asyncio.sleep(dice.choice([0.5, 3.0]))
+        finally:
+            network.unblock(*link)
+
+
+def _elects_another(before: LeaderAndIsr, after: LeaderAndIsr) -> bool:
+    return after.leader not in (NO_LEADER, before.leader)
+
+
+async def _contested_election(storm: Storm) -> None:
+    """A leader dies, and the controller is deposed while what it has decided is on its way to a slow ZooKeeper."""
+    leader, dice = storm.leader(), storm.dice
+    if leader is None:
+        return
+    high_s = dice.choice([0.02, 0.3, 1.0])
+    storm.count("contested election", f"leader {leader}, ZooKeeper takes up to {high_s} s")
+    with storm.slow_zookeeper([host_name(broker_id) for broker_id in storm.cluster.broker_ids], high_s):
+        storm.take_down(leader, storm.cluster.kill_broker)
+        await asyncio.sleep(dice.uniform(0, 4 * high_s))
+        if storm.simulation.zookeeper.has(znodes.CONTROLLER):
+            storm.simulation.zookeeper.remove(znodes.CONTROLLER)
+        await asyncio.sleep(10 * high_s)
+
+
+async def _ambush_of_an_isr(storm: Storm) -> None:
+    """A leader's new ISR stands in ZooKeeper, and the leader has not heard of it yet."""
+    storm.event("ambush of an ISR: laid")
+    change = await storm.next_change(
+        lambda before, after: after.leader_epoch == before.leader_epoch and after.isr != before.isr
+    )
+    if change is None:
+        return
+    leader = change.after.leader
+    joined = [broker_id for broker_id in change.after.isr if broker_id not in change.before.isr]
+    strike = storm.dice.choice(
+        ["leader unaware", "leader bounced", "leader paused", *["joined paused", "joined bounced"] * bool(joined)]
+    )
+    storm.event("ambush of an ISR: struck")
+    storm.count("ambush of an ISR", f"{strike}; leader {leader}, joined {joined}")
+    if strike == "leader bounced":
+        _bounce(storm, leader)
+    elif strike == "leader paused" and leader in storm.idle_brokers():
+        await _pause_for(storm, leader, storm.dice.choice([0.5, 8.0]))
+    elif strike == "joined bounced":
+        _bounce(storm, joined[0])
+    elif strike == "leader unaware":
+        with _unanswered(storm, leader):
+            await asyncio.sleep(3)
+    elif strike == "joined paused" and joined[0] in storm.idle_brokers():
+        with _unanswered(storm, leader):
+            await _pause_for(storm, joined[0], 3.0)
+
+
+async def _ambush_of_a_deletion(storm: Storm) -> None:
+    """A leader has let its log begin later, and is about to write that down, tell its followers and remove segments.
+    In storms that cut the power of several hosts, all may lose it then: what is gone on one disk, others have in part.
+    """
+    if not storm.shrinking.partitions:
+        return
+    storm.event("ambush of a deletion: laid")
+    move = await storm.shrinking.moves.next(20)
+    if move is None:
+        return
+    await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01, 0.1, 1.0]) * storm.dice.random())
+    if move.leader not in storm.idle_brokers():
+        return
+    strike = storm.dice.choice(["killed", "killed", "without power", "without power", "paused", "stopped"])
+    storm.event("ambush of a deletion: struck")
+    storm.count("ambush of a deletion", f"{move}; {strike}")
+    if strike == "paused":
+        await _pause_for(storm, move.leader, storm.dice.choice([0.5, 8.0]))
+    elif strike == "stopped":
+        with storm.hold(move.leader):
+            await storm.stop(move.leader)
+    elif strike == "without power" and storm.cuts_power_of_several and not storm.damaged:
+        storm.cut_power(storm.idle_brokers())
+    else:
+        _bounce(storm, move.leader, without_power=strike == "without power")
+
+
+async def _ambush_of_a_compaction(storm: Storm) -> None:
+    """A broker is about to give the names of old segments to a compacted one."""
+    if not storm.compacting.partitions:
+        return
+    storm.event("ambush of a compaction: laid")
+    broker_id = await storm.compacting.swaps.next(20)
+    if broker_id is None:
+        return
+    await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01, 0.1]) * storm.dice.random())
+    if broker_id not in storm.idle_brokers():
+        return
+    without_power = storm.dice.random() < 0.5
+    storm.event("ambush of a compaction: struck")
+    storm.count("ambush of a compaction", f"broker {broker_id}{', without power' if without_power else ''}")
+    _bounce(storm, broker_id, without_power=without_power)
+
+
+@contextmanager
+def _unanswered(storm: Storm, broker_id: int) -> Iterator[None]:
+    """The answer that ZooKeeper is about to give gets lost, and whoever asks again waits for a while."""
+    host = host_name(broker_id)
+    with storm.slow_zookeeper([host], 1.0):
+        storm.simulation.zookeeper.lose_connections(host)
+        yield
+
+
+def _bounce(storm: Storm, broker_id: int, *, without_power: bool = False) -> None:
+    """kill -9, or a power cut where one is due, and at once the next start."""
+    if broker_id in storm.idle_brokers():
+        if without_power and not storm.damaged:
+            storm.cut_power([broker_id], restart_after_s=0.0)
+        else:
+            storm.take_down(broker_id, storm.cluster.kill_broker, restart_after_s=0.0)
+
+
+async def _pause_for(storm: Storm, broker_id: int, seconds: float) -> None:
+    with storm.hold(broker_id):
+        storm.cluster.pause_broker(broker_id)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            storm.cluster.resume_broker(broker_id)
+    storm.note(f"broker {broker_id} goes on")
+
+
+# --- What users do meanwhile -----------------------------------------------------------------------------------
+
+
+async def _topic_churn(storm: Storm) -> None:
+    """A topic is created, and deleted some time later, whatever else goes on."""
+    world = storm.cluster.client("churn")
+    name = f"side-{storm.dice.randrange(1 << 30)}"
+    storm.count("topic churn", name)
+
+    async def churn() -> None:
+        with suppress(MinibrokerError):
+            async with Admin(storm.cluster.bootstrap, world=world) as admin:
+                await admin.create_topic(name, partitions=3, replication_factor=2)
+                await asyncio.sleep(world.random.uniform(0, 5))
+                await admin.delete_topic(name)
+
+    try:
+        await asyncio.wait([world.process.start(churn())], timeout=30)
+    finally:
+        world.process.kill()
+
+
+# --- Pieces ----------------------------------------------------------------------------------------------------
+
+
+def _span_s(storm: Storm) -> float:
+    """How long a fault lasts: mostly short, now and then beyond every timeout."""
+    return storm.dice.choice([0.2, 1.0, 3.0, 8.0, 20.0]) * storm.dice.uniform(0.5, 1.5)
+
+
+FAULTS: dict[str, Fault] = {
+    "kill": _kill,
+    "kill leader": _kill_leader,
+    "kill controller": _kill_controller,
+    "kill several": _kill_several,
+    "collapse": _collapse,
+    "power cut": _power_cut,
+    POWER_OF_SEVERAL: _power_of_several,
+    "clean stop": _stop,
+    "controlled shutdown": operations_shutdown.controlled_shutdown,
+    "pause": _pause,
+    "kill client": _kill_client,
+    "partition": _partition,
+    "isolation": _isolation,
+    "client partition": _client_partition,
+    "reset": _reset,
+    "slow network": _slow_network,
+    "refusals": _refusals,
+    "connection storm": _connection_storm,
+    "failing disk": _failing_disk,
+    "full disk": _full_disk,
+    "broken log directory": _broken_log_dir,
+    "moves between log directories": _moves_between_log_dirs,
+    "slow disk": _slow_disk,
+    "out of descriptors": _out_of_descriptors,
+    "clock jump": _clock_jump,
+    "ZooKeeper down": _zookeeper_down,
+    "ZooKeeper cut": _zookeeper_cut,
+    "ZooKeeper connection loss": _zookeeper_connection_loss,
+    "ZooKeeper reply lost": _zookeeper_reply_lost,
+    "slow ZooKeeper": _slow_zookeeper,
+    "ZooKeeper expiry": _zookeeper_expiry,
+    "controller deleted": _controller_deleted,
+    "contested election": _contested_election,
+    "stale orders": _stale_orders,
+    "ambush of an election": _ambush_of_an_election,
+    "ambush of an ISR": _ambush_of_an_isr,
+    "ambush of a deletion": _ambush_of_a_deletion,
+    "ambush of a compaction": _ambush_of_a_compaction,
+    "topic churn": _topic_churn,
+    "add partitions": operations_topics.add_partitions,
+    "preferred election": preferred_election,
+    "reassignment": operations_reassign.reassignment,
+    "forgery": forgery,
+    "ambush of a start": faults_of_starts.ambush_of_a_start,
+    "registration unanswered": faults_of_starts.registration_unanswered,
+    "ISR write unanswered": faults_of_starts.isr_write_unanswered,
+    "clock jump at a retry": faults_of_worlds.clock_jump_at_a_retry,
+    "suspend": faults_of_worlds.suspend,
+    "late bytes": faults_of_worlds.late_bytes,
+    "rotten page": faults_of_worlds.rotten_page,
+    "stale ZooKeeper": faults_of_worlds.stale_zookeeper,
+    "deposed unawares": faults_of_worlds.deposed_unawares,
+    "fresh client at a deposed leader": fresh_client_at_deposed_leader,
+    "alter configs": operations_configs.alter_configs,
+    "alter rules": operations_configs.alter_rules,
+    "late change": operations_configs.late_change,
+    "kill coordinator": faults_of_groups.kill_coordinator,
+    "pause member": faults_of_groups.pause_member,
+    "coordinator there and back": faults_of_groups.coordinator_there_and_back,
+    "ambush of a commit": faults_of_groups.ambush_of_a_commit,
+    "ambush of a coordinator": faults_of_groups.ambush_of_a_coordinator,
+    "late commit": faults_of_groups.late_commit,
+    "deletion at a deposed coordinator": faults_of_groups.deletion_at_a_deposed_coordinator,
+}
+
+FAULTS_OF_DISKS = ("failing disk", "full disk", "broken log directory", "out of descriptors", "rotten page")
+"""A replica may be lost by them."""
+
+KEPT_IN_EVERY_STORM = ("kill leader", "power cut")
+"""Without them a storm could not reach its floors."""
+
+WORSE_ALONE = ("ambush of a start", "registration unanswered", "registration unanswered", "ISR write unanswered")
+"""What they leave behind is an order or an answer that is missing, and the next fault brings another."""

@@ -1,0 +1,258 @@
+"""Faults that lie in wait for what happens once in a broker's life, or once in a leader's: moments in which one side
+has done something and the other does not know it yet.
+
+Each is laid, and strikes if its moment comes in time; both are counted. The moment is that of the event itself (a
+process begins, ZooKeeper is about to carry out a write, bytes are about to arrive), since what is decided by it is
+over within a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from minibroker.protocol import znodes
+from minibroker.protocol.apis import BROKER_AUTHENTICATE, LEADER_AND_ISR
+from minibroker.protocol.world import ConnectionLoss, Create, Operation, SetData
+from tests.simulation.simulator.cluster import CONTROL_PORT, host_name
+from tests.simulation.simulator.network import Arrival
+from tests.simulation.simulator.zookeeper import VirtualSession
+
+if TYPE_CHECKING:
+    from tests.simulation.storms.storm import Storm
+
+T = TypeVar("T")
+
+PATIENCE_S = 15.0
+"""How long an ambush lies in wait."""
+
+_LOST = ConnectionLoss("the request was lost")
+
+_ENVELOPE = 0x95
+"""How the frame of a request begins, after its length: an array of five, then the API's key."""
+
+
+async def next_of(
+    hooks: list[Callable[..., None]], wanted: Callable[..., T | None], refusal: Exception | None = None
+) -> T | None:
+    """What `wanted` makes of the first call of a hook that it makes something of. It is asked at the very moment, and
+    may strike there; the caller of the hook then gets the refusal. None: there was no such call for PATIENCE_S."""
+    found: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def hook(*arguments: Any) -> None:
+        if not found.done() and (result := wanted(*arguments)) is not None:
+            if not found.done():  # a strike can be the cause of the next call
+                found.set_result(result)
+            if refusal is not None:
+                raise refusal
+
+    hooks.append(hook)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return await found
+    except TimeoutError:
+        return None
+    finally:
+        hooks.remove(hook)
+
+
+def request_key(data: memoryview) -> int | None:
+    """The API key of the request that begins here, after a broker's proof if there is one, which comes with the first
+    request. None: none does, as far as can be seen."""
+    key = data[5] if len(data) > 5 and data[4] == _ENVELOPE else None
+    if key == BROKER_AUTHENTICATE.key:
+        return request_key(data[4 + int.from_bytes(data[:4], "big") :])
+    return key
+
+
+def broker_of(storm: Storm, host: str) -> int | None:
+    return next((broker_id for broker_id in storm.cluster.broker_ids if host_name(broker_id) == host), None)
+
+
+# --- A broker that starts --------------------------------------------------------------------------------------
+
+
+async def ambush_of_a_start(storm: Storm) -> None:
+    """A broker is hit while it recovers its logs, right after it has registered, or by the first order that it gets."""
+    dice = storm.dice
+    moments = {"process": _next_process, "registration": _next_registration, "first order": _next_first_order}
+    moment = dice.choice(list(moments))
+    kind = f"ambush of a start, {moment}"
+    storm.event(f"{kind}: laid")
+    if dice.random() < 0.5 and (victim := storm.some_broker()) is not None:
+        storm.take_down(victim, storm.cluster.kill_broker, restart_after_s=dice.choice([0.0, 0.5]))
+    broker_id = await moments[moment](storm)
+    if broker_id is None:
+        return
+    await asyncio.sleep(dice.choice([0.0, 0.001, 0.005, 0.03]) * dice.random())
+    if not storm.strikable(broker_id):
+        return
+    strike = dice.choice([_killed, _killed, _without_power, _disconnected, _without_zookeeper, _isolated])
+    storm.event(f"{kind}: struck")
+    storm.count("ambush of a start", f"broker {broker_id} at its {moment}: {strike.__name__[1:].replace('_', ' ')}")
+    await strike(storm, broker_id)
+
+
+async def _next_process(storm: Storm) -> int | None:
+    return await next_of(storm.on_start, lambda broker_id: broker_id)
+
+
+async def _next_registration(storm: Storm) -> int | None:
+    def registers(session: VirtualSession, operations: Sequence[Operation]) -> int | None:
+        return broker_of(storm, _host(session)) if is_registration(operations) else None
+
+    return await next_of(storm.before_write, registers)
+
+
+async def _next_first_order(storm: Storm) -> int | None:
+    """The first LeaderAndIsr that reaches a broker which has just registered."""
+    broker_id = await _next_registration(storm)
+    if broker_id is None:
+        return None
+
+    def is_order(arrival: Arrival) -> bool | None:
+        is_there = arrival.target == host_name(broker_id) and arrival.target_port == CONTROL_PORT
+        return True if is_there and request_key(arrival.data) == LEADER_AND_ISR.key else None
+
+    return broker_id if await next_of(storm.simulation.network.taps, is_order) else None
+
+
+async def _killed(storm: Storm, broker_id: int) -> None:
+    storm.take_down(broker_id, storm.cluster.kill_broker)
+
+
+async def _without_power(storm: Storm, broker_id: int) -> None:
+    """Also where it has not caught up since its own last power cut: nobody else's data is gone then."""
+    if storm.damaged <= {broker_id}:
+        storm.cut_power([broker_id])
+    else:
+        storm.take_down(broker_id, storm.cluster.kill_broker)
+
+
+async def _disconnected(storm: Storm, broker_id: int) -> None:
+    for other in storm.cluster.broker_ids:
+        if other != broker_id:
+            storm.simulation.network.reset(host_name(broker_id), host_name(other))
+
+
+async def _without_zookeeper(storm: Storm, broker_id: int) -> None:
+    await _cut_from_zookeeper(storm, host_name(broker_id), _absence_s(storm))
+
+
+async def _isolated(storm: Storm, broker_id: int) -> None:
+    host = host_name(broker_id)
+    storm.simulation.network.unreachable(host, True)
+    try:
+        await _cut_from_zookeeper(storm, host, _absence_s(storm))
+    finally:
+        storm.simulation.network.unreachable(host, False)
+
+
+# --- ZooKeeper is gone before it has answered ----------------------------------------------------------------------
+
+
+async def registration_unanswered(storm: Storm) -> None:
+    """A broker has registered, or has just not, and does not hear of it: ZooKeeper is gone for a while, for it or for
+    everybody, and with a broker out of luck it goes again whenever it is back."""
+    dice = storm.dice
+    storm.event("registration unanswered: laid")
+    if dice.random() < 0.8 and (victim := storm.some_broker()) is not None:
+        if dice.random() < 0.3:
+            storm.simulation.zookeeper.expire(host_name(victim))
+        else:
+            storm.take_down(victim, storm.cluster.kill_broker, restart_after_s=0.0)
+    refusal = _LOST if dice.random() < 0.2 else None
+    for_everybody = dice.random() < 0.2
+    zookeeper = storm.simulation.zookeeper
+
+    def strike(session: VirtualSession, operations: Sequence[Operation]) -> str | None:
+        host = _host(session)
+        if not is_registration(operations) or broker_of(storm, host) is None:
+            return None
+        zookeeper.cut(host)
+        return host
+
+    host = await next_of(storm.before_write, strike, refusal)
+    if host is None:
+        return
+    storm.event("registration unanswered: struck")
+    absences = [_absence_s(storm) for _ in range(dice.choice([1, 2]))]
+    if dice.random() < 0.5:  # the session lives on, and the orders that follow from the registration are on hold
+        absences = [0.95 * storm.session_timeout_s] * dice.choice([2, 3])
+    storm.count(
+        "registration unanswered",
+        f"{host}, {'lost' if refusal else 'carried out'}; ZooKeeper is gone for {_in_words(absences)}"
+        + ", after a moment for everybody" * for_everybody,
+    )
+    try:
+        if for_everybody:
+            await asyncio.sleep(dice.uniform(0.002, 0.1))  # the others have heard of it
+            zookeeper.stop()
+        await asyncio.sleep(absences[0])
+    finally:
+        zookeeper.uncut(host)
+        if for_everybody:
+            zookeeper.start()
+    for absence_s in absences[1:]:
+        if not await next_of(zookeeper.reconnected, lambda session: _host(session) == host or None):
+            return
+        await asyncio.sleep(dice.choice([0.0, 0.0, 0.001]))  # what it asks first is on its way
+        await _cut_from_zookeeper(storm, host, absence_s)
+
+
+async def isr_write_unanswered(storm: Storm) -> None:
+    """A leader's ISR is carried out and not answered, or lost on the way, and ZooKeeper is gone for that leader."""
+    dice = storm.dice
+    storm.event("ISR write unanswered: laid")
+    refusal = _LOST if dice.random() < 0.5 else None
+    states = {znodes.state_path(partition) for partition in storm.partitions}
+
+    def strike(session: VirtualSession, operations: Sequence[Operation]) -> str | None:
+        # A leader writes alone; the controller checks its epoch in the same transaction.
+        match operations:
+            case [SetData(path, _, _)] if path in states:
+                host = _host(session)
+                storm.simulation.zookeeper.cut(host)
+                return host
+        return None
+
+    host = await next_of(storm.before_write, strike, refusal)
+    if host is None:
+        return
+    absence_s = _absence_s(storm)
+    storm.event("ISR write unanswered: struck")
+    storm.count(
+        "ISR write unanswered",
+        f"{host}, {'lost' if refusal else 'carried out'}; ZooKeeper is gone for {absence_s:.1f} s",
+    )
+    try:
+        await asyncio.sleep(absence_s)
+    finally:
+        storm.simulation.zookeeper.uncut(host)
+
+
+def is_registration(operations: Sequence[Operation]) -> bool:
+    return any(isinstance(o, Create) and o.path.startswith(f"{znodes.BROKER_IDS}/") for o in operations)
+
+
+def _host(session: VirtualSession) -> str:
+    return session.owner.partition("#")[0]
+
+
+def _absence_s(storm: Storm) -> float:
+    """From a moment to beyond a session; often just not beyond, so that the session lives."""
+    timeout_s = storm.session_timeout_s
+    return storm.dice.choice([0.1, 0.5, 0.8 * timeout_s, 0.95 * timeout_s, 1.3 * timeout_s])
+
+
+def _in_words(absences: list[float]) -> str:
+    return " and ".join(f"{absence_s:.1f} s" for absence_s in absences)
+
+
+async def _cut_from_zookeeper(storm: Storm, host: str, seconds: float) -> None:
+    storm.simulation.zookeeper.cut(host)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        storm.simulation.zookeeper.uncut(host)

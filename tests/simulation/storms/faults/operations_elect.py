@@ -1,0 +1,64 @@
+"""What an administrator does during a storm: elections of preferred leaders, by request and by znode.
+
+Nothing may be lost by them, whatever else goes wrong at the same time, so the storm's checks need not know of them. A
+request by znode must be gone when the cluster is whole again."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from minibroker.client.admin import Admin
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
+
+if TYPE_CHECKING:
+    from tests.simulation.storms.storm import Storm
+
+REBALANCE_INTERVALS_S = [300, 300, 30, 5, 2]
+_NONSENSE = [
+    b"",
+    b'{"version":1,"partitions":[{"topic":"none","partition":-1}]}',
+    b'{"version":1,"partitions":"all"}',
+]
+
+
+async def preferred_election(storm: Storm) -> None:
+    """One, or several one after the other: of some partitions or of all, while others ask for the same."""
+    for _ in range(storm.dice.choice([1, 1, 3])):
+        partitions = list(storm.leadership.values())
+        partitions = storm.dice.sample(partitions, storm.dice.randint(1, len(partitions)))
+        named = [partition for partition, _ in partitions]
+        if storm.dice.random() < 0.5:
+            _by_znode(storm, named)
+        else:
+            await _by_request(storm, None if storm.dice.random() < 0.3 else named)
+        await asyncio.sleep(storm.dice.choice([0.0, 0.1, 2.0]))
+
+
+def _by_znode(storm: Storm, partitions: list[TopicPartition]) -> None:
+    data = znodes.encode_preferred_election(partitions)
+    if storm.dice.random() < 0.1:
+        data = storm.dice.choice(_NONSENSE)
+    storm.count("preferred election", f"by znode: {data.decode()}")
+    storm.event("preferred election by znode")
+    storm.simulation.zookeeper.make(znodes.PREFERRED_REPLICA_ELECTION, data)
+
+
+async def _by_request(storm: Storm, partitions: list[TopicPartition] | None) -> None:
+    named = "all" if partitions is None else " ".join(map(str, partitions))
+    storm.count("preferred election", f"by request: {named}")
+    storm.event("preferred election by request")
+    world = storm.cluster.client("elector")
+
+    async def elect() -> None:
+        with suppress(MinibrokerError):  # some cannot be held now
+            async with Admin(storm.cluster.bootstrap, world=world) as admin:
+                await admin.elect_leaders("preferred", partitions)
+
+    try:
+        await asyncio.wait([world.process.start(elect())], timeout=20)
+    finally:
+        world.process.kill()

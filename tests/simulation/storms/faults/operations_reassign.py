@@ -1,0 +1,159 @@
+"""Reassignments as a fault: replicas move, change their order, become fewer and more, are cancelled half-way, and the
+controller is killed meanwhile. At the end of a bout everything that was begun must be over, no broker may have a
+replica that is not its own, and all partitions go back to all brokers, as the rest of the storm expects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from minibroker.client.admin import Admin
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import LeaderAndIsr, ReplicaAssignment, TopicPartition
+from minibroker.protocol.world import NodeExists, ZooKeeperError
+from tests.simulation.simulator.cluster import ZOOKEEPER
+from tests.simulation.storms.verdicts.history import Anomaly
+
+if TYPE_CHECKING:
+    from tests.simulation.storms.storm import Storm
+
+OVER_WITHIN_S = 60.0
+
+
+async def reassignment(storm: Storm) -> None:
+    """Some partitions get other replicas; perhaps others again, or back; perhaps the controller dies meanwhile."""
+    dice = storm.dice
+    storm.reassigned = True
+    partitions = dice.sample(storm.partitions, dice.randint(1, len(storm.partitions)))
+    steps: list[Mapping[TopicPartition, Sequence[int] | None]] = [_drawn(storm, partitions)]
+    if dice.random() < 0.5:
+        steps.append(dict.fromkeys(partitions) if dice.random() < 0.5 else _drawn(storm, partitions))
+    pauses_s = [dice.choice([0.0, 0.01, 0.1, 1.0, 5.0]) * dice.random() for _ in steps]
+    by_file = dice.random() < 0.25
+    kill_after_s = dice.choice([0.002, 0.01, 0.05, 0.5]) * dice.random() if dice.random() < 0.4 else None
+    storm.count("reassignment", f"{steps}{' by file' if by_file else ''}")
+    world = storm.cluster.client("reassigner")
+
+    async def ask() -> None:
+        with suppress(MinibrokerError, ZooKeeperError, TimeoutError):
+            if by_file:
+                await _write_file(storm, steps.pop(0))
+            async with Admin(storm.cluster.bootstrap, world=world) as admin:
+                for step, pause_s in zip(steps, pauses_s, strict=False):
+                    with suppress(MinibrokerError):
+                        await admin.alter_partition_reassignments(step)
+                    await asyncio.sleep(pause_s)
+
+    async def _write_file(storm: Storm, wanted: Mapping[TopicPartition, Sequence[int] | None]) -> None:
+        session = await world.zookeeper.connect(ZOOKEEPER, 10_000, 10_000)
+        entries = [znodes.Reassignment(p, tuple(replicas or ())) for p, replicas in wanted.items()]
+        try:
+            with suppress(NodeExists):
+                await session.create(znodes.REASSIGN_PARTITIONS, znodes.encode_reassignments(entries))
+        finally:
+            await session.close()
+
+    asking = world.process.start(ask())
+    try:
+        if kill_after_s is not None:
+            await asyncio.sleep(kill_after_s)
+            for broker_id in storm.cluster.active_controllers():
+                if broker_id in storm.idle_brokers():
+                    storm.event("controller killed during a reassignment")
+                    storm.take_down(broker_id, storm.cluster.kill_broker)
+        await asyncio.wait([asking], timeout=30)
+    finally:
+        world.process.kill()
+
+
+def _drawn(storm: Storm, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Sequence[int] | None]:
+    brokers = storm.cluster.broker_ids
+    least = 1 if storm.reassigns_to_one else min(2, len(brokers))
+    return {p: storm.dice.sample(brokers, storm.dice.randint(least, len(brokers))) for p in partitions}
+
+
+# --- What a storm must know of it --------------------------------------------------------------------------------
+
+
+def is_promised_by_one(storm: Storm, partition: TopicPartition, state: LeaderAndIsr) -> bool:
+    """It has one replica, or is just becoming one that has: the others are given up as soon as the ISR says so."""
+    target = assignment(storm, partition).target
+    return len(target) == 1 and {*state.isr, *state.eligible} <= {*target}
+
+
+def assignment(storm: Storm, partition: TopicPartition) -> ReplicaAssignment:
+    """As ZooKeeper has it."""
+    data = storm.simulation.zookeeper.data(znodes.topic_path(partition.topic))
+    return znodes.decode_topic(partition.topic, data).assignment(partition.partition)
+
+
+def members_without_a_replica(storm: Storm, partition: TopicPartition, state: LeaderAndIsr) -> Iterable[Anomaly]:
+    """Whoever is counted on must be assigned."""
+    replicas = assignment(storm, partition).replicas
+    strangers = {state.leader, *state.isr, *state.eligible} - {*replicas, -1}
+    if strangers:
+        yield Anomaly(
+            "a replica is counted on that is not assigned",
+            f"{partition}: {sorted(strangers)}; leader {state.leader}, ISR {list(state.isr)}, eligible "
+            f"{list(state.eligible)}, replicas {list(replicas)}",
+        )
+
+
+async def restore(storm: Storm) -> None:
+    """All is healed. Everything that was begun is over soon, nobody keeps what is not its own, and then each partition
+    goes back to all brokers. Raises TimeoutError with what is in vain awaited."""
+    if not storm.reassigned:
+        return
+    storm.note("reassignments must be over")
+    await _within(storm, lambda: not _under_way(storm), lambda: f"the end of {_under_way(storm)}")
+    await _within(storm, lambda: not _strays(storm), lambda: f"the deletion of {_strays(storm)}")
+    world = storm.cluster.client("restorer")
+    brokers = storm.cluster.broker_ids
+
+    async def back() -> None:
+        async with Admin(storm.cluster.bootstrap, world=world) as admin:
+            while True:
+                with suppress(MinibrokerError):
+                    await admin.alter_partition_reassignments(dict.fromkeys(storm.partitions, brokers))
+                    return
+                await asyncio.sleep(0.5)
+
+    async with asyncio.timeout(OVER_WITHIN_S):
+        await world.process.run(back())
+    await _within(storm, lambda: not _under_way(storm), lambda: f"the end of {_under_way(storm)}")
+    storm.reassigned = False
+
+
+async def _within(storm: Storm, condition: object, awaited: object) -> None:
+    assert callable(condition)
+    assert callable(awaited)
+    try:
+        await storm.cluster.until(condition, within_s=OVER_WITHIN_S)
+    except TimeoutError:
+        raise TimeoutError(awaited()) from None
+
+
+def _under_way(storm: Storm) -> list[str]:
+    found = [f"{p} {a}" for p in storm.partitions if (a := assignment(storm, p)).is_being_reassigned]
+    if storm.simulation.zookeeper.has(znodes.REASSIGN_PARTITIONS):
+        found.append(f"{znodes.REASSIGN_PARTITIONS} {storm.simulation.zookeeper.data(znodes.REASSIGN_PARTITIONS)!r}")
+    return found
+
+
+def _strays(storm: Storm) -> list[str]:
+    found = []
+    for broker_id in storm.cluster.broker_ids:
+        broker = storm.cluster.living_broker(broker_id)
+        replicas = None if broker is None else broker._replicas
+        if replicas is None:
+            found.append(f"what broker {broker_id} has, which is down")
+            continue
+        found += [
+            f"{partition} on {broker_id}"
+            for partition in storm.partitions
+            if replicas.log_dirs.get(partition) is not None and broker_id not in assignment(storm, partition).replicas
+        ]
+    return found

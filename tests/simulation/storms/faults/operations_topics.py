@@ -1,0 +1,258 @@
+"""A storm's topic that gets more partitions, again and again, with traffic on it.
+
+An administrator adds them through the API, or somebody writes the topic's znode; meanwhile one producer spreads records
+over all partitions that it knows, and one consumer reads the whole topic: both live through all of it, and have to find
+the new partitions by themselves. In the end there are at least as many partitions as were ever promised, every broker
+shows them with leaders, what was acknowledged is there, and the consumer has read it.
+
+Random decisions are this module's own, so that storms stay what they are on the other topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from random import Random
+from typing import TYPE_CHECKING
+
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.protocol import znodes
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.protocol.znodes import TopicZnode
+from tests.simulation.simulator.process import ProcessKilled
+from tests.simulation.simulator.world import VirtualWorld
+from tests.simulation.storms.verdicts.history import Anomaly
+
+if TYPE_CHECKING:
+    from tests.simulation.storms.storm import Storm
+
+TOPIC = "growing"
+MOST_PARTITIONS = 12
+METADATA_MAX_AGE_MS = 500
+_RETRY_S = 0.3
+
+
+class Growing:
+    """`storm` calls it at few places."""
+
+    def __init__(self, storm: Storm, dice: Random) -> None:
+        self._storm = storm
+        self._cluster = storm.cluster
+        self._dice = dice
+        self._is_there = False
+        self._beginning: asyncio.Task[None] | None = None
+        self._is_changing = asyncio.Lock()
+        self._is_over = False
+        self._promised = 0
+        """So many partitions there are, according to whoever was told of a success."""
+        self._asked = 0
+        self._acknowledged: dict[TopicPartition, dict[int, bytes]] = {}
+        self._seen: set[tuple[int, int, bytes]] = set()
+        self._sender: asyncio.Task[None] | None = None
+        self.final: dict[TopicPartition, dict[int, bytes]] = {}
+        """What was there in the end."""
+
+    # -- the fault --
+
+    async def add_partitions(self) -> None:
+        async with self._is_changing:
+            if self._beginning is None:
+                self._beginning = asyncio.create_task(self._begin(), name="the growing topic begins")
+            # Healing cancels this fault; what was asked for by then is created all the same, and must be known here.
+            await asyncio.shield(self._beginning)
+            if self._asked >= MOST_PARTITIONS:
+                return
+            present = len(self._znode().partitions)
+            if present < self._promised:
+                self._accuse("partitions vanished", f"{present} of {self._promised} are left in ZooKeeper")
+            self._asked = max(present, self._asked) + self._dice.choice([1, 1, 2])
+            if self._dice.random() < 0.25:
+                self._write_by_hand(self._asked)
+                return
+            self._storm.count("add partitions", f"{self._asked} instead of {present}")
+            world = self._cluster.client("enlarger")
+            try:
+                await asyncio.wait([world.process.start(self._ask(world, self._asked))], timeout=30)
+            finally:
+                world.process.kill()
+
+    async def _ask(self, world: VirtualWorld, count: int) -> None:
+        try:
+            async with Admin(self._cluster.bootstrap, default_api_timeout_ms=20_000, world=world) as admin:
+                await admin.create_partitions(TOPIC, count)
+                self._promised = max(self._promised, count)
+                self._storm.event("partitions added by request")
+        except BrokerError as error:
+            # All that were asked for before are fewer, so neither an attempt of this call nor a late one explains it.
+            if error.code in (ErrorCode.INVALID_PARTITIONS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                self._accuse("partitions were refused", f"{count}: {error}")
+        except MinibrokerError:
+            pass  # it has said why
+
+    def _write_by_hand(self, count: int) -> None:
+        topic, brokers = self._znode(), self._cluster.broker_ids
+        more = {
+            number: tuple(self._dice.sample(brokers, len(brokers))) for number in range(len(topic.partitions), count)
+        }
+        self._storm.count("add partitions", f"{count} by hand, instead of {len(topic.partitions)}")
+        data = znodes.encode_topic(TopicZnode(topic.topic_id, topic.partitions | more))
+        self._cluster.simulation.zookeeper.make(znodes.topic_path(TOPIC), data)
+        self._promised = max(self._promised, count)
+
+    async def _begin(self) -> None:
+        """The topic, a producer and a consumer, which live until the end."""
+        world = self._cluster.client("enlarger")
+
+        async def create() -> None:
+            while not self._cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC)):
+                try:
+                    async with Admin(self._cluster.bootstrap, world=world) as admin:
+                        await admin.create_topic(TOPIC, partitions=2, replication_factor=len(self._cluster.broker_ids))
+                except MinibrokerError:
+                    await asyncio.sleep(_RETRY_S)
+
+        await world.process.run(create())
+        self._is_there, self._promised, self._asked = True, 2, 2
+        sender = self._cluster.client("growing-producer")
+        self._sender = sender.process.start(self._produce(sender), "growing-producer")
+        reader = self._cluster.client("growing-consumer")
+        reader.process.start(self._consume(reader), "growing-consumer")
+
+    async def _produce(self, world: VirtualWorld) -> None:
+        random, number = world.random, 0
+        while not self._is_over:
+            try:
+                async with Producer(
+                    self._cluster.bootstrap,
+                    acks="all",
+                    delivery_timeout_ms=20_000,
+                    metadata_max_age_ms=METADATA_MAX_AGE_MS,
+                    world=world,
+                ) as producer:
+                    while not self._is_over:
+                        number += 1
+                        value = b"%d" % number
+                        sent = await producer.send(TOPIC, value, key=b"%d" % random.randrange(1_000))
+                        partition = TopicPartition(TOPIC, sent.partition)
+                        self._acknowledged.setdefault(partition, {})[sent.offset] = value
+                        await asyncio.sleep(random.expovariate(10))
+            except MinibrokerError:
+                await asyncio.sleep(_RETRY_S)
+
+    async def _consume(self, world: VirtualWorld) -> None:
+        while True:
+            try:
+                async with Consumer(
+                    self._cluster.bootstrap, topics=[TOPIC], metadata_max_age_ms=METADATA_MAX_AGE_MS, world=world
+                ) as consumer:
+                    while True:
+                        try:
+                            record = await anext(consumer)
+                            self._seen.add((record.partition, record.offset, record.value or b""))
+                        except MinibrokerError:
+                            await asyncio.sleep(_RETRY_S)
+            except MinibrokerError:
+                await asyncio.sleep(_RETRY_S)  # it could not start
+
+    # -- what the storm asks --
+
+    def partitions(self) -> list[TopicPartition]:
+        """Those that have a state."""
+        zookeeper = self._cluster.simulation.zookeeper
+        if not self._is_there:
+            return []
+        found = [TopicPartition(TOPIC, number) for number in self._znode().partitions]
+        return [partition for partition in found if zookeeper.has(znodes.state_path(partition))]
+
+    def is_whole(self) -> bool:
+        """All partitions are there, and all their replicas in sync."""
+        if not self._is_there:
+            return True
+        states = [self._cluster.state(partition) for partition in self.partitions()]
+        return (
+            len(states) == len(self._znode().partitions) >= self._promised
+            and all(s.leader != NO_LEADER and len(s.isr) == len(self._cluster.broker_ids) for s in states)
+            and all(
+                broker is not None and broker._metadata.has_leaders(TOPIC, len(states))
+                for broker in map(self._cluster.living_broker, self._cluster.broker_ids)
+            )
+        )
+
+    def forgive(self, partitions: Iterable[TopicPartition]) -> None:
+        """What was acknowledged of these may be gone: no broker that had it kept its power."""
+        for partition in partitions:
+            self._acknowledged.pop(partition, None)
+
+    def has_caught_up(self, broker_id: int) -> bool:
+        """It is in every ISR, and has all that was acknowledged."""
+        broker = self._cluster.living_broker(broker_id)
+        if broker is None or broker._replicas is None:
+            return False
+        for topic_partition in self.partitions():
+            partition = broker._replicas.partition(topic_partition)
+            end = max(self._acknowledged.get(topic_partition, {-1: b""})) + 1
+            if partition is None or partition.high_watermark < end:
+                return False
+            if not self._storm.is_in_sync(broker_id, topic_partition):
+                return False
+        return True
+
+    async def finish(self, within_s: float) -> None:
+        """After all is healed: everything is there, and was read."""
+        if self._beginning is None:
+            return
+        async with asyncio.timeout(within_s):
+            await self._beginning
+        assert self._sender is not None
+        self._is_over = True
+        await asyncio.wait([self._sender], timeout=within_s)
+        world = self._cluster.client("growing-reader")
+        async with asyncio.timeout(within_s):
+            final = await world.process.run(self._read_back(world))
+        for number, offset, value in sorted(final):
+            self.final.setdefault(TopicPartition(TOPIC, number), {})[offset] = value
+        try:
+            await self._cluster.until(lambda: self._seen >= final, within_s=within_s)
+        except TimeoutError:
+            missed = sorted(final - self._seen)[:3]
+            self._accuse("a consumer of a growing topic missed records", f"{missed} of {len(final)}")
+        if self._storm.cuts_power_of_several or len(self._cluster.broker_ids) == 2:
+            return  # what was acknowledged may be lost
+        for partition, records in sorted(self._acknowledged.items()):
+            for offset, value in records.items():
+                if (partition.partition, offset, value) not in final:
+                    self._accuse("acknowledged records of a growing topic are lost", f"{partition} {offset}: {value!r}")
+
+    async def _read_back(self, world: VirtualWorld) -> set[tuple[int, int, bytes]]:
+        final: set[tuple[int, int, bytes]] = set()
+        partitions = self.partitions()
+        async with Producer(self._cluster.bootstrap, acks="all", world=world) as producer:
+            for partition in partitions:  # each of them takes something
+                await producer.send(TOPIC, b"the last", partition=partition.partition)
+        async with Consumer(self._cluster.bootstrap, topics=[TOPIC], world=world) as consumer:
+            ends = await consumer.end_offsets(partitions)
+            missing = set(partitions)
+            while missing:
+                record = await anext(consumer)
+                final.add((record.partition, record.offset, record.value or b""))
+                partition = TopicPartition(TOPIC, record.partition)
+                if record.offset + 1 >= ends[partition]:
+                    missing.discard(partition)
+        return final
+
+    def _znode(self) -> TopicZnode:
+        return znodes.decode_topic(TOPIC, self._cluster.simulation.zookeeper.data(znodes.topic_path(TOPIC)))
+
+    def _accuse(self, kind: str, what: str) -> None:
+        self._storm.accuse(Anomaly(kind, what))
+
+
+async def add_partitions(storm: Storm) -> None:
+    """The topic of this module gets more partitions."""
+    try:
+        await storm.growing.add_partitions()
+    except ProcessKilled:
+        storm.note("whoever was to add partitions was killed")

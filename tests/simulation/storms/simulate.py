@@ -1,0 +1,221 @@
+"""Storms by the hundred: `make simulate`, and the exact replay of one of them.
+
+    python -m tests.simulation.storms.simulate --seeds 1..200 --minutes 3
+    python -m tests.simulation.storms.simulate --seed 17 [--log FILE]
+
+Each seed is a storm of so many virtual minutes (see `storms.storm`), in a worker process. A seed with an
+anomaly is printed with the timeline that led to it; the same seed brings the same storm again, event for event, on any
+machine with the same Python and packages. `--log` writes what the brokers and clients log, with virtual times.
+
+Exit code: 0, all is well; 1, an anomaly, or (with --floors) a storm that was too mild to say anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
+
+from tests.simulation.mutants import MUTANTS, planted
+from tests.simulation.simulator.process import current_process
+from tests.simulation.storms.group_storm import GroupStorm
+from tests.simulation.storms.storm import Report, Storm, simulate
+from tests.simulation.storms.verdicts.history import Anomaly
+
+_TIMELINE_SHOWN = 60
+_PROGRESS_EVERY_S = 10
+_SEEDS_PER_WORKER = 4
+
+
+class Outcome(NamedTuple):
+    report: Report
+    cpu_s: float
+
+
+def simulate_many(
+    seeds: Sequence[int],
+    minutes: float,
+    *,
+    mutant: str | None = None,
+    is_enough: Callable[[Anomaly], bool] | None = None,
+    kind: type[Storm] = Storm,
+    jobs: int | None = None,
+) -> Iterator[Outcome]:
+    """The outcome of each seed, in the order of the seeds; `is_enough` (a function of a module) ends its storm. Leaving
+    early ends the storms under way. Raises BrokenProcessPool where a worker dies."""
+    # Workers are started afresh, and anew after some seeds: what a storm leaves behind must not reach the next, nor
+    # fill the memory. Not by `max_tasks_per_child`: with it, Python 3.11's pool can come to a standstill (gh-115634).
+    jobs = jobs or os.cpu_count() or 1
+    context = multiprocessing.get_context("spawn")
+    for start in range(0, len(seeds), jobs * _SEEDS_PER_WORKER):
+        others = set(multiprocessing.active_children())
+        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+            some = seeds[start : start + jobs * _SEEDS_PER_WORKER]
+            futures = [pool.submit(_outcome, seed, minutes, mutant, is_enough, kind) for seed in some]
+            try:
+                for future in futures:
+                    yield future.result()
+            finally:
+                if not all(future.done() for future in futures):
+                    # Nobody will ask for them, and a storm with a planted bug can last for minutes.
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    for worker in set(multiprocessing.active_children()) - others:
+                        worker.terminate()
+
+
+def _outcome(
+    seed: int, minutes: float, mutant: str | None, is_enough: Callable[[Anomaly], bool] | None, kind: type[Storm]
+) -> Outcome:
+    logging.disable(logging.CRITICAL)
+    began = time.process_time()
+    with planted(mutant):
+        report = simulate(seed, minutes, is_enough, kind)
+    return Outcome(report, time.process_time() - began)
+
+
+def print_failure(
+    report: Report, minutes: float, mutant: str | None, kind: type[Storm] = Storm, shown: int = _TIMELINE_SHOWN
+) -> None:
+    print(f"\nseed {report.seed}: {len(report.anomalies)} anomalies")
+    for anomaly in report.anomalies:
+        print(f"  {anomaly}")
+    print("what came before:")
+    for line in report.timeline[-shown:]:
+        print(f"  {line}")
+    options = (" --groups" if kind is GroupStorm else "") + (f" --mutant {mutant}" if mutant else "")
+    # At once, also into a file: a run of hours may be broken off.
+    print(
+        f"replay: python -m tests.simulation.storms.simulate --seed {report.seed} --minutes {minutes:g}{options}",
+        flush=True,
+    )
+
+
+def summary(outcomes: Sequence[Outcome], wall_s: float) -> str:
+    """What these storms were like, and how fast."""
+    reports = [outcome.report for outcome in outcomes]
+    cpu_s = sum(outcome.cpu_s for outcome in outcomes)
+    virtual_s = sum(report.virtual_s for report in reports)
+    faults: Counter[str] = sum((report.faults for report in reports), Counter())
+    drawn = Counter(kind for report in reports for kind in report.faults | report.events)
+    rarest_first = sorted(drawn.items(), key=lambda item: (item[1], item[0]))
+    lines = [
+        f"{len(reports)} seeds in {wall_s:.0f} s ({len(reports) / wall_s * 60:.1f} a minute), "
+        f"{virtual_s / 3600:.2f} simulated cluster-hours, {virtual_s / 3600 / (cpu_s / 60):.2f} per CPU minute",
+        "faults: " + ", ".join(f"{count} {kind}" for kind, count in faults.most_common()),
+        "seeds by what they drew: " + ", ".join(f"{kind} {seeds}" for kind, seeds in rarest_first),
+        _range("faults a seed", [report.faults.total() for report in reports]),
+        _range("records acknowledged", [report.acknowledged for report in reports]),
+        _range("leader changes with produce in flight", [report.leader_changes for report in reports]),
+        _range("unclean restarts", [report.unclean_restarts for report in reports]),
+        _range("seconds until whole after the last fault", [round(report.recovery_s, 1) for report in reports]),
+        f"acknowledged with acks=1 and lost, as is legal: {sum(report.lost_with_acks_1 for report in reports)}",
+        f"acknowledged with acks=all and lost with all power, as is legal: {sum(r.lost_with_power for r in reports)}",
+        f"seeds below a floor: {sum(bool(report.below_floors()) for report in reports)}",
+        f"anomalies: {sum(len(report.anomalies) for report in reports)} "
+        f"in {sum(bool(report.anomalies) for report in reports)} seeds",
+    ]
+    return "\n".join(lines)
+
+
+def _range(name: str, values: Sequence[float]) -> str:
+    return f"{name}: at least {min(values)}, {sum(values) / len(values):.1f} on average, at most {max(values)}"
+
+
+def _seeds(text: str) -> list[int]:
+    first, dots, last = text.partition("..")
+    try:
+        seeds = list(range(int(first), int(last) + 1)) if dots else [int(first)]
+    except ValueError:
+        seeds = []
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a seed nor FIRST..LAST")
+    return seeds
+
+
+class _VirtualTime(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        try:
+            record.virtual_s = asyncio.get_running_loop().time()
+        except RuntimeError:
+            record.virtual_s = 0.0
+        owner = current_process.get()
+        record.owner = "-" if owner is None else owner.name
+        return True
+
+
+def _log_to(path: str) -> None:
+    handler = logging.FileHandler(path, mode="w")
+    handler.addFilter(_VirtualTime())
+    handler.setFormatter(logging.Formatter("%(virtual_s)10.4f %(owner)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.DEBUG, handlers=[handler])
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def _replay(seed: int, minutes: float, mutant: str | None, log: str | None, kind: type[Storm]) -> int:
+    if log:
+        _log_to(log)
+    else:
+        logging.disable(logging.CRITICAL)
+    began = time.process_time()
+    with planted(mutant):
+        report = simulate(seed, minutes, kind=kind)
+    print_failure(report, minutes, mutant, kind, shown=len(report.timeline))
+    print(summary([Outcome(report, time.process_time() - began)], time.process_time() - began))
+    print(f"trace: {report.trace}")
+    return 1 if report.anomalies else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation.storms.simulate", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--seeds", type=_seeds, default=_seeds("1..200"), metavar="FIRST..LAST")
+    parser.add_argument("--seed", type=int, help="replay this one, with its whole timeline")
+    parser.add_argument("--minutes", type=float, default=3, help="virtual minutes of a storm (3)")
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), metavar="NAME", help="with this bug planted")
+    parser.add_argument("--jobs", type=int, help="worker processes (one per core)")
+    parser.add_argument("--floors", action="store_true", help="fail where a storm was too mild")
+    parser.add_argument("--log", metavar="FILE", help="with --seed: what brokers and clients log")
+    parser.add_argument("--groups", action="store_true", help="storms of little but consumer groups")
+    arguments = parser.parse_args()
+    kind = GroupStorm if arguments.groups else Storm
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its workers would go on for ever without it
+    if arguments.seed is not None:
+        return _replay(arguments.seed, arguments.minutes, arguments.mutant, arguments.log, kind)
+
+    began = told = time.monotonic()
+    outcomes: list[Outcome] = []
+    failed = False
+    many = simulate_many(arguments.seeds, arguments.minutes, mutant=arguments.mutant, kind=kind, jobs=arguments.jobs)
+    try:
+        for outcome in many:
+            outcomes.append(outcome)
+            if outcome.report.anomalies:
+                failed = True
+                print_failure(outcome.report, arguments.minutes, arguments.mutant, kind)
+            elif arguments.floors and (misses := outcome.report.below_floors()):
+                failed = True
+                print(f"\nseed {outcome.report.seed} was too mild: {'; '.join(misses)}")
+            if time.monotonic() - told > _PROGRESS_EVERY_S:
+                told = time.monotonic()
+                print(f"{len(outcomes)} of {len(arguments.seeds)} seeds, {told - began:.0f} s", file=sys.stderr)
+    except KeyboardInterrupt:
+        if outcomes:
+            print(f"\nstopped; so far:\n{summary(outcomes, time.monotonic() - began)}")
+        return 130
+    print()
+    print(summary(outcomes, time.monotonic() - began))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""A few short storms in every test run; `make simulate` has the long ones, by the hundred, with their floors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections import Counter
+from random import Random
+
+import msgspec
+import pytest
+
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
+from minibroker.protocol import znodes
+from minibroker.protocol.model import TopicPartition
+from tests.simulation.seeds import every_seed
+from tests.simulation.simulator.cluster import VirtualCluster, host_name
+from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.network import VirtualTransport
+from tests.simulation.simulator.process import ProcessKilled
+from tests.simulation.simulator.world import Simulation, VirtualWorld
+from tests.simulation.storms.clients.groups import _Group, _Life, _Listener, _Member
+from tests.simulation.storms.clients.users import Users
+from tests.simulation.storms.faults.faults_of_worlds import late_bytes
+from tests.simulation.storms.faults.operations_topics import TOPIC as GROWING
+from tests.simulation.storms.faults.operations_topics import add_partitions
+from tests.simulation.storms.group_storm import GroupStorm
+from tests.simulation.storms.storm import Report, Storm, simulate
+from tests.simulation.storms.verdicts.group_history import GroupHistory, check_group
+
+SHORT_MINUTES = 0.75
+
+
+def _story(report: Report) -> str:
+    return "\n".join([*map(str, report.anomalies), "what came before:", *report.timeline[-40:]])
+
+
+@pytest.mark.parametrize(
+    ("seed", "minutes"),
+    [(2, 0.25), *(pytest.param(seed, SHORT_MINUTES, marks=pytest.mark.slow) for seed in range(1, 3))],
+)
+def test_a_storm_breaks_no_promise(seed: int, minutes: float) -> None:
+    report = simulate(seed, minutes)
+    assert not report.anomalies, _story(report)
+    assert report.faults
+    assert report.acknowledged
+
+
+@pytest.mark.slow
+@every_seed(range(1, 5))
+def test_a_storm_of_consumer_groups_breaks_no_promise(seed: int) -> None:
+    report = simulate(seed, SHORT_MINUTES, kind=GroupStorm)
+    assert not report.anomalies, _story(report)
+    assert report.faults
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_storm_runs_the_same_way_in_every_process_with_the_same_seed() -> None:
+    program = f"from tests.simulation.storms.storm import simulate; print(simulate(10, {SHORT_MINUTES}).trace)"
+    traces = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert traces[0] == traces[1]
+    assert len(traces[0].strip()) == 32
+
+
+def test_a_storm_that_was_too_mild_says_so() -> None:
+    assert len(Report(seed=1).below_floors()) == 4
+
+
+@every_seed(range(3))
+def test_a_link_that_an_administrator_has_broken_comes_back_even_if_he_is_killed(seed: int) -> None:
+    accused: list[object] = []
+
+    async def main() -> None:
+        cluster = VirtualCluster(Simulation(), brokers=2)
+        users = Users(cluster, Counter(), event=lambda _: None, accuse=accused.append)
+        await cluster.start()
+        world = cluster.client("administrator")
+
+        async def delete() -> None:
+            async with Admin(cluster.bootstrap, world=world) as admin:
+                await admin.create_topic("orders", partitions=1, replication_factor=2)
+                users._hold_up_deletions(Random(seed))
+                await admin.delete_topic("orders")
+
+        deletion = asyncio.create_task(world.process.run(delete()))
+        zookeeper = cluster.simulation.zookeeper
+        await cluster.until(lambda: zookeeper.names(znodes.DELETE_TOPICS) == ["orders"])
+        world.process.kill()
+        with contextlib.suppress(ProcessKilled):
+            await deletion
+        await cluster.until(lambda: not zookeeper.names(znodes.DELETE_TOPICS), within_s=30)
+
+    run(main(), seed=seed)
+    assert not accused
+
+
+@every_seed(range(10))
+def test_connections_that_are_late_do_not_stay_so_when_their_fault_is_called_off(seed: int) -> None:
+    async def main() -> None:
+        storm = Storm(Report(seed=seed), Random(seed))
+        await storm.cluster.start()
+        network = storm.simulation.network
+        hosts = [network._address(host_name(broker_id)) for broker_id in storm.cluster.broker_ids]
+
+        def late() -> list[VirtualTransport]:
+            return [end for a in hosts for b in hosts if a != b for end in network._ends(a, b) if end.delay_s]
+
+        was_late = False
+        while not was_late:  # it draws a pair of hosts that have no connections, too
+            fault = asyncio.create_task(late_bytes(storm))
+            await asyncio.sleep(0.001)
+            was_late = bool(late())
+            fault.cancel()
+            await asyncio.wait([fault])
+        await asyncio.sleep(0.001)
+        assert not late()
+
+    run(main(), seed=seed)
+
+
+def test_a_growing_topic_that_was_asked_for_is_created_and_known_though_its_fault_is_called_off() -> None:
+    async def main() -> None:
+        storm = Storm(Report(seed=1), Random(1))
+        await storm.cluster.start()
+        fault = asyncio.create_task(add_partitions(storm))
+        await asyncio.sleep(0.001)
+        assert not storm.simulation.zookeeper.has(znodes.topic_path(GROWING))
+        fault.cancel()
+        await asyncio.wait([fault])
+        await storm.cluster.until(lambda: len(storm.growing.partitions()) == 2)
+
+    run(main(), seed=1)
+
+
+def test_a_broker_that_was_killed_has_kept_its_power_though_others_may_have_lost_records_with_theirs() -> None:
+    """Where several partitions are left to one victim, the loss of the first is not that of all brokers' power."""
+
+    async def main() -> None:
+        storm = Storm(Report(seed=1), Random(1))
+        await storm.cluster.start()
+        await storm._create_topics()
+        partition = TopicPartition("fast", 0)
+        storm.content_with_one.add(partition.topic)
+        state = storm.cluster.state(partition)
+        victim, *killed = state.isr
+        storm.cut_power([victim])
+        for broker_id in killed:
+            storm.take_down(broker_id, storm.cluster.kill_broker)
+        storm.damaged.update(storm.cluster.broker_ids)  # as another partition's loss does
+        left = msgspec.structs.replace(state, leader=victim, isr=(victim,), isr_epochs=state.isr_epochs[:1])
+        assert storm._is_left_to_victims(partition, state, left)
+
+    run(main(), seed=1)
+
+
+def test_a_member_that_is_out_of_its_group_has_not_committed_what_its_consumer_has_no_position_in() -> None:
+    """Its topic was created again, with fewer partitions, so the failed commit does not name all that it had."""
+    topic = "reborn-0"
+    kept, gone = (TopicPartition(topic, number) for number in range(2))
+
+    async def commit_too_late(storm: Storm, world: VirtualWorld) -> None:
+        async with Admin(storm.cluster.bootstrap, world=world) as admin:
+            await admin.create_topic(topic, partitions=2, replication_factor=1)
+            async with Producer(storm.cluster.bootstrap, world=world) as producer:
+                for partition in (kept, gone):
+                    await producer.send(topic, b"x", partition=partition.partition)
+            group = _Group("group", [topic], False, "range", "awaited", 6_000, 2_000, {}, GroupHistory("group"))
+            life = _Life(_Member("member", group, None, "poll", 0.1, 10.0, 1), "member#1")
+            life.consumer = Consumer(
+                storm.cluster.bootstrap,
+                topics=[topic],
+                group=group.name,
+                listener=_Listener(storm.groups, life),
+                max_poll_interval_ms=group.max_poll_interval_ms,
+                metadata_max_age_ms=200,
+                world=world,
+            )
+            async with life.consumer as consumer:
+                while len(life.positions) < 2:
+                    for record in await consumer.poll(timeout_ms=500):
+                        storm.groups._delivered(life, record.topic, record.partition, record.offset, record.value)
+                generation = life.generation
+                await admin.delete_topic(topic)
+                await admin.create_topic(topic, partitions=1, replication_factor=1)
+                states = consumer._fetcher.states
+                await storm.cluster.until(lambda: states[gone].position is None and states[kept].position == 0)
+                await storm.cluster.until(lambda: life.generation == -1)
+                group.history.holds("another", generation + 1, [kept])
+                await storm.groups.commit_last(life)
+                assert not [commit for commit in group.history.commits if commit.is_acknowledged]
+                assert list(check_group(group.history, {})) == []
+
+    async def main() -> None:
+        storm = Storm(Report(seed=1), Random(1))
+        storm.rebirth.topics[:] = [topic]
+        await storm.cluster.start()
+        world = storm.cluster.client("member")
+        await world.process.run(commit_too_late(storm, world))
+
+    run(main(), seed=1)

@@ -1,0 +1,276 @@
+"""What must hold at every moment of a run, whatever has just been broken; looked at from outside, often.
+
+- Per partition and leader epoch at most one process leads, ever.
+- A replica's high watermark never goes back while its process lives and its leader epoch stays.
+- Below their high watermarks, the logs of all replicas are whole and equal: offsets, leader epochs and checksums.
+  (Compacted logs need only be whole.)
+  (After a power cut, once the broker has caught up: a truncation that was not synced brings back what was cut, until it
+  is cut again.)
+- No log begins later than a leader has decided (`shrinking`), nor above its replica's high watermark.
+- What an administrator was told to be deleted is in no log of a broker that may be elected.
+- Each broker that may be elected has every record that was acknowledged with acks=all.
+- The controller epoch never goes back, in ZooKeeper and in each broker's process; nor does a partition's leader epoch,
+  in ZooKeeper, in its replicas and in what brokers tell clients.
+- An epoch has one leader in ZooKeeper, too, and only the newest controller makes one.
+
+A topic that was deleted and created again under its name is another topic, whose epochs and offsets begin anew: so
+all that is remembered is remembered by topic id.
+
+`look` may be called at any moment between two callbacks of the loop: each of these holds there, not only when things
+have settled. What follows is compared to what was seen before, so a violation that mends itself between two looks
+may be missed; the histories of clients are the other half of the net.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+
+from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.partition import Partition
+from minibroker.protocol import znodes
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
+from minibroker.protocol.records import BatchHeader, CorruptRecord, iterate_batches, validate_batch
+from tests.simulation.simulator.cluster import VirtualCluster, host_name
+from tests.simulation.storms.clients.compacting import TOPIC as COMPACTED
+from tests.simulation.storms.verdicts.history import Anomaly, TopicIdPartition
+
+_READ_BYTES = 1024 * 1024
+
+_BatchPrint = tuple[int, int, int]
+"""Of a batch: last offset, leader epoch, checksum."""
+
+
+OnCommitted = Callable[[TopicIdPartition, BatchHeader, bytes, int], None]
+"""Told of each batch (its header, and the bytes in which it begins there) that is found below a high watermark for the
+first time."""
+
+
+class Invariants:
+    def __init__(
+        self,
+        cluster: VirtualCluster,
+        on_committed: OnCommitted | None = None,
+        begins: Mapping[TopicIdPartition, int] | None = None,
+        deleted: Mapping[TopicIdPartition, int] | None = None,
+    ) -> None:
+        """`begins`: the highest offset at which leaders have let a log begin, if not at 0. `deleted`: up to where
+        clients were told that records are deleted. Both are read anew each time."""
+        self._cluster = cluster
+        self._on_committed = on_committed
+        self._begins = {} if begins is None else begins
+        self._deleted = {} if deleted is None else deleted
+        self._leaders: dict[tuple[TopicIdPartition, int], str] = {}
+        self._high_watermarks: dict[tuple[TopicIdPartition, str, int], int] = {}
+        self._leader_epochs: dict[tuple[TopicIdPartition, str, str], int] = {}
+        """Of a replica in a process, and of what it tells clients."""
+        self._controller_epoch = 0
+        self._batches: dict[TopicIdPartition, dict[int, tuple[_BatchPrint, str]]] = {}
+        self._compared: dict[tuple[TopicIdPartition, str], int] = {}
+        """Up to where a process's log has been compared."""
+
+    def look(
+        self,
+        acknowledged_ends: Mapping[TopicIdPartition, int],
+        damaged: Container[int],
+        lossy_topic_ids: Container[str] = (),
+    ) -> Iterator[Anomaly]:
+        """Everything that is wrong now, and was not reported before. No fault of a disk strikes the look itself.
+
+        `acknowledged_ends`: one past the highest offset that clients know to be acknowledged with acks=all.
+        `damaged`: brokers that had a power cut and have not caught up with everything since, or have rotten pages.
+        `lossy_topic_ids`: topics that may lose what was acknowledged, so that their logs may change.
+        """
+        yield from self._controller_epochs()
+        for broker_id in self._cluster.broker_ids:
+            replicas = self._replicas(broker_id)
+            if replicas is None:
+                continue
+            process = self._cluster.process(broker_id).name
+            faults = self._cluster.simulation.host(host_name(broker_id)).disk.faults
+            metadata = self._cluster.broker(broker_id)._metadata
+            for partition in replicas.partitions():
+                topic_partition = partition.topic_partition
+                yield from self._leader_epoch(_identified(partition), process, "replica", partition.leader_epoch)
+                told = metadata.partition(topic_partition)
+                told_id = metadata.topic_id(topic_partition.topic)
+                if told is not None and told_id is not None:
+                    told_partition = TopicIdPartition(told_id, topic_partition)
+                    yield from self._leader_epoch(told_partition, process, "metadata", told.leader_epoch)
+                yield from self._leadership(partition, process)
+                # What a power cut brings back had been cut, and is cut again: below the high watermark on file, too. So
+                # is what an unclean election has lost.
+                may_lose = broker_id in damaged or partition.log.topic_id in lossy_topic_ids
+                yield from self._high_watermark(partition, process, may_go_back=may_lose)
+                yield from self._beginning(partition, process)
+                if not may_lose:
+                    with faults.set_aside():
+                        yield from list(self._logs(partition, process))
+        for identified, end in acknowledged_ends.items():
+            yield from self._electable(identified, end, damaged)
+
+    def power_lost(self, partitions: Collection[TopicPartition]) -> None:
+        """What the ends of these logs were is forgotten: other records may come there."""
+        self._batches = {key: known for key, known in self._batches.items() if key.topic_partition not in partitions}
+        self._compared = {
+            key: offset for key, offset in self._compared.items() if key[0].topic_partition not in partitions
+        }
+
+    def state_written(
+        self, topic_partition: TopicPartition, before: LeaderAndIsr, after: LeaderAndIsr
+    ) -> Iterator[Anomaly]:
+        """What is wrong with what has just been written to a partition's state znode. To be called for each write, at
+        once: the next one may cover it up."""
+        if after.leader_epoch < before.leader_epoch:
+            yield Anomaly(
+                "leader epoch went back", f"{topic_partition} in ZooKeeper: from {_role(before)} to {_role(after)}"
+            )
+        elif after.leader_epoch == before.leader_epoch and NO_LEADER != after.leader != before.leader != NO_LEADER:
+            yield Anomaly(
+                "two leaders in an epoch", f"{topic_partition} in ZooKeeper: first {_role(before)}, then {_role(after)}"
+            )
+        newest = znodes.decode_controller_epoch(self._cluster.simulation.zookeeper.data(znodes.CONTROLLER_EPOCH))
+        if after.leader_epoch > before.leader_epoch and after.controller_epoch < newest:
+            yield Anomaly(
+                "a deposed controller elected",
+                f"{topic_partition}: {_role(after)}, by the controller of epoch {after.controller_epoch}; the epoch is "
+                f"{newest}",
+            )
+
+    def _replicas(self, broker_id: int) -> ReplicaManager | None:
+        """None where the broker is down, or has not come so far yet."""
+        broker = self._cluster.living_broker(broker_id)
+        return None if broker is None else broker._replicas
+
+    def _controller_epochs(self) -> Iterator[Anomaly]:
+        zookeeper = self._cluster.simulation.zookeeper
+        if not zookeeper.has(znodes.CONTROLLER_EPOCH):
+            return
+        epoch = znodes.decode_controller_epoch(zookeeper.data(znodes.CONTROLLER_EPOCH))
+        if epoch < self._controller_epoch:
+            yield Anomaly("controller epoch went back", f"from {self._controller_epoch} to {epoch}")
+        self._controller_epoch = epoch
+
+    def _leader_epoch(
+        self, identified: TopicIdPartition, process: str, where: str, leader_epoch: int
+    ) -> Iterator[Anomaly]:
+        if leader_epoch < 0:
+            return  # a replica that is made anew, after its deletion, has heard of none for a moment
+        key = (identified, process, where)
+        before = self._leader_epochs.get(key, leader_epoch)
+        if leader_epoch < before:
+            yield Anomaly(
+                "leader epoch went back",
+                f"{identified}, the {where} of {process}: from {before} to {leader_epoch}",
+            )
+        self._leader_epochs[key] = leader_epoch
+
+    def _leadership(self, partition: Partition, process: str) -> Iterator[Anomaly]:
+        if not partition.is_leader:
+            return
+        key = (_identified(partition), partition.leader_epoch)
+        leader = self._leaders.setdefault(key, process)
+        if leader != process:
+            yield Anomaly(
+                "two leaders in an epoch", f"{key[0]} epoch {key[1]} was led by {leader}, now {process} leads in it"
+            )
+            self._leaders[key] = process
+
+    def _high_watermark(self, partition: Partition, process: str, *, may_go_back: bool) -> Iterator[Anomaly]:
+        key = (_identified(partition), process, partition.leader_epoch)
+        before = self._high_watermarks.get(key, 0)
+        if partition.high_watermark < before and not may_go_back:
+            yield Anomaly(
+                "high watermark went back",
+                f"{key[0]} on {process}, epoch {partition.leader_epoch}: from {before} to {partition.high_watermark}",
+            )
+        self._high_watermarks[key] = partition.high_watermark
+        if partition.high_watermark > partition.log.log_end_offset:
+            yield Anomaly(
+                "high watermark above the log's end",
+                f"{key[0]} on {process}: {partition.high_watermark}, the log ends at {partition.log.log_end_offset}",
+            )
+
+    def _beginning(self, partition: Partition, process: str) -> Iterator[Anomaly]:
+        identified, start = _identified(partition), partition.log.log_start_offset
+        decided = self._begins.get(identified, 0)
+        if start > decided:
+            yield Anomaly(
+                "a log begins too late", f"{identified} on {process} begins at {start}; {decided} was decided"
+            )
+        if start > partition.high_watermark:
+            yield Anomaly(
+                "a log begins above its high watermark",
+                f"{identified} on {process}: at {start}, the high watermark is {partition.high_watermark}",
+            )
+
+    def _logs(self, partition: Partition, process: str) -> Iterator[Anomaly]:
+        log, end = partition.log, partition.high_watermark
+        key = (_identified(partition), process)
+        offset = max(self._compared.get(key, 0), log.log_start_offset)
+        if offset >= end or log._directory.failure is not None:
+            return
+        known = self._batches.setdefault(key[0], {})
+        may_have_gaps = log.config.compact or partition.topic_partition.topic == COMPACTED  # which may be so no longer
+        while offset < end:
+            records = log.read(offset, _READ_BYTES, end)
+            if not records and may_have_gaps:
+                break  # nothing is left below a high watermark that comes from a checkpoint
+            if not records:
+                yield Anomaly("a log has a hole", f"{key[0]} on {process}: nothing at {offset}, below {end}")
+                break
+            for header, start, _ in iterate_batches(records):
+                begins_within = header.base_offset <= offset == log.log_start_offset  # the rest of it was deleted
+                is_gap = may_have_gaps and header.base_offset > offset
+                if header.base_offset != offset and not begins_within and not is_gap:
+                    yield Anomaly("a log has a hole", f"{key[0]} on {process}: {header.base_offset} follows {offset}")
+                try:
+                    validate_batch(records, header, start)
+                except CorruptRecord as error:
+                    yield Anomaly("a log is damaged", f"{key[0]} on {process}, below its high watermark {end}: {error}")
+                batch = (header.last_offset, header.partition_leader_epoch, header.crc)
+                if self._on_committed is not None and header.base_offset not in known:
+                    self._on_committed(key[0], header, records, start)
+                other, other_process = known.setdefault(header.base_offset, (batch, process))
+                if other != batch and not may_have_gaps:
+                    yield Anomaly(
+                        "logs differ",
+                        f"{key[0]} at offset {header.base_offset}, below the high watermark {end} of {process}: "
+                        f"(last offset, epoch, crc) is {batch} there and was {other} on {other_process}",
+                    )
+                offset = header.next_offset
+        self._compared[key] = offset
+
+    def _electable(self, identified: TopicIdPartition, end: int, damaged: Container[int]) -> Iterator[Anomaly]:
+        topic_id, topic_partition = identified
+        state = self._cluster.state(topic_partition)
+        for broker_id, epoch in (*state.in_sync_members, *state.eligible_members):
+            replicas = self._replicas(broker_id)
+            partition = replicas.partition(topic_partition) if replicas is not None else None
+            if partition is None or partition.log.topic_id != topic_id or broker_id in damaged:
+                continue
+            since = self._cluster.broker(broker_id)._logs.trusted_since
+            if broker_id in state.eligible and (since == znodes.SINCE_THIS_REGISTRATION or since > epoch):
+                continue  # on record for the last resort alone
+            deleted = self._deleted.get(identified, 0)
+            if partition.log.log_start_offset < deleted:
+                yield Anomaly(
+                    "an electable replica has deleted records",
+                    f"{topic_partition} on broker {broker_id}, of the ISR {list(state.isr)} and the eligible "
+                    f"{list(state.eligible)} in epoch {state.leader_epoch}, begins at "
+                    f"{partition.log.log_start_offset}; what lies below {deleted} was deleted",
+                )
+            if partition.log.log_end_offset < end:
+                yield Anomaly(
+                    "an electable replica lacks acknowledged records",
+                    f"{topic_partition} on broker {broker_id}, of the ISR {list(state.isr)} and the eligible "
+                    f"{list(state.eligible)} in epoch {state.leader_epoch}, ends at {partition.log.log_end_offset}; "
+                    f"{end} was acknowledged",
+                )
+
+
+def _identified(partition: Partition) -> TopicIdPartition:
+    return TopicIdPartition(partition.log.topic_id, partition.topic_partition)
+
+
+def _role(state: LeaderAndIsr) -> str:
+    return f"leader {state.leader} in epoch {state.leader_epoch}"
