@@ -13,12 +13,14 @@ from minibroker.protocol.model import DURABILITY
 _HEAD = """\
 # Settings
 
-(Made from `broker/settings/config.py` by `make settings`.) Names and meanings are Kafka's, where nothing else is said.
+This page is generated from `broker/settings/config.py` by `make settings`. Names and meanings are Kafka's unless the
+text says otherwise.
 
 ## While brokers run
 
-Settings that are *dynamic* in the tables can be changed at any time, with `minibroker configs alter`, or
-`Admin.incremental_alter_configs`; they hold on every broker within moments, and on one that is down when it is back.
+Settings marked *dynamic* in the tables can be changed at any time with `minibroker configs alter` or
+`Admin.incremental_alter_configs`. Every broker applies the change within moments; a broker that is down applies it when
+it is back.
 
 ```
 $ minibroker configs alter --topic orders --set retention.ms=3600000 --set min.insync.replicas=2
@@ -31,44 +33,51 @@ min.insync.replicas  2        topic  yes
 retention.ms         3600000  topic  yes
 ```
 
-What is given for the topic wins, then what is given for this broker, then for all brokers, then what the broker was
-started with, then the default; `--delete NAME` takes back what was given. Give
-`unclean.leader.election.enable` to all brokers, never to one alone: the controller decides elections by its own. By
-which `min.insync.replicas` a leader acknowledges is in ZooKeeper, so the controller knows it, whatever its own is.
+The first of these values applies: the topic's, this broker's, the one for all brokers, the one that the broker was
+started with, the default. `--delete NAME` removes a value.
 
-- `min.insync.replicas` may be raised and lowered at any time; nothing that was acknowledged is lost by it. Raised above
-  the number of replicas that are in sync it stops acks=all, at once.
-- `unclean.leader.election.enable=true` elects at once where a partition has no leader, and what that one lacks is lost.
+- `min.insync.replicas` can be raised and lowered at any time without losing acknowledged records. A value above the
+  number of replicas in sync stops acks=all at once. The value by which a leader acknowledges is stored in ZooKeeper, so
+  the controller knows it even if its own value differs.
+- `unclean.leader.election.enable=true` elects a leader at once in every partition that has none, and the records that
+  the new leader lacks are lost. Set it for all brokers, never for one: the controller uses its own value.
 - `cleanup.policy` with `compact` deletes earlier records of each key, and every record without a key.
-- `durability` stays as it was when the topic was created: what was acknowledged by then need not be on any disk.
+- `durability` is fixed when the topic is created, because records acknowledged before a change might not be on any
+  disk.
 
-What is edited by hand in ZooKeeper (`/config/topics/T`, `/config/brokers/ID`, `/config/brokers/<default>`) counts once
-a node below `/config/changes` says so, as Kafka's tools do it. What makes no sense is an error in every broker's log,
-and what held before goes on to hold.
+**Changes made by hand in ZooKeeper** (`/config/topics/T`, `/config/brokers/ID`, `/config/brokers/<default>`) apply when
+a node below `/config/changes` announces them, as Kafka's tools do. An invalid value is logged as an error by every
+broker, and the previous value stays in force.
 
-Some settings of Kafka's are taken and shown, for tools that set them, and do nothing here: what the tables say of them
-begins with "Without effect", and so does what DescribeConfigs returns as their documentation; `minibroker configs`
-marks them. The same holds for every name that a broker does not know, if it is set for a running broker or is in the
-znode of a topic's settings; its value may be a secret, and is not shown. (On the command line and in the properties an
-unknown name is an error.)
+**Settings without effect.** Brokers accept and show some of Kafka's settings only for tools that set them. In the
+tables, and in the documentation that DescribeConfigs returns, their text begins with "Without effect"; `minibroker
+configs` marks them. The same holds for every unknown name that is set for a running broker or is in a topic's znode.
+Its value is not shown, because it may be a secret. On the command line and in properties files, an unknown name is an
+error.
 """
 
 _AT_RUN_TIME = (
-    ("the brokers' defaults of topics' settings", "dynamic, apart from `log.message.format.version`, as in Kafka"),
+    ("the brokers' defaults for topic settings", "dynamic except for `log.message.format.version`, as in Kafka"),
     ("`log.cleaner.*`", "dynamic; `threads`, `io.buffer.size`, `io.buffer.load.factor` without effect"),
-    ("`num.io.threads`, `num.network.threads`", "dynamic: tasks of the data plane; connections stay with theirs"),
+    (
+        "`num.io.threads`, `num.network.threads`",
+        "dynamic: tasks of the data plane; existing connections keep their processor",
+    ),
     (
         "`max.connections`, `max.connections.per.ip`, `max.connection.creation.rate`",
-        "dynamic; connections that are open stay",
+        "dynamic; open connections stay open",
     ),
-    ("`max.connections.per.ip.overrides`, `listener.name.NAME.*`", "without effect: a limit is that of a plane"),
+    ("`max.connections.per.ip.overrides`, `listener.name.NAME.*`", "without effect: a limit applies to a plane"),
     (
         "`background.threads`, `num.replica.fetchers`, `num.recovery.threads.per.data.dir`",
         "without effect: there are no such threads",
     ),
     ("`producer.id.expiration.ms`", "dynamic"),
     ("`transaction.partition.verification.enable`", "without effect: there are no transactions"),
-    ("`advertised.listeners`", "dynamic, of one broker: it registers anew, and others lead for it meanwhile"),
+    (
+        "`advertised.listeners`",
+        "dynamic, for a single broker: it registers again, and other brokers lead its partitions in the meantime",
+    ),
     ("`listeners`", "read-only: a listener is bound when the broker starts"),
     (
         "`listener.security.protocol.map`, `ssl.*`, `sasl.*`, `principal.builder.class`",
@@ -76,27 +85,27 @@ _AT_RUN_TIME = (
     ),
     (
         "`metric.reporters`, `remote.log.*`",
-        "without effect: metrics are served by `metrics.listener`, and there is no tiered storage",
+        "without effect: `metrics.listener` serves metrics, and there is no tiered storage",
     ),
 )
-"""What Kafka's DynamicBrokerConfig has, and what becomes of it here."""
+"""The settings of Kafka's DynamicBrokerConfig, and whether they are dynamic here."""
 
 _BROKERS = """\
-## Of a broker
+## Broker settings
 
-A broker takes them from the command line, `python -m minibroker.broker --override NAME=VALUE`, and from a file of such
-lines, `--properties FILE`; the former win. `minibroker up --override NAME=VALUE` gives them to every broker, and to
-every later `up` that gives none.
+Set them on a broker's command line, `python -m minibroker.broker --override NAME=VALUE`, or in a file of such lines,
+`--properties FILE`; the command line overrides the file. `minibroker up --override NAME=VALUE` sets them for every
+broker, and for every later `up` without overrides.
 
-Kafka's coarser units count there, too, if the finer one is not given: `log.retention.minutes` and then
-`log.retention.hours` for `log.retention.ms`, `log.roll.hours` for `log.roll.ms`, `log.roll.jitter.hours` for
-`log.roll.jitter.ms`. While a broker runs, only the ones in milliseconds can be changed, as in Kafka.
+Kafka's coarser units are accepted there if the finer unit is not given: `log.retention.minutes`, then
+`log.retention.hours`, for `log.retention.ms`; `log.roll.hours` for `log.roll.ms`; `log.roll.jitter.hours` for
+`log.roll.jitter.ms`. While a broker runs, only the settings in milliseconds can be changed, as in Kafka.
 """
 
 _TOPICS = """
-## Of a topic
+## Topic settings
 
-Given when it is created, or later; what is not given is as the broker has it.
+Set them when the topic is created, or later. Settings that are not set have the broker's value.
 
 ```
 $ minibroker topics create strict --partitions 1 --replication-factor 3 --config min.insync.replicas=3
@@ -112,20 +121,20 @@ def reference() -> str:
 
 
 def _at_run_time() -> Iterator[str]:
-    yield "### What Kafka changes at run time, and here"
+    yield "### Compared with Kafka's dynamic settings"
     yield ""
     yield "| setting of Kafka 3.9 (`DynamicBrokerConfig`) | here |"
     yield "|---|---|"
     for names, here in _AT_RUN_TIME:
         yield f"| {names} | {here} |"
     yield ""
-    yield "`log.retention.check.interval.ms` is dynamic here, and not in Kafka."
+    yield "`log.retention.check.interval.ms` is dynamic here but not in Kafka."
     yield ""
 
 
 def _table(schema: type[msgspec.Struct]) -> Iterator[str]:
     said = documentation(schema)
-    yield "| setting | default | may be | dynamic | |"
+    yield "| setting | default | values | dynamic | meaning |"
     yield "|---|---|---|---|---|"
     for field in msgspec.structs.fields(schema):
         rule = rule_of(schema, field.encode_name)
@@ -137,7 +146,7 @@ def _table(schema: type[msgspec.Struct]) -> Iterator[str]:
 
 def _shown(default: Any) -> str:
     if default is msgspec.NODEFAULT:
-        return "must be given"
+        return "required"
     if default is None or default == "":
         return ""
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"

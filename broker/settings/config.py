@@ -92,265 +92,273 @@ ThrottledReplicas = Annotated[
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name, forbid_unknown_fields=True):
     broker_id: Annotated[int, Meta(ge=0, le=2**31 - 1)]
-    """The broker's number, unique in the cluster, kept for ever with its data directories."""
+    """The broker's number. It is unique in the cluster and never changes for the broker's data directories."""
 
     log_dirs: Annotated[str, Meta(description="DIRECTORY,...")]
-    """The data directories, separated by commas, best each on a disk of its own: a new replica goes to the one with the
-    fewest. One whose disk fails or hangs goes offline with its replicas; the broker stops when none is left."""
+    """The data directories, separated by commas, ideally each on its own disk. A new replica goes to the directory with
+    the fewest replicas. A directory whose disk fails or hangs goes offline with its replicas; the broker stops when
+    none is left."""
 
     zookeeper_connect: Annotated[str, Meta(description="HOST:PORT,..., and /CHROOT after the last, if any")]
     """`host:port,host:port/chroot`."""
 
     zookeeper_digest_file: str | None = None
-    """A file with `NAME:PASSWORD`, the same for all brokers of the cluster, which they show to ZooKeeper (its digest
-    scheme; not in Kafka, which has SASL). What to do with it: [ZooKeeper](zookeeper.md)."""
+    """A file with `NAME:PASSWORD`, the same for all brokers of the cluster: the brokers' credential for ZooKeeper
+    (scheme digest; not in Kafka, which uses SASL). See [ZooKeeper](zookeeper.md)."""
     zookeeper_set_acl: bool = False
-    """Whether what this broker creates in ZooKeeper can be read by everybody and changed only by those who show the
-    same `zookeeper.digest.file`."""
+    """Whether only clients with the credential in `zookeeper.digest.file` can change the nodes that this broker creates
+    in ZooKeeper. Every client can read them."""
     zookeeper_session_timeout_ms: Annotated[int, Meta(ge=500, le=300_000)] = 6_000
-    """How long ZooKeeper waits for a silent broker before it takes it for gone."""
+    """Time after which ZooKeeper considers a silent broker dead."""
     zookeeper_connection_timeout_ms: Milliseconds = 18_000
-    """How long a broker that starts waits for ZooKeeper."""
+    """Time that a starting broker waits for ZooKeeper."""
 
     listeners: str = f"{DEFAULT_LISTENER}://127.0.0.1:9092,{CONTROL_LISTENER}://127.0.0.1:0"
-    """Where to listen: `NAME://HOST:PORT,...`; port 0 takes a free one."""
+    """The addresses to listen on: `NAME://HOST:PORT,...`. Port 0 chooses a free port."""
 
     advertised_listeners: str = ""
-    """What others are told to connect to, where that differs from `listeners`. A broker for which it is changed at run
-    time registers anew, and others lead for it until it is in sync again. Clients and the other brokers must reach it
-    there; nothing checks that, as in Kafka. Any broker can change it for another one, so a wrong address can be
-    corrected."""
+    """The addresses that clients and other brokers connect to, if they differ from `listeners`. As in Kafka, nothing
+    checks that they are reachable. If they change while the broker runs, the broker registers again, and other brokers
+    lead its partitions until it is in sync. Any broker can change this setting of another one, so a wrong address can
+    be corrected."""
 
     control_plane_listener_name: str = CONTROL_LISTENER
-    """Which of the listeners takes the controller's requests, and nothing else."""
+    """The listener that is reserved for the controller's requests."""
     broker_rack: str | None = None
-    """The broker's rack: clients are told it with the metadata, and where all brokers have one, the replicas of a new
-    partition go into as many racks as there are."""
+    """The broker's rack, which clients receive with the metadata. If all brokers have one, the replicas of a new
+    partition are spread over as many racks as possible."""
 
     broker_secret_file: str | None = None
-    """A file with a secret of at least 16 characters, the same for all brokers of the cluster: with it they prove to
-    each other that they are brokers, and orders and replica fetches of anybody else are refused (not in Kafka). Where
-    it and `broker.secret` are missing, whoever reaches a listener is believed. To begin using one, stop all brokers."""
+    """A file with a secret of at least 16 characters, the same for all brokers of the cluster (not in Kafka). Brokers
+    use it to authenticate to each other; orders and replica fetches from other senders are rejected. If neither this
+    nor `broker.secret` is set, every sender is trusted. To introduce a secret, stop all brokers first."""
     broker_secret: str | None = None
-    """The secret itself, where no file will do: whoever sees the command line or the properties knows it."""
+    """The secret itself, if a file cannot be used. It is visible to everyone who can read the command line or the
+    properties file."""
 
     num_network_threads: Annotated[int, Meta(ge=1, le=1_000)] = 3
-    """Processors of the data plane: each serves its share of the connections (tasks here, not threads)."""
+    """Network processors of the data plane; each serves a share of the connections. (They are tasks, not threads.)"""
     num_io_threads: Annotated[int, Meta(ge=1, le=1_000)] = 8
-    """Request handlers of the data plane (tasks here, not threads)."""
+    """Request handlers of the data plane. (They are tasks, not threads.)"""
     queued_max_requests: Count = 500
-    """How many requests may wait for a handler; beyond that no more are read from connections."""
+    """Requests that may wait for a handler. When the queue is full, the broker stops reading from connections."""
     socket_request_max_bytes: Bytes = 100 * 1024 * 1024
     """The largest request. A client that sends a larger one is disconnected."""
     connections_max_idle_ms: Milliseconds = 600_000
-    """A data connection on which nothing happens for this long is closed."""
+    """Time after which an idle data connection is closed."""
     max_connections: Count = 4_000
-    """The most connections to the broker, for each plane. Fewer where the process may not have so many files and
-    connections open (`ulimit -Hn`): of those, one in eight is kept for log files."""
+    """The maximum number of connections for each plane. It is reduced if the process may not open enough files (`ulimit
+    -Hn`), one in eight of which is reserved for log files."""
     max_connections_per_ip: Count = 2_000
-    """The most of them from one address."""
+    """The maximum number of connections from one address."""
     max_connection_creation_rate: Count = 1_000
-    """The most new connections a second."""
+    """The maximum number of new connections per second."""
 
     num_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 1
-    """How many partitions a topic gets whose creator does not say."""
+    """Partitions of a topic whose creator does not give a number."""
     default_replication_factor: Annotated[int, Meta(ge=1, le=1_000)] = 3
-    """How many replicas a topic gets whose creator does not say."""
+    """Replicas of a topic whose creator does not give a number."""
     min_insync_replicas: Count | None = None
-    """How many replicas must be in sync for anything to be committed. Unset: 2 for topics of three or more replicas,
-    else 1."""
+    """Replicas that must be in sync for records to be committed. Unset: 2 for topics with three or more replicas,
+    otherwise 1."""
 
     auto_create_topics_enable: bool = False
-    """Whether a topic that does not exist is created when a client of Kafka's protocol asks where it is, and lets it be
-    created (`allow.auto.create.topics`): with num.partitions and default.replication.factor. Our own clients never
-    ask for that."""
+    """Whether the broker creates a missing topic when a client of Kafka's protocol requests its metadata and allows the
+    creation (`allow.auto.create.topics`). The topic gets `num.partitions` and `default.replication.factor`.
+    minibroker's own clients never allow it."""
     delete_topic_enable: bool = True
-    """Whether topics can be deleted. Set it alike on all brokers: that of the controller's counts."""
+    """Whether topics can be deleted. Use the same value on all brokers, because the controller's applies."""
 
     unclean_leader_election_enable: bool = False
-    """Whether a replica that may lack acknowledged records may lead where no other can: what it lacks is lost."""
+    """Whether a replica that may lack acknowledged records may become leader if no other can. The records that it lacks
+    are lost."""
 
     auto_leader_rebalance_enable: bool = True
-    """Whether leaders move back to their preferred brokers, the first of each partition's replicas, by themselves."""
+    """Whether the controller moves leaders back to their preferred brokers, the first replica of each partition."""
     leader_imbalance_per_broker_percentage: Annotated[int, Meta(ge=0, le=100)] = 10
-    """They do for a broker that does not lead more than this part of the partitions that it is preferred for."""
+    """The controller moves a broker's leaders back if more than this percentage of the partitions that prefer the
+    broker are led by other brokers."""
     leader_imbalance_check_interval_seconds: Count = 300
-    """How often the controller looks for such brokers. It also looks some seconds after a broker has come (back), and
-    again until that broker is in sync (in Kafka, only the interval counts)."""
+    """Time between the controller's checks for such brokers. It also checks some seconds after a broker has joined, and
+    again until that broker is in sync. (Kafka uses only the interval.)"""
 
     log_durability: Durability = REPLICATED
-    """The `durability` of a topic whose creator does not say (not in Kafka). It is written down with the topic, for
-    good."""
+    """The `durability` of a topic whose creator does not choose one (not in Kafka). It is stored with the topic and
+    stays the same."""
 
     compression_type: CompressionType = "producer"
-    """The codec of all batches: the leader compresses anew, before it appends them, those that have another one.
-    `producer`: batches stay as their producers have compressed them. Against `message.max.bytes` it is the result
-    that counts, too."""
+    """The codec of all batches. The leader recompresses batches with another codec before it appends them;
+    `message.max.bytes` then also applies to the result. `producer` keeps each batch as its producer compressed it."""
     compression_gzip_level: GzipLevel = -1
-    """How hard the leader compresses with gzip, from 1 (fast) to 9 (small). -1: as the codec does by default."""
+    """The leader's gzip level, from 1 (fast) to 9 (small). -1 is the codec's default."""
     compression_lz4_level: Lz4Level = LZ4_DEFAULT_LEVEL
-    """The same, with lz4. 9, the default, is the fastest (as in Kafka)."""
+    """The leader's lz4 level. The default, 9, is the fastest, as in Kafka."""
     compression_zstd_level: ZstdLevel = 3
-    """The same, with zstd."""
+    """The leader's zstd level."""
     log_message_timestamp_type: TimestampType = "CreateTime"
-    """A record's time is that of its producer (`CreateTime`), or of the broker that appends it (`LogAppendTime`)."""
+    """Whether a record has the time given by its producer (`CreateTime`) or the time at which the broker appends it
+    (`LogAppendTime`)."""
     log_message_timestamp_before_max_ms: Duration = _UNBOUNDED
-    """How far a record's timestamp may be behind the broker's clock; others are refused. Records without a timestamp
-    are not, nor are any with LogAppendTime."""
+    """The maximum time by which a record's timestamp may lie before the broker's clock; other records are rejected.
+    Records without a timestamp are accepted, as are all records with LogAppendTime."""
     log_message_timestamp_after_max_ms: Duration = _UNBOUNDED
-    """The same, ahead of the broker's clock."""
+    """The maximum time by which a record's timestamp may lie after the broker's clock."""
     log_message_timestamp_difference_max_ms: Duration = _UNBOUNDED
-    """Both, where they are not set (deprecated in Kafka)."""
+    """The value of both limits if they are not set (deprecated in Kafka)."""
     message_max_bytes: BatchBytes = 1_048_588
-    """The largest batch, as it is sent: where it is compressed, this is its compressed size. (In Kafka up to 2 GB.)
-    Whatever this is, the records of a batch take at most 64 MiB, decompressed, and their headers at most 8 MiB."""
+    """The largest batch as sent, that is, after compression (Kafka allows up to 2 GB). Regardless of this limit, the
+    records of a batch may take at most 64 MiB decompressed, and their headers at most 8 MiB."""
     log_segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] = 1024 * 1024 * 1024
-    """A segment that would become larger is closed, and the next one begun."""
+    """The maximum size of a segment. The next segment begins before it would be exceeded."""
     log_roll_ms: Age = 604_800_000
-    """A segment is closed, and the next one begun, when a batch is this much younger than the segment's first one."""
+    """A new segment begins when a batch is this much younger than the first batch of the segment."""
     log_roll_jitter_ms: Annotated[int, Meta(ge=0, le=_UNBOUNDED)] = 0
-    """Up to so much earlier, drawn for each segment, lest all logs begin new segments at the same time. A jitter above
-    the age at which a segment is closed counts as that age."""
+    """The maximum random time by which a segment is closed earlier, so that logs do not all begin new segments at the
+    same time. A larger value than `log.roll.ms` counts as `log.roll.ms`."""
     log_retention_ms: Limit = 604_800_000
-    """Records older than this, by their timestamps, are deleted, a segment at a time; -1: never. The leader decides,
-    and the other replicas follow (in Kafka, each decides for itself)."""
+    """The age, by their timestamps, at which records are deleted, a segment at a time; -1: never. The leader decides
+    and the other replicas follow (in Kafka, each replica decides for itself)."""
     log_retention_bytes: Limit = -1
-    """How large each partition may grow: the oldest segments are deleted without which it still has this much; -1: any
-    size."""
+    """The oldest segments of a partition are deleted while at least this many bytes remain without them; -1: no
+    limit."""
     log_retention_check_interval_ms: Milliseconds = 300_000
-    """How often a broker looks for what may be deleted."""
+    """Time between checks for records to delete."""
     log_cleanup_policy: CleanupPolicy = "delete"
-    """What becomes of old records. `delete`: they go by age and size (`log.retention.ms`, `log.retention.bytes`).
-    `compact`: of each key the latest record stays for ever, and earlier ones go; a record without a value (a tombstone)
-    deletes its key. `compact,delete`: both. Nothing: all records stay."""
+    """How old records are removed. `delete`: by age and size (`log.retention.ms`, `log.retention.bytes`). `compact`:
+    the latest record of each key stays forever and earlier ones are removed; a record without a value (a tombstone)
+    deletes its key. `compact,delete`: both. Empty: all records stay."""
     log_cleaner_enable: bool = True
-    """Whether logs are compacted at all."""
+    """Whether logs are compacted."""
     log_cleaner_backoff_ms: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 15_000
-    """How long a broker that finds no log to compact waits before it looks again. Less than 100 counts as 100."""
+    """Time until the next check if there is no log to compact. Values below 100 count as 100."""
     log_cleaner_dedupe_buffer_size: Annotated[int, Meta(ge=1024 * 1024, le=2**63 - 1)] = 128 * 1024 * 1024
-    """How much memory a compaction may take for the keys that it has seen (about 200 bytes each). A log with more new
-    keys than that is compacted in several passes."""
+    """Memory that a compaction may use for the keys it has seen (about 200 bytes per key). A log with more new keys is
+    compacted in several passes."""
     log_cleaner_io_max_bytes_per_second: Annotated[float, Meta(ge=1.0)] = sys.float_info.max
-    """How fast compaction may read and write, both together."""
+    """The maximum rate at which compaction reads and writes, both together."""
     log_cleaner_min_cleanable_ratio: Ratio = 0.5
-    """A log is compacted when more than this part of its bytes is new since the last time."""
+    """A log is compacted when more than this fraction of its bytes is new since the last compaction."""
     log_cleaner_min_compaction_lag_ms: Duration = 0
-    """A record stays at least this long before it can be compacted away."""
+    """The minimum time that a record stays before compaction may remove it."""
     log_cleaner_max_compaction_lag_ms: Age = 2**63 - 1
-    """A log whose new records are older than this is compacted, however few they are."""
+    """A log that has a new record older than this is compacted, however small its new part is."""
     log_cleaner_delete_retention_ms: Duration = 86_400_000
-    """How long tombstones stay after what they delete is gone: who reads a log from its beginning must come to its end
-    within this time, or may take for there what was deleted meanwhile. So must a replica that was away."""
+    """Time that a tombstone stays after the records that it deletes were removed. A consumer that reads a log from its
+    beginning must reach the end within this time, or it may keep deleted keys. The same holds for a replica that was
+    down."""
     log_index_interval_bytes: Bytes = 4_096
-    """How many bytes of the log there are for each entry of its offset index."""
+    """Bytes of the log per entry of its offset index."""
     log_flush_interval_messages: Annotated[int, Meta(ge=1, le=_UNBOUNDED)] = _UNBOUNDED
-    """A log is flushed, in the background, each time that it has so many more records."""
+    """A log is flushed in the background each time it has grown by this many records."""
     log_flush_interval_ms: Duration = _UNBOUNDED
-    """A log is flushed, in the background, when it has a record that has not been for so long. (In Kafka not before
-    `log.flush.scheduler.interval.ms` is over, too, which is never by default.)"""
+    """A log is flushed in the background when it has a record that has been unflushed for this time. (Kafka also waits
+    for `log.flush.scheduler.interval.ms`, which by default never ends.)"""
     log_flush_offset_checkpoint_interval_ms: Milliseconds = 60_000
-    """How often logs are flushed, and how far is written down: a broker that did not stop cleanly checks what comes
-    after that."""
+    """Time between flushes of all logs, which also record the flushed offsets. After a crash, a broker checks only the
+    records behind these offsets."""
 
     producer_id_expiration_ms: Milliseconds = 86_400_000
-    """A log forgets an idempotent producer that was silent for so long."""
+    """Time after which a log forgets a silent idempotent producer."""
 
     background_threads: Count = 10
-    """Without effect: what Kafka does in these threads is done by tasks here."""
+    """Without effect: tasks do the work of these threads in Kafka."""
     num_replica_fetchers: Count = 1
-    """Without effect: a follower has several fetches under way at each leader."""
+    """Without effect: a follower has several fetches in flight to each leader."""
     num_recovery_threads_per_data_dir: Count = 1
-    """Without effect: a log directory has its own worker threads."""
+    """Without effect: each log directory has its own worker threads."""
     log_cleaner_threads: Count = 1
     """Without effect: a broker compacts one log at a time."""
     log_cleaner_io_buffer_size: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 524_288
     """Without effect: logs are compacted in small pieces."""
     log_cleaner_io_buffer_load_factor: Ratio = 0.9
-    """Without effect: `log.cleaner.dedupe.buffer.size` is what the keys may take."""
+    """Without effect: `log.cleaner.dedupe.buffer.size` limits the memory for keys."""
     log_segment_delete_delay_ms: Duration = 60_000
-    """Without effect: the files of deleted records go when no replica needs them."""
+    """Without effect: the files of deleted records are removed when no replica needs them."""
     log_preallocate: bool = False
     """Without effect: files grow as they are written."""
     log_index_size_max_bytes: Annotated[int, Meta(ge=4, le=2**31 - 1)] = 10_485_760
     """Without effect: indexes grow as they are written."""
     log_message_downconversion_enable: bool = True
-    """Without effect: nobody is sent records in the formats of Kafka before 0.11."""
+    """Without effect: the record formats of Kafka before 0.11 are not supported."""
     log_message_format_version: FormatVersion = "3.0-IV1"
     """Without effect, as in Kafka since 3.0."""
 
     replica_lag_time_max_ms: Milliseconds = 30_000
-    """A follower that has not caught up with its leader's log end for this long leaves the ISR."""
+    """A follower leaves the ISR if it has not caught up with its leader's log end for this time."""
     replica_fetch_max_bytes: Bytes = 1024 * 1024
-    """The most bytes of one partition in an answer to a follower (but always at least one batch)."""
+    """The maximum bytes per partition in an answer to a follower. At least one batch is always sent."""
     replica_fetch_response_max_bytes: Bytes = 10 * 1024 * 1024
-    """The most bytes in a whole answer to a follower (but always at least one batch)."""
+    """The maximum bytes in a whole answer to a follower. At least one batch is always sent."""
     replica_fetch_wait_max_ms: Milliseconds = 500
-    """How long a leader may keep a follower waiting for `replica.fetch.min.bytes`. A follower of more than 500
-    partitions of one leader waits longer in proportion, up to a tenth of `replica.lag.time.max.ms`."""
+    """The maximum time that a leader holds back an answer until it has `replica.fetch.min.bytes`. If a follower has
+    more than 500 partitions of one leader, the time grows in proportion, up to a tenth of `replica.lag.time.max.ms`."""
     replica_fetch_min_bytes: Count = 1
-    """A leader keeps a follower waiting until it has this much to send."""
+    """The minimum bytes in an answer to a follower; the leader waits until it has them."""
     replica_fetch_backoff_ms: Milliseconds = 100
-    """How long a follower waits after an error, at most; of more than 500 partitions of one leader in proportion."""
+    """The maximum time that a follower waits after an error. It grows in proportion above 500 partitions of one
+    leader."""
     replica_socket_timeout_ms: Milliseconds = 30_000
-    """How long a follower waits for an answer."""
+    """Time that a follower waits for an answer."""
     leader_replication_throttled_rate: Rate | None = None
-    """How many bytes a second this broker sends, as a leader, to replicas that are out of sync, where a topic's
-    `leader.replication.throttled.replicas` say so. Unset: as many as it can."""
+    """The maximum bytes per second that this broker sends, as a leader, to the out-of-sync replicas named in a topic's
+    `leader.replication.throttled.replicas`. Unset: no limit."""
     follower_replication_throttled_rate: Rate | None = None
-    """How many bytes a second this broker fetches for replicas that are out of sync, where a topic's
-    `follower.replication.throttled.replicas` say so. Unset: as many as it can."""
+    """The maximum bytes per second that this broker fetches for the out-of-sync replicas named in a topic's
+    `follower.replication.throttled.replicas`. Unset: no limit."""
     replica_high_watermark_checkpoint_interval_ms: Milliseconds = 5_000
-    """How often high watermarks are written down."""
+    """Time between checkpoints of the high watermarks."""
     fetch_max_bytes: Bytes = 55 * 1024 * 1024
-    """The most bytes in an answer to any fetch, whatever it asks for; none has more than 4 MiB, or 2 MiB (our own
-    consumers: 1 MiB) where a consumer waits for no more than half of that, unless it is one batch."""
+    """The maximum bytes in any answer to a fetch. An answer never exceeds 4 MiB, or 2 MiB (minibroker's own consumers:
+    1 MiB) if the consumer waits for at most half of that, unless it is a single larger batch."""
 
     offsets_topic_num_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 50
-    """How many partitions `__consumer_offsets` gets: a group belongs to one of them by its name, for ever, and the
-    broker that leads it coordinates the group."""
+    """Partitions of `__consumer_offsets`. A group's name assigns it permanently to one partition, whose leader
+    coordinates the group."""
     offsets_topic_replication_factor: Annotated[int, Meta(ge=1, le=1_000)] = 3
-    """How many replicas it gets. The controller creates it as soon as so many brokers are registered."""
+    """Replicas of `__consumer_offsets`. The controller creates the topic as soon as this many brokers are
+    registered."""
     offsets_topic_segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] = 100 * 1024 * 1024
-    """Its `segment.bytes`: small ones are compacted early, which keeps the reading short by which a coordinator
-    begins."""
+    """The `segment.bytes` of `__consumer_offsets`. Small segments are compacted early, so that a new coordinator has
+    less to read."""
     offsets_commit_timeout_ms: Milliseconds = 5_000
-    """How long a coordinator waits until what it wrote (a commit, an assignment) is replicated."""
+    """Time that a coordinator waits until its writes (commits, assignments) are replicated."""
     offsets_retention_minutes: Count = 10_080
-    """How long a committed offset is kept that nobody uses: since it was committed, since its group has been without
-    members (KIP-211), since its members have ceased to read the topic, and since the group has had its coordinator. The
-    time that the broker was stopped hardly counts. (Kafka goes by wall clocks, and by no coordinator.)"""
+    """Time that an unused committed offset is kept. It counts from the latest of: the commit; the group losing its last
+    member (KIP-211); its members ceasing to read the topic; the group getting its current coordinator. Time during
+    which the broker was stopped hardly counts. (Kafka uses wall clocks and ignores changes of the coordinator.)"""
     offsets_retention_check_interval_ms: Milliseconds = 600_000
-    """How often a coordinator looks for offsets that need not be kept."""
+    """Time between a coordinator's checks for expired offsets."""
     offset_metadata_max_bytes: Annotated[int, Meta(ge=0, le=32_767)] = 4_096
-    """The longest text that may be committed with an offset: as in Kafka in UTF-16 units, not bytes."""
+    """The maximum length of the text that may be committed with an offset, in UTF-16 units, as in Kafka, not in
+    bytes."""
     group_min_session_timeout_ms: Milliseconds = 6_000
-    """The least session timeout that a member may ask for: a short one finds the dead sooner, at the cost of more
-    heartbeats."""
+    """The shortest session timeout that a member may request. A short timeout detects dead members sooner, at the cost
+    of more heartbeats."""
     group_max_session_timeout_ms: Milliseconds = 1_800_000
-    """The longest session timeout that a member may ask for."""
+    """The longest session timeout that a member may request."""
     group_initial_rebalance_delay_ms: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 100
-    """How long a coordinator waits for more members after the first has joined an empty group, as each further one
-    that comes meanwhile costs another rebalance otherwise. In Kafka 3000, for fleets whose members take seconds to
-    start."""
+    """Time that a coordinator waits for more members after the first one has joined an empty group, to avoid a
+    rebalance for each of them. Kafka's default is 3000, for fleets whose members take seconds to start."""
     group_max_size: Count = 1_000
-    """The most members of a group. In Kafka without a bound."""
+    """The maximum number of members of a group (Kafka: unlimited)."""
 
     broker_crash_detection_ms: Milliseconds = 500
-    """How long a broker whose connection closed may be unreachable before it is taken for dead; one whose host refuses
-    connections is taken for dead at once (not in Kafka)."""
+    """Time for which a broker whose connection closed may be unreachable before it is considered dead. If its host
+    refuses connections, it is considered dead at once (not in Kafka)."""
 
     controlled_shutdown_enable: bool = True
-    """Whether a broker that is told to stop lets others lead what it leads first."""
+    """Whether a broker that is asked to stop first moves its leaders to other brokers."""
     controlled_shutdown_max_retries: Count = 3
-    """How often it asks the controller for that, before it stops all the same."""
+    """How often a stopping broker asks the controller to move its leaders before it stops anyway."""
     controlled_shutdown_retry_backoff_ms: Milliseconds = 1_000
-    """How long it waits before it asks again. In Kafka 5000: there a stop that cannot succeed takes 10 s; here another
-    controller is in office after some tenths of a second, and a broker that was restarted is back after one or two."""
+    """Time between these requests. Kafka's default is 5000, so a stop that cannot succeed takes 10 s. Here, a new
+    controller is in office within tenths of a second, and a restarted broker is back within one or two seconds."""
 
     metrics_listener: Annotated[
         str, Meta(pattern=r"^(|(\[[0-9a-fA-F:]+\]|[^:]+):[0-9]{1,5})$", description="HOST:PORT, or nothing")
     ] = ""
-    """`HOST:PORT` where metrics are served at `/metrics` (not in Kafka); port 0 takes a free one. Empty: nowhere."""
+    """`HOST:PORT` where metrics are served at `/metrics` (not in Kafka). Port 0 chooses a free port. Empty: no
+    metrics."""
 
     def __post_init__(self) -> None:
         if self.broker_secret_file is not None and self.broker_secret is not None:
@@ -421,16 +429,16 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     """What a topic may set for itself; None: the broker's own setting of the same meaning."""
 
     min_insync_replicas: Count | None = None
-    """As the broker's. With fewer in sync, acks=all is refused and consumers see nothing new, records of acks=1
-    included: so a replica that leaves the ISR then can still be elected without a loss. Of a topic with fewer replicas
-    than that, all must be in sync."""
+    """The broker's `min.insync.replicas`, for this topic. With fewer replicas in sync, acks=all is rejected and
+    consumers see no new records, including those written with acks=1. A replica that leaves the ISR at that point can
+    therefore still be elected without loss. A topic with fewer replicas than this needs all of them in sync."""
     unclean_leader_election_enable: bool | None = None
-    """As the broker's."""
+    """The broker's `unclean.leader.election.enable`, for this topic."""
     durability: Durability | None = None
-    """What acks=all and consumers wait for: `replicated`, until a record is in the memory of every replica in sync (as
-    in Kafka); `synced`, until it is on the disks of all of them, so that not even a power cut of all loses it. It is
-    set when the topic is created, and stays: what was acknowledged before a change need not be on any disk. Not in
-    Kafka: see durability.md."""
+    """When a record is acknowledged (acks=all) and visible to consumers. `replicated`: when it is in the memory of
+    every replica in sync, as in Kafka. `synced`: when it is on the disk of every replica in sync, so that even a power
+    cut of all hosts loses nothing. It is fixed when the topic is created, because records acknowledged before a change
+    might not be on any disk. Not in Kafka: see durability.md."""
     max_message_bytes: BatchBytes | None = None
     """The broker's `message.max.bytes`, for this topic."""
     segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] | None = None
@@ -444,8 +452,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     retention_bytes: Limit | None = None
     """The broker's `log.retention.bytes`, for this topic."""
     cleanup_policy: CleanupPolicy | None = None
-    """The broker's `log.cleanup.policy`, for this topic. A record without a key is refused where it says `compact`;
-    those that are in the topic when it is switched to `compact` are dropped by the first compaction, as in Kafka."""
+    """The broker's `log.cleanup.policy`, for this topic. With `compact`, a record without a key is rejected. If a topic
+    is switched to `compact`, the first compaction removes its existing records without a key, as in Kafka."""
     min_cleanable_dirty_ratio: Ratio | None = None
     """The broker's `log.cleaner.min.cleanable.ratio`, for this topic."""
     min_compaction_lag_ms: Duration | None = None
@@ -457,20 +465,20 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     index_interval_bytes: Bytes | None = None
     """The broker's `log.index.interval.bytes`, for this topic."""
     record_format: RecordFormat = "columns"
-    """How the log keeps what our own producers write: `columns`, as they send it; `kafka`, as the records of Kafka's
-    clients. Everybody reads both, but the other one costs its reader, or the broker on his behalf: so `kafka` is for a
-    topic that Kafka's clients read mostly. The leader turns batches into records before it appends them. What is in
-    the log already stays as it is. Not in Kafka."""
+    """The format in which the log stores batches of minibroker's own producers: `columns`, as sent, or `kafka`, as
+    records of Kafka's protocol. All clients can read both formats, but the other format must be converted by its reader
+    or by the broker, so choose `kafka` for a topic that is read mostly by Kafka's clients. The leader converts batches
+    before it appends them; existing batches stay unchanged. Not in Kafka."""
     compression_type: CompressionType | None = None
-    """The broker's, for this topic."""
+    """The broker's `compression.type`, for this topic."""
     compression_gzip_level: GzipLevel | None = None
-    """The broker's, for this topic."""
+    """The broker's `compression.gzip.level`, for this topic."""
     compression_lz4_level: Lz4Level | None = None
-    """The broker's, for this topic."""
+    """The broker's `compression.lz4.level`, for this topic."""
     compression_zstd_level: ZstdLevel | None = None
-    """The broker's, for this topic."""
+    """The broker's `compression.zstd.level`, for this topic."""
     message_timestamp_type: TimestampType | None = None
-    """The broker's `log.message.timestamp.type`, for this topic, and for what is written from now on."""
+    """The broker's `log.message.timestamp.type`, for this topic. A change applies to records written from then on."""
     message_timestamp_before_max_ms: Duration | None = None
     """The broker's `log.message.timestamp.before.max.ms`, for this topic."""
     message_timestamp_after_max_ms: Duration | None = None
@@ -492,16 +500,16 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=_kafka_name,
     message_format_version: FormatVersion | None = None
     """Without effect, as in Kafka since 3.0."""
     remote_storage_enable: Literal["false"] = "false"
-    """Without effect: there is no tiered storage, so it cannot be switched on."""
+    """Without effect: there is no tiered storage, so it cannot be enabled."""
     local_retention_ms: Annotated[int, Meta(ge=-2, le=_UNBOUNDED)] = -2
     """Without effect: there is no tiered storage."""
     local_retention_bytes: Annotated[int, Meta(ge=-2, le=_UNBOUNDED)] = -2
     """Without effect: there is no tiered storage."""
     leader_replication_throttled_replicas: ThrottledReplicas = ""
-    """For which partitions, on which leaders, `leader.replication.throttled.rate` holds: `*` for all, or
-    `PARTITION:BROKER,...`. In-sync replicas are never throttled."""
+    """The replicas, by partition and leader, to which `leader.replication.throttled.rate` applies: `*` for all, or
+    `PARTITION:BROKER,...`. Replicas in sync are never throttled."""
     follower_replication_throttled_replicas: ThrottledReplicas = ""
-    """For which replicas `follower.replication.throttled.rate` holds: `*` for all, or `PARTITION:BROKER,...`."""
+    """The replicas to which `follower.replication.throttled.rate` applies: `*` for all, or `PARTITION:BROKER,...`."""
 
 
 SYNONYMS = {
