@@ -9,32 +9,6 @@ from tests import documents
 from tests.settings_reference import reference
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("protocol", "controller", "broker", "client", "deploy", "spark_jobs")
-MAP = (ROOT / "ARCHITECTURE.md").read_text().partition("## File map")[2]
-MODULES = [
-    "minibroker/__init__.py",
-    "minibroker/__main__.py",
-    "minibroker/sync.py",
-    "minibroker/testing.py",
-    *sorted(
-        str(path.relative_to(ROOT))
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*.py")
-        if path.name != "__init__.py"
-    ),
-]
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_every_module_has_a_line_in_the_file_map(module: str) -> None:
-    assert re.search(rf"^- `{re.escape(module)}`: \S", MAP, re.MULTILINE)
-
-
-def test_the_file_map_names_no_module_that_is_gone() -> None:
-    named = re.findall(r"^- `([^`]+\.py)`:", MAP, re.MULTILINE)
-    assert [name for name in named if not (ROOT / name).exists()] == []
-
-
 LABELS = [f"{walk}{step}" for walk, steps in {"P": 7, "C": 6, "R": 7, "M": 9}.items() for step in range(1, steps + 1)]
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,7 +218,7 @@ def test_a_list_that_contains_itself_can_be_shown() -> None:
         *(1, 1.5, "x", b"x", True, None, float("nan"), print, Producer, range(3), re.compile("a")),
         *([], [1], (), (1,), (1, 2), {}, {"a": [1, {"b": None}]}, set(), {1}, frozenset(), frozenset({1}), deque([1])),
         *(TopicPartition("orders", 0), [TopicPartition("orders", 0)], "x" * 90, RebalanceListener()),
-        *(ConfigResource.of_topic("orders"), [ConfigChange.set("a", 1)], ConfigResource.of_topic),
+        *(ConfigResource.of_topic("orders"), [ConfigChange.set("a", 1)], Path.cwd),
     ],
     ids=lambda value: type(value).__name__,
 )

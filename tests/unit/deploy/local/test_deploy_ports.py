@@ -58,7 +58,7 @@ def test_a_leased_port_is_drawn_by_nobody_else_until_it_is_released(monkeypatch:
 
 def test_a_lease_ends_with_its_process_however_that_ends() -> None:
     (port,) = free_ports(1)
-    program = f"from minibroker.deploy import ports; ports._lease({port}, held := []); print('leased'); input()"
+    program = f"from minibroker.deploy.local import ports; ports._lease({port}, held := []); print('leased'); input()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"leased\n"
