@@ -9,7 +9,7 @@ IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test test-all check up bench faults controller-faults group-faults cut-connections full-disk isolation power-cuts \
+.PHONY: setup demo test test-all check budgets up bench faults controller-faults group-faults cut-connections full-disk isolation power-cuts \
 	spark-faults hostile kafka-clients kafka-peers simulate simulate-nightly mutants mutants-seen image spark-image compose-test spark-compose-test settings diagrams clean
 
 setup: $(STAMP)
@@ -41,6 +41,10 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The sizes and the prose that CONTRIBUTING.md limits.
+budgets: setup
+	$(BIN)/python -m tests.budgets
 
 up: setup
 	$(BIN)/minibroker up
