@@ -156,9 +156,9 @@ spark-compose-test: setup image spark-image
 settings: setup
 	$(BIN)/python -m tests.settings_reference > docs/settings.md
 
-# The diagrams of the controller's state machines in ARCHITECTURE.md, from the tables in controller/states.
+# The state diagrams and the table of rooms in ARCHITECTURE.md and docs/internals, from the code.
 diagrams: setup
-	$(BIN)/python -m tests.state_diagrams
+	$(BIN)/python -m tests.generated_documents
 
 clean:
 	rm -rf $(VENV) $(BENCH_DATA) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,1 +1,1 @@
-"""The broker: network, handlers, purgatory, replication, storage; composed in `broker`."""
+"""The broker: one process that answers requests, replicates partitions and stores their logs."""

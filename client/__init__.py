@@ -1,13 +1,8 @@
-"""The client library: produce, consume and administer, from asyncio. See Producer, Consumer and Admin.
+"""The client library for asyncio: Producer, Consumer and Admin.
 
-File map: producer.py (send) -> columns.py (send_batch; pure), accumulator.py (which batch, in what order; pure) and
-batch.py (pure) -> sender.py (requests, retries); consumer.py (iteration, positions) <- fetcher.py (requests,
-prefetching) <- fetch_state.py (what is due; pure) and offsets.py (look-ups). In a group: group_member.py (rebalances)
-<- group_states.py (pure), assignors.py (pure) and activity.py (what the user is doing); heart.py (heartbeats, beside
-the loop), commits.py and auto_commit.py, coordinators.py (who coordinates), consumer_status.py (why nothing arrives).
-admin.py, with groups.py for what it does to groups. All three derive from lifecycle.py (start, close), and under them
-is runtime.py = connections.py + metadata.py + tasks.py. Sender and fetcher use leader_requests.py. Anything that waits
-for long says so through stalls.py. The blocking clients are in sync/.
+A record passes through producer.py, producing/accumulator.py and producing/sender.py; it comes back through
+fetching/fetcher.py and consumer.py. group/member.py joins a group. Under all of them are cluster/runtime.py and
+cluster/metadata.py.
 """
 
 from minibroker.client.admin import (

@@ -1,1 +1,1 @@
-"""The controller, and what ties a broker to ZooKeeper: sessions, registration, leadership, crash detection."""
+"""The controller, and what connects a broker to ZooKeeper: sessions, registration, leadership, crash detection."""

@@ -1,1 +1,1 @@
-"""The local launcher: one ZooKeeper and N brokers as processes of this machine, and the commands that break them."""
+"""The local launcher: one ZooKeeper and N brokers as processes of this machine, and commands that break them."""

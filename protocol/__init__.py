@@ -1,5 +1,4 @@
-"""The wire protocol, the record batch and the znodes as data and pure functions; and the World, which is everything
-outside the process.
+"""The wire protocol, record batches and znodes as data and pure functions, and the World.
 
-I/O happens only in `rpc`, `broker_connections` and `world.real`; every other package may import this one.
+I/O happens only in `connections` and `world.real`. Every other package may import this one.
 """

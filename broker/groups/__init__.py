@@ -1,1 +1,1 @@
-"""The group coordinator: members of consumer groups, their generations, and the offsets that groups commit."""
+"""The group coordinator: members of consumer groups, their generations, and their committed offsets."""

@@ -1,1 +1,1 @@
-"""What a broker does about each request: a dispatch table and one file per API family."""
+"""One function for each API, found through a dispatch table."""

@@ -1,1 +1,1 @@
-"""What a broker reports about itself: Prometheus metrics, log lines, the controller's timeline file."""
+"""Prometheus metrics, summarized log lines, and the file of the controller's timeline."""

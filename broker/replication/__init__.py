@@ -1,1 +1,1 @@
-"""Leaders and followers: partitions, the ISR, fetchers, and the manager that the handlers call."""
+"""Leaders and followers: partitions, the ISR, fetchers, and the manager that handlers call."""

@@ -1,1 +1,1 @@
-"""Work that must wait or take turns: the purgatory and its timers, slices, sleeps, supervised tasks."""
+"""Work that waits or takes turns: the purgatory and its timers, slices, sleeps, supervised tasks."""

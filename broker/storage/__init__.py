@@ -1,1 +1,1 @@
-"""Logs on disk. See `log` for the rule that holds them together."""
+"""Logs on disk: segments, indexes, checkpoints, flushing. Begin with `log`."""

@@ -1,1 +1,1 @@
-"""The client's commands: topics, produce, consume, bench."""
+"""The client's commands, such as topics, produce, consume and groups."""

@@ -1,1 +1,1 @@
-"""From a partition to the application's hands: positions, the task that fetches ahead, records."""
+"""From a partition to the application: positions, the task that fetches ahead, records."""

@@ -1,1 +1,1 @@
-"""What the controller decides: pure functions of the cluster state and what was gathered; they return Plans."""
+"""The controller's decisions: pure functions of the cluster state that return Plans."""

@@ -30,7 +30,7 @@ it can still serve (`for_controlled_shutdown`).
 
 A leader that lives stays, but not one whose broker has registered again since it was elected: that may be another
 process, with another log. It may be elected anew, in an epoch of its own; in that of its predecessor it could give
-other records the same offsets (`Where it differs` in ARCHITECTURE.md).
+other records the same offsets (docs/internals/elections.md).
 """
 
 from __future__ import annotations

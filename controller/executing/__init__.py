@@ -1,1 +1,1 @@
-"""How decisions take effect: reads from ZooKeeper, writes under the controller's epoch, requests to brokers."""
+"""Effects of decisions: reads from ZooKeeper, writes under the controller's epoch, requests to brokers."""

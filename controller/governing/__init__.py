@@ -1,1 +1,1 @@
-"""Who governs: registration in ZooKeeper, the race for /controller, crash detection."""
+"""Registration in ZooKeeper, the race for /controller, and crash detection."""

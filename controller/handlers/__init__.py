@@ -1,1 +1,1 @@
-"""What a tenure does about each event, a module per family: read, decide, execute, and decide again on conflicts."""
+"""The handling of events, one module per family: read, decide, execute, and decide again on conflicts."""

@@ -1,1 +1,1 @@
-"""What a running cluster, or the files of a stopped one, say about it."""
+"""Status of a running cluster, and the files of a stopped one."""

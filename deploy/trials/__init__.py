@@ -1,1 +1,1 @@
-"""Workloads that measure a cluster or break it, with a verdict on what was lost."""
+"""Workloads that measure a cluster or break it, with a verdict on lost records."""

@@ -1,1 +1,1 @@
-"""Kafka's own protocol, as its clients speak it: bytes to the messages of `protocol.messages`, and back. Pure."""
+"""Kafka's own protocol: its bytes to the messages of `protocol.messages`, and back. Pure."""

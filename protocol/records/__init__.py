@@ -1,4 +1,4 @@
-"""The record batch: what producers send, logs store, followers copy and consumers read.
+"""The record batch: the unit that producers send, logs store, followers copy and consumers read.
 
 The problem: records come by the million, and Python spends more on touching one of them than C does on a whole batch.
 So the unit is the batch, and the broker looks at its header alone (`header`). The header is Kafka's version 2, byte for

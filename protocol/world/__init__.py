@@ -1,4 +1,4 @@
-"""What a process may touch: clock, network, disk, ZooKeeper, randomness, worker threads. Interfaces only.
+"""Everything outside the process: clock, network, disk, ZooKeeper, randomness, worker threads. Interfaces only.
 
 The problem: a cluster can only be tested under a thousand crashes, torn writes and reordered packets if all
 of those come from a place that the test controls, and only be debugged if the same seed reproduces them.

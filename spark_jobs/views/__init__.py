@@ -1,1 +1,1 @@
-"""Views of a topic: batch, stream, and the place where both are served."""
+"""Views of a topic: a batch job, a stream, and the file that says which version is served."""

@@ -87,7 +87,7 @@ def test_a_stream_is_written_on(logs: Logs, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_task_can_tell_query_batch_and_partition_and_a_replay_tells_the_same(logs: Logs, tmp_path: Path) -> None:
-    """Spark does not document it, and exactly-once writing needs it: see ARCHITECTURE.md."""
+    """Spark does not document it, and exactly-once writing needs it: see docs/internals/spark.md."""
     logs.create(2)
     for partition in (0, 1):
         logs.produce([b"x"] * 10, partition=partition)

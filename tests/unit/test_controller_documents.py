@@ -1,27 +1,17 @@
-"""What ARCHITECTURE.md says of the controller: its state machines, and where Kafka's mechanisms are."""
+"""docs/internals/controller.md names, for each mechanism of Kafka's controller, modules and a test that exist."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.state_diagrams import DOCUMENT, drawn
+from tests.generated_documents import CONTROLLER, ROOT
 
-ROOT = Path(__file__).parents[2]
-SECTION = DOCUMENT.read_text().partition("## Kafka's controller, piece by piece")[2].partition("\n## ")[0]
+SECTION = CONTROLLER.read_text().partition("## Kafka's controller, piece by piece")[2].partition("\n## ")[0]
 ROWS = [line.strip("|").split(" | ") for line in SECTION.splitlines() if line.startswith("| ")][1:]
 
 
-def test_the_diagrams_of_both_state_machines_are_what_the_tables_say() -> None:
-    document = DOCUMENT.read_text()
-    assert document == drawn(document), "run `make diagrams`"
-
-
-def test_an_arrow_that_is_missing_is_drawn() -> None:
-    document = DOCUMENT.read_text()
-    arrow = "    OfflinePartition --> OnlinePartition\n"
-    assert document.count(arrow) == 1
-    assert drawn(document.replace(arrow, "")) == document
+def test_the_table_is_there() -> None:
+    assert len(ROWS) > 50
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip())

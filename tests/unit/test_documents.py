@@ -1,29 +1,65 @@
 """The documents say what is there."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 from tests import documents
+from tests.generated_documents import ARCHITECTURE, BLOCKS, PARTS, generated
 from tests.settings_reference import reference
 
 ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+INTERNALS = [ARCHITECTURE, *sorted((ROOT / "docs/internals").glob("*.md"))]
+STEPS = re.findall(r"^- \*\*([A-Z]\d)\*\* `([^`]+)` `([^`]+)`", ARCHITECTURE.read_text(), re.MULTILINE)
 LABELS = [f"{walk}{step}" for walk, steps in {"P": 7, "C": 6, "R": 7, "M": 9}.items() for step in range(1, steps + 1)]
 
 
-@pytest.mark.parametrize("label", LABELS)
-def test_every_label_of_the_walks_stands_in_the_first_file_that_its_step_names(label: str) -> None:
-    step = re.search(rf"^- \*\*{label}\*\* `([^`]+\.py)`", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
-    assert step is not None
-    assert re.search(rf"\b{label}\b", (ROOT / step[1]).read_text())
+def test_architecture_can_be_read_in_an_afternoon() -> None:
+    assert len(ARCHITECTURE.read_bytes()) <= 40_000
+
+
+@pytest.mark.parametrize("page", INTERNALS, ids=lambda page: page.name)
+def test_every_path_that_is_named_exists(page: Path) -> None:
+    named = re.findall(r"`([\w.-]+/[\w./-]*\w)(?:::\w+)?`", page.read_text())
+    ours = [path for path in named if path.partition("/")[0] in (*PARTS, "tests", "docs", "minibroker")]
+    assert ours
+    assert [path for path in ours if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", BLOCKS, ids=lambda page: page.name)
+def test_diagrams_and_rooms_are_what_the_code_says(page: Path) -> None:
+    assert page.read_text() == generated(page, page.read_text()), "run `make diagrams`"
+
+
+def test_a_missing_arrow_is_drawn() -> None:
+    page = ROOT / "docs/internals/controller.md"
+    text = page.read_text()
+    arrow = "    OfflinePartition --> OnlinePartition\n"
+    assert text.count(arrow) == 1
+    assert generated(page, text.replace(arrow, "")) == text
+
+
+@pytest.mark.parametrize(("label", "path", "name"), STEPS, ids=lambda value: value if len(value) == 2 else "")
+def test_every_step_of_the_walks_names_a_function_of_its_file(label: str, path: str, name: str) -> None:
+    text = (ROOT / path).read_text()
+    scope: ast.AST = ast.parse(text)
+    for part in name.split("."):
+        found = [node for node in ast.walk(scope) if isinstance(node, ast.stmt) and getattr(node, "name", None) == part]
+        assert found, f"{label}: {path} has no {name}"
+        scope = found[0]
+    if label in LABELS:
+        assert re.search(rf"\b{label}\b", text), f"{path} has no comment {label}"
+
+
+def test_every_label_of_the_code_has_a_step() -> None:
+    assert [label for label in LABELS if label not in {step[0] for step in STEPS}] == []
 
 
 def test_the_reference_of_settings_is_what_the_code_says() -> None:
     assert (ROOT / "docs/settings.md").read_text() == reference(), "run `make settings`"
-
-
-PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

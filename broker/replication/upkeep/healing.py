@@ -2,7 +2,7 @@
 be made, or deleted, as there were too few file descriptors: the controller, which is told that of no replica twice, is
 asked to order it again.
 
-How damage is found, and when a leader gives up its leadership over it: see "A damaged replica" in ARCHITECTURE.md.
+How damage is found, and when a leader gives up its leadership over it: see docs/internals/storage.md.
 
 The danger: a replica is on record as having all that was acknowledged (in the ISR, or eligible). If that stays so, or
 becomes so again, while it has nothing, it may lead with an empty log, and the others cut off what was acknowledged. So

@@ -1,1 +1,1 @@
-"""Reading the files of a stopped broker without changing a byte."""
+"""Readers of a stopped broker's files, which change nothing."""

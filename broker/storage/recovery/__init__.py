@@ -1,1 +1,1 @@
-"""Opening a log after any kind of stop, and whether its data directory can be trusted."""
+"""Opening a log after any kind of stop, and whether its directory can be trusted."""

@@ -1,1 +1,1 @@
-"""What every command shares: options, output, errors, hints."""
+"""Options, output, errors and hints, shared by all commands."""

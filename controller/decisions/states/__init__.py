@@ -1,1 +1,1 @@
-"""The states of partitions and replicas, which moves are legal, and the checker. Pure."""
+"""The states of partitions and replicas, the legal moves, and the checker. Pure."""
