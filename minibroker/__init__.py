@@ -207,10 +207,10 @@ def application() -> typer.Typer:
 def main() -> NoReturn:
     """The command line `minibroker`. Exit codes: 0 ok, 1 failure, 2 usage, 3 timeout, 4 unhealthy."""
     try:
-        from minibroker.client.cli.terminal.log import show_stalls
+        from minibroker.client.cli.terminal.log import show_waits
         from minibroker.client.cli.terminal.output import run_app
 
-        show_stalls()
+        show_waits()
         code = run_app(application())
     except KeyboardInterrupt:  # during the imports
         code = 130

@@ -27,7 +27,7 @@ from minibroker.protocol.words import counted
 from minibroker.spark_jobs import jobs
 from minibroker.spark_jobs.session import check_packages
 
-app = typer.Typer(help="Spark jobs that read topics (pip install 'minibroker[spark]').", no_args_is_help=True)
+app = typer.Typer(help="Spark jobs that read topics (pip install pyspark pyarrow).", no_args_is_help=True)
 
 
 def _nameable(path: Path | None) -> Path | None:

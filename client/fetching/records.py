@@ -149,9 +149,7 @@ class ConsumerBatch:
         try:
             import pyarrow
         except ImportError as error:
-            raise MinibrokerError(
-                "to_arrow() needs pyarrow, which is not installed: pip install 'minibroker[spark]'"
-            ) from error
+            raise MinibrokerError("to_arrow() needs pyarrow, which is not installed: pip install pyarrow") from error
         count = len(self)
 
         def column(values: Sequence[Any]) -> Any:

@@ -1,12 +1,11 @@
 """A real ZooKeeper as a local process, from whatever installation this machine has.
 
-Looked for in this order: ZOOKEEPER_HOME, Debian's package, the jars in the `pyspark` wheel. One standalone server on
-loopback, with ticks of 500 ms, so that sessions of 1 to 10 s are possible.
+Looked for in this order: ZOOKEEPER_HOME, Debian's package, the jars that `zookeeper_jars` downloads. One standalone
+server on loopback, with ticks of 500 ms, so that sessions of 1 to 10 s are possible.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from minibroker.client.java import find_java
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut
 from minibroker.deploy.local.ports import LOOPBACK
 from minibroker.deploy.local.processes import Process, is_alive, spawn, wait_until
+from minibroker.deploy.local.zookeeper_jars import zookeeper_jars
 
 DEFAULT_PORT = 2181
 START_TIMEOUT_S = 60.0
@@ -26,18 +26,6 @@ _PROBE_TIMEOUT_S = 0.2
 data is neither answered nor closed (a NullPointerException in its log), so waiting longer would be in vain."""
 
 _DEBIAN_JARS = Path("/usr/share/java")
-# What ZooKeeper's server reaches in Spark's directory of 270 jars; all of them on the class path cost 100 ms.
-_PYSPARK_JARS = (
-    "zookeeper-*.jar",
-    "slf4j-api-*.jar",
-    "log4j-slf4j2-impl-*.jar",
-    "log4j-api-*.jar",
-    "log4j-core-*.jar",
-    "netty-*.jar",
-    "metrics-core-*.jar",
-    "snappy-java-*.jar",
-    "commons-io-*.jar",
-)
 
 
 class ZooKeeperProgram:
@@ -49,7 +37,7 @@ class ZooKeeperProgram:
 
 
 def find_program(environment: Mapping[str, str] = os.environ) -> ZooKeeperProgram:
-    """Raises MinibrokerError with the remedy where the jars or Java are missing."""
+    """Find both; jars that this machine lacks are downloaded. Raises MinibrokerError with the remedy if that fails."""
     java = find_java(
         environment, "ZooKeeper", "install a Java runtime, or name a running ZooKeeper with --zookeeper HOST:PORT"
     )
@@ -78,7 +66,8 @@ def start(program: ZooKeeperProgram, data: Path, log: Path, port: int) -> Proces
         "-XX:+UseSerialGC",
         "-Xmx256m",
         f"-XX:ErrorFile={log.parent / 'zookeeper-crash-%p.log'}",
-        "-Dlog4j2.level=INFO",
+        "-Dorg.slf4j.simpleLogger.showDateTime=true",
+        "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
         "-Dzookeeper.jmx.log4j.disable=true",
         "-cp",
         os.pathsep.join(str(path) for path in program.class_path),
@@ -161,13 +150,4 @@ def _find_class_path(environment: Mapping[str, str]) -> list[Path]:
         # Its manifest names the jars it needs, but no implementation of the logging interface.
         names = ("zookeeper.jar", "zookeeper-jute.jar", "slf4j-simple.jar")
         return [_DEBIAN_JARS / name for name in names if (_DEBIAN_JARS / name).exists()]
-    package = importlib.util.find_spec("pyspark")
-    if package is not None and package.origin is not None:
-        directory = Path(package.origin).parent / "jars"
-        jars = [jar for pattern in _PYSPARK_JARS for jar in sorted(directory.glob(pattern))]
-        if any(jar.name.startswith("zookeeper-") for jar in jars):
-            return jars
-    raise LaunchError(
-        "no ZooKeeper on this machine: run `pip install 'minibroker[local]'`, or install Debian's package zookeeper, "
-        "or set ZOOKEEPER_HOME, or name a running one with --zookeeper HOST:PORT"
-    )
+    return zookeeper_jars(environment)

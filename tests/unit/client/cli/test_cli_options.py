@@ -67,10 +67,10 @@ def test_help_needs_no_knowledge_of_python(
     assert not re.findall(r"<[^>]*>|<=|>=|\b(?:int|float|bool|str|None|True|False)\b", printed)
 
 
-def test_the_extras_of_the_package_are_shown_in_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_says_which_packages_spark_jobs_need(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ([], ["spark"]):
         run_app(application(), [*command, "--help"])
-        assert "pip install 'minibroker[spark]'" in capsys.readouterr().out
+        assert "pip install pyspark pyarrow" in capsys.readouterr().out
 
 
 def test_help_says_what_a_value_looks_like(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
