@@ -33,7 +33,7 @@ from minibroker.controller.background import start_in_background, stop_in_backgr
 from minibroker.controller.decisions import crashes
 from minibroker.controller.decisions.crashes import Attempt, Suspicion, Trouble
 from minibroker.controller.executing.requests import control_endpoint
-from minibroker.protocol.connections.keepalive import OF_BROKERS, keep_alive
+from minibroker.protocol.connections.keepalive import OF_CRASH_DETECTION, keep_alive
 from minibroker.protocol.model import Broker, Endpoint
 from minibroker.protocol.world import Clock, Network
 
@@ -58,7 +58,7 @@ class _Watcher(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        keep_alive(transport, OF_BROKERS)
+        keep_alive(transport, OF_CRASH_DETECTION)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.lost.done():

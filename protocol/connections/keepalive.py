@@ -26,10 +26,12 @@ class Patience(NamedTuple):
     probes: int
     """up to so many times, once a second."""
     unacknowledged_s: int | None = None
-    """How long what was sent may go without an acknowledgement; None: as long as the kernel thinks fit."""
+    """How long what was sent may go without an acknowledgement; None: as long as the kernel thinks fit. Where it is
+    set, Linux ends a quiet connection after this time, too, and does not count the probes."""
 
 
-OF_BROKERS = Patience(idle_s=1, probes=2, unacknowledged_s=5)
+OF_CRASH_DETECTION = Patience(idle_s=1, probes=2)
+OF_BROKERS = Patience(idle_s=1, probes=4, unacknowledged_s=5)
 OF_CLIENTS = Patience(idle_s=3, probes=3)
 
 

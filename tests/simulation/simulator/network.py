@@ -558,10 +558,13 @@ class VirtualSocket:
         return self._options.get((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 7_200)
 
     @property
-    def keepalive_patience_s(self) -> int:
-        """And so long it has for its answer."""
-        probes = self._options.get((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 9)
-        return probes * self._options.get((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 75)
+    def keepalive_patience_s(self) -> float:
+        """And so long it has for its answer. Where TCP_USER_TIMEOUT is set, Linux does not count probes: it waits for
+        that time since it last heard from the other end."""
+        interval_s = self._options.get((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 75)
+        if self.user_timeout_s is not None:
+            return max(self.user_timeout_s - self.keepalive_idle_s, interval_s)
+        return self._options.get((socket.IPPROTO_TCP, socket.TCP_KEEPCNT), 9) * interval_s
 
     @property
     def user_timeout_s(self) -> float | None:
