@@ -15,28 +15,31 @@ from minibroker.client.admin import (
     PartitionDescription,
     TopicDescription,
 )
-from minibroker.client.administering.configs import ConfigChange, ConfigEntry, ConfigResource, ConfigSynonym
-from minibroker.client.administering.groups import GroupDescription, GroupListing, MemberDescription
+from minibroker.client.administering.configs import (
+    ConfigChange,
+    ConfigEntry,
+    ConfigErrors,
+    ConfigResource,
+    ConfigSynonym,
+)
+from minibroker.client.administering.groups import GroupDescription, GroupErrors, GroupListing, MemberDescription
 from minibroker.client.administering.offsets import OffsetAndTimestamp
 from minibroker.client.administering.reassignment import PartitionReassignment
 from minibroker.client.cluster.coordinators import Coordinator
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import (
     ApiTimedOut,
-    BatchDeliveryFailed,
     BrokersFailed,
     BufferFull,
     ClientCrashed,
     Closed,
     CommitFailed,
-    ConfigErrors,
     CorruptBatch,
     DeliveryFailed,
     DeliveryTimedOut,
     DeserializationFailed,
     FailedRecord,
     ForkedClient,
-    GroupErrors,
     InvalidSetting,
     ListenerTimedOut,
     LogTruncated,
@@ -53,7 +56,14 @@ from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.group.consumer_status import ConsumerStatus
 from minibroker.client.group.listener import RebalanceListener
 from minibroker.client.producer import Producer
-from minibroker.client.producing.delivery import BatchDelivery, BatchMetadata, Delivery, PartMetadata, RecordMetadata
+from minibroker.client.producing.delivery import (
+    BatchDelivery,
+    BatchDeliveryFailed,
+    BatchMetadata,
+    Delivery,
+    PartMetadata,
+    RecordMetadata,
+)
 from minibroker.client.producing.partitioners import Partitioner, Partitions, RoundRobin, WithoutKey, crc32, murmur2
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from minibroker.protocol.model import AlterOperation, ConfigSource, ConfigType, ResourceType, TopicPartition

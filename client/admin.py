@@ -15,6 +15,7 @@ from minibroker.client.administering import groups as groups_
 from minibroker.client.administering.configs import (
     ConfigChange,
     ConfigEntry,
+    ConfigErrors,
     ConfigResource,
     alter_request,
     altered,
@@ -27,6 +28,7 @@ from minibroker.client.administering.deletion import delete_records
 from minibroker.client.administering.elections import LeaderElections
 from minibroker.client.administering.groups import (
     GroupDescription,
+    GroupErrors,
     GroupListing,
     check_group,
     check_groups,
@@ -40,15 +42,7 @@ from minibroker.client.cluster.calls import ends_with_its_client
 from minibroker.client.cluster.connections import OVERDUE_S, Purpose, exponential_backoff_s
 from minibroker.client.cluster.coordinators import Coordinators
 from minibroker.client.cluster.lifecycle import Client
-from minibroker.client.errors import (
-    BrokersFailed,
-    ConfigErrors,
-    GroupErrors,
-    InvalidSetting,
-    PartitionErrors,
-    TopicErrors,
-    no_such_partition,
-)
+from minibroker.client.errors import BrokersFailed, InvalidSetting, PartitionErrors, TopicErrors, no_such_partition
 from minibroker.client.group.commits import OffsetAndMetadata, check_offsets
 from minibroker.client.log import Logger
 from minibroker.client.settings import (

@@ -1,31 +1,30 @@
-"""The client library's own errors; those of `minibroker.protocol.errors` (BrokerError, NetworkError) come from brokers
-and the network.
+"""The errors that the client library raises itself. Brokers and the network cause those of `minibroker.protocol.errors`
+(BrokerError, NetworkError).
 
 All derive from MinibrokerError, so `except MinibrokerError` catches everything. Every message names the value, the rule
-and the remedy.
+and the remedy. An error that carries results of one room's own types is defined beside these types: ConfigErrors,
+GroupErrors and BatchDeliveryFailed.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Never, TypeVar
 
 from minibroker.client.shown import shown, shows_only
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import counted
 
-if TYPE_CHECKING:
-    from minibroker.client.administering.configs import ConfigEntry, ConfigResource
-    from minibroker.client.administering.groups import GroupDescription
-    from minibroker.client.producing.delivery import BatchMetadata
+K = TypeVar("K")
+R = TypeVar("R")
 
 
 def no_such_partition(partition: TopicPartition, count: int, doing: str = "") -> BrokerError:
-    """UNKNOWN_TOPIC_OR_PARTITION for a topic that is there, and has `count` partitions. `doing` comes before it."""
+    """Return UNKNOWN_TOPIC_OR_PARTITION for an existing topic with `count` partitions. `doing` prefixes the message."""
     topic, index = partition
     return BrokerError(
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -36,11 +35,11 @@ def no_such_partition(partition: TopicPartition, count: int, doing: str = "") ->
 
 
 class ApiTimedOut(MinibrokerError, TimeoutError):
-    """A call did not get its answer within `default_api_timeout_ms`."""
+    """A call was not answered within `default_api_timeout_ms`."""
 
 
 class InvalidSetting(MinibrokerError, ValueError):
-    """A setting has a value that it cannot have. Raised by constructors, before anything is started."""
+    """A setting or an argument has an illegal value. Nothing was started or sent."""
 
     def __init__(self, name: str, value: object, rule: str) -> None:
         super().__init__(f"{name}={shown(value)}: {rule}")
@@ -49,29 +48,28 @@ class InvalidSetting(MinibrokerError, ValueError):
 
 
 class InvalidAssignment(MinibrokerError, ValueError):
-    """An assignor of the user's decided what a group cannot do."""
+    """The application's own assignor returned an assignment that is not possible."""
 
     def __init__(self, assignor: str, what: str) -> None:
         super().__init__(f"assignor {assignor}: {what}")
 
 
 class Closed(MinibrokerError, RuntimeError):
-    """The producer, consumer or admin was closed, or not started yet."""
+    """The producer, consumer or admin client is closed, or not started yet."""
 
 
 class WrongEventLoop(MinibrokerError, RuntimeError):
-    """A producer, consumer or admin was used from an event loop other than the one in which it was started, or from a
-    thread in which none runs. Nothing was done."""
+    """A client was used outside the event loop in which it was started. Nothing was done."""
 
 
 class ListenerTimedOut(MinibrokerError, TimeoutError):
-    """A rebalance listener took longer than `max_poll_interval_ms`, for which its group waited, and was cancelled."""
+    """A rebalance listener took longer than `max_poll_interval_ms` and was cancelled."""
 
     def __init__(self, method: str, max_poll_interval_ms: int) -> None:
         self._arguments = method, max_poll_interval_ms
         super().__init__(
             f"{method} did not return within max_poll_interval_ms={max_poll_interval_ms}, and was cancelled: let it do "
-            "less, or bound what it waits for, or raise max_poll_interval_ms"
+            "less, limit how long it waits, or raise max_poll_interval_ms"
         )
 
     def __reduce__(self) -> tuple[type[ListenerTimedOut], tuple[str, int]]:
@@ -79,14 +77,14 @@ class ListenerTimedOut(MinibrokerError, TimeoutError):
 
 
 class WithinListener(MinibrokerError, RuntimeError):
-    """A rebalance listener has called `unsubscribe` or `close`, or has asked for records: these wait until it has
-    returned. Nothing was done."""
+    """A rebalance listener called a method that waits for the listener itself: `unsubscribe`, `close`, or one that
+    returns records. Nothing was done."""
 
     def __init__(self, call: str) -> None:
         self._call = call
         super().__init__(
-            f"{call}() was called by a rebalance listener, for which it would wait: let the listener return, or raise, "
-            "and call it from the loop that reads"
+            f"{call}() was called by a rebalance listener, and would wait until that listener returns: return from the "
+            f"listener first, and call {call}() from the loop that reads"
         )
 
     def __reduce__(self) -> tuple[type[WithinListener], tuple[str]]:
@@ -94,26 +92,27 @@ class WithinListener(MinibrokerError, RuntimeError):
 
 
 class ForkedClient(MinibrokerError, RuntimeError):
-    """A client of `minibroker.sync` was used in a child that was forked from its process. Nothing was done: make a new
-    one in the child."""
+    """A client of `minibroker.sync` was used in a forked child process. Nothing was done; create a new client there."""
 
 
 class ClientCrashed(MinibrokerError, RuntimeError):
-    """A background task of the client met a bug. Nothing is sent or fetched any more; the cause is chained."""
+    """A background task of the client failed because of a bug. The client sends and fetches nothing more. The bug is
+    the cause of this error."""
 
 
 class BufferFull(MinibrokerError):
-    """`send` was called faster than brokers take records, and `drain` was not awaited in between."""
+    """The buffer has no room: `send` was called faster than brokers acknowledge records."""
 
 
 class PartitionerFailed(MinibrokerError):
-    """The function that was given as `partitioner` raised (that is the cause), or returned what is no partition."""
+    """The application's partitioner raised (its error is the cause), or did not return a partition of the topic."""
 
 
 class SerializationFailed(MinibrokerError, ValueError):
-    """A key or value could not be made bytes, so nothing was sent. The serializer's error is the cause.
+    """A key or value could not be serialized, so nothing was sent. The serializer's error is the cause.
 
-    `topic`; `what`, which is "key" or "value" (with an index: of `send_batch`); and the `type` of what was passed.
+    `what` is "key" or "value", followed by the index of the record in a `send_batch`. `type` is the type of the key or
+    value that was passed.
     """
 
     def __init__(self, topic: str, what: str, type: type, problem: str) -> None:
@@ -128,9 +127,9 @@ class SerializationFailed(MinibrokerError, ValueError):
 
 
 class DeserializationFailed(MinibrokerError, ValueError):
-    """A record's key or value is not what the deserializer reads. Its error is the cause.
+    """A record's key or value could not be deserialized. The deserializer's error is the cause.
 
-    `partition` and `offset` of the record, `what` ("key" or "value"), and the `data` as it is in the log.
+    `partition` and `offset` locate the record; `what` is "key" or "value"; `data` is its bytes in the log.
     """
 
     def __init__(self, topic: str, partition: int, offset: int, what: str, problem: str, data: bytes) -> None:
@@ -149,12 +148,12 @@ class DeserializationFailed(MinibrokerError, ValueError):
 
 
 class DeliveryTimedOut(MinibrokerError, TimeoutError):
-    """A record was not acknowledged within `delivery_timeout_ms`. It may be in the log all the same."""
+    """A record was not acknowledged within `delivery_timeout_ms`. It may nevertheless be in the log."""
 
 
 @shows_only("topic", "partition", "timestamp_ms", "error")
 class FailedRecord(NamedTuple):
-    """A record that is not known to be in the log, and why."""
+    """A record that was not acknowledged, and the reason."""
 
     topic: str
     partition: int | None
@@ -171,8 +170,8 @@ def records_were(count: int) -> str:
 
 
 class DeliveryFailed(MinibrokerError):
-    """Records failed and nobody awaited their Delivery. `failures` holds all of them, in no global order, but in
-    the order of their `send` within each partition."""
+    """Records failed whose Delivery was not awaited. `failures` holds them; those of one partition are in the order of
+    their `send`."""
 
     def __init__(self, failures: Sequence[FailedRecord]) -> None:
         self.failures = tuple(failures)
@@ -189,121 +188,57 @@ class DeliveryFailed(MinibrokerError):
         return type(self), (self.failures,)
 
 
-class BatchDeliveryFailed(DeliveryFailed):
-    """Records of a `send_batch` failed.
+class PartialFailure(MinibrokerError, Generic[K, R]):
+    """Some parts of a request failed, and the others succeeded.
 
-    `failures` holds those that failed, `indexes` says which records of the call these are, in the same order, and
-    `metadata` where the others are.
+    `errors` has the error of each part that failed. `results` has the result of each part that succeeded, if the call
+    returns any.
     """
 
-    def __init__(self, failures: Sequence[FailedRecord], indexes: Sequence[int], metadata: BatchMetadata) -> None:
-        super().__init__(failures)
-        self.indexes = tuple(indexes)
-        self.metadata = metadata
+    def __init__(self, errors: Mapping[K, MinibrokerError], results: Mapping[K, R] = MappingProxyType({})) -> None:
+        self.errors = dict(errors)
+        self.results = dict(results)
+        super().__init__(_grouped((self._name(key), error) for key, error in self.errors.items()))
 
-    def __reduce__(self) -> tuple[type[DeliveryFailed], tuple[Any, ...]]:
-        return type(self), (self.failures, self.indexes, self.metadata)
+    @staticmethod
+    def _name(key: K) -> str:
+        return str(key)
 
-
-class TopicErrors(MinibrokerError):
-    """Some topics of a request failed. `errors` has one entry for each, by name; the other topics succeeded."""
-
-    def __init__(self, errors: dict[str, MinibrokerError]) -> None:
-        self.errors = errors
-        super().__init__(_grouped(errors))
-
-    def __reduce__(self) -> tuple[type[TopicErrors], tuple[dict[str, MinibrokerError]]]:
-        return type(self), (self.errors,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.errors, self.results)
 
 
-class PartitionErrors(MinibrokerError):
-    """Some partitions of a request failed. `errors` has one entry for each; the other partitions succeeded, and
-    `results` has what the call would have returned for them."""
+class TopicErrors(PartialFailure[str, Never]):
+    """Some topics of a request failed; `errors` is by name. The other topics succeeded."""
+
+
+class PartitionErrors(PartialFailure[TopicPartition, int]):
+    """Some partitions of a request failed; the others succeeded. `errors` and `results` are by partition."""
 
     def __init__(
         self,
-        errors: dict[TopicPartition, MinibrokerError],
+        errors: Mapping[TopicPartition, MinibrokerError],
         results: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> None:
-        self.errors = errors
-        self.results = dict(results)
-        super().__init__(_grouped({str(partition): error for partition, error in sorted(errors.items())}))
-
-    def __reduce__(
-        self,
-    ) -> tuple[type[PartitionErrors], tuple[dict[TopicPartition, MinibrokerError], dict[TopicPartition, int]]]:
-        return type(self), (self.errors, self.results)
+        super().__init__(dict(sorted(errors.items())), results)
 
 
-class GroupErrors(MinibrokerError):
-    """Some groups of a request failed. `errors` has one entry for each, by name; the other groups succeeded, and
-    `results` has what the call would have returned for them."""
+class BrokersFailed(PartialFailure[int, Any]):
+    """Some brokers failed a request; the others answered it. `errors` and `results` are by broker id."""
 
-    def __init__(
-        self,
-        errors: Mapping[str, MinibrokerError],
-        results: Mapping[str, GroupDescription] = MappingProxyType({}),
-    ) -> None:
-        self.errors = dict(errors)
-        self.results = dict(results)
-        super().__init__("; ".join(f"{name}: {error}" for name, error in errors.items()))
-
-    def __reduce__(
-        self,
-    ) -> tuple[type[GroupErrors], tuple[dict[str, MinibrokerError], dict[str, GroupDescription]]]:
-        return type(self), (self.errors, self.results)
-
-
-class BrokersFailed(MinibrokerError):
-    """Some brokers of a request did not do what was asked. `errors` has one entry for each, by id; the others did, and
-    `results` has what the call would have returned for them."""
-
-    def __init__(
-        self,
-        errors: dict[int, MinibrokerError],
-        results: Mapping[int, Any] = MappingProxyType({}),
-    ) -> None:
-        self.errors = errors
-        self.results = dict(results)
-        """By id, too."""
-        super().__init__(_grouped({f"broker {broker}": error for broker, error in sorted(errors.items())}))
-
-    def __reduce__(
-        self,
-    ) -> tuple[type[BrokersFailed], tuple[dict[int, MinibrokerError], dict[int, Any]]]:
-        return type(self), (self.errors, self.results)
-
-
-class ConfigErrors(MinibrokerError):
-    """Some resources of a request failed. `errors` has one entry for each; the other resources succeeded, and `results`
-    has what the call would have returned for them."""
-
-    def __init__(
-        self,
-        errors: Mapping[ConfigResource, MinibrokerError],
-        results: Mapping[ConfigResource, Mapping[str, ConfigEntry]] = MappingProxyType({}),
-    ) -> None:
-        self.errors = dict(errors)
-        self.results = dict(results)
-        super().__init__(_grouped({str(resource): error for resource, error in errors.items()}))
-
-    def __reduce__(
-        self,
-    ) -> tuple[
-        type[ConfigErrors],
-        tuple[dict[ConfigResource, MinibrokerError], dict[ConfigResource, Mapping[str, ConfigEntry]]],
-    ]:
-        return type(self), (self.errors, self.results)
+    @staticmethod
+    def _name(key: int) -> str:
+        return f"broker {key}"
 
 
 class CommitFailed(MinibrokerError):
-    """Offsets were not committed, or that is not known. `errors` has one entry for each partition; those of the same
-    call that are not in it are committed."""
+    """Offsets of some partitions were not committed, or it is unknown whether they were. `errors` has the error of
+    each such partition. The other partitions of the same call are committed."""
 
     def __init__(self, group: str, errors: dict[TopicPartition, MinibrokerError]) -> None:
         self.group = group
         self.errors = errors
-        named = _grouped({str(partition): error for partition, error in sorted(errors.items())})
+        named = _grouped((str(partition), error) for partition, error in sorted(errors.items()))
         super().__init__(f"offsets of group {group} were not committed: {named}")
 
     def __reduce__(self) -> tuple[type[CommitFailed], tuple[str, dict[TopicPartition, MinibrokerError]]]:
@@ -311,10 +246,10 @@ class CommitFailed(MinibrokerError):
 
 
 class MaxPollIntervalExceeded(MinibrokerError):
-    """The consumer was asked for no records for longer than `max_poll_interval_ms`, so it has left its group, and
-    others may have read on from what was committed. Iterating on goes on as a new member.
+    """The application did not ask the consumer for records within `max_poll_interval_ms`, so the consumer left its
+    group. Other members may have continued from the committed offsets. The next iteration joins as a new member.
 
-    `silent_s`: for how long nothing was asked for.
+    `silent_s` is the time in seconds in which the application asked for no records.
     """
 
     def __init__(self, silent_s: float, max_poll_interval_s: float) -> None:
@@ -331,9 +266,9 @@ class MaxPollIntervalExceeded(MinibrokerError):
 
 
 class CorruptBatch(MinibrokerError):
-    """A batch arrived damaged. Iterating again fetches it again; `seek` past it skips it.
+    """A batch arrived damaged. Iterate again to fetch it again, or `seek` past it to skip it.
 
-    `partition`, `problem`, and `next_offset`, the one behind the batch, None where its end cannot be told.
+    `next_offset` is the offset after the batch; None if its end is unknown.
     """
 
     def __init__(self, partition: TopicPartition, problem: str, remedy: str, next_offset: int | None = None) -> None:
@@ -348,10 +283,10 @@ class CorruptBatch(MinibrokerError):
 
 
 class LogTruncated(MinibrokerError):
-    """Records that this consumer had read are no longer in the log (after an unclean election), and with
-    `auto_offset_reset="none"` the caller must say where to go on: `seek`. (Kafka's LogTruncationException, KIP-320.)
+    """An unclean election removed records from the log that this consumer had read. With `auto_offset_reset="none"` the
+    application must `seek` (Kafka's LogTruncationException, KIP-320).
 
-    `partition`, `offset` (the position), and `diverging_offset`, from which on the log is another one than was read.
+    `offset` is the consumer's position. The log differs from the records that were read from `diverging_offset` on.
     """
 
     def __init__(self, partition: TopicPartition, offset: int, diverging_offset: int) -> None:
@@ -367,10 +302,11 @@ class LogTruncated(MinibrokerError):
         return type(self), (self.partition, self.offset, self.diverging_offset)
 
 
-def _grouped(errors: Mapping[str, MinibrokerError]) -> str:
-    """Each text once, after the names of all that it concerns, if it does not have the name itself."""
+def _grouped(errors: Iterable[tuple[str, MinibrokerError]]) -> str:
+    """Join the distinct texts, each after the names that it applies to. A text that has its single name is not
+    prefixed."""
     alike: dict[str, list[str]] = {}
-    for name, error in errors.items():
+    for name, error in errors:
         alike.setdefault(str(error), []).append(name)
     return "; ".join(
         text if len(names) == 1 and _names(text, names[0]) else f"{', '.join(names)}: {text}"
@@ -379,5 +315,5 @@ def _grouped(errors: Mapping[str, MinibrokerError]) -> str:
 
 
 def _names(text: str, name: str) -> bool:
-    """A name may be a word that any text has: it counts in quotes, or as a partition's."""
+    """Return whether the text contains the name, quoted or as a partition's. An unquoted name may be a common word."""
     return repr(name) in text or bool(re.search(r"-\d+$", name) and re.search(rf"(?<![\w.-]){re.escape(name)}\b", text))

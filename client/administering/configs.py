@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from minibroker.client.errors import InvalidSetting
+from minibroker.client.errors import InvalidSetting, PartialFailure
 from minibroker.client.settings import check_text
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, error_of
@@ -71,6 +71,10 @@ class ConfigEntry(NamedTuple):
     def is_without_effect(self) -> bool:
         """It is taken and shown, for tools that set it, and does nothing. Known where documentation was asked for."""
         return (self.documentation or "").startswith(WITHOUT_EFFECT)
+
+
+class ConfigErrors(PartialFailure[ConfigResource, Mapping[str, ConfigEntry]]):
+    """Some resources of a request failed; the others succeeded. `errors` and `results` are by resource."""
 
 
 class ConfigChange(NamedTuple):

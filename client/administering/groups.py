@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from minibroker.client.cluster.coordinators import Answered, Coordinator, Coordinators
-from minibroker.client.errors import InvalidSetting
+from minibroker.client.errors import InvalidSetting, PartialFailure
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.settings import check_choice, check_text
 from minibroker.client.shown import shown
@@ -72,6 +72,10 @@ class GroupDescription(NamedTuple):
     coordinator: Coordinator
     members: tuple[MemberDescription, ...]
     """In the order of their ids."""
+
+
+class GroupErrors(PartialFailure[str, GroupDescription]):
+    """Some groups of a request failed; the others succeeded. `errors` and `results` are by group name."""
 
 
 def check_group(name: str, group: str) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from minibroker.client.admin import Admin
-from minibroker.client.administering.configs import ConfigChange, ConfigEntry, ConfigResource
+from minibroker.client.administering.configs import ConfigChange, ConfigEntry, ConfigErrors, ConfigResource
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
@@ -27,7 +27,6 @@ from minibroker.client.cli.terminal.output import (
     run,
 )
 from minibroker.client.cli.topics import checked_topic, open_admin
-from minibroker.client.errors import ConfigErrors
 from minibroker.protocol.errors import BrokerError, NetworkError
 from minibroker.protocol.model import NOT_KNOWN_TO_BROKERS, AlterOperation, ConfigSource, ResourceType
 

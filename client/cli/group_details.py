@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from minibroker.client.admin import Admin, TopicDescription
-from minibroker.client.administering.groups import GroupDescription
-from minibroker.client.errors import GroupErrors, TopicErrors
+from minibroker.client.administering.groups import GroupDescription, GroupErrors
+from minibroker.client.errors import TopicErrors
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from minibroker.client.admin import Admin
-from minibroker.client.administering.groups import GROUP_STATES, GroupListing, MemberDescription, named
+from minibroker.client.administering.groups import GROUP_STATES, GroupErrors, GroupListing, MemberDescription, named
 from minibroker.client.cli.group_details import GroupDetails, details_of
 from minibroker.client.cli.group_resets import Reset, Shift, planned
 from minibroker.client.cli.terminal.hints import pastable
@@ -35,7 +35,7 @@ from minibroker.client.cli.terminal.output import (
 )
 from minibroker.client.cli.terminal.start_position import StartPosition, parse_start_position
 from minibroker.client.cli.topics import checked_topic, open_admin
-from minibroker.client.errors import BrokersFailed, GroupErrors, no_such_partition
+from minibroker.client.errors import BrokersFailed, no_such_partition
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import counted, plural

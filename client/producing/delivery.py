@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from minibroker.client.errors import BatchDeliveryFailed, FailedRecord, InvalidSetting
+from minibroker.client.errors import DeliveryFailed, FailedRecord, InvalidSetting
 from minibroker.client.log import Logger
 from minibroker.client.producing.accumulator import Part
 from minibroker.client.producing.batch import Batch
@@ -70,6 +70,22 @@ class BatchMetadata:
             for place, index in enumerate(part.indexes)
         ]
         return [(partition, offset) for _, partition, offset in sorted(places)]
+
+
+class BatchDeliveryFailed(DeliveryFailed):
+    """Records of a `send_batch` failed.
+
+    `failures` holds them, and `indexes` has the index in the call of each, in the same order. `metadata` has the places
+    of the other records.
+    """
+
+    def __init__(self, failures: Sequence[FailedRecord], indexes: Sequence[int], metadata: BatchMetadata) -> None:
+        super().__init__(failures)
+        self.indexes = tuple(indexes)
+        self.metadata = metadata
+
+    def __reduce__(self) -> tuple[type[DeliveryFailed], tuple[Any, ...]]:
+        return type(self), (self.failures, self.indexes, self.metadata)
 
 
 OnDelivery = Callable[[RecordMetadata | None, MinibrokerError | None], None]

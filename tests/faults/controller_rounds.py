@@ -30,8 +30,14 @@ from typing import NamedTuple, TypeVar
 import uvloop
 
 from minibroker.client.admin import Admin
-from minibroker.client.administering.configs import ConfigChange, ConfigResource, describe_request, described
-from minibroker.client.errors import ConfigErrors, PartitionErrors, TopicErrors
+from minibroker.client.administering.configs import (
+    ConfigChange,
+    ConfigErrors,
+    ConfigResource,
+    describe_request,
+    described,
+)
+from minibroker.client.errors import PartitionErrors, TopicErrors
 from minibroker.client.producer import Producer
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.local_cluster import LocalCluster

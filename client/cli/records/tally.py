@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Iterable
 
 from minibroker.client.cli.terminal.output import TIMED_OUT, explain
-from minibroker.client.errors import BatchDeliveryFailed, DeliveryTimedOut
+from minibroker.client.errors import DeliveryTimedOut
 from minibroker.client.producer import Producer
-from minibroker.client.producing.delivery import BatchDelivery, Delivery
+from minibroker.client.producing.delivery import BatchDelivery, BatchDeliveryFailed, Delivery
 from minibroker.client.tasks import Pulse
 from minibroker.protocol.errors import MinibrokerError
 

@@ -25,17 +25,11 @@ import typer
 import uvloop
 from typer.models import CommandInfo
 
+from minibroker.client.administering.groups import GroupErrors
 from minibroker.client.cli.terminal import hints
 from minibroker.client.cli.terminal.hints import comes_from, pastable
 from minibroker.client.cli.terminal.plain_help import HELP_OPTIONS, make_plain, plain_error
-from minibroker.client.errors import (
-    BrokersFailed,
-    DeliveryFailed,
-    GroupErrors,
-    InvalidSetting,
-    PartitionErrors,
-    TopicErrors,
-)
+from minibroker.client.errors import BrokersFailed, DeliveryFailed, InvalidSetting, PartitionErrors, TopicErrors
 from minibroker.protocol.connections.rpc import RequestTimedOut
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 

@@ -10,9 +10,8 @@ import pytest
 
 from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
-from minibroker.client.administering.configs import ConfigChange, ConfigResource
+from minibroker.client.administering.configs import ConfigChange, ConfigErrors, ConfigResource
 from minibroker.client.cli.configs import expected
-from minibroker.client.errors import ConfigErrors
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis, znodes
 from minibroker.protocol.apis import Plane

@@ -10,8 +10,7 @@ import pytest
 
 from minibroker.broker.settings.dynamic_config import DynamicConfigManager
 from minibroker.client.admin import Admin
-from minibroker.client.administering.configs import ConfigChange
-from minibroker.client.errors import ConfigErrors
+from minibroker.client.administering.configs import ConfigChange, ConfigErrors
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.world import Create, Operation, ZooKeeperSession

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from minibroker.client.admin import Admin
+from minibroker.client.administering.groups import GroupErrors
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import CommitFailed, GroupErrors, InvalidSetting, MaxPollIntervalExceeded, WithinListener
+from minibroker.client.errors import CommitFailed, InvalidSetting, MaxPollIntervalExceeded, WithinListener
 from minibroker.client.group.commits import Commits, OffsetAndMetadata
 from minibroker.client.group.heart import News, Overslept
 from minibroker.client.group.listener import RebalanceListener

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from minibroker.client.admin import Admin
-from minibroker.client.administering.configs import ConfigChange, ConfigResource
-from minibroker.client.errors import ConfigErrors
+from minibroker.client.administering.configs import ConfigChange, ConfigErrors, ConfigResource
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis, znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError

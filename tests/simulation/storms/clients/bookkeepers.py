@@ -19,8 +19,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from minibroker.client.admin import Admin
+from minibroker.client.administering.groups import GroupErrors
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import ClientCrashed, Closed, CommitFailed, CorruptBatch, GroupErrors, PartitionErrors
+from minibroker.client.errors import ClientCrashed, Closed, CommitFailed, CorruptBatch, PartitionErrors
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, offsets_partition
 from tests.simulation.simulator.process import Process

@@ -17,10 +17,10 @@ from random import Random
 from typing import Protocol
 
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import BatchDeliveryFailed, ClientCrashed, CorruptBatch, LogTruncated
+from minibroker.client.errors import ClientCrashed, CorruptBatch, LogTruncated
 from minibroker.client.fetching.records import ConsumerBatch
 from minibroker.client.producer import Producer
-from minibroker.client.producing.delivery import BatchDelivery, Delivery
+from minibroker.client.producing.delivery import BatchDelivery, BatchDeliveryFailed, Delivery
 from minibroker.client.producing.partitioners import crc32
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from minibroker.client.admin import Admin
+from minibroker.client.administering.groups import GroupErrors
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import GroupErrors
 from minibroker.protocol.apis import OFFSET_COMMIT
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, offsets_partition

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from minibroker.client.admin import Admin
-from minibroker.client.errors import BrokersFailed, GroupErrors, InvalidSetting, PartitionErrors
+from minibroker.client.administering.groups import GroupErrors
+from minibroker.client.errors import BrokersFailed, InvalidSetting, PartitionErrors
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.protocol.apis import (
     DELETE_GROUPS,

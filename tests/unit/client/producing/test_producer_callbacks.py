@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from minibroker.client.errors import BatchDeliveryFailed, Closed, DeliveryFailed, InvalidSetting
+from minibroker.client.errors import Closed, DeliveryFailed, InvalidSetting
 from minibroker.client.producer import Producer
-from minibroker.client.producing.delivery import Delivery, RecordMetadata
+from minibroker.client.producing.delivery import BatchDeliveryFailed, Delivery, RecordMetadata
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from tests.unit.client.scripted_broker import HANG, ORDINARY, ScriptedCluster, reject

@@ -10,7 +10,6 @@ import pyarrow
 import pytest
 
 from minibroker.client.errors import (
-    BatchDeliveryFailed,
     BufferFull,
     Closed,
     DeliveryFailed,
@@ -19,7 +18,7 @@ from minibroker.client.errors import (
     WrongEventLoop,
 )
 from minibroker.client.producer import Producer
-from minibroker.client.producing.delivery import BatchMetadata, PartMetadata
+from minibroker.client.producing.delivery import BatchDeliveryFailed, BatchMetadata, PartMetadata
 from minibroker.client.producing.partitioners import Partitioner, Partitions, RoundRobin, WithoutKey, crc32, murmur2
 from minibroker.protocol.apis import METADATA, PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode

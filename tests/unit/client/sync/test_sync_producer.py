@@ -18,7 +18,6 @@ import pytest
 from minibroker.client import producer as async_producer
 from minibroker.client.errors import (
     ApiTimedOut,
-    BatchDeliveryFailed,
     BufferFull,
     Closed,
     DeliveryFailed,
@@ -27,7 +26,7 @@ from minibroker.client.errors import (
     InvalidSetting,
     SerializationFailed,
 )
-from minibroker.client.producing.delivery import RecordMetadata
+from minibroker.client.producing.delivery import BatchDeliveryFailed, RecordMetadata
 from minibroker.client.sync import Delivery, Producer
 from minibroker.client.sync import producer as sync_producer
 from minibroker.client.sync.background import Call
