@@ -161,7 +161,7 @@ compose-test: setup image
 spark-compose-test: setup image spark-image
 	$(BIN)/pytest -s tests/compose/test_spark_profile.py
 
-# The settings reference, from broker/settings/config.py.
+# The settings reference, from broker/settings/broker_config.py and topic_config.py.
 settings: setup
 	$(BIN)/python -m tests.settings_reference > docs/settings.md
 

@@ -22,13 +22,10 @@ from collections.abc import Sequence
 import uvloop
 
 from minibroker.broker.broker import Broker
-from minibroker.broker.settings.config import (
-    BrokerConfig,
-    InvalidConfig,
-    broker_config,
-    read_properties,
-    zookeeper_digest,
-)
+from minibroker.broker.settings.broker_config import BrokerConfig
+from minibroker.broker.settings.credentials import zookeeper_digest
+from minibroker.broker.settings.parsing import broker_config, read_properties
+from minibroker.broker.settings.types import InvalidConfig
 from minibroker.controller.zookeeper import KazooZooKeeper
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.world.real import RealWorld

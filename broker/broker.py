@@ -34,8 +34,10 @@ from minibroker.broker.replication.upkeep.healing import tell_of_lost_replicas
 from minibroker.broker.scheduling.purgatory import DelayedOperation, Purgatory, Timer
 from minibroker.broker.scheduling.slices import SlicedCalls
 from minibroker.broker.scheduling.supervisor import Supervisor
-from minibroker.broker.settings.config import BrokerConfig, broker_secret, topic_config_problem
+from minibroker.broker.settings.broker_config import BrokerConfig
+from minibroker.broker.settings.credentials import broker_secret
 from minibroker.broker.settings.dynamic_config import DynamicConfigManager
+from minibroker.broker.settings.parsing import topic_config_problem
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import LogManager

@@ -14,7 +14,8 @@ from minibroker.broker.replication.delayed import DeletionStatus, ProduceStatus
 from minibroker.broker.replication.manager import FetchAnswer, ReplicaManager, ToAppend
 from minibroker.broker.replication.partition import Partition, Settings
 from minibroker.broker.scheduling.supervisor import Supervisor
-from minibroker.broker.settings.config import BrokerConfig, broker_config
+from minibroker.broker.settings.broker_config import BrokerConfig
+from minibroker.broker.settings.parsing import broker_config
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol import znodes

@@ -1,4 +1,4 @@
-"""Prints docs/settings.md, from what broker/settings/config.py says of each setting: `make settings`."""
+"""Prints docs/settings.md from the docstrings of `BrokerConfig` and `TopicConfig`: `make settings`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Any
 
 import msgspec
 
-from minibroker.broker.settings.config import DYNAMIC, BrokerConfig, TopicConfig, documentation, rule_of
+from minibroker.broker.settings.broker_config import BrokerConfig
+from minibroker.broker.settings.layers import DYNAMIC
+from minibroker.broker.settings.schema import documentation, rule_of
+from minibroker.broker.settings.topic_config import TopicConfig
 from minibroker.protocol.model import DURABILITY
 
 _HEAD = """\
 # Settings
 
-This page is generated from `broker/settings/config.py` by `make settings`. Names and meanings are Kafka's unless the
-text says otherwise.
+This page is generated from `broker/settings/broker_config.py` and `topic_config.py` by `make settings`. Names and
+meanings are Kafka's unless the text says otherwise.
 
 ## While brokers run
 

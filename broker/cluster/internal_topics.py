@@ -1,6 +1,6 @@
 """The topics that brokers create for themselves: `__consumer_offsets`. `__transaction_state` is to join it here."""
 
-from minibroker.broker.settings.config import BrokerConfig
+from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.messages import CreatableConfig, CreatableTopic
 from minibroker.protocol.model import OFFSETS_TOPIC
 

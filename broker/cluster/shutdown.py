@@ -19,7 +19,7 @@ import msgspec
 
 from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.replication.manager import ReplicaManager
-from minibroker.broker.settings.config import BrokerConfig
+from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.apis import CONTROLLED_SHUTDOWN
 from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of

@@ -16,7 +16,7 @@ from minibroker.broker.groups.offsets import is_of_gone_topic, newest_topic_id
 from minibroker.broker.groups.records import OffsetKey, OffsetValue, encode_offset_key, encode_offset_value
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import Outcome, Record, Term, Terms
-from minibroker.broker.settings.config import BrokerConfig
+from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import groups as g

@@ -19,7 +19,7 @@ from minibroker.broker.groups.records import encode_group_key, encode_group_valu
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import Outcome, Term, TermListener, Terms
 from minibroker.broker.scheduling.purgatory import Purgatory, Timer
-from minibroker.broker.settings.config import BrokerConfig
+from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.words import counted

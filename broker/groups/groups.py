@@ -9,7 +9,7 @@ from minibroker.broker.groups.coordinator import GroupCoordinator
 from minibroker.broker.groups.removal import GroupRemoval
 from minibroker.broker.groups.terms import Terms
 from minibroker.broker.replication.manager import ReplicaManager
-from minibroker.broker.settings.config import BrokerConfig
+from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.world import World
 
 

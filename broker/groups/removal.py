@@ -19,7 +19,7 @@ from minibroker.broker.groups.records import encode_group_key
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import RETRY_S, Outcome, Term, TermListener, Terms, Written
 from minibroker.broker.scheduling.slices import Slices
-from minibroker.broker.settings.config import BrokerConfig
+from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages.groups import Attempt
 from minibroker.protocol.model import TopicPartition

@@ -50,7 +50,7 @@ from minibroker.broker.replication.delayed import ProduceStatus
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.scheduling.slices import Slices
-from minibroker.broker.settings.config import BrokerConfig
+from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, offsets_partition
 from minibroker.protocol.records import DecodedBatch, decode_batch, encode_batch, iterate_batches

@@ -10,7 +10,7 @@ from typing import Any
 from minibroker.broker.cluster.forwarding import ForwardingManager
 from minibroker.broker.cluster.internal_topics import REPLICATION_FACTOR_SETTINGS, internal_topics
 from minibroker.broker.handlers.administration import Administration
-from minibroker.broker.settings.config import BrokerConfig
+from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.apis import CREATE_TOPICS
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import CreatableTopic, CreatableTopicResult, CreateTopicsRequest

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from minibroker.broker.replication.fetcher import Fetcher, FetcherSettings
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.scheduling.supervisor import Supervisor
-from minibroker.broker.settings.config import BrokerConfig
+from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World

@@ -39,14 +39,10 @@ from minibroker.broker.replication.upkeep.log_retention import LogRetention
 from minibroker.broker.scheduling.purgatory import Purgatory, Timer
 from minibroker.broker.scheduling.sleeps import Sleeps
 from minibroker.broker.scheduling.supervisor import Supervisor
-from minibroker.broker.settings.config import (
-    LZ4_DEFAULT_LEVEL,
-    BrokerConfig,
-    InvalidConfig,
-    TopicConfig,
-    as_texts,
-    default_texts,
-)
+from minibroker.broker.settings.broker_config import BrokerConfig
+from minibroker.broker.settings.schema import as_texts, default_texts
+from minibroker.broker.settings.topic_config import TopicConfig
+from minibroker.broker.settings.types import LZ4_DEFAULT_LEVEL, InvalidConfig
 from minibroker.broker.storage.io_errors import Shortage
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig

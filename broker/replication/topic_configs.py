@@ -9,7 +9,9 @@ import logging
 
 import msgspec
 
-from minibroker.broker.settings.config import TopicConfig, known_names, topic_config_in_zookeeper
+from minibroker.broker.settings.parsing import topic_config_in_zookeeper
+from minibroker.broker.settings.schema import known_names
+from minibroker.broker.settings.topic_config import TopicConfig
 from minibroker.protocol import znodes
 from minibroker.protocol.model import INTERNAL_CLEANUP_POLICY, INTERNAL_TOPICS
 from minibroker.protocol.world import NoNode, ZooKeeperSession

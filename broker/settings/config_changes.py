@@ -1,25 +1,17 @@
-"""What a request to change settings makes of them (KIP-339), and why it may not. Pure."""
+"""Computes the settings that result from a request to change them (KIP-339), or why it is rejected. Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from minibroker.broker.settings.config import (
-    ADVERTISED_LISTENERS,
-    LISTS,
-    SYNONYMS,
-    BrokerConfig,
-    InvalidConfig,
-    TopicConfig,
-    as_texts,
-    coarser_unit_problem,
-    dynamic_problem,
-    parse_advertised,
-    topic_config,
-    topic_config_problem,
-    with_dynamic,
-)
+from minibroker.broker.settings.broker_config import BrokerConfig
+from minibroker.broker.settings.layers import dynamic_problem, with_dynamic
+from minibroker.broker.settings.listeners import ADVERTISED_LISTENERS, parse_advertised
+from minibroker.broker.settings.parsing import coarser_unit_problem, topic_config, topic_config_problem
+from minibroker.broker.settings.schema import LISTS, as_texts
+from minibroker.broker.settings.topic_config import SYNONYMS, TopicConfig
+from minibroker.broker.settings.types import InvalidConfig
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import AlterableConfig
 from minibroker.protocol.model import (
@@ -35,18 +27,20 @@ _TOPIC_SETTINGS = frozenset(field.encode_name for field in msgspec.structs.field
 
 
 def check_changed_once(names: Sequence[str]) -> None:
-    """Raises BrokerError."""
+    """Reject a request that names a setting twice. Raises BrokerError."""
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{twice[0]!r} is to be changed twice: give each setting once")
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{twice[0]!r} is changed twice: give each setting once")
 
 
 def altered(
     known: Mapping[str, str], changes: Sequence[AlterableConfig], fallback: Mapping[str, str]
 ) -> dict[str, str]:
-    """The settings that follow, not yet checked. A list that is not set is changed as it holds: `fallback` has that.
+    """Return the resulting settings, unchecked. Appending to an unset list extends its effective value, which
+    `fallback` holds.
 
-    To carry the same changes out again changes nothing, so they may be repeated. Raises BrokerError."""
+    The operations are idempotent, so a request may be repeated. Raises BrokerError.
+    """
     check_changed_once([change.name for change in changes])
     values = dict(known)
     for change in changes:
@@ -86,10 +80,10 @@ def altered_topic(
     broker: BrokerConfig,
     topic: str = "",
 ) -> dict[str, str]:
-    """A topic's settings after the changes. Raises BrokerError with the value, the rule and the remedy. `topic`: its
-    name.
+    """Return a topic's settings after the changes. Raises BrokerError with the value, the rule and the remedy.
 
-    Whatever is there and no topic has may be deleted: it was edited by hand, and that mends it."""
+    Unknown settings, left by manual edits, can be deleted.
+    """
     _check_known([c for c in changes if c.name not in known or c.config_operation != AlterOperation.DELETE])
     holds = as_texts(broker)
     fallback = {name: holds[synonym] for name, synonym in SYNONYMS.items() if synonym in holds}
@@ -97,8 +91,8 @@ def altered_topic(
     if values.get(DURABILITY, REPLICATED) != known.get(DURABILITY, REPLICATED):
         raise BrokerError(
             ErrorCode.INVALID_CONFIG,
-            f"{DURABILITY} stays as it was when the topic was created: what is acknowledged by now need not be on any "
-            f"disk. Create another topic with it, and copy what this one has",
+            f"{DURABILITY} is fixed when the topic is created, because records acknowledged before a change might not "
+            f"be on any disk. Create another topic with it and copy the records",
         )
     problem = topic_config_problem(values, broker)
     if problem is not None:
@@ -109,8 +103,8 @@ def altered_topic(
             becomes = "would not be set" if policy is None else f"would be {policy}"
             raise BrokerError(
                 ErrorCode.INVALID_CONFIG,
-                f"{CLEANUP_POLICY} {becomes}, but the brokers keep their own state there, and what is older than a "
-                f"retention would be lost: give {CLEANUP_POLICY}={INTERNAL_CLEANUP_POLICY} to {topic}",
+                f"{CLEANUP_POLICY} {becomes}, but {topic} holds the brokers' own state, and retention would delete the "
+                f"older part of it: set {CLEANUP_POLICY}={INTERNAL_CLEANUP_POLICY}",
             )
     return values
 
@@ -132,8 +126,8 @@ def altered_broker(
     *,
     is_for_all: bool = False,
 ) -> dict[str, str]:
-    """What is set for a broker, or for all of them, after the changes. `below`: what holds where it is not set here.
-    Raises BrokerError."""
+    """Return the settings of a broker, or of all brokers, after the changes. `below` holds the values that apply where
+    these are unset. Raises BrokerError."""
     names = {c.name: "" for c in changes if c.name not in known or c.config_operation != AlterOperation.DELETE}
     problem = dynamic_problem(names, is_for_all=is_for_all)
     if problem is not None:
@@ -158,10 +152,11 @@ def altered_other_broker(
     asked_id: int,
     listeners: Collection[str],
 ) -> dict[str, str]:
-    """What is set for a broker, after changes that another one (`asked_id`) was asked for. Raises BrokerError.
+    """Return the settings of another broker after changes that this one, `asked_id`, received. Raises BrokerError.
 
-    Only where it is found: if that is wrong, no client reaches the broker itself, to correct it. `listeners`: those
-    with which it is registered."""
+    Only `advertised.listeners` can be changed in this way: if it is wrong, no client can reach the broker itself to
+    correct it. `listeners` are those that the broker has registered.
+    """
     if any(change.name != ADVERTISED_LISTENERS for change in changes):
         raise not_that_broker(broker_id, asked_id)
     values = altered(known, changes, {})
@@ -182,6 +177,6 @@ def altered_other_broker(
 def not_that_broker(broker_id: str, asked_id: int) -> BrokerError:
     return BrokerError(
         ErrorCode.INVALID_REQUEST,
-        f"broker {broker_id!r} was meant, and this is broker {asked_id}: ask that broker itself (only its "
-        f"{ADVERTISED_LISTENERS} can be changed here), or leave the name empty for what holds for all brokers",
+        f"the request is for broker {broker_id!r}, but this is broker {asked_id}: send it to that broker (only its "
+        f"{ADVERTISED_LISTENERS} can be changed here), or leave the name empty for the settings of all brokers",
     )

@@ -1,11 +1,11 @@
-"""Settings that change while the broker runs (Kafka's DynamicConfigManager and DynamicBrokerConfig; KIP-226).
+"""Applies settings that change while the broker runs (Kafka's DynamicConfigManager and DynamicBrokerConfig; KIP-226).
 
-What is set is in `/config/topics/T`, `/config/brokers/ID` and `/config/brokers/<default>`. Whoever changes it also
-leaves a node under `/config/changes` that says where. Every broker watches these, and reads what they name: never more
-is taken from a notification than that, so it does not matter how many are missed. Where they may have been (the
-session or its connection was lost, a notification cannot be read) everything that matters here is read.
+The settings are in `/config/topics/T`, `/config/brokers/ID` and `/config/brokers/<default>`. Every change adds a
+notification below `/config/changes` with the path of the changed node. Each broker watches the notifications and reads
+the nodes that they name. A notification carries nothing else, so missing some of them does no harm: if the broker may
+have missed one (it lost its session or connection, or cannot read a notification), it reads all nodes that concern it.
 
-What makes no sense, since it was edited by hand, is one line in the log; what held until then holds on.
+Invalid settings, which come from manual edits, are logged once, and the previous values stay in force.
 """
 
 import asyncio
@@ -14,13 +14,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from minibroker.broker.replication.isr_writer import catch_up
-from minibroker.broker.settings.config import (
-    BrokerConfig,
-    InvalidConfig,
-    dynamic_problem,
-    from_earlier_release,
-    with_dynamic,
-)
+from minibroker.broker.settings.broker_config import BrokerConfig
+from minibroker.broker.settings.layers import dynamic_problem, with_dynamic
+from minibroker.broker.settings.parsing import from_earlier_release
+from minibroker.broker.settings.types import InvalidConfig
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.world import (
@@ -42,11 +39,12 @@ ZOOKEEPER_RETRY_S = 0.1
 ZOOKEEPER_TROUBLE_S = 1.0
 READS_AT_ONCE = 100
 CHANGE_EXPIRATION_S = 15 * 60.0
-"""How long a notification stays, counted by each broker from when it saw it; whoever is first removes it."""
+"""Time that a notification stays, counted by each broker from when it saw it. The first broker to reach it removes
+it."""
 
 
 class DynamicConfigManager:
-    """`config` has the broker's settings as they hold now."""
+    """Keeps the broker's current settings in `config`."""
 
     def __init__(
         self,
@@ -57,20 +55,20 @@ class DynamicConfigManager:
         self.static = static
         self.config = static
         self.own: Mapping[str, str] = {}
-        """What is set for this broker, and below, for all."""
+        """The settings of this broker; `default` has those of all brokers."""
         self.default: Mapping[str, str] = {}
         self._clock = clock
         self._sessions = sessions
         self._session: ZooKeeperSession | None = None
         self._may_have_missed = True
         self._has_fired = False
-        """The watch on the notifications has."""
+        """Whether the watch on the notifications has fired."""
         self._news = asyncio.Event()
         self._reading = asyncio.Lock()
         self._seen: dict[str, float] = {}
-        """Notifications, and when they were seen first."""
+        """The time at which each notification was first seen."""
         self._complained: dict[str, str] = {}
-        """What is wrong with a node, by its path: said once."""
+        """The last logged error of each node, by its path, so that each is logged once."""
         self._on_broker: Callable[[BrokerConfig], Awaitable[None]] | None = None
         self._on_topic: Callable[[str, ZooKeeperSession], Awaitable[None]] | None = None
         self._topics: Callable[[], list[str]] = list
@@ -78,8 +76,8 @@ class DynamicConfigManager:
     # -- life --
 
     async def load(self, sessions: Callable[[], Awaitable[ZooKeeperSession]]) -> None:
-        """Read what is set for brokers, when this one starts: `config` has it then. `sessions` opens another where the
-        first has expired meanwhile, since nobody else does as long as the broker is not registered."""
+        """Read the brokers' settings into `config` when the broker starts. `sessions` must open a new session if the
+        first has expired, because nothing else does before the broker is registered."""
         while True:
             try:
                 session = await sessions()
@@ -95,12 +93,13 @@ class DynamicConfigManager:
         on_topic: Callable[[str, ZooKeeperSession], Awaitable[None]],
         topics: Callable[[], list[str]],
     ) -> None:
-        """Before `run`. `on_broker` takes the broker's settings when they have changed; `on_topic` reads those of a
-        topic and raises what is wrong with them; `topics`: all whose settings matter here."""
+        """Set the callbacks; call this before `run`. `on_broker` receives the broker's changed settings. `on_topic`
+        reads a topic's settings and raises if they are invalid. `topics` returns the topics that concern this
+        broker."""
         self._on_broker, self._on_topic, self._topics = on_broker, on_topic, topics
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch for changes until cancelled."""
         while True:
             self._news.clear()
             try:
@@ -140,15 +139,15 @@ class DynamicConfigManager:
     # -- looking --
 
     async def _look(self, session: ZooKeeperSession) -> None:
-        """Once: what was not seen yet, or everything; and set the watch for what comes next."""
+        """Apply the new notifications, or read everything, and set the watch for the next change."""
         everything, has_fired = self._may_have_missed, self._has_fired
-        self._may_have_missed = self._has_fired = False  # until something says so, perhaps already while this goes on
+        self._may_have_missed = self._has_fired = False  # set again by events, even during this call
         if everything:
             await catch_up(session)
         try:
             names = await session.children(znodes.CONFIG_CHANGES, self._watched)
         except NoNode:
-            logger.warning("the znode %s was missing; it is made again", znodes.CONFIG_CHANGES)
+            logger.warning("the znode %s was missing and is created again", znodes.CONFIG_CHANGES)
             with suppress(NodeExists):
                 await session.create(znodes.CONFIG_CHANGES, b"")
             names = await session.children(znodes.CONFIG_CHANGES, self._watched)
@@ -168,7 +167,7 @@ class DynamicConfigManager:
         await self._purge(session, [name for name, s in self._seen.items() if now_s - s >= CHANGE_EXPIRATION_S])
 
     async def _changed(self, session: ZooKeeperSession, names: list[str]) -> tuple[dict[str, None], bool]:
-        """Where something has changed, each path once, and whether that is all."""
+        """Return the changed paths, each once, and whether all notifications could be read."""
         paths: dict[str, None] = {}
         is_readable = True
         for name in names:
@@ -179,15 +178,15 @@ class DynamicConfigManager:
                 paths[path] = None
                 if not path.startswith((f"{znodes.TOPIC_CONFIGS}/", f"{znodes.BROKER_CONFIGS}/")):
                     logger.warning(
-                        "the notification %s is ignored: there are no settings in %s; topics/NAME, brokers/ID or "
+                        "the notification %s is ignored: %s holds no settings; topics/NAME, brokers/ID or "
                         "brokers/<default> is expected",
                         notification,
                         path[:200],
                     )
             except NoNode:
-                is_readable = False  # it is removed already: this broker was away, or slow
+                is_readable = False  # already removed: this broker was away or slow
             except MalformedZnode as error:
-                logger.warning("a notification of changed settings tells nothing, all are read: %s", error)
+                logger.warning("all settings are read, because a notification of changes is malformed: %s", error)
                 is_readable = False
         return paths, is_readable
 
@@ -203,9 +202,9 @@ class DynamicConfigManager:
                 self._complain(path, error)
 
     async def read_broker_configs(self, session: ZooKeeperSession) -> bool:
-        """What is set for this broker and for all of them; it holds from now on. Returns whether all of it makes sense:
-        what does not is as it was before. Raises ZooKeeperError."""
-        async with self._reading:  # or what was read first might be taken for the last
+        """Read and apply the settings of this broker and of all brokers. Return whether all of them are valid; invalid
+        ones keep their previous values. Raises ZooKeeperError."""
+        async with self._reading:  # an older read must not overwrite a newer one
             return await self._read_broker_configs(session)
 
     async def _read_broker_configs(self, session: ZooKeeperSession) -> bool:
@@ -224,14 +223,14 @@ class DynamicConfigManager:
         if config != self.config:
             self.config = config
             logger.info(
-                "the settings of this broker have changed: for all %s, for this one %s", dict(default), dict(own)
+                "the broker's settings have changed: for all brokers %s, for this one %s", dict(default), dict(own)
             )
             if self._on_broker is not None:
                 await self._on_broker(config)
         return read_default is not None and read_own is not None
 
     async def _read_layer(self, session: ZooKeeperSession, broker_id: int | None) -> Mapping[str, str] | None:
-        """None where it makes no sense."""
+        """Return None if the settings are invalid."""
         path = znodes.broker_config_path(broker_id)
         try:
             data, _ = await session.get(path)
@@ -251,8 +250,8 @@ class DynamicConfigManager:
         if self._complained.get(path) != str(error):
             self._complained[path] = str(error)
             logger.error(
-                "the settings in %s make no sense: what held before holds on, but nothing is deleted by it until they "
-                "are corrected: %s",
+                "the settings in %s are invalid; the previous ones stay in force, but no records are deleted by them "
+                "until these are corrected: %s",
                 path,
                 error,
             )

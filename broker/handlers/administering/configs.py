@@ -19,22 +19,7 @@ from minibroker.broker.handlers.services import Services, answer_later, check_na
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.isr_writer import catch_up
 from minibroker.broker.scheduling.slices import Slices
-from minibroker.broker.settings.config import (
-    DYNAMIC,
-    SENSITIVE,
-    SYNONYMS,
-    BrokerConfig,
-    InvalidConfig,
-    TopicConfig,
-    as_texts,
-    config_type,
-    default_texts,
-    documentation,
-    from_earlier_release,
-    known_names,
-    topic_config_in_zookeeper,
-    with_dynamic,
-)
+from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.config_changes import (
     altered_broker,
     altered_other_broker,
@@ -43,6 +28,18 @@ from minibroker.broker.settings.config_changes import (
     not_that_broker,
 )
 from minibroker.broker.settings.dynamic_config import DynamicConfigManager
+from minibroker.broker.settings.layers import DYNAMIC, with_dynamic
+from minibroker.broker.settings.parsing import from_earlier_release, topic_config_in_zookeeper
+from minibroker.broker.settings.schema import (
+    SENSITIVE,
+    as_texts,
+    config_type,
+    default_texts,
+    documentation,
+    known_names,
+)
+from minibroker.broker.settings.topic_config import SYNONYMS, TopicConfig
+from minibroker.broker.settings.types import InvalidConfig
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (

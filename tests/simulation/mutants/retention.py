@@ -11,7 +11,7 @@ import msgspec
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.replication.upkeep.log_cleaner import LogCleaner
-from minibroker.broker.settings.config import InvalidConfig
+from minibroker.broker.settings.types import InvalidConfig
 from minibroker.broker.storage import log, retention
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.segment import Segment

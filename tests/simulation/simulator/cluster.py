@@ -23,7 +23,8 @@ from collections.abc import Callable, Mapping
 from contextvars import Context
 
 from minibroker.broker.broker import Broker
-from minibroker.broker.settings.config import BrokerConfig, broker_config
+from minibroker.broker.settings.broker_config import BrokerConfig
+from minibroker.broker.settings.parsing import broker_config
 from minibroker.protocol import znodes
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, LeaderAndIsr, TopicPartition
 from tests.simulation.simulator.process import Process

@@ -2,17 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.broker.settings.config import (
-    InvalidConfig,
-    broker_config,
-    broker_secret,
-    parse_listeners,
-    read_properties,
-    topic_config,
-    topic_config_problem,
-    with_dynamic,
-    zookeeper_digest,
-)
+from minibroker.broker.settings.credentials import broker_secret, zookeeper_digest
+from minibroker.broker.settings.layers import with_dynamic
+from minibroker.broker.settings.listeners import parse_listeners
+from minibroker.broker.settings.parsing import broker_config, read_properties, topic_config, topic_config_problem
+from minibroker.broker.settings.types import InvalidConfig
 from minibroker.protocol.model import Endpoint
 from minibroker.protocol.records import MAX_BATCH_BYTES
 from minibroker.protocol.world.real import RealDisk
@@ -42,7 +36,7 @@ def test_settings_have_kafkas_names_and_typed_values() -> None:
         ("log.dirs", "/a,,/b", "names no directory"),
         ("log.dirs", "", "names no directory"),
         ("log.dirs", "/a,/b/../a", "names /a twice"),
-        ("log.dirs", "/a/b,/a", "names /a/b and /a, of which one is within the other"),
+        ("log.dirs", "/a/b,/a", "names /a/b and /a, and one is within the other"),
         ("broker.secret.file", "/a", r"both broker\.secret\.file and broker\.secret are set: keep one"),
     ],
 )
@@ -254,7 +248,7 @@ def test_a_setting_that_is_mistyped_is_answered_with_the_one_that_is_meant() -> 
     with pytest.raises(InvalidConfig, match=r"'min.insync.replica' is not known; did you mean min.insync.replicas\?"):
         topic_config({"min.insync.replica": "2"})
     with pytest.raises(
-        InvalidConfig, match="'nope' is not known; `minibroker configs describe [^`]*` shows all that are$"
+        InvalidConfig, match="'nope' is not known; `minibroker configs describe [^`]*` lists the known settings$"
     ):
         topic_config({"nope": "2"})
 

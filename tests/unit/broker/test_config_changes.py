@@ -2,15 +2,12 @@
 
 import pytest
 
-from minibroker.broker.settings.config import (
-    BrokerConfig,
-    TopicConfig,
-    as_texts,
-    broker_config,
-    documentation,
-    with_dynamic,
-)
+from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.config_changes import altered, altered_broker, altered_topic
+from minibroker.broker.settings.layers import with_dynamic
+from minibroker.broker.settings.parsing import broker_config
+from minibroker.broker.settings.schema import as_texts, documentation
+from minibroker.broker.settings.topic_config import TopicConfig
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import AlterableConfig
 from minibroker.protocol.model import AlterOperation
@@ -87,7 +84,7 @@ def test_a_topic_s_durability_may_be_repeated_and_not_changed() -> None:
     synced = {"durability": "synced"}
     assert altered_topic(synced, [change("durability", SET, "synced")], STATIC) == synced
     for one in (change("durability", DELETE), change("durability", SET, "replicated")):
-        with pytest.raises(BrokerError, match="durability stays as it was"):
+        with pytest.raises(BrokerError, match="durability is fixed when the topic is created"):
             altered_topic(synced, [one], STATIC)
 
 
@@ -109,7 +106,7 @@ def test_what_the_brokers_keep_for_themselves_is_compacted_and_never_deleted(
     if is_taken:
         altered_topic(known, [one], STATIC, topic="__consumer_offsets")
         return
-    with pytest.raises(BrokerError, match="give cleanup.policy=compact to __consumer_offsets") as refused:
+    with pytest.raises(BrokerError, match="__consumer_offsets holds .*: set cleanup.policy=compact") as refused:
         altered_topic(known, [one], STATIC, topic="__consumer_offsets")
     assert refused.value.code is ErrorCode.INVALID_CONFIG
 

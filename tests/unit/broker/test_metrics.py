@@ -23,7 +23,8 @@ from minibroker.broker.metrics.listener import (
 )
 from minibroker.broker.metrics.metrics import CONTROLLER_STATES, PART_SAMPLES, PROBES_PER_WINDOW, LoopLag, exposition
 from minibroker.broker.network.metrics import MAX_SOFTWARE
-from minibroker.broker.settings.config import InvalidConfig, broker_config
+from minibroker.broker.settings.parsing import broker_config
+from minibroker.broker.settings.types import InvalidConfig
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer

@@ -13,7 +13,7 @@ from minibroker.broker.cluster.forwarding import ForwardingManager
 from minibroker.broker.handlers import auto_topic_creation
 from minibroker.broker.handlers.administration import Administration
 from minibroker.broker.handlers.auto_topic_creation import AutoTopicCreation
-from minibroker.broker.settings.config import BrokerConfig
+from minibroker.broker.settings.broker_config import BrokerConfig
 
 
 class Hanging:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from minibroker.broker.replication.throttle import Quota, is_throttled
-from minibroker.broker.settings.config import InvalidConfig, topic_config
+from minibroker.broker.settings.parsing import topic_config
+from minibroker.broker.settings.types import InvalidConfig
 from tests.storage_support import Clock
 
 

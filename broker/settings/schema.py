@@ -1,0 +1,123 @@
+"""Reads the tables of settings: the names, types, rules, defaults and documentation of their fields."""
+
+import ast
+import functools
+import inspect
+import textwrap
+from typing import Any
+
+import msgspec
+
+from minibroker.broker.settings.types import UNBOUNDED, kafka_name
+from minibroker.protocol.model import ConfigType
+
+SENSITIVE = frozenset({"broker.secret"})
+LISTS = frozenset(
+    {
+        "cleanup.policy",
+        "log.cleanup.policy",
+        "leader.replication.throttled.replicas",
+        "follower.replication.throttled.replicas",
+    }
+)
+
+
+@functools.cache
+def fields(schema: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(schema)  # cached, because msgspec resolves the annotations on each call
+
+
+@functools.cache
+def known_names(schema: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(field.encode_name for field in fields(schema))
+
+
+@functools.cache
+def integer_names(schema: type[msgspec.Struct]) -> list[str]:
+    """Return the names of the settings that are whole numbers."""
+    return [field.encode_name for field in fields(schema) if _is_integer(field.type)]
+
+
+@functools.cache
+def trimmed_names(schema: type[msgspec.Struct]) -> frozenset[str]:
+    """Return the names of the settings whose values are stripped of blanks (Kafka's ConfigDef.parseType)."""
+    names = (field.encode_name for field in fields(schema))
+    return frozenset(name for name in names if config_type(schema, name) is not ConfigType.STRING)
+
+
+def _is_integer(kind: Any) -> bool:
+    info = msgspec.inspect.type_info(kind)
+    kinds = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
+    return any(isinstance(one, msgspec.inspect.IntType) for one in kinds)
+
+
+def rule_of(schema: type[msgspec.Struct], name: str) -> str:
+    """Return the values that a setting accepts, in words."""
+    kind = msgspec.inspect.type_info(next(f.type for f in fields(schema) if f.encode_name == name))
+    for choice in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
+        match choice:
+            case msgspec.inspect.IntType(ge=least, le=most) if most == UNBOUNDED:
+                return f"a whole number, {least} or more"
+            case msgspec.inspect.IntType(ge=least, le=most):
+                return f"a whole number from {least} to {most}"
+            case msgspec.inspect.LiteralType(values=values):
+                return " or ".join(map(str, values))
+            case msgspec.inspect.FloatType(ge=least, le=None):
+                return f"a number from {least:g} on"
+            case msgspec.inspect.FloatType(ge=least, le=most):
+                return f"a number from {least:g} to {most:g}"
+            case msgspec.inspect.BoolType():
+                return "true or false"
+            case msgspec.inspect.Metadata(extra_json_schema={"description": str(rule)}):
+                return rule
+    return "any text"
+
+
+@functools.cache
+def config_type(schema: type[msgspec.Struct], name: str) -> ConfigType:
+    """Return the type of a setting in the protocol's terms."""
+    if name in LISTS:
+        return ConfigType.LIST
+    kind = msgspec.inspect.type_info(next(f.type for f in fields(schema) if f.encode_name == name))
+    for choice in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
+        match choice:
+            case msgspec.inspect.IntType(le=most):
+                return ConfigType.INT if most is not None and most < 2**31 else ConfigType.LONG
+            case msgspec.inspect.FloatType():
+                return ConfigType.DOUBLE
+            case msgspec.inspect.BoolType():
+                return ConfigType.BOOLEAN
+    return ConfigType.STRING
+
+
+@functools.cache
+def documentation(schema: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the docstring of each setting by its name."""
+    [definition] = ast.parse(textwrap.dedent(inspect.getsource(schema))).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, text in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            match text:
+                case ast.Expr(value=ast.Constant(value=str(said))):
+                    found[kafka_name(field.target.id)] = " ".join(said.split())
+    return found
+
+
+def as_texts(config: msgspec.Struct) -> dict[str, str]:
+    """Return the settings as text, without those that are unset."""
+    values = ((field.encode_name, getattr(config, field.name)) for field in fields(type(config)))
+    return {name: _as_text(value) for name, value in values if value is not None}
+
+
+def default_texts(schema: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the defaults as text, without settings that have none."""
+    return {
+        field.encode_name: _as_text(field.default)
+        for field in fields(schema)
+        if field.default is not msgspec.NODEFAULT and field.default is not None
+    }
+
+
+def _as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
