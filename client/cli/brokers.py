@@ -1,4 +1,4 @@
-"""`minibroker brokers`: which there are, and what is on the disks of each."""
+"""`minibroker brokers`: the live brokers, and their log directories."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from minibroker.client.cli.terminal.output import (
 from minibroker.client.cli.topics import open_admin
 from minibroker.client.errors import BrokersFailed
 
-app = typer.Typer(help="Look at the brokers.", no_args_is_help=True)
+app = typer.Typer(help="Show brokers and their log directories.", no_args_is_help=True)
 
 
 @app.command(name="list")
 def list_brokers(
     bootstrap: BootstrapOption = None, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE
 ) -> None:
-    """List the brokers that are alive, and say which of them is the controller."""
+    """List the live brokers and mark the controller."""
     cluster = run(_cluster(bootstrap_servers(bootstrap, data)))
     rows = [broker._asdict() | {"controller": broker.id == cluster.controller_id} for broker in cluster.brokers]
     if format is Format.JSON:
@@ -45,9 +45,10 @@ def log_dirs(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the log directories of brokers: their replicas, the room on their disks, and which are offline.
+    """Show the log directories of brokers: their replicas, the free space on their disks, and the reason if one is
+    offline.
 
-    Exit code 1 where a broker does not answer, or is away; those of the others are shown."""
+    Exit code 1 if a broker does not answer or is down; the others are printed."""
     found, failed = run(_describe(bootstrap_servers(bootstrap, data), brokers or None))
     errors = {} if failed is None else {broker: pastable(str(error)) for broker, error in sorted(failed.errors.items())}
     if format is Format.JSON:
@@ -101,7 +102,8 @@ async def _cluster(bootstrap: str) -> ClusterDescription:
 async def _describe(
     bootstrap: str, brokers: list[int] | None
 ) -> tuple[dict[int, tuple[LogDirDescription, ...]], BrokersFailed | None]:
-    """Of those that answer; and what went wrong elsewhere. By default also those that are away, but have replicas."""
+    """Return the descriptions, and the errors of brokers that failed. By default, brokers that have replicas and are
+    down are included."""
     async with open_admin(bootstrap) as admin:
         if brokers is None:
             alive = {broker.id for broker in (await admin.describe_cluster()).brokers}

@@ -30,7 +30,7 @@ def options(
         bool, typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    # A docstring would be the help of `minibroker`.
+    # A docstring would become the help of `minibroker`.
     ...
 
 

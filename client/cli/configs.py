@@ -31,15 +31,15 @@ from minibroker.protocol.errors import BrokerError, NetworkError
 from minibroker.protocol.model import NOT_KNOWN_TO_BROKERS, AlterOperation, ConfigSource, ResourceType
 
 LOOK_S = 3.0
-"""How long the settings may take to be looked up before a change, for what is said about it."""
+"""Time allowed for the look-up before a change, which only serves the warnings."""
 
-TopicOption = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Of this topic.")]
-BrokerOption = Annotated[int | None, typer.Option("--broker", metavar="ID", min=0, help="Of this broker.")]
+TopicOption = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Settings of this topic.")]
+BrokerOption = Annotated[int | None, typer.Option("--broker", metavar="ID", min=0, help="Settings of this broker.")]
 DefaultOption = Annotated[
-    bool, typer.Option("--broker-default", help="Of all brokers, where one has nothing of its own.")
+    bool, typer.Option("--broker-default", help="Defaults for all brokers. A broker's own value overrides them.")
 ]
 
-app = typer.Typer(help="Look at settings of topics and brokers, and change them.", no_args_is_help=True)
+app = typer.Typer(help="Show and change settings of topics and brokers.", no_args_is_help=True)
 
 _SOURCES = {
     ConfigSource.DYNAMIC_TOPIC_CONFIG: "topic",
@@ -55,14 +55,14 @@ def describe(
     topic: TopicOption = None,
     broker: BrokerOption = None,
     broker_default: DefaultOption = False,
-    every: Annotated[bool, typer.Option("--all", help="Also those that are not set.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Include settings that have their default.")] = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the settings of a topic or a broker that are not the default, and where each comes from.
+    """Show the settings of a topic or broker that differ from the default, and where each is set.
 
-    What was edited in ZooKeeper so that it makes no sense is said on stderr: it does not hold."""
+    Reports settings with invalid values in ZooKeeper on stderr; such a value does not apply."""
     resource = _resource(topic, broker, broker_default)
     entries = run(_describe(bootstrap_servers(bootstrap, data), resource))
     shown = [e for e in entries.values() if every or e.problem or e.source is not ConfigSource.DEFAULT_CONFIG]
@@ -92,7 +92,7 @@ def describe(
             ],
         )
     for problem in dict.fromkeys(entry.problem for entry in shown if entry.problem):
-        sys.stderr.write(pastable(f"warning: {problem}; correct it by `minibroker configs alter`") + "\n")
+        sys.stderr.write(pastable(f"warning: {problem}; correct it with `minibroker configs alter`") + "\n")
 
 
 @app.command()
@@ -101,28 +101,33 @@ def alter(
     broker: BrokerOption = None,
     broker_default: DefaultOption = False,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Give a setting a value. May be repeated.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a value. May be repeated.")
     ] = None,
     delete: Annotated[
         list[str] | None,
-        typer.Option("--delete", metavar="NAME", help="Let hold what is given elsewhere. May be repeated."),
+        typer.Option(
+            "--delete", metavar="NAME", help="Remove the override; the inherited value applies. May be repeated."
+        ),
     ] = None,
     append: Annotated[
         list[str] | None,
-        typer.Option("--append", metavar="NAME=ITEM,...", help="Append to a list. May be repeated."),
+        typer.Option("--append", metavar="NAME=ITEM,...", help="Append items to a list. May be repeated."),
     ] = None,
     subtract: Annotated[
         list[str] | None,
-        typer.Option("--subtract", metavar="NAME=ITEM,...", help="Take out of a list. May be repeated."),
+        typer.Option("--subtract", metavar="NAME=ITEM,...", help="Remove items from a list. May be repeated."),
     ] = None,
-    validate_only: Annotated[bool, typer.Option("--validate-only", help="Only say whether it could be done.")] = False,
+    validate_only: Annotated[
+        bool, typer.Option("--validate-only", help="Check the changes without applying them.")
+    ] = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Change settings of a topic or a broker, all of those given or none; they hold soon, without a restart.
+    """Change settings of a topic or broker: all of the given changes, or none. They apply within moments, without a
+    restart.
 
-    A topic that is switched to cleanup.policy=compact loses its records without a key, as in Kafka."""
+    Switching a topic to cleanup.policy=compact removes its records without a key, as in Kafka."""
     resource = _resource(topic, broker, broker_default)
     pairs = [("--set", ConfigChange.set, set_), ("--append", ConfigChange.append, append)]
     pairs += [("--subtract", ConfigChange.subtract, subtract)]
@@ -133,11 +138,11 @@ def alter(
     ]
     changes += [ConfigChange.delete(name) for name in delete or []]
     if not changes:
-        raise UsageError("nothing is to be changed: give --set NAME=VALUE, --delete NAME, --append or --subtract")
+        raise UsageError("no change given: give --set NAME=VALUE, --delete NAME, --append or --subtract")
     names = [change.name for change in changes]
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"{name} is to be changed {names.count(name)} times: give each setting once")
+            raise UsageError(f"{name} is changed {names.count(name)} times: give each setting once")
     before = run(_alter(bootstrap_servers(bootstrap, data), resource, changes, validate_only))
     changed = [name for name in names if name not in before.not_set]
     done = "could change" if validate_only else "changed"
@@ -176,20 +181,20 @@ async def _describe(bootstrap: str, resource: ConfigResource) -> dict[str, Confi
 
 
 class Expected(NamedTuple):
-    """What is known of changes before they are made."""
+    """The facts about changes that are known before they are made."""
 
     without_effect: Mapping[str, str]
-    """The settings that do nothing, and why."""
+    """The settings without effect, with the reason."""
     not_set: Collection[str] = ()
-    """Those that are to be deleted, and are not set."""
+    """Settings to be deleted that are not set."""
 
 
 async def expected(admin: Admin, resource: ConfigResource, changes: Sequence[ConfigChange]) -> Expected:
-    """Look before the change, so that it is the same with --validate-only. Raises ConfigErrors, NetworkError,
-    BrokerError."""
+    """Look the settings up before the change, so that --validate-only prints the same. Raises ConfigErrors,
+    NetworkError, BrokerError."""
     asked = [resource]
     if resource == ConfigResource.of_all_brokers():
-        # That has no more than what is set; any broker knows what its settings mean.
+        # This resource has only the settings that are set; any broker has their documentation.
         asked += [ConfigResource.of_broker(one.id) for one in (await admin.describe_cluster()).brokers[:1]]
     names = [change.name for change in changes]
     found = await admin.describe_configs(asked, names=names, synonyms=True, documentation=True)
@@ -202,7 +207,7 @@ async def expected(admin: Admin, resource: ConfigResource, changes: Sequence[Con
             if own is None or not _is_set_for(resource, own):
                 not_set.append(change.name)
         elif entry is None:
-            if resource.type is ResourceType.BROKER:  # of a topic it is refused
+            if resource.type is ResourceType.BROKER:  # unknown names are rejected for a topic
                 without_effect[change.name] = NOT_KNOWN_TO_BROKERS
         elif entry.is_without_effect:
             without_effect[change.name] = entry.documentation or ""
@@ -210,7 +215,8 @@ async def expected(admin: Admin, resource: ConfigResource, changes: Sequence[Con
 
 
 def _is_set_for(resource: ConfigResource, entry: ConfigEntry) -> bool:
-    """Whether it is given there, and not only elsewhere; what makes no sense is given, and does not hold."""
+    """Whether the setting is set for this resource, not inherited. An invalid value is set, although it does not
+    apply."""
     if resource.type is ResourceType.TOPIC:
         place = ConfigSource.DYNAMIC_TOPIC_CONFIG
     elif resource.broker_id is None:
@@ -225,7 +231,7 @@ async def _alter(
 ) -> Expected:
     async with open_admin(bootstrap) as admin:
         before = Expected({})
-        # No reason to fail: the change itself tells what is wrong, and may be what makes a broker reachable.
+        # A failure here does not matter: the change itself reports errors, and may be what makes a broker reachable.
         with suppress(TimeoutError, ConfigErrors, NetworkError, BrokerError):
             async with asyncio.timeout(LOOK_S):
                 before = await expected(admin, resource, changes)

@@ -1,4 +1,4 @@
-"""`minibroker elect`: leaders by request, where they should be or where there is none."""
+"""`minibroker elect`: preferred leader elections, and unclean ones for partitions without a leader."""
 
 from __future__ import annotations
 
@@ -30,33 +30,40 @@ from minibroker.protocol.model import TopicPartition
 
 def elect(
     preferred: Annotated[
-        bool, typer.Option("--preferred", help="The first of each partition's replicas leads, if it is in sync.")
+        bool, typer.Option("--preferred", help="Elect the first replica of each partition, if it is in sync.")
     ] = False,
     unclean: Annotated[
         bool,
-        typer.Option("--unclean", help="A partition without a leader gets one: what that replica lacks is lost."),
+        typer.Option(
+            "--unclean",
+            help="Elect any live replica for partitions without a leader. The records that it lacks are lost.",
+        ),
     ] = False,
-    all_partitions: Annotated[bool, typer.Option("--all", help="In all topics.")] = False,
-    topic: Annotated[str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="In this topic.")] = None,
+    all_partitions: Annotated[bool, typer.Option("--all", help="All topics.")] = False,
+    topic: Annotated[str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic.")] = None,
     partition: Annotated[
         list[int] | None,
-        typer.Option("--partition", "-p", min=0, help="Only this partition of it. May be repeated. Default: all."),
+        typer.Option(
+            "--partition", "-p", min=0, help="Only this partition of the topic. May be repeated. Default: all."
+        ),
     ] = None,
     yes: YesOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Elect leaders: the preferred ones, or, as the last resort, of partitions that have none.
+    """Elect leaders: the preferred ones, or, as a last resort, any replica for partitions that have none.
 
-    Prints what came of it for each partition; with --all, for those that needed an election.
-    Exit code 1 where any failed."""
+    Prints the result for each partition; with --all, only for partitions that needed an election. Exit code 1 if an
+    election failed."""
     if preferred == unclean:
-        raise UsageError("say which election is meant: either --preferred or --unclean")
+        raise UsageError("choose an election: give either --preferred or --unclean")
     if all_partitions == (topic is not None):
-        raise UsageError("say where: either --all, or --topic TOPIC with the --partition that is meant, if not all")
+        raise UsageError(
+            "choose partitions: give either --all, or --topic TOPIC (with --partition for single partitions)"
+        )
     if partition and topic is None:
-        raise UsageError(f"--partition {partition[0]}: of which topic? Give --topic TOPIC, too")
+        raise UsageError(f"--partition {partition[0]} needs a topic: add --topic TOPIC")
     servers = bootstrap_servers(bootstrap, data)
     partitions = None
     if topic is not None:
@@ -66,7 +73,8 @@ def elect(
     if unclean:
         where = "all partitions" if partitions is None else " ".join(map(str, partitions))
         confirm(
-            f"Elect leaders that may lack acknowledged records, which are lost then, where none leads ({where})?", yes
+            f"Elect leaders for partitions without one ({where})? Acknowledged records that they lack will be lost.",
+            yes,
         )
     results, failed = run(_elect(servers, "preferred" if preferred else "unclean", partitions))
     errors = {} if failed is None else {p: pastable(str(error)) for p, error in failed.errors.items()}
@@ -78,7 +86,9 @@ def elect(
         names = ("topic", "partition", "result", "error")
         print_json([dict(zip(names, row, strict=True)) for row in rows])
     elif rows:
-        print_table(("topic", "partition", "result"), [row[:3] for row in rows])  # why one failed is said below
+        print_table(
+            ("topic", "partition", "result"), [row[:3] for row in rows]
+        )  # the reasons for failures are printed below
     else:
         sys.stdout.write("no partition needs an election\n")
     if failed is not None:
@@ -88,7 +98,7 @@ def elect(
 async def _elect(
     bootstrap: str, election_type: Literal["preferred", "unclean"], partitions: Sequence[TopicPartition] | None
 ) -> tuple[dict[TopicPartition, bool], PartitionErrors | None]:
-    """What came of it where it was in order; and what went wrong elsewhere."""
+    """Return the results, and the errors of partitions that failed."""
     async with open_admin(bootstrap) as admin:
         try:
             return await admin.elect_leaders(election_type, partitions), None

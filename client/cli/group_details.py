@@ -1,7 +1,7 @@
-"""What `groups describe` asks beside the group itself: what it has committed, and where its partitions end.
+"""Details for `groups describe` beyond the group itself: its committed offsets, and the ends of its partitions.
 
-As with topics, a broker that does not answer must not keep the rest from being shown: what is not known soon is left
-out.
+As in `topics describe`, details that do not arrive soon are left out, so that a broker that does not answer does not
+hide the rest.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ PATIENCE_S = 3.0
 class PartitionLag(NamedTuple):
     partition: TopicPartition
     committed: OffsetAndMetadata | None
-    """None: nothing is."""
+    """None: nothing is committed."""
     end_offset: int | None
-    """The high watermark; None: no broker said so in time, or there is no such partition any more."""
+    """The high watermark. None: no broker answered in time, or the partition no longer exists."""
     member_id: str | None
-    """That of the member which is assigned the partition."""
+    """The member to which the partition is assigned."""
 
     @property
     def lag(self) -> int | None:
-        """How many records are behind what is committed, or were before they were deleted; None: not known. Negative
-        where the commit is beyond the end, as in Kafka's tool: the group will miss the records up to it."""
+        """Records between the committed offset and the end. None: unknown. Negative if the commit is beyond the end, as
+        in Kafka's tool: the group will miss the records up to it."""
         if self.committed is None or self.end_offset is None:
             return None
         return self.end_offset - self.committed.offset
@@ -41,23 +41,23 @@ class PartitionLag(NamedTuple):
 class GroupDetails(NamedTuple):
     group: GroupDescription
     partitions: tuple[PartitionLag, ...]
-    """All of the topics of which the group has committed something, and those that its members are assigned, sorted."""
+    """All partitions of topics with commits of the group, and those assigned to its members, sorted."""
 
     @property
     def lag(self) -> int | None:
-        """The records that are still to be read, as far as that is known; None: of no partition."""
+        """The sum of the known lags. None: no lag is known."""
         known = [max(0, each.lag) for each in self.partitions if each.lag is not None]
         return sum(known) if known else None
 
     @property
     def without_commit(self) -> int:
-        """Of so many partitions with records nothing is committed. Where members begin there is theirs to say
-        (`auto_offset_reset`), so no lag is known."""
+        """Partitions with records but no commit. The members decide where they begin (`auto_offset_reset`), so their
+        lag is unknown."""
         return sum(each.committed is None and each.end_offset != 0 for each in self.partitions)
 
     @property
     def beyond_end(self) -> int:
-        """Of so many partitions the commit is beyond the end."""
+        """Partitions whose commit is beyond the end."""
         return sum(each.lag is not None and each.lag < 0 for each in self.partitions)
 
 
@@ -88,7 +88,7 @@ async def details_of(admin: Admin, group: str) -> GroupDetails:
 async def end_offsets(
     admin: Admin, topics: Mapping[str, TopicDescription], partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Of those whose leaders say so in time; each is asked for itself."""
+    """Return the ends of partitions whose leaders answer in time. Each leader is asked separately."""
     wanted = set(partitions)
     led: dict[int, list[TopicPartition]] = {}
     for topic in topics.values():
@@ -110,7 +110,7 @@ async def end_offsets(
 
 
 async def topics_of(admin: Admin, names: Iterable[str]) -> dict[str, TopicDescription]:
-    """Without those that are gone."""
+    """Return the partitions that still exist."""
     left = sorted(names)
     while left:
         try:

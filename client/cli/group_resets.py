@@ -1,7 +1,7 @@
-"""`groups reset-offsets`: what the new offsets are. Nothing is changed here.
+"""The new offsets for `groups reset-offsets`; nothing is changed here.
 
-As in Kafka's kafka-consumer-groups, an offset outside of a partition's log becomes the nearest one inside of it: one
-offset, or one step, may be meant for many partitions, of which some are shorter.
+As in Kafka's kafka-consumer-groups, an offset outside a partition's log is replaced by the nearest one inside, because
+one offset or shift may apply to many partitions of different lengths.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minibroker.protocol.model import TopicPartition
 
 class Shift(NamedTuple):
     by: int
-    """How many records forward; negative: back."""
+    """Records to move forward; negative: backward."""
 
 
 class Reset(NamedTuple):
@@ -34,12 +34,12 @@ class Reset(NamedTuple):
 async def planned(
     admin: Admin, group: str, partitions: Sequence[TopicPartition], target: StartPosition | Shift
 ) -> list[Reset]:
-    """Raises MinibrokerError where there is nothing to shift, BrokerError, NetworkError."""
+    """Raises MinibrokerError if there is no offset to shift, BrokerError, NetworkError."""
     committed = await admin.list_group_offsets(group, partitions)
     if isinstance(target, Shift) and (bare := [p for p in partitions if committed[p] is None]):
         raise MinibrokerError(
-            f"group {group} has committed nothing in {', '.join(map(str, bare))}: there is nothing to shift; say with "
-            "--to where it is to begin"
+            f"group {group} has committed nothing in {', '.join(map(str, bare))}, so there is no offset to "
+            "shift: use --to"
         )
     earliest = _all_there(await admin.list_offsets(dict.fromkeys(partitions, "earliest")))
     latest = _all_there(await admin.list_offsets(dict.fromkeys(partitions, "latest")))
@@ -68,7 +68,7 @@ def _new(
     end: OffsetAndTimestamp,
     at: OffsetAndTimestamp | None,
 ) -> OffsetAndMetadata:
-    """`at`: the first record at or after the time that is asked for; None: there is none, and the end is meant."""
+    """`at`: the first record at or after the requested time. None: there is no such record, and the end applies."""
     match target:
         case Edge.BEGINNING:
             wanted = first.offset

@@ -59,10 +59,10 @@ def list_groups(
 ) -> None:
     """List all groups with their states.
 
-    Exit code 1 where a broker does not answer; the groups of the others are shown."""
+    Exit code 1 if a broker does not answer; the groups of the others are printed."""
     for each in state or ():
         if each not in GROUP_STATES:
-            raise UsageError(f"--state {each!r}: one of {', '.join(GROUP_STATES)} is expected")
+            raise UsageError(f"--state {each!r}: give one of {', '.join(GROUP_STATES)}")
     groups, failed = run(_list(bootstrap_servers(bootstrap, data), state))
     if format is Format.JSON:
         print_json([each._asdict() for each in groups])
@@ -75,15 +75,15 @@ def list_groups(
 @app.command()
 def describe(
     group: GroupArgument,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")] = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show state, coordinator, assignor and members of a group; and of each partition what is committed, where the log
-    ends, the lag, and the member that reads it.
+    """Show the state, coordinator, assignor and members of a group, and the lag of each partition.
 
-    With --watch and no terminal: a line each time, with the lag of each partition that has any."""
+    For each partition: the committed offset, the end of the log, the lag, and the member that reads it. With --watch
+    and without a terminal, prints one line each time, with the partitions that have a lag."""
     _checked_group(group)
     servers = bootstrap_servers(bootstrap, data)
     if watch:
@@ -109,39 +109,45 @@ def reset_offsets(
         typer.Option(
             "--to",
             metavar="earliest|latest|OFFSET|-N|@TIME",
-            help="Where the group is to go on in each partition. -N: at the last N records. TIME: milliseconds since "
-            "1970, or ISO 8601 (UTC if it names no zone): at the first record that is not older.",
+            help="New position in each partition. -N: the last N records. TIME: the first record that is not "
+            "older; milliseconds since 1970, or ISO 8601 (UTC without a zone).",
         ),
     ] = None,
     shift_by: Annotated[
-        int | None, typer.Option("--shift-by", metavar="N", help="So many records on from what is committed; -N: back.")
+        int | None,
+        typer.Option(
+            "--shift-by", metavar="N", help="Move each committed offset forward by N records (negative: backward)."
+        ),
     ] = None,
-    all_partitions: Annotated[
-        bool, typer.Option("--all", help="All partitions of which the group has committed something.")
-    ] = False,
+    all_partitions: Annotated[bool, typer.Option("--all", help="All partitions with a committed offset.")] = False,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", "-t", metavar="TOPIC", help="In this topic. May be repeated.")
+        list[str] | None, typer.Option("--topic", "-t", metavar="TOPIC", help="This topic. May be repeated.")
     ] = None,
     partition: Annotated[
         list[int] | None,
-        typer.Option("--partition", "-p", min=0, help="Only this partition of it. May be repeated. Default: all."),
+        typer.Option(
+            "--partition", "-p", min=0, help="Only this partition of the topic. May be repeated. Default: all."
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what the offsets would be.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the new offsets.")] = False,
     yes: YesOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Set what a group without members has committed, so that it goes on from there.
+    """Set the committed offsets of a group without members.
 
-    Prints the old and the new offsets, and asks. What is outside of a partition's log becomes its beginning or end."""
+    Prints the old and new offsets and asks for confirmation. An offset outside a partition's log is replaced by the
+    log's start or end."""
     _checked_group(group)
     target = _target(to, shift_by)
     topics = [checked_topic(name) for name in dict.fromkeys(topic or ())]
     if all_partitions == bool(topics):
-        raise UsageError("say where: either --all, or --topic TOPIC with the --partition that is meant, if not all")
+        raise UsageError(
+            "choose partitions: give either --all, or --topic TOPIC (with --partition for single partitions)"
+        )
     if partition and len(topics) != 1:
-        raise UsageError(f"--partition {partition[0]}: of which topic? Give --topic TOPIC once")
+        raise UsageError(f"--partition {partition[0]} needs exactly one topic: give --topic TOPIC once")
     servers = bootstrap_servers(bootstrap, data)
     plan = run(_plan(servers, group, topics, partition, target))
     is_shown_first = format is Format.TABLE and not (dry_run or yes)
@@ -166,12 +172,12 @@ def delete(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Delete groups without members, with all that they have committed."""
+    """Delete groups without members, with all their committed offsets."""
     names = [_checked_group(group) for group in dict.fromkeys(groups)]
     servers = bootstrap_servers(bootstrap, data)
     run(_refuse_members(servers, names))
     noun = "group" if len(names) == 1 else "groups"
-    confirm(f"Delete the {noun} {', '.join(names)} with all that is committed?", yes)
+    confirm(f"Delete the {noun} {', '.join(names)} with all committed offsets?", yes)
     failed = run(_delete(servers, names))
     deleted = [name for name in names if failed is None or name not in failed.errors]
     if format is Format.JSON and deleted:
@@ -182,7 +188,7 @@ def delete(
         raise failed
 
 
-# --- What is asked of the cluster --------------------------------------------------------------------------------
+# --- Requests ----------------------------------------------------------------------------------------------------
 
 
 async def _list(bootstrap: str, states: list[str] | None) -> tuple[list[GroupListing], BrokersFailed | None]:
@@ -201,7 +207,7 @@ async def _describe(bootstrap: str, group: str) -> GroupDetails:
 
 
 async def _watch(bootstrap: str, group: str, format: Format) -> None:
-    """Raises what the first look raises. From then on a cluster that does not answer is something to show."""
+    """Raises the errors of the first look-up. Later errors are shown instead, since the cluster may come back."""
     on_terminal = sys.stdout.isatty() and format is Format.TABLE
     async with open_admin(bootstrap) as admin:
         details, problem = await details_of(admin, group), ""
@@ -250,7 +256,7 @@ async def _partitions(admin: Admin, topics: list[str], numbers: list[int] | None
 
 
 async def _refuse_members(bootstrap: str, groups: Sequence[str], may_be_new: bool = False) -> None:
-    """Raises BrokerError where a group has members, or there is no such group. `groups`: what is asked for together."""
+    """Raise BrokerError if a group has members or does not exist. `groups` are the groups of one request."""
     others = ". Nothing was deleted" if len(groups) > 1 else ""
     async with open_admin(bootstrap) as admin:
         try:
@@ -283,11 +289,11 @@ async def _delete(bootstrap: str, groups: Sequence[str]) -> GroupErrors | None:
     return None
 
 
-# --- What is printed ---------------------------------------------------------------------------------------------
+# --- Output ------------------------------------------------------------------------------------------------------
 
 
 def _blocks(details: GroupDetails) -> list[list[str]]:
-    """A sentence; the members, if any; the partitions, if any."""
+    """Return a sentence, the members (if any) and the partitions (if any)."""
     group = details.group
     parts = [
         f"group {group.group}: {group.state}",
@@ -327,8 +333,8 @@ def _blocks(details: GroupDetails) -> list[list[str]]:
 
 
 def _lag(details: GroupDetails) -> str:
-    """Such as `lag 3 (2 partitions without a commit)`: a sum of 0 would hide records that nobody has read, and commits
-    that no record has reached."""
+    """Such as `lag 3 (2 partitions without a commit)`. The sum alone would hide records that no member has read, and
+    commits beyond the end."""
     counts = ((details.without_commit, "without a commit"), (details.beyond_end, "committed beyond the end"))
     words = ", ".join(f"{count} {plural(count, 'partition')} {what}" for count, what in counts if count)
     return f"lag {'-' if details.lag is None else details.lag}{f' ({words})' if words else ''}"
@@ -387,18 +393,18 @@ def _print_plan(plan: Sequence[Reset], format: Format) -> None:
         print_table(columns, rows)
 
 
-# --- What is typed -----------------------------------------------------------------------------------------------
+# --- Arguments ---------------------------------------------------------------------------------------------------
 
 
 def _checked_group(group: str) -> str:
     if not group:
-        raise UsageError("the name of a group is not empty: `minibroker groups list` has the names")
+        raise UsageError("the group name is empty: see `minibroker groups list` for the names")
     return group
 
 
 def _target(to: str | None, shift_by: int | None) -> StartPosition | Shift:
     if (to is None) == (shift_by is None):
-        raise UsageError("say where the group is to go on: either --to, such as --to earliest, or --shift-by N")
+        raise UsageError("choose the new position: give either --to (such as --to earliest) or --shift-by N")
     if to is not None:
         return parse_start_position(to, "--to")
     assert shift_by is not None

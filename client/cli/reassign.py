@@ -1,4 +1,4 @@
-"""`minibroker reassign`: move replicas between brokers, by Kafka's JSON files (kafka-reassign-partitions)."""
+"""`minibroker reassign`: move replicas between brokers, with Kafka's JSON files (kafka-reassign-partitions)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Assignments = Mapping[TopicPartition, tuple[int, ...]]
 app = typer.Typer(help="Move the replicas of partitions to other brokers.", no_args_is_help=True)
 
 FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="JSON, as `generate --format json` prints it; -: standard input.")
+    Path, typer.Argument(metavar="FILE", help="A file as printed by `generate --format json`; -: standard input.")
 ]
 
 
@@ -45,7 +45,7 @@ class _Entry(msgspec.Struct, omit_defaults=True):
     partition: int
     replicas: list[int]
     log_dirs: list[str] | None = None
-    """As Kafka's tool writes it: "any" for each of the replicas. Which directory of a broker has one, it decides."""
+    """As Kafka's tool writes it: "any" for each replica. The broker chooses the directory."""
 
 
 class _File(msgspec.Struct):
@@ -56,27 +56,28 @@ class _File(msgspec.Struct):
 @app.command()
 def generate(
     brokers: Annotated[
-        str, typer.Option("--brokers", metavar="ID,ID,...", help="The brokers that are to hold the replicas.")
+        str, typer.Option("--brokers", metavar="ID,ID,...", help="The brokers that should have the replicas.")
     ],
-    topic: Annotated[list[str], typer.Option("--topic", metavar="TOPIC", help="May be repeated.")],
+    topic: Annotated[list[str], typer.Option("--topic", metavar="TOPIC", help="A topic to spread. May be repeated.")],
     replication_factor: Annotated[
-        int | None, typer.Option("--replication-factor", "-r", min=1, help="Default: as each topic has it.")
+        int | None,
+        typer.Option("--replication-factor", "-r", min=1, help="Replicas of each partition. Default: unchanged."),
     ] = None,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Propose an assignment that spreads the topics' replicas over the brokers. Nothing is changed.
+    """Propose an assignment that spreads the topics' replicas over the brokers. Changes nothing.
 
-    With --format json it is what `minibroker reassign execute` takes."""
+    With --format json, prints a file for `minibroker reassign execute`."""
     ids = _broker_ids(brokers)
     names = [checked_topic(name) for name in dict.fromkeys(topic)]
     described, alive = run(_describe(bootstrap_servers(bootstrap, data), names))
     for broker_id in ids:
         if broker_id not in alive:
             raise MinibrokerError(
-                f"--brokers {brokers}: broker {broker_id} is not alive (those that are: {', '.join(map(str, alive))}): "
-                "start it, or name others"
+                f"--brokers {brokers}: broker {broker_id} is not alive (alive: "
+                f"{', '.join(map(str, alive))}): start it, or name other brokers"
             )
     current = _assignments(described.values())
     proposed: dict[TopicPartition, tuple[int, ...]] = {}
@@ -84,7 +85,7 @@ def generate(
         factor = replication_factor or max(len(p.replicas) for p in one.partitions)
         if factor > len(ids):
             raise UsageError(
-                f"--brokers {brokers} names {counted(len(ids), 'broker')}, and {one.name} is to have "
+                f"--brokers {brokers} names {counted(len(ids), 'broker')}, but {one.name} needs "
                 f"{counted(factor, 'replica')} of each partition: name at least as many, or give a lower "
                 "--replication-factor"
             )
@@ -106,10 +107,10 @@ def execute(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Begin the reassignments. They go on by themselves: `minibroker reassign verify` shows how far they are.
+    """Start the reassignments. They continue by themselves; `minibroker reassign verify` shows the progress.
 
-    Prints what the partitions had before; with --format json, as a file that leads back to it. Where some are refused,
-    the others begin nevertheless: those are printed, with those that may have begun, and the exit code is 1."""
+    Prints the previous replicas; with --format json, a file that reverts the change. If some reassignments are refused,
+    the others start nevertheless: those are printed, with those that may have started, and the exit code is 1."""
     wanted = _read(file)
     before, failed = run(_execute(bootstrap_servers(bootstrap, data), wanted))
     errors = {} if failed is None else failed.errors
@@ -132,7 +133,7 @@ def verify(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show how far the reassignments are. Exit code 1 where one is not complete."""
+    """Show the progress of reassignments. Exit code 1 until all are complete."""
     wanted = _read(file)
     current, under_way = run(_look(bootstrap_servers(bootstrap, data), wanted))
     states = {p: _state(wanted[p], current.get(p, ()), under_way.get(p)) for p in sorted(wanted)}
@@ -170,10 +171,10 @@ def cancel(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Take back the reassignments of the partitions in the file: each goes back to the replicas that it had.
+    """Cancel the reassignments of the partitions in the file: each returns to its previous replicas.
 
-    Where some cannot be, the others are taken back nevertheless: those are printed, and the exit code is 1. That a
-    partition is not being reassigned is no error."""
+    If some cannot be cancelled, the others are: those are printed, and the exit code is 1. A partition that is not
+    being reassigned is not an error."""
     partitions = sorted(_read(file))
     failed = run(_alter(bootstrap_servers(bootstrap, data), dict.fromkeys(partitions)))
     errors = {} if failed is None else failed.errors
@@ -186,22 +187,22 @@ def cancel(
         if cancelled:
             sys.stdout.write(f"cancelled {', '.join(map(str, cancelled))}\n")
         if idle:
-            sys.stdout.write(f"nothing to cancel: {', '.join(map(str, idle))} not being reassigned\n")
+            sys.stdout.write(f"not being reassigned: {', '.join(map(str, idle))}\n")
     if len(idle) < len(errors):
         raise PartitionErrors({p: error for p, error in errors.items() if p not in idle})
 
 
-# --- What is asked of the cluster --------------------------------------------------------------------------------
+# --- Requests ----------------------------------------------------------------------------------------------------
 
 
 async def _describe(bootstrap: str, topics: Iterable[str]) -> tuple[dict[str, TopicDescription], list[int]]:
-    """The topics, and the ids of the brokers that are alive."""
+    """Return the topics, and the ids of the live brokers."""
     async with open_admin(bootstrap) as admin:
         return await admin.describe_topics(topics), [b.id for b in (await admin.describe_cluster()).brokers]
 
 
 async def _alter(bootstrap: str, wanted: Mapping[TopicPartition, Sequence[int] | None]) -> PartitionErrors | None:
-    """What went wrong with some of them."""
+    """Return the errors of partitions that failed."""
     async with open_admin(bootstrap) as admin:
         try:
             await admin.alter_partition_reassignments(wanted)
@@ -211,7 +212,7 @@ async def _alter(bootstrap: str, wanted: Mapping[TopicPartition, Sequence[int] |
 
 
 async def _execute(bootstrap: str, wanted: Assignments) -> tuple[Assignments, PartitionErrors | None]:
-    """The replicas that they had before; and what went wrong with some of them."""
+    """Return the previous replicas, and the errors of partitions that failed."""
     async with open_admin(bootstrap) as admin:
         before = await _current(admin, wanted)
     return before, await _alter(bootstrap, wanted)
@@ -246,8 +247,8 @@ def _state(wanted: tuple[int, ...], current: tuple[int, ...], under_way: Partiti
 
 
 def spread(partitions: Sequence[int], factor: int, brokers: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """The first replica goes round the brokers, the others follow it, at a distance that grows with each round (Kafka's
-    assignReplicasToBrokersRackUnaware, without its random start)."""
+    """Place the first replicas round-robin over the brokers, and the others behind them at a distance that grows with
+    each round (Kafka's assignReplicasToBrokersRackUnaware, without its random start)."""
     count = len(brokers)
     spread_out: dict[int, tuple[int, ...]] = {}
     for index, partition in enumerate(partitions):
@@ -266,26 +267,24 @@ def _as_file(assignments: Assignments) -> _File:
 
 
 def _read(file: Path) -> dict[TopicPartition, tuple[int, ...]]:
-    """Raises UsageError with what is wrong, OSError."""
+    """Raises UsageError with the problem, OSError."""
     text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     try:
         entries = msgspec.json.decode(text, type=_File).partitions
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         example = '{"version": 1, "partitions": [{"topic": "orders", "partition": 0, "replicas": [1, 2]}]}'
-        raise UsageError(f"{file} is not a list of reassignments ({error}): {example} is expected") from error
+        raise UsageError(f"{file} is not a list of reassignments ({error}): give one such as {example}") from error
     wanted: dict[TopicPartition, tuple[int, ...]] = {}
     for entry in entries:
         partition = TopicPartition(checked_topic(entry.topic), entry.partition)
         if partition in wanted:
             raise UsageError(f"{file} names {partition} more than once: name it once")
         if not 0 <= entry.partition < 2**31 or not all(-(2**31) <= b < 2**31 for b in entry.replicas):
-            raise UsageError(
-                f"{file}: {partition} with replicas {entry.replicas}: numbers below 2147483648 are expected"
-            )
+            raise UsageError(f"{file}: {partition} with replicas {entry.replicas}: give numbers below 2147483648")
         for log_dir in entry.log_dirs or ():
             if log_dir != "any":
                 raise UsageError(
-                    f"{file}: {partition} with log_dirs {log_dir!r}: brokers choose the directory themselves: write "
+                    f"{file}: {partition} with log_dirs {log_dir!r}: the broker chooses the directory: write "
                     '"any", or leave log_dirs out'
                 )
         if entry.log_dirs is not None and len(entry.log_dirs) != len(entry.replicas):

@@ -1,7 +1,7 @@
-"""What `topics describe` asks beside the metadata: where each partition begins and ends, how large its replicas are,
-and the topic's own settings.
+"""Details for `topics describe` beyond the metadata: start, end and replica sizes of each partition, and the topic's
+own settings.
 
-A broker that does not answer must not keep the rest from being shown: what is not known soon is left out.
+A broker that does not answer must not hide the rest, so details that do not arrive soon are left out.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ PATIENCE_MS = 3_000
 
 class PartitionDetails(NamedTuple):
     start_offset: int | None
-    """None here and below: no broker said so in time."""
+    """None here and below: no broker answered in time."""
     end_offset: int | None
     """The offset after the last record that consumers can read."""
     sizes: dict[int, int]
-    """In bytes, of each replica, by broker."""
+    """Bytes of each replica, by broker."""
 
 
 async def details_of(bootstrap: str, topic: TopicDescription) -> dict[int, PartitionDetails]:
-    """By partition number."""
+    """Return the details by partition number."""
     led: dict[int, list[TopicPartition]] = {}
     for partition in topic.partitions:
         if partition.leader is not None:
@@ -50,7 +50,8 @@ async def details_of(bootstrap: str, topic: TopicDescription) -> dict[int, Parti
 
 
 async def own_settings(bootstrap: str, topic: str) -> dict[str, str | None] | None:
-    """Those that were given for this topic; None: no broker said so in time, or what is in ZooKeeper makes no sense."""
+    """Return the settings that this topic overrides. None: no broker answered in time, or ZooKeeper has invalid
+    settings."""
     resource = ConfigResource.of_topic(topic)
     async with Admin(bootstrap, client_id="minibroker-cli", default_api_timeout_ms=PATIENCE_MS) as admin:
         try:
@@ -61,7 +62,7 @@ async def own_settings(bootstrap: str, topic: str) -> dict[str, str | None] | No
 
 
 async def _offsets(admin: Admin, partitions: list[TopicPartition]) -> dict[int, tuple[int | None, int | None]]:
-    """First offset and end, of partitions that one broker leads."""
+    """Return first offset and end of partitions that one broker leads."""
     try:
         first = await admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         end = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
@@ -75,7 +76,7 @@ def _offset(found: OffsetAndTimestamp | None) -> int | None:
 
 
 async def _sizes(admin: Admin, topic: str, broker_ids: Iterable[int]) -> dict[int, dict[int, int]]:
-    """By partition number and broker."""
+    """Return replica sizes by partition number and broker."""
     results: dict[int, tuple[LogDirDescription, ...]]
     try:
         results = await admin.describe_log_dirs(broker_ids)

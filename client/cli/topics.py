@@ -35,12 +35,12 @@ from minibroker.protocol.words import plural
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")]
 
 app = typer.Typer(
-    help="Create, list, describe, alter and delete topics, and their oldest records.", no_args_is_help=True
+    help="Create, list, describe, alter and delete topics, or delete their oldest records.", no_args_is_help=True
 )
 
 
 def checked_topic(name: str) -> str:
-    """The name, if it is legal. Raises UsageError with the rule."""
+    """Return the name. Raises UsageError with the rule if it is not legal."""
     problem = topic_name_problem(name)
     if problem is not None:
         raise UsageError(problem)
@@ -52,7 +52,7 @@ def open_admin(bootstrap: str) -> Admin:
 
 
 async def described(bootstrap: str, topic: str) -> TopicDescription:
-    """What the topic looks like now. Raises BrokerError at once where there is none."""
+    """Return the topic's current description. Raises BrokerError at once if it does not exist."""
     async with open_admin(bootstrap) as admin:
         return await admin.describe_topic(topic)
 
@@ -61,7 +61,10 @@ async def described(bootstrap: str, topic: str) -> TopicDescription:
 def create(
     name: TopicArgument,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, max=10_000, help="Default: the brokers' num.partitions.")
+        int | None,
+        typer.Option(
+            "--partitions", "-p", min=1, max=10_000, help="Number of partitions. Default: the brokers' num.partitions."
+        ),
     ] = None,
     replication_factor: Annotated[
         int | None,
@@ -81,7 +84,7 @@ def create(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Create a topic, and wait until its partitions have leaders and the brokers know it."""
+    """Create a topic and wait until its partitions have leaders and all brokers know it."""
     configs = settings_of("--config", config or [], "min.insync.replicas=2")
     checked_topic(name)
     topic = run(_create(bootstrap_servers(bootstrap, data), name, partitions, replication_factor, configs))
@@ -110,17 +113,16 @@ def list_topics(
 
 @app.command()
 def describe(
-    name: Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="Name of the topic. Default: all of them.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Name of the topic. Default: all topics.")] = None,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show leader, replicas, in-sync replicas, and offline replicas, if any, of each partition of a topic; its first
-    offset, the offset after its last record, and the bytes that its leader has of it; and the topic's own settings.
+    """Show the partitions and the settings of a topic.
 
-    Without a name, all topics are shown, and --format json prints an object per line."""
+    For each partition: leader, replicas, in-sync replicas, offline replicas (if any), first offset, offset after the
+    last record, and size in bytes on the leader. Without a name, all topics are shown; --format json then prints one
+    object per line."""
     servers = bootstrap_servers(bootstrap, data)
     names = [checked_topic(name)] if name is not None else run(_names(servers))
     for number, each in enumerate(names):
@@ -169,7 +171,7 @@ def _print_described(
         columns, *rows = ([*row[:offline], *row[offline + 1 :]] for row in (columns, *rows))
     print_table([str(column) for column in columns], rows)
     if settings is None:
-        texts = [f"unknown: `minibroker configs describe --topic {topic.name}` says why"]
+        texts = [f"unknown: see `minibroker configs describe --topic {topic.name}`"]
     else:
         shown = {setting: "(secret)" if value is None else value for setting, value in settings.items()}
         texts = [f"{setting}={value}" for setting, value in shown.items()] or ["none of its own"]
@@ -186,7 +188,7 @@ def alter(
             "-p",
             min=1,
             max=10_000,
-            help="How many there are to be: more than now. Records of one key may end up in another one than before.",
+            help="The new number of partitions, higher than now. Records of a key may then go to another partition.",
         ),
     ] = None,
     config: Annotated[list[str] | None, typer.Option("--config", "-c", hidden=True)] = None,
@@ -194,16 +196,16 @@ def alter(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Give a topic more partitions, and wait until they have leaders and the brokers know them."""
+    """Add partitions to a topic and wait until they have leaders and all brokers know them."""
     checked_topic(name)
     if config:
         raise UsageError(
-            f"--config {config[0]}: settings are changed by `minibroker configs alter --topic {name} --set {config[0]}`"
+            f"--config {config[0]}: use `minibroker configs alter --topic {name} --set {config[0]}` to change settings"
         )
     if partitions is None:
         raise UsageError(
-            f"nothing is to be altered: give --partitions N; its settings are changed by `minibroker configs alter "
-            f"--topic {name} --set NAME=VALUE`, its replicas by `minibroker reassign`"
+            "no change given: give --partitions N. To change settings, use `minibroker configs alter "
+            f"--topic {name} --set NAME=VALUE`; to change replicas, `minibroker reassign`"
         )
     topic = run(_alter(bootstrap_servers(bootstrap, data), name, partitions))
     if format is Format.JSON:
@@ -240,7 +242,7 @@ def delete_records(
         typer.Option(
             "--before",
             metavar="OFFSET",
-            help="Records with a lower offset are deleted; end: all that are committed.",
+            help="Delete records with a lower offset. end: delete all committed records.",
         ),
     ],
     partition: Annotated[
@@ -252,9 +254,10 @@ def delete_records(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Delete the oldest records of a topic's partitions, for good, and wait until no replica that may lead has them.
+    """Delete the oldest records of a topic's partitions and wait until no replica that may become leader has them.
 
-    Prints where each partition begins now, or why records of it were not deleted. Exit code 1 where any failed."""
+    Prints the new start of each partition, or the reason if its records were not deleted. Exit code 1 if a partition
+    failed."""
     checked_topic(name)
     offset = _offset_of(before)
     servers = bootstrap_servers(bootstrap, data)
@@ -300,7 +303,7 @@ async def _describe(
 
 
 async def _names(bootstrap: str) -> list[str]:
-    """Of all topics, those of users first."""
+    """Return all topic names, users' topics first."""
     async with open_admin(bootstrap) as admin:
         return sorted(await admin.list_topics(internal=True), key=lambda name: (name in INTERNAL_TOPICS, name))
 
@@ -318,7 +321,7 @@ async def _delete(bootstrap: str, name: str) -> None:
 async def _delete_records(
     bootstrap: str, offsets: dict[TopicPartition, int]
 ) -> tuple[dict[TopicPartition, int], PartitionErrors | None]:
-    """Where those partitions begin now in which that succeeded; and what went wrong elsewhere."""
+    """Return the new start of each partition, and the errors of partitions that failed."""
     async with open_admin(bootstrap) as admin:
         try:
             return await admin.delete_records(offsets), None
@@ -333,7 +336,7 @@ def _offset_of(text: str) -> int:
         return UP_TO_HIGH_WATERMARK
     if text.isascii() and text.isdecimal() and int(text) < 2**63:
         return int(text)
-    raise UsageError(f"--before {text!r}: an offset such as 42, or end, is expected")
+    raise UsageError(f"--before {text!r}: give an offset such as 42, or end")
 
 
 def _summary(topic: TopicDescription) -> dict[str, object]:

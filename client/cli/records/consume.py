@@ -41,8 +41,7 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import plural
 
 _IDLE_S = 0.2
-"""After so long without records, look whether the end has been reached: behind the last record there may be batches
-that hold none."""
+"""Time without records after which to check whether the end has been reached: the last batches may be empty."""
 
 
 def consume(
@@ -53,9 +52,9 @@ def consume(
             "--from",
             "-o",
             metavar="beginning|end|OFFSET|-N|@TIME",
-            help="Where to begin in each partition. -N: at the last N records. TIME: milliseconds since 1970, or "
-            "ISO 8601 (UTC if it names no zone). earliest and latest mean beginning and end. With --group: where "
-            "nothing is committed.",
+            help="Start position in each partition. -N: the last N records. TIME: milliseconds since 1970, or ISO "
+            "8601 (UTC without a zone). earliest and latest are accepted for beginning and end. With "
+            "--group: used only where nothing is committed.",
         ),
     ] = "beginning",
     group: Annotated[
@@ -64,8 +63,8 @@ def consume(
             "--group",
             "-g",
             metavar="GROUP",
-            help="Go on where this group has committed, share the partitions with its other members, and commit what "
-            "was printed.",
+            help="Join this group: continue from its committed offsets, share the partitions with its other "
+            "members, and commit the printed records.",
         ),
     ] = None,
     partition: Annotated[
@@ -74,7 +73,7 @@ def consume(
     ] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Stop after this many records.")] = None,
     exit_at_end: Annotated[
-        bool, typer.Option("--exit-at-end", help="Stop at the present end of each partition.")
+        bool, typer.Option("--exit-at-end", help="Stop at the current end of each partition.")
     ] = False,
     output: Annotated[
         str | None,
@@ -82,15 +81,15 @@ def consume(
             "--output",
             "-f",
             metavar="json|msgpack|value|FORMAT",
-            help=r"What is printed; FORMAT is like '%t %p %o %k %s %T %h\n'. "
-            "Default: value, or json with --format json.",
+            help=r"Output format. FORMAT is such as '%t %p %o %k %s %T %h\n'. Default: value, or json with "
+            r"--format json.",
         ),
     ] = None,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Print the records of topics. Runs for ever, unless --count or --exit-at-end is given."""
+    """Print the records of topics. Runs until interrupted, or until --count or --exit-at-end applies."""
     names = list(dict.fromkeys(map(checked_topic, topics)))
     position = parse_start_position(start)
     if group is not None:
@@ -98,7 +97,7 @@ def consume(
     default_output = "json" if format is Format.JSON else "value"
     print_as = formatter(default_output if output is None else output)
     if output == "msgpack" and sys.stdout.isatty():
-        raise UsageError("--output msgpack is not for terminals: send it to a file or a program (`> orders.msgpack`)")
+        raise UsageError("--output msgpack is binary: redirect it to a file or a program (`> orders.msgpack`)")
     servers = bootstrap_servers(bootstrap, data)
     if group is not None:
         reset: Literal["earliest", "latest"] = "earliest" if position is Edge.BEGINNING else "latest"
@@ -111,13 +110,13 @@ def consume(
 
 def _check_for_group(group: str, start: str, position: StartPosition, partition: list[int] | None) -> None:
     if not group:
-        raise UsageError("--group: give a name that is not empty")
+        raise UsageError("--group is empty: give the name of a group")
     if partition:
-        raise UsageError(f"--partition {partition[0]}: with --group the members share all partitions between them")
+        raise UsageError(f"--partition {partition[0]} cannot be used with --group: the members share all partitions")
     if not isinstance(position, Edge):
         raise UsageError(
-            f"--from {start}: with --group it goes on where the group has committed, and where nothing is, at the "
-            "beginning or the end; `minibroker groups reset-offsets` sets what is committed"
+            f"--from {start} cannot be used with --group, which continues from the committed offsets "
+            "(without any, from beginning or end): use `minibroker groups reset-offsets` to change these"
         )
 
 
@@ -174,8 +173,9 @@ async def _consume(
                 except TimeoutError:
                     if time.monotonic() >= idle_since + API_TIMEOUT_MS / 1_000:
                         raise ApiTimedOut(
-                            f"no record came for {API_TIMEOUT_MS // 1_000} s, and the end of {' '.join(topics)} is not "
-                            "reached: see `minibroker status` for whether brokers run and partitions have leaders"
+                            f"no record arrived for {API_TIMEOUT_MS // 1_000} s, and the end of "
+                            f"{' '.join(topics)} is not reached: check with `minibroker status` that brokers "
+                            "run and partitions have leaders"
                         ) from None
                     continue
                 consumed += _print(batch, print_as, None if count is None else count - consumed)
@@ -186,8 +186,8 @@ async def _consume(
             topic, number = error.partition
             behind = "an offset behind it" if error.next_offset is None else error.next_offset
             raise MinibrokerError(
-                f"{error.partition} {error.problem}. Try again, or go on behind it: "
-                f"`minibroker consume {topic} --partition {number} --from {behind}`"
+                f"{error.partition} {error.problem}. Try again, or skip it: `minibroker consume {topic} "
+                f"--partition {number} --from {behind}`"
             ) from error
         except asyncio.CancelledError:
             note(f"{consumed} {plural(consumed, 'record')}")
@@ -196,7 +196,7 @@ async def _consume(
 
 
 async def _partitions(bootstrap: str, topics: Sequence[str], numbers: list[int] | None) -> list[TopicPartition]:
-    """The partitions asked for of each topic, or all. Raises BrokerError for one that the topic does not have."""
+    """Return the requested partitions of each topic, or all. Raises BrokerError for a partition that does not exist."""
     partitions: list[TopicPartition] = []
     async with open_admin(bootstrap) as admin:
         for topic in topics:
@@ -245,11 +245,12 @@ async def _is_at_end(consumer: Consumer, ends: dict[TopicPartition, int]) -> boo
 
 
 def _print(batch: ConsumerBatch, print_as: Formatter, limit: int | None) -> int:
-    """Raises BrokenPipeError if the reader is gone, and MinibrokerError for other failures, such as a full disk."""
+    """Return the number of records written. Raises BrokenPipeError if the reader is gone, MinibrokerError for other
+    failures such as a full disk."""
     records = batch.records()[:limit]
     try:
         left = memoryview(b"".join(map(print_as, records)))
-        # With PYTHONUNBUFFERED=1 a signal, such as Ctrl-C, ends a write that waits in the middle of it.
+        # With PYTHONUNBUFFERED=1, a signal such as Ctrl-C may end a blocked write in the middle.
         while left:
             left = left[sys.stdout.buffer.write(left) :]
         sys.stdout.buffer.flush()

@@ -1,8 +1,8 @@
-"""`minibroker consume --group`: as a member of a group, which commits what was printed.
+"""`minibroker consume --group`: a member of a group that commits the records it has printed.
 
-Committed is what was written to standard output and nothing more, whatever ends the command: so offsets are committed
-here, and not by the consumer, for which a record is done when the next one is asked for. It commits every few seconds,
-before partitions go to another member, and at the end.
+The committed offsets never exceed the records written to standard output, however the command ends. The consumer itself
+counts a record as done when the next one is requested, so this module commits instead: every few seconds, before
+partitions move to another member, and at the end.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from minibroker.protocol.words import plural
 COMMIT_EVERY_S = 5.0
 """As auto.commit.interval.ms of Kafka's consumers."""
 _LAST_COMMIT_S = 5.0
-"""After Ctrl-C what was printed is committed, if that takes no longer; as long may it take to leave the group."""
+"""Maximum time after Ctrl-C to commit the printed records; leaving the group may take as long."""
 _IDLE_S = 0.2
-"""How soon the end is noticed."""
+"""Time within which the end is noticed."""
 
 
 class _Printed(RebalanceListener):
-    """Where the group is to go on, in the partitions of this member."""
+    """The offsets after the printed records, in this member's partitions."""
 
     def __init__(self) -> None:
         self.consumer: Consumer | None = None
         self.has_joined = False
         self._offsets: dict[TopicPartition, int] = {}
-        """What is not committed yet."""
+        """The offsets that are not committed yet."""
         self._commit_at = 0.0
 
     def add(self, partition: TopicPartition, offset: int) -> None:
@@ -46,11 +46,11 @@ class _Printed(RebalanceListener):
         self._offsets[partition] = offset
 
     def due_in_s(self) -> float | None:
-        """Until the next commit; None: there is nothing to commit."""
+        """Return the seconds until the next commit. None: there is nothing to commit."""
         return max(0.0, self._commit_at - time.monotonic()) if self._offsets else None
 
     async def commit(self) -> None:
-        """Raises CommitFailed; what is not committed then, and still this member's, the next call tries again."""
+        """Commit. Raises CommitFailed; the next call retries the offsets of partitions that this member still owns."""
         if not self._offsets:
             return
         assert self.consumer is not None
@@ -65,7 +65,7 @@ class _Printed(RebalanceListener):
             raise
 
     async def commit_or_warn(self) -> None:
-        """Where it fails, other members may print some records again, and this one goes on."""
+        """Commit and continue after a failure: another member may then print some records again."""
         try:
             await self.commit()
         except CommitFailed as error:
@@ -96,9 +96,9 @@ async def consume_group(
     write: Callable[[ConsumerBatch, int | None], int],
     told: Callable[[int], None],
 ) -> int:
-    """How many records were written, by `write`, which is told how many at most; `told` hears of it where this is
-    interrupted. It joins whatever group it is: by the first strategy that all of its members know. Raises CommitFailed
-    where the last ones are not committed."""
+    """Return the number of records written. `write` writes a batch, up to a limit; `told` receives the number if this
+    is interrupted. The consumer joins any group, with the first assignor that all members support. Raises CommitFailed
+    if the last records are not committed."""
     printed = _Printed()
     async with Consumer(
         bootstrap,
@@ -125,7 +125,7 @@ async def consume_group(
                         batch = await anext(batches)
                 except TimeoutError:
                     continue
-                except MaxPollIntervalExceeded as error:  # the reader of the output was slow; it joins again
+                except MaxPollIntervalExceeded as error:  # the reader of the output was slow; the consumer joins again
                     sys.stderr.write(pastable(f"warning: {error}\n"))
                     continue
                 written = write(batch, None if count is None else count - consumed)
@@ -149,15 +149,15 @@ async def _end_soon(consumer: Consumer, printed: _Printed, consumed: int) -> Non
             await printed.commit()
     except TimeoutError:
         raise ApiTimedOut(
-            f"interrupted after {consumed} {plural(consumed, 'record')}, the last of which are not committed: the "
-            f"group's coordinator did not answer within {_LAST_COMMIT_S:g} s, so the group will read them again"
+            f"interrupted after {consumed} {plural(consumed, 'record')}; the last ones are not committed and "
+            f"will be read again, because the group's coordinator did not answer within {_LAST_COMMIT_S:g} s"
         ) from None
     finally:
         await consumer.close(timeout_ms=_LAST_COMMIT_S * 1_000)
 
 
 async def _is_at_end(consumer: Consumer, ends: dict[TopicPartition, int]) -> bool:
-    """`ends` are those of the moment when each partition was assigned, which are looked up here."""
+    """`ends` are the ends at the time of each partition's assignment; they are looked up here."""
     assigned = consumer.assignment()
     new = [partition for partition in assigned if partition not in ends]
     if new:
@@ -166,6 +166,6 @@ async def _is_at_end(consumer: Consumer, ends: dict[TopicPartition, int]) -> boo
         for partition in assigned:
             if await consumer.position(partition) < ends[partition]:
                 return False
-    except InvalidSetting:  # it has gone to another member meanwhile
+    except InvalidSetting:  # it has moved to another member
         return False
     return True

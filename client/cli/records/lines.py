@@ -1,8 +1,8 @@
-"""Lines, or bytes, from a file or standard input, as they come, without blocking the event loop.
+"""Lines or bytes from a file or standard input as they arrive, without blocking the event loop.
 
-Pipes and terminals are waited for with the loop's own reader and then read once, which cannot block. They are not
-made non-blocking: that would be a property of the terminal, and standard output may be the same one. Regular files
-are always readable, and cannot be waited for.
+Pipes and terminals are awaited with the loop's reader and then read once, which cannot block. They are not made
+non-blocking, because that would affect the terminal itself, which may also be standard output. Regular files are always
+readable and cannot be awaited.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ MAX_LINE_BYTES = 16 * 1024 * 1024
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
-    """Lists of whole lines without their newline, until the end; the last line may lack one.
+    """Yield lists of whole lines without their newline; the last line may lack one.
 
-    Raises MinibrokerError for a line longer than MAX_LINE_BYTES, and as `read_chunks`.
-    """
+    Raises MinibrokerError for a line longer than MAX_LINE_BYTES, and as `read_chunks`."""
     rest = b""
     number = 0
     async for data in read_chunks(descriptor):
@@ -32,14 +31,14 @@ async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
         if lines:
             yield lines
         if len(rest) > MAX_LINE_BYTES:
-            raise MinibrokerError(f"line {number + 1} is longer than {MAX_LINE_BYTES} bytes: no broker takes that")
+            raise MinibrokerError(f"line {number + 1} is longer than {MAX_LINE_BYTES} bytes, which no broker accepts")
     if rest:
         yield [rest]
 
 
 async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
-    """What there is, at most CHUNK_BYTES at a time, until the end. Raises MinibrokerError for what cannot be read, such
-    as a directory."""
+    """Yield the available bytes, at most CHUNK_BYTES at a time, until the end. Raises MinibrokerError for unreadable
+    input, such as a directory."""
     must_wait = not _is_always_readable(descriptor)
     while True:
         if must_wait:

@@ -56,21 +56,21 @@ class Codec(StrEnum):
     ZSTD = "zstd"
 
 
-AcksOption = Annotated[Acks, typer.Option(help="Replicas that must have a record: all in-sync ones, the leader, none.")]
-CompressionOption = Annotated[Codec, typer.Option("--compression", "-z", help="Codec of the batches.")]
+AcksOption = Annotated[Acks, typer.Option(help="Replicas that must have a record: all in sync, the leader, or none.")]
+CompressionOption = Annotated[Codec, typer.Option("--compression", "-z", help="Compression of the batches.")]
 
 MAX_REQUEST_SIZE = 1024 * 1024
 BATCH_SIZE = 256 * 1024
-"""Both as the producer's defaults."""
+"""The codecs of keys and values, as the producer's defaults."""
 
 _ACKS: dict[Acks, Literal["all", 0, 1]] = {Acks.ALL: "all", Acks.LEADER: 1, Acks.NONE: 0}
 
 
 class Template(NamedTuple):
-    """How a line becomes a record, and what all records have in common."""
+    """How a line becomes a record, and the fields that all records share."""
 
     key: bytes | None = None
-    """The key of lines that do not have their own."""
+    """The key of lines without a key."""
     key_separator: bytes | None = None
     tombstone: bool = False
     partition: int | None = None
@@ -78,8 +78,8 @@ class Template(NamedTuple):
     headers: list[Header] | None = None
 
     def key_and_value(self, line: bytes) -> tuple[bytes | None, bytes | None]:
-        """A line without the separator has no key of its own. An empty value, or an empty line, is a value of no bytes,
-        or null with `tombstone`."""
+        """Return the record of a line. A line without the separator has no key of its own. An empty line or value
+        becomes a value of no bytes, or null with `tombstone`."""
         key, value = self.key, line
         if self.key_separator is not None:
             before, found, after = line.partition(self.key_separator)
@@ -102,17 +102,17 @@ class Produced(NamedTuple):
 
 def produce(
     topic: TopicArgument,
-    file: Annotated[Path | None, typer.Option(metavar="PATH", help="Read this file, not stdin.")] = None,
+    file: Annotated[Path | None, typer.Option(metavar="PATH", help="Read this file instead of stdin.")] = None,
     input: Annotated[
         Input,
-        typer.Option("--input", "-i", help="lines; or records, as `consume --output json` or msgpack prints them."),
+        typer.Option("--input", "-i", help="lines, or records as printed by `consume --output json` or msgpack."),
     ] = Input.LINES,
     key: Annotated[str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of each record.")] = None,
     key_separator: Annotated[
         str | None,
         typer.Option(
             metavar="TEXT",
-            help=r"What ends the key at the start of a line, such as : or \t. Lines without it get --key.",
+            help=r"Separator between key and value, such as : or \t. Lines without it get --key.",
         ),
     ] = None,
     header: Annotated[
@@ -122,18 +122,24 @@ def produce(
     partition: Annotated[
         int | None,
         typer.Option(
-            "--partition", "-p", min=0, help="Send to this one. Default: as a record says, by key, or spread."
+            "--partition",
+            "-p",
+            min=0,
+            help="Send all records to this partition. Default: the record's own, or by key, or spread.",
         ),
     ] = None,
     timestamp: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Of each record: milliseconds since 1970, or ISO 8601 (UTC if it names no zone). Default: now.",
+            help="Timestamp of each record: milliseconds since 1970, or ISO 8601 (UTC without a zone). Default: now.",
         ),
     ] = None,
     tombstone: Annotated[
-        bool, typer.Option("--tombstone", "-Z", help="Send an empty value, or line, as null, not as one of no bytes.")
+        bool,
+        typer.Option(
+            "--tombstone", "-Z", help="Send an empty value or line as null, instead of as a value of no bytes."
+        ),
     ] = False,
     acks: AcksOption = Acks.ALL,
     compression: CompressionOption = Codec.NONE,
@@ -143,20 +149,20 @@ def produce(
             metavar="BYTES",
             min=1_024,
             max=64 * 1024 * 1024,
-            help="The longest line; the topic's max.message.bytes must allow it, too.",
+            help="The longest line, in bytes. The topic's max.message.bytes must allow it.",
         ),
     ] = MAX_REQUEST_SIZE,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Send each line as a record. Returns once all are acknowledged.
+    """Send each line as a record. Returns when all records are acknowledged.
 
-    With --input json or msgpack each record has its own key, headers, time and partition. What it leaves out
-    is as for a line. Its topic and offset do not matter."""
+    With --input json or msgpack, each record has its own key, headers, timestamp and partition. Missing fields have the
+    same defaults as for lines; topic and offset are ignored."""
     checked_topic(topic)
     if input is not Input.LINES:
-        _refuse_what_is_for_lines(
+        _refuse_options_for_lines(
             {"--key": key, "--key-separator": key_separator, "--header": header, "--timestamp": timestamp}, tombstone
         )
     template = Template(
@@ -189,12 +195,12 @@ def produce(
         )
 
 
-def _refuse_what_is_for_lines(given: dict[str, object], tombstone: bool) -> None:
+def _refuse_options_for_lines(given: dict[str, object], tombstone: bool) -> None:
     named = [option for option, value in given.items() if value is not None]
     if tombstone:
         named.append("--tombstone")
     if named:
-        raise UsageError(f"{named[0]} is for lines: records of --input json or msgpack have their own")
+        raise UsageError(f"{named[0]} applies only to lines: records of --input json or msgpack have their own")
 
 
 def _separator(text: str) -> bytes:
@@ -217,8 +223,8 @@ def _timestamp_ms(text: str) -> int:
     timestamp_ms = parse_time_ms(text)
     if timestamp_ms is None:
         raise UsageError(
-            f"--timestamp {text!r}: milliseconds since 1970 such as 1700000000000, or a time such as "
-            f"2026-11-22T10:30:00Z is expected{hint(text)}"
+            f"--timestamp {text!r}: give milliseconds since 1970 such as 1700000000000, or a time such as "
+            f"2026-11-22T10:30:00Z{hint(text)}"
         )
     return timestamp_ms
 
@@ -234,9 +240,9 @@ async def produce_lines(
     max_request_size: int = MAX_REQUEST_SIZE,
     input: Input = Input.LINES,
 ) -> Produced:
-    """Stops reading at the first failure. After that, or if the input cannot be read, raises an error that says what
-    became of the lines before."""
-    # The producer would wait for a topic that does not exist, since another may be about to create it.
+    """Send until the end or the first failure. After a failure, or if the input cannot be read, raises an error that
+    reports the lines before it."""
+    # The producer would wait for a missing topic, since another client may be about to create it.
     partitions = len((await described(bootstrap, topic)).partitions)
     began = time.monotonic()
     try:
@@ -262,7 +268,7 @@ async def produce_lines(
         raise tally.failure(f"{unreadable} ({tally})") from unreadable
     size = None if sending.cancelled() else sending.result()
     if size is None:
-        raise tally.failure(f"{tally}. Nothing after {tally.noun} {tally.lines} was sent")
+        raise tally.failure(f"{tally}. No {tally.noun} after {tally.lines} was sent")
     if tally.has_failed:
         raise tally.failure(f"{tally}")
     return Produced(topic, tally.lines, size, time.monotonic() - began)
@@ -295,8 +301,8 @@ async def _lines(descriptor: int, template: Template) -> AsyncIterator[_Part]:
 async def _records(
     descriptor: int, input: Input, topic: str, partitions: int, partition: int | None
 ) -> AsyncIterator[_Part]:
-    """All for `partition`, if it is given. Raises what `read_records` raises, and MinibrokerError for a partition that
-    the topic does not have."""
+    """Yield the records, all for `partition` if it is given. Raises the errors of `read_records`, and MinibrokerError
+    for a partition that the topic does not have."""
     number = 0
     async for records in read_records(descriptor, input):
         part: list[_Fields] = []
@@ -306,9 +312,9 @@ async def _records(
             number += 1
             if partition is None and its_own is not None and its_own >= partitions:
                 problem = MinibrokerError(
-                    f"record {number}, which begins at byte {begins_at}, is for partition {its_own}, and {topic} has "
-                    f"partitions 0 to {partitions - 1}: give it more (`minibroker topics alter {topic} --partitions "
-                    f"{its_own + 1}`), or send all to one with --partition"
+                    f"record {number}, which begins at byte {begins_at}, is for partition {its_own}, but "
+                    f"{topic} has partitions 0 to {partitions - 1}: add partitions (`minibroker topics alter "
+                    f"{topic} --partitions {its_own + 1}`), or choose one for all records with --partition"
                 )
                 break
             part.append((key, value, its_own if partition is None else partition, timestamp_ms, headers))
@@ -321,7 +327,7 @@ async def _records(
 async def _send(
     producer: Producer, topic: str, descriptor: int, source: AsyncIterator[_Part], tally: Tally
 ) -> int | None:
-    """The bytes of all records, once all are sent; None after a failure. Raises what `source` raises."""
+    """Return the bytes of all records when all are sent; None after a failure. Raises the errors of `source`."""
     size = 0
     of_file = os.fstat(descriptor).st_size  # 0 for a pipe
     with progress_bar(topic, of_file, of_bytes=True) if of_file else nullcontext() as show:
@@ -342,7 +348,7 @@ async def _send(
 
 
 async def _send_each(producer: Producer, topic: str, records: list[_Fields], tally: Tally) -> None:
-    """Until the first failure, which `tally` knows then."""
+    """Runs until the first failure, which `tally` has then."""
     send, add = producer.send, tally.add
     for key, value, partition, timestamp_ms, headers in records:
         try:
@@ -363,7 +369,8 @@ async def _drain(producer: Producer, tally: Tally) -> None:
 
 
 def _sent_at_once(producer: Producer, topic: str, records: list[_Fields]) -> BatchDelivery | None:
-    """All of them by `send_batch`, where they are alike. None: send each, which also says which one is refused."""
+    """Return all records for one `send_batch`, if they are alike. None: send each, which also identifies a rejected
+    one."""
     if not records:
         return None
     values = [record[1] for record in records]

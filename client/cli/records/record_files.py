@@ -1,9 +1,9 @@
-"""Records from files: what `consume --output msgpack` and `json` print, read by `produce --input`.
+"""Records from files: the output of `consume --output msgpack` and `json`, read by `produce --input`.
 
-A file may be larger than memory, and is damaged or cut off sometimes; so it is read as it is sent, and what is wrong
-with it is said with the number of the record and the byte at which it begins: everything before that byte was read. A
-field that is not known is refused: `timestmap` would be lost otherwise, and nobody told. So is a record without a
-value, as null is a deletion where topics are compacted: whoever means that writes it.
+A file may be larger than memory, damaged or truncated, so it is sent while it is read. Errors give the record's number
+and the byte at which it begins; everything before that byte was read. Unknown fields are rejected, since a misspelled
+`timestmap` would otherwise be lost silently. A record without a value is rejected as well, because null is a deletion
+in compacted topics and should be written explicitly.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class InputRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     partition: int | None
-    """None, here and for the time: as the producer chooses."""
+    """None, here and for the timestamp: the producer chooses."""
     timestamp_ms: int | None
     headers: list[Header] | None
     begins_at: int
-    """The byte of the input."""
+    """The byte of the input at which the record begins."""
 
 
 def read_records(descriptor: int, kind: Input) -> AsyncIterator[list[InputRecord]]:
-    """Lists of records until the end. Raises MinibrokerError, after all records before, for what is no record, and for
-    what cannot be read."""
+    """Yield lists of records until the end. After all valid records, raises MinibrokerError for an invalid record or
+    unreadable input."""
     return _read_json(descriptor) if kind is Input.JSON else _read_msgpack(descriptor)
 
 
@@ -59,7 +59,7 @@ def read_records(descriptor: int, kind: Input) -> AsyncIterator[list[InputRecord
 async def _read_msgpack(descriptor: int) -> AsyncIterator[list[InputRecord]]:
     unpacker = msgpack.Unpacker(
         max_buffer_size=MAX_RECORD_BYTES + 2 * CHUNK_BYTES,
-        # A list takes its memory when its length is read, not when its items come.
+        # The memory of a list is allocated when its length is read, before its items arrive.
         max_array_len=_MAX_HEADERS,
         max_map_len=_MAX_FIELDS,
     )
@@ -79,20 +79,20 @@ async def _read_msgpack(descriptor: int) -> AsyncIterator[list[InputRecord]]:
         except (msgpack.UnpackException, ValueError, TypeError, OverflowError) as error:
             if fed - begins_at <= MAX_RECORD_BYTES:
                 why = f" ({error})" if str(error) else ""
-                problem = _no_record("record", number + 1, begins_at, f"it is not MessagePack of a record{why}")
+                problem = _no_record("record", number + 1, begins_at, f"it is not a MessagePack record{why}")
         if records:
             yield records
         if problem is None and fed - begins_at > MAX_RECORD_BYTES:
             problem = MinibrokerError(
-                f"record {number + 1}, from byte {begins_at} on, is longer than {MAX_RECORD_BYTES} bytes: "
-                "no broker takes that"
+                f"record {number + 1}, from byte {begins_at} on, is longer than {MAX_RECORD_BYTES} bytes, "
+                "which no broker accepts"
             )
         if problem is not None:
             raise problem
     if begins_at != fed:
         raise MinibrokerError(
-            f"the input was cut off: it ends within record {number + 1}, {counted(fed - begins_at, 'byte')} after byte "
-            f"{begins_at}, where that begins"
+            f"the input is truncated: it ends within record {number + 1}, {counted(fed - begins_at, 'byte')} "
+            f"after byte {begins_at}, where that record begins"
         )
 
 
@@ -128,33 +128,33 @@ def _bytes(name: str, value: object) -> bytes | None:
         return value
     if isinstance(value, str):
         return value.encode()
-    raise ValueError(f"{name} is {_named(value)}: bytes, text or null is expected")
+    raise ValueError(f"{name} is {_named(value)}: give bytes, text or null")
 
 
 def _time(timestamp: object) -> object:
-    """What `consume` prints of a record without a timestamp is none."""
+    """`consume` prints a missing timestamp as none."""
     return None if timestamp == _NO_TIMESTAMP else timestamp
 
 
 def _whole(name: str, value: object, limit: int) -> int | None:
     if value is None or (type(value) is int and 0 <= value < limit):
         return value
-    raise ValueError(f"{name} is {_named(value)}: a whole number from 0 to {limit - 1} is expected")
+    raise ValueError(f"{name} is {_named(value)}: give a whole number from 0 to {limit - 1}")
 
 
 def _headers(value: object) -> list[Header]:
     if not isinstance(value, list):
-        raise ValueError(f"headers is {_named(value)}: a list is expected")
+        raise ValueError(f"headers is {_named(value)}: give a list")
     headers: list[Header] = []
     for header in value:
         if not isinstance(header, dict) or header.keys() != {"name", "value"} or not isinstance(header["name"], str):
-            raise ValueError(f"headers has {_named(header)}: maps of a name, which is text, and a value are expected")
+            raise ValueError(f"headers has {_named(header)}: give maps with a name (text) and a value")
         headers.append((header["name"], _bytes("the value of a header", header["value"])))
     return headers
 
 
 def _named(value: object) -> str:
-    """Short enough for a message, whatever it is."""
+    """Return the value in a form short enough for a message."""
     text = "null" if value is None else repr(value) if isinstance(value, (bool, int, float)) else type(value).__name__
     return text if len(text) <= 40 else f"{text[:40]}..."
 
@@ -220,14 +220,14 @@ def _either(name: str, text: str | msgspec.UnsetType | None, encoded: bytes | ms
             raise ValueError(_NO_VALUE)
         return encoded
     if encoded is not msgspec.UNSET:
-        raise ValueError(f"it has {name} and {name}_base64: give one of them")
+        raise ValueError(f"it has both {name} and {name}_base64: give one of them")
     return None if text is None else text.encode()
 
 
-_NO_VALUE = "it has no value: write null if it is meant to have none"
+_NO_VALUE = "it has no value: write null for a tombstone"
 
 
 def _no_record(noun: str, number: int, begins_at: int, why: str) -> MinibrokerError:
     return MinibrokerError(
-        f"{noun} {number}, which begins at byte {begins_at}, is no record: {why}. One looks like {_EXAMPLE}"
+        f"{noun} {number}, which begins at byte {begins_at}, is not a valid record: {why}. Example: {_EXAMPLE}"
     )

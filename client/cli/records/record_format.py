@@ -1,6 +1,7 @@
 """How `consume` prints a record: `json`, `msgpack`, `value`, or a format string with kcat's tokens.
 
-`record_files` reads the first two."""
+`record_files` reads the first two.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ _PIECE = re.compile(r"%(.?)|\\(x[0-9a-fA-F]{2}|.?)|([^%\\]+)", re.DOTALL)
 
 
 Formatter = Callable[[Record], bytes]
-"""Returns what is written for a record, its end of line included."""
+"""Returns the bytes to write for a record, including the end of line."""
 
 
 def formatter(output: str) -> Formatter:
-    """Raises UsageError if `output` is no name of an output, nor a format with at least one token."""
+    """Return the formatter. Raises UsageError if `output` is neither a name nor a format with at least one token."""
     if output == "json":
         return _as_json
     if output == "msgpack":
@@ -32,15 +33,13 @@ def formatter(output: str) -> Formatter:
     if output == "value":
         return lambda record: (record.value or b"") + b"\n"
     if "%" not in output:
-        raise UsageError(
-            f"--output '{output}' is neither json nor msgpack nor value nor a format with tokens ({_TOKENS})"
-        )
+        raise UsageError(f"--output '{output}' is not json, msgpack, value or a format with tokens ({_TOKENS})")
     pieces = _compiled(output)
     return lambda record: b"".join(piece if isinstance(piece, bytes) else piece(record) for piece in pieces)
 
 
 def unescape(text: str) -> bytes:
-    r"""`\n`, `\t`, `\r`, `\0`, `\\` and `\xNN` as the bytes they mean; a percent sign is itself."""
+    r"""Replace `\n`, `\t`, `\r`, `\0`, `\\` and `\xNN` by their bytes; a percent sign stays."""
     return b"".join(piece for piece in _compiled(text.replace("%", "%%")) if isinstance(piece, bytes))
 
 
@@ -66,7 +65,7 @@ def _compiled(text: str) -> list[bytes | Formatter]:
 
 
 def _headers(record: Record) -> bytes:
-    """As kcat prints them: `name=value,name=value`, and NULL for a value that is null."""
+    """As kcat prints them: `name=value,name=value`, with NULL for a null value."""
     return b",".join(name.encode() + b"=" + (b"NULL" if value is None else value) for name, value in record.headers)
 
 
@@ -99,7 +98,7 @@ _encode_msgpack = msgspec.msgpack.Encoder().encode
 
 
 def _as_msgpack(record: Record) -> bytes:
-    """The fields of `_as_json` as one map, with keys and values as the bytes that they are."""
+    """The fields of `_as_json` as a map, with keys and values as raw bytes."""
     fields: dict[str, object] = {
         "topic": record.topic,
         "partition": record.partition,
@@ -114,8 +113,7 @@ def _as_msgpack(record: Record) -> bytes:
 
 
 def text_or_base64(name: str, data: bytes | None) -> dict[str, object]:
-    """Text as it is, and anything that is not UTF-8 under a name of its own: nothing is lost, and no value can be
-    mistaken for one of the other kind."""
+    """Return text as text, and other bytes as base64 under another name, so that nothing is lost or ambiguous."""
     if data is None:
         return {name: None}
     try:

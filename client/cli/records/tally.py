@@ -1,7 +1,8 @@
-"""What became of the lines, or records, that `produce` sent: how many are acknowledged, which are not, and why.
+"""The results of the lines or records that `produce` sent: acknowledged, failed, and why.
 
-Looking at every record would cost as much as sending it. So the producer is flushed now and then, while more is sent:
-if that finds no failure, all that was sent before is acknowledged. Only after a failure is each Delivery awaited.
+Checking every record would cost as much as sending it. The producer is therefore flushed now and then while more is
+sent: if a flush finds no failure, all records before it are acknowledged. Only after a failure is each Delivery
+awaited.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from minibroker.protocol.errors import MinibrokerError
 
 _SETTLE_EVERY_S = 0.5
 _MOST_UNSETTLED = 2_000_000
-"""What is kept of so many records takes about 150 MB."""
+"""The deliveries of this many records take about 150 MB."""
 
 _MOST_NAMED = 5
 
 
 class Tally:
-    """Lines (or what `noun` calls them) are numbered from 1 on, in the order of `add`. The counts are final after
+    """Counts lines (or records, as `noun` says), numbered from 1 in the order of `add`. The counts are final after
     `settle_rest`."""
 
     def __init__(self, noun: str = "line") -> None:
@@ -32,9 +33,9 @@ class Tally:
         self.acknowledged = 0
         self.has_failed = False
         self._deliveries: list[Delivery | BatchDelivery] = []
-        """Those of the lines after the ones known to be acknowledged."""
+        """Deliveries of the lines after those known to be acknowledged."""
         self._unsettled = 0
-        """How many lines these are."""
+        """The number of these lines."""
         self._failed: dict[MinibrokerError, list[int]] = {}
         self._settled = Pulse()
 
@@ -43,12 +44,12 @@ class Tally:
         return self.acknowledged + self._unsettled + sum(map(len, self._failed.values()))
 
     def add(self, delivery: Delivery | BatchDelivery) -> None:
-        """The next line, or lines."""
+        """Add the next line or lines."""
         self._deliveries.append(delivery)
         self._unsettled += 1 if isinstance(delivery, Delivery) else len(delivery)
 
     def refuse(self, error: MinibrokerError) -> None:
-        """`send` refused the next line, which is the last."""
+        """Record that `send` rejected the next line, which is the last."""
         self._failed[error] = [self.lines + 1]
         self.has_failed = True
 
@@ -58,20 +59,20 @@ class Tally:
             await self._settled.wait()
 
     async def keep_settling(self, producer: Producer) -> None:
-        """Settle now and then, until the first failure."""
+        """Settle now and then until the first failure."""
         while not self.has_failed:
             await asyncio.sleep(_SETTLE_EVERY_S)
             await self.settle(producer)
 
     async def settle(self, producer: Producer) -> None:
-        """Wait until every line so far is acknowledged or failed, and note whether there was a failure."""
+        """Wait until every line so far is acknowledged or failed, and record whether there was a failure."""
         count, lines = len(self._deliveries), self._unsettled
         try:
             if count:
                 await producer.flush()
         except MinibrokerError:
             self.has_failed = True
-        # A flush that succeeds means nothing if a `drain` has raised the failures already.
+        # A flush that succeeds proves nothing if a `drain` has already raised the failures.
         if not self.has_failed:
             self.acknowledged += lines
             self._unsettled -= lines
@@ -79,7 +80,8 @@ class Tally:
             self._settled.notify()
 
     async def settle_rest(self) -> None:
-        """To be called once the producer is closed: then every Delivery has ended, and this does not wait."""
+        """Settle the remaining lines. Call this when the producer is closed: every Delivery has completed then, so this
+        does not wait."""
         line, deliveries = self.acknowledged + 1, self._deliveries[:]
         self._deliveries.clear()
         self._unsettled = 0
@@ -110,7 +112,7 @@ class Tally:
         return f"{counts}, {self.lines - self.acknowledged} not: {'; '.join(reasons)}"
 
     def failure(self, text: str) -> MinibrokerError:
-        """An error that says `text`, and leads to the exit code that fits the failed lines."""
+        """Return an error with this text whose exit code fits the failed lines."""
         codes = {explain(error)[0] for error in self._failed}
         return DeliveryTimedOut(text) if codes == {TIMED_OUT} else MinibrokerError(text)
 

@@ -1,1 +1,1 @@
-"""Options, output, errors and hints, shared by all commands."""
+"""Shared by all commands: options, output, errors, hints."""

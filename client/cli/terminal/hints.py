@@ -1,7 +1,7 @@
-"""Hints that can be pasted: a command that a message names repeats the `--data` or `--bootstrap` that was typed.
+"""Hints that can be pasted: a command in a message repeats the `--data` or `--bootstrap` from the command line.
 
-Such messages come from every layer, even from brokers, and none of these knows what was typed. So the options are added
-where a message is printed, to each command in backquotes that takes them and does not have its own.
+Messages come from every layer, even from brokers, and none of them knows the command line. The options are therefore
+added when a message is printed, to each command in backquotes that accepts them and does not have its own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _HINT = re.compile(r"`minibroker ([^`]+)`")
 
 class _Typed(NamedTuple):
     root: Callable[[], Any]
-    """Makes the command of which all others are subcommands."""
+    """Returns the command that contains all others."""
     options: dict[str, str]
-    """The options for the cluster that were typed, by the name of the parameter."""
+    """The cluster options on the command line, by parameter name."""
 
 
 _typed: ContextVar[_Typed | None] = ContextVar("typed", default=None)
@@ -30,7 +30,7 @@ _typed: ContextVar[_Typed | None] = ContextVar("typed", default=None)
 
 @contextlib.contextmanager
 def repeating(root: Callable[[], object]) -> Iterator[None]:
-    """For the time in which a command line is parsed and carried out. `root` makes the command that it is one of."""
+    """Use this while a command line is parsed and executed. `root` returns the command that contains all others."""
     token = _typed.set(_Typed(root, {}))
     try:
         yield
@@ -39,7 +39,8 @@ def repeating(root: Callable[[], object]) -> Iterator[None]:
 
 
 def remember(context: typer.Context, parameter: str, value: object) -> None:
-    """Repeat the option in hints, if it was typed: an environment variable holds for the next command anyway."""
+    """Repeat the option in hints if it was given on the command line. An environment variable applies to the next
+    command anyway."""
     typed = _typed.get()
     if typed is not None and comes_from(context, parameter, "COMMANDLINE"):
         typed.options[parameter] = f"--{parameter} {shlex.quote(str(value))}"
@@ -52,7 +53,7 @@ def comes_from(context: typer.Context, parameter: str, source: str) -> bool:
 
 
 def pastable(text: str) -> str:
-    """The text, with `--data` or `--bootstrap` in its hints, if that was typed."""
+    """Return the text with `--data` or `--bootstrap` in its hints, if one was given."""
     typed = _typed.get()
     if typed is None or not typed.options:
         return text
@@ -68,7 +69,7 @@ def _completed(hint: str, root: Any, options: dict[str, str]) -> str:
     command = root
     for word in hint.split():
         command = getattr(command, "commands", {}).get(word, command)
-    # Where a command takes both, `--bootstrap` wins.
+    # If a command has both options, `--bootstrap` is used.
     for parameter in ("bootstrap", "data"):
         if parameter in options and any(taken.name == parameter for taken in command.params):
             return hint if f"--{parameter}" in hint else f"{hint} {options[parameter]}"

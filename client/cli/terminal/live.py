@@ -1,6 +1,6 @@
-"""What changes in place on a terminal: a text, a progress bar.
+"""Output that changes in place on a terminal: a text, a progress bar.
 
-rich takes as long to import as a tenth of a command, so only who sees something of it waits for that.
+Importing rich takes a tenth of a command's time, so it is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def text_in_place() -> Iterator[Callable[[str], None]]:
-    """Call what is yielded with what is to be seen on stdout from now on."""
+    """Yield a function that replaces the text on stdout."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -23,7 +23,7 @@ def text_in_place() -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def progress_bar(description: str, total: int | None, *, of_bytes: bool = False) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, if that is a terminal; call what is yielded with how much of `total` is done."""
+    """Show a bar on stderr, if that is a terminal. Yields a function that takes the completed part of `total`."""
     if not sys.stderr.isatty():
         yield lambda _done: None
         return

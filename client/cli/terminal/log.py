@@ -1,6 +1,6 @@
 """Shows on stderr, in the form of errors, what is logged while a command waits: for brokers, or for a download.
 
-A command reports itself how it ends, so what the client logs about its own end is left out.
+Messages about the client's own end are left out, because the command reports its end itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from minibroker.client.cli.terminal.hints import pastable
 
 
 def show_waits() -> None:
-    """To be called once, for the whole process."""
+    """Call this once per process."""
     for name in ("minibroker.client.stalls", "minibroker.deploy.local.zookeeper_jars"):
         log = logging.getLogger(name)
         log.setLevel(logging.INFO)

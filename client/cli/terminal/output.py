@@ -1,6 +1,6 @@
-"""What every command shares: options, how data and errors are printed, exit codes.
+"""Shared by all commands: options, output, errors, exit codes.
 
-Data goes to stdout, all else to stderr; progress only where stderr is a terminal. An error is one line that begins
+Data goes to stdout, everything else to stderr; progress only if stderr is a terminal. An error is one line that begins
 with `error:`. Exit codes: 0 ok, 1 failure, 2 usage, 3 timeout, 4 unhealthy.
 """
 
@@ -43,13 +43,13 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 TERMINATED = 143
 
-# Typer has contained Click since 0.20 or so, and depended on it before; this finds the class in both cases.
+# Typer contains Click since about 0.20 and depended on it before; this finds the class in both cases.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 _ClickException: type[Exception] = _UsageError.__bases__[0]
 
 
 class UsageError(MinibrokerError, ValueError):
-    """What was typed is wrong, whatever the state of the cluster. The text says what is expected."""
+    """The command line is wrong, whatever the state of the cluster. The text says what is expected."""
 
 
 class Format(StrEnum):
@@ -58,7 +58,7 @@ class Format(StrEnum):
 
 
 def _bootstrap_given(context: typer.Context, value: str | None) -> str | None:
-    """`--bootstrap` wins over `--data`, but an environment variable does not win over what was typed."""
+    """`--bootstrap` overrides `--data`, but an environment variable does not override the command line."""
     hints.remember(context, "bootstrap", value)
     if comes_from(context, "bootstrap", "ENVIRONMENT") and comes_from(context, "data", "COMMANDLINE"):
         return None
@@ -66,7 +66,7 @@ def _bootstrap_given(context: typer.Context, value: str | None) -> str | None:
 
 
 def data_given(context: typer.Context, value: Path | None) -> Path | None:
-    """The callback of an option `--data`: hints repeat it."""
+    """The callback of a `--data` option: hints repeat it."""
     hints.remember(context, "data", value)
     return value
 
@@ -79,7 +79,7 @@ BootstrapOption = Annotated[
         metavar="HOST:PORT,...",
         envvar="MINIBROKER_BOOTSTRAP",
         callback=_bootstrap_given,
-        help="Brokers to ask first. Default: those of --data.",
+        help="Initial brokers. Default: the brokers of --data.",
     ),
 ]
 DataOption = Annotated[
@@ -92,24 +92,24 @@ DataOption = Annotated[
         help="Directory of the local cluster.",
     ),
 ]
-FormatOption = Annotated[Format, typer.Option("--format", help="How data is printed.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before destroying.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="Output format of data.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 DEFAULT_DATA = Path(".minibroker")
 
 API_TIMEOUT_MS = 20_000
-"""How long a command waits for a cluster that answers but cannot do what it should, such as one between controllers.
-The library's minute would look like a hang to someone at a terminal."""
+"""Time that a command waits for a cluster that answers but cannot serve yet, for instance between controllers. The
+library's default of a minute would look like a hang at a terminal."""
 
 
 class _ClusterFile(msgspec.Struct):
     bootstrap: str
     running: bool = True
-    """False once it has been taken down."""
+    """False after `down`."""
 
 
 def bootstrap_servers(bootstrap: str | None, data: Path) -> str:
-    """`--bootstrap`, else the brokers of the local cluster. Raises MinibrokerError with the remedy."""
+    """Return `--bootstrap`, or the brokers of the local cluster. Raises MinibrokerError with the remedy."""
     if bootstrap is not None:
         return bootstrap
     path = data / "cluster.json"
@@ -117,7 +117,8 @@ def bootstrap_servers(bootstrap: str | None, data: Path) -> str:
         cluster = msgspec.json.decode(path.read_bytes(), type=_ClusterFile)
     except (FileNotFoundError, NotADirectoryError):
         raise MinibrokerError(
-            f"no cluster given, and there is no {path}: run `minibroker up`, or name brokers with --bootstrap HOST:PORT"
+            f"no cluster given, and {path} does not exist: run `minibroker up`, or name brokers with "
+            "--bootstrap HOST:PORT"
         ) from None
     except msgspec.MsgspecError as error:
         raise MinibrokerError(f"{path} is damaged ({error}): remove it, or use --bootstrap HOST:PORT") from error
@@ -127,15 +128,15 @@ def bootstrap_servers(bootstrap: str | None, data: Path) -> str:
 
 
 def name_and_value(option: str, text: str, example: str) -> tuple[str, str]:
-    """The parts of an option `NAME=VALUE`. Raises UsageError."""
+    """Split an option `NAME=VALUE`. Raises UsageError."""
     name, equals, value = text.partition("=")
     if not (equals and name):
-        raise UsageError(f"{option} {text!r}: NAME=VALUE is expected, for instance {example}")
+        raise UsageError(f"{option} {text!r}: give NAME=VALUE, for instance {example}")
     return name, value
 
 
 def settings_of(option: str, texts: Sequence[str], example: str) -> dict[str, str]:
-    """The settings of an option that may be repeated, each name once. Raises UsageError."""
+    """Return the settings of a repeated option, each name once. Raises UsageError."""
     settings: dict[str, str] = {}
     for text in texts:
         name, value = name_and_value(option, text, example)
@@ -151,8 +152,8 @@ def run(command: Coroutine[Any, Any, T]) -> T:
 
 
 def run_until_terminated(command: Coroutine[Any, Any, T]) -> T:
-    """As `run`, but SIGTERM ends the command as Ctrl-C does: it is cancelled, and so can finish what it has begun. A
-    second SIGTERM does not wait for that. Then the exit code is 143. Where SIGTERM is ignored, it stays so."""
+    """As `run`, but SIGTERM cancels the command like Ctrl-C, so that it can finish its work. A second SIGTERM does not
+    wait for that. The exit code is then 143. If SIGTERM is ignored, it stays ignored."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return run(command)
     is_terminated = False
@@ -162,7 +163,8 @@ def run_until_terminated(command: Coroutine[Any, Any, T]) -> T:
         task = asyncio.current_task()
         assert task is not None
 
-        # A handler of Python's, as asyncio's own for SIGINT: one of the loop's would not end a write that waits.
+        # A Python signal handler, as asyncio's own for SIGINT: a handler of the loop would not interrupt a blocked
+        # write.
         def terminate(number: int, frame: FrameType | None) -> None:
             nonlocal is_terminated
             if is_terminated:
@@ -185,24 +187,24 @@ def run_until_terminated(command: Coroutine[Any, Any, T]) -> T:
 
 
 def print_json(value: object) -> None:
-    """One line of JSON on stdout."""
+    """Write one line of JSON to stdout."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Aligned columns on stdout, never truncated: a program may read them after all."""
+    """Write aligned columns to stdout, never truncated, because a program may read them."""
     print_lines(table_lines(header, rows))
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """Lines on stdout; the first is a header, which is bold on a terminal."""
+    """Write lines to stdout; the first one, a header, is bold on a terminal."""
     bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     for number, line in enumerate(lines):
         sys.stdout.write(f"\x1b[1m{line}\x1b[0m\n" if bold and number == 0 else f"{line}\n")
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Aligned columns under a header."""
+    """Return aligned columns under a header."""
     texts = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in texts) for column in range(len(header))]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in texts]
@@ -219,33 +221,35 @@ def _cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with what a terminal would obey, or could not show, as escapes such as \\x1b. Names of groups, members
-    and clients are any characters that a client has sent."""
+    r"""Return the text with control and unprintable characters as escapes such as \\x1b. Names of groups, members and
+    clients may contain any characters."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def note(text: str) -> None:
-    """A note for a person who watches: on stderr, if that is a terminal."""
+    """Write a note for a person to stderr, if that is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(pastable(text) + "\n")
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask, unless `yes`. Raises MinibrokerError if the answer is no, or if there is nobody to ask."""
+    """Ask, unless `yes`. Raises MinibrokerError if the answer is no, or if stdin is not a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise MinibrokerError(f"{question} Nobody can be asked here, so nothing was done: repeat with --yes")
+        raise MinibrokerError(
+            f"{question} Confirmation is impossible without a terminal, so nothing was done: repeat with --yes"
+        )
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise MinibrokerError("nothing was done, as you answered no")
+        raise MinibrokerError("nothing was done, because the answer was no")
 
 
 def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
-    """Run a command line and return its exit code. Any error of a user's is one line on stderr."""
+    """Run a command line and return its exit code. User errors are one line on stderr."""
     _open_what_is_closed()
     _escape_what_cannot_be_printed()
     if "_MINIBROKER_COMPLETE" in os.environ:  # a shell asks for completions
@@ -256,8 +260,8 @@ def run_app(app: typer.Typer, arguments: list[str] | None = None) -> int:
 
 
 def _command_for(app: typer.Typer, arguments: list[str]) -> Any:
-    """The application's command, without those of its subcommands that the first argument does not name: to build all
-    fifty takes as long as many a command. All of them where it names none."""
+    """Return the application's command, with only those subcommands that the first argument names, or all if it names
+    none. Building all fifty takes as long as many a command runs."""
     named = copy.copy(app)
     named.registered_commands = [info for info in app.registered_commands if _name_of(info) in arguments[:1]]
     named.registered_groups = [info for info in app.registered_groups if info.name in arguments[:1]]
@@ -276,7 +280,7 @@ def _plain(command: Any) -> Any:
 
 
 def _run_command(command: Any, arguments: list[str]) -> int:
-    # Not `command.main(...)`, which has exit codes of its own for a broken pipe and for Ctrl-C.
+    # Not `command.main(...)`, which has its own exit codes for a broken pipe and for Ctrl-C.
     code = 0
     try:
         with command.make_context("minibroker", arguments, help_option_names=HELP_OPTIONS) as context:
@@ -285,7 +289,7 @@ def _run_command(command: Any, arguments: list[str]) -> int:
     except typer.Exit as end:
         code = end.exit_code
     except BrokenPipeError:
-        # The reader of our output has closed it (`minibroker consume ... | head`). What is still buffered must go to
+        # The reader of our output has closed it (`minibroker consume ... | head`). Buffered output must go to
         # /dev/null, or the interpreter would complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
@@ -303,9 +307,8 @@ def _run_command(command: Any, arguments: list[str]) -> int:
 def _open_what_is_closed() -> None:
     """Make a shell's `<&-` and `>&-` mean the same as `/dev/null`.
 
-    Otherwise the first files and connections that are opened would get the numbers of standard input and output, and
-    what is printed would end up in a connection.
-    """
+    Otherwise the first files and connections opened would get the numbers of standard input and output, and output
+    would end up in a connection."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
@@ -316,13 +319,13 @@ def _open_what_is_closed() -> None:
 
 
 def _escape_what_cannot_be_printed() -> None:
-    """Names are any characters that a client has sent, paths any bytes, and a locale may know few of them."""
+    """Names may contain any characters and paths any bytes, of which a locale may know few."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def explain(error: Exception) -> tuple[int, str]:
-    """The exit code of an error, and the line to print; an empty one if the help was printed instead."""
+    """Return the exit code and the line to print for an error; an empty line if the help was printed instead."""
     if isinstance(error, _ClickException):
         return USAGE, _one_line(_click_text(error))
     if isinstance(error, OSError) and not isinstance(error, MinibrokerError | TimeoutError):

@@ -1,8 +1,8 @@
-r"""Help and errors for users: without the names of Python's types, and with every text as it was written.
+"""Help and errors for users: without Python's type names, and with every text as written.
 
-Typer shows `<int range> [1<=x<=100]` where N says all that a user needs, shows `<bool>` beside options that take no
-value, and parses `[spark]` as markup. None of this can be turned off, so what it shows is replaced, in each command,
-before one is run.
+Typer shows `<int range> [1<=x<=100]` although N says all that a user needs, shows `<bool>` beside options without a
+value, and parses `[spark]` as markup. It has no options to turn this off, so its texts are replaced in each command
+before the command runs.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _ERRORS = (
 
 
 def make_plain(command: Any) -> None:
-    """Change a command as Typer made it, and its subcommands."""
+    """Change a command made by Typer, and its subcommands."""
     command.help = _literal(command.help)
-    # The help option is made when it is first asked for, and kept.
+    # The help option is made on first use and kept.
     help_option = command.get_help_option(typer.Context(command, help_option_names=HELP_OPTIONS))
     for parameter in [*command.params, help_option]:
         parameter.help = _literal(parameter.help)
@@ -39,14 +39,14 @@ def make_plain(command: Any) -> None:
 
 
 def plain_error(text: str) -> str:
-    """What Typer says about a value, in words that need no knowledge of Python."""
+    """Return Typer's message about a value without Python's terms."""
     for theirs, ours in _ERRORS:
         text = text.replace(theirs, ours)
     return text
 
 
 def _hide_type(parameter: Any) -> None:
-    if not hasattr(parameter, "display_type_rich"):  # older versions call it something else
+    if not hasattr(parameter, "display_type_rich"):  # older versions use another name
         return
     if parameter.param_type_name == "argument" or getattr(parameter, "is_flag", False):
         shown = ""

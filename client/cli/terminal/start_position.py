@@ -1,4 +1,4 @@
-"""`--from` of `consume`, `--to` of `groups reset-offsets`: beginning, end, an offset, the last so many, or a time."""
+"""`--from` of `consume`, `--to` of `groups reset-offsets`: beginning, end, an offset, the last N records, or a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AtOffset(NamedTuple):
 
 class Last(NamedTuple):
     records: int
-    """How many of each partition."""
+    """The number of records in each partition."""
 
 
 class AtTime(NamedTuple):
@@ -53,9 +53,11 @@ def parse_start_position(text: str, option: str = "--from") -> StartPosition:
             return AtOffset(int(digits))
         if int(digits) > 0:
             return Last(int(digits))
-    edges = "earliest, latest" if option == "--to" else "beginning, end"  # both are taken: the words of its help
+    edges = (
+        "earliest, latest" if option == "--to" else "beginning, end"
+    )  # both are accepted; these are the words of the help
     raise UsageError(
-        f"{option} {text!r}: {edges}, an offset such as 42, -10 for the last 10 records of each partition, or "
-        "@ and a time such as @2026-11-22T10:30:00Z or @1700000000000 (milliseconds since 1970) is expected"
-        f"{hint(text[1:]) if text.startswith('@') else ''}"
+        f"{option} {text!r}: give {edges}, an offset such as 42, -10 for the last 10 records of each "
+        "partition, or @ and a time such as @2026-11-22T10:30:00Z or @1700000000000 (milliseconds since "
+        f"1970){hint(text[1:]) if text.startswith('@') else ''}"
     )

@@ -42,7 +42,7 @@ def test_replicas_are_moved_verified_and_moved_back(minibroker: Shell) -> None:
     states = json.loads(minibroker.ok("reassign", "verify", "-", "--format", "json", stdin=wanted))
     assert {state["state"] for state in states} == {"complete"}
     idle = minibroker.ok("reassign", "cancel", "-", stdin=wanted)
-    assert idle == "nothing to cancel: orders-0, orders-1, orders-2 not being reassigned\n"
+    assert idle == "not being reassigned: orders-0, orders-1, orders-2\n"
     assert json.loads(minibroker.ok("reassign", "cancel", "-", "--format", "json", stdin=wanted)) == []
     minibroker.ok("reassign", "execute", "-", stdin=before)
     assert wait_until(lambda: is_complete(before), PATIENCE_S)

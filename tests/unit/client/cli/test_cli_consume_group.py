@@ -175,7 +175,7 @@ def test_an_interruption_does_not_wait_for_ever_for_a_coordinator(monkeypatch: p
         await until(lambda: len(output.records) == 13)
         cluster.rules.append(lambda received: HANG if received.api is OFFSET_COMMIT else None)
         task.cancel()
-        with pytest.raises(TimeoutError, match="interrupted after 13 records, the last of which are not committed"):
+        with pytest.raises(TimeoutError, match="interrupted after 13 records; the last ones are not committed"):
             await task
 
     run(scenario)
@@ -205,9 +205,9 @@ def test_partitions_that_go_to_another_member_are_committed_first() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--group", ""], "--group: give a name that is not empty"),
-        (["--group", "g", "-p", "1"], "--partition 1: with --group the members share all partitions"),
-        (["--group", "g", "--from", "42"], "--from 42: with --group it goes on where the group has committed"),
+        (["--group", ""], "--group is empty: give the name of a group"),
+        (["--group", "g", "-p", "1"], "--partition 1 cannot be used with --group"),
+        (["--group", "g", "--from", "42"], "--from 42 cannot be used with --group"),
         (["-g", "g", "--from", "-10"], "`minibroker groups reset-offsets"),
     ],
 )

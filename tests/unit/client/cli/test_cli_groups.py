@@ -106,7 +106,7 @@ def test_groups_are_listed_by_name_and_state() -> None:
         ]
         ended = await command("list", "--state", "stable")
         assert ended.code == 2
-        assert "one of PreparingRebalance, CompletingRebalance, Stable, Empty, Dead is expected" in ended.err
+        assert "give one of PreparingRebalance, CompletingRebalance, Stable, Empty, Dead" in ended.err
 
     run(scenario)
 
@@ -379,17 +379,17 @@ def test_a_group_with_members_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--all"], 2, "either --to, such as --to earliest, or --shift-by N"),
-        (["--all", "--to", "latest", "--shift-by", "1"], 2, "either --to, such as --to earliest, or --shift-by N"),
-        (["--all", "--to", "yesterday"], 2, "--to 'yesterday': earliest, latest, an offset such as 42"),
-        (["--to", "latest"], 2, "say where: either --all, or --topic TOPIC"),
-        (["--to", "latest", "--all", "-t", "orders"], 2, "say where: either --all, or --topic TOPIC"),
-        (["--to", "latest", "--all", "-p", "1"], 2, "--partition 1: of which topic?"),
-        (["--to", "latest", "-t", "orders", "-t", "stock", "-p", "1"], 2, "--partition 1: of which topic?"),
+        (["--all"], 2, "either --to (such as --to earliest) or --shift-by N"),
+        (["--all", "--to", "latest", "--shift-by", "1"], 2, "either --to (such as --to earliest) or --shift-by N"),
+        (["--all", "--to", "yesterday"], 2, "--to 'yesterday': give earliest, latest, an offset such as 42"),
+        (["--to", "latest"], 2, "choose partitions: give either --all, or --topic TOPIC"),
+        (["--to", "latest", "--all", "-t", "orders"], 2, "choose partitions: give either --all, or --topic TOPIC"),
+        (["--to", "latest", "--all", "-p", "1"], 2, "--partition 1 needs exactly one topic"),
+        (["--to", "latest", "-t", "orders", "-t", "stock", "-p", "1"], 2, "--partition 1 needs exactly one topic"),
         (["--to", "latest", "-t", "or ders"], 2, "only a-z A-Z 0-9 . _ - are legal"),
         (["--to", "latest", "-t", "orders", "-p", "7"], 1, "orders has no partition 7: its partitions are 0 to 2"),
         (["--to", "latest", "-t", "stock"], 1, "UNKNOWN_TOPIC_OR_PARTITION: topic 'stock'"),
-        (["--shift-by", "1", "-t", "orders"], 1, "has committed nothing in orders-2: there is nothing to shift"),
+        (["--shift-by", "1", "-t", "orders"], 1, "has committed nothing in orders-2, so there is no offset to shift"),
     ],
 )
 def test_what_cannot_be_reset_is_said_before_anything_is_done(arguments: list[str], code: int, said: str) -> None:
@@ -416,7 +416,7 @@ def test_groups_are_deleted_after_a_question() -> None:
         cluster.committed["audit"] = {}
         cluster.committed["stock"] = {}
         assert (
-            "Delete the group billing with all that is committed? Nobody can be asked"
+            "Delete the group billing with all committed offsets? Confirmation is impossible"
             in (await command("delete", "billing")).err
         )
         assert (await command("delete", "billing", answer="yes")).out == "deleted billing\n"

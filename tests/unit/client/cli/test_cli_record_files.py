@@ -128,27 +128,27 @@ GOOD = msgpack.packb({"value": b"v"})
     [
         ([1], "a map is expected, not list"),
         (7, "a map is expected, not 7"),
-        ({"value": 1.5}, "value is 1.5: bytes, text or null is expected"),
-        ({"key": [], "value": None}, "key is list: bytes, text or null is expected"),
+        ({"value": 1.5}, "value is 1.5: give bytes, text or null"),
+        ({"key": [], "value": None}, "key is list: give bytes, text or null"),
         ({"value": None, "timestmap": 1}, "there is no field 'timestmap'"),
         ({"key": b"k"}, "it has no value: write null"),
-        ({"value": b"", "partition": -1}, "partition is -1: a whole number from 0 to 2147483647 is expected"),
-        ({"value": b"", "partition": True}, "partition is True: a whole number"),
-        ({"value": b"", "timestamp": 2**63}, "timestamp is 9223372036854775808: a whole number"),
-        ({"value": b"", "headers": {"a": b"b"}}, "headers is dict: a list is expected"),
-        ({"value": b"", "headers": [["a", b"b"]]}, "maps of a name, which is text, and a value are expected"),
+        ({"value": b"", "partition": -1}, "partition is -1: give a whole number from 0 to 2147483647"),
+        ({"value": b"", "partition": True}, "partition is True: give a whole number"),
+        ({"value": b"", "timestamp": 2**63}, "timestamp is 9223372036854775808: give a whole number"),
+        ({"value": b"", "headers": {"a": b"b"}}, "headers is dict: give a list"),
+        ({"value": b"", "headers": [["a", b"b"]]}, "give maps with a name (text) and a value"),
         ({"value": b"", "headers": [{"name": "a", "value": 1}]}, "the value of a header is 1"),
         ({"value": msgpack.ExtType(5, b"")}, "value is ExtType"),
-        ({1: 2}, "it is not MessagePack of a record"),
+        ({1: 2}, "it is not a MessagePack record"),
     ],
 )
 def test_what_is_no_record_is_named_with_its_number_its_byte_and_the_rule(second: Any, said: str) -> None:
     found: list[InputRecord] = []
     with pytest.raises(MinibrokerError) as raised:
         collect(GOOD + msgpack.packb(second) + GOOD, Input.MSGPACK, found)
-    assert str(raised.value).startswith(f"record 2, which begins at byte {len(GOOD)}, is no record: ")
+    assert str(raised.value).startswith(f"record 2, which begins at byte {len(GOOD)}, is not a valid record: ")
     assert said in str(raised.value)
-    assert 'One looks like {"key"' in str(raised.value)
+    assert 'Example: {"key"' in str(raised.value)
     assert len(found) == 1
 
 
@@ -160,7 +160,7 @@ def test_what_is_no_record_is_named_with_its_number_its_byte_and_the_rule(second
         ('{"value": 1}', "Expected `str | null`, got `int` - at `$.value`"),
         ('{"value": null, "timestmap": 1}', "`timestmap`"),
         ('{"key": "k"}', "it has no value: write null"),
-        ('{"value": "v", "value_base64": ""}', "it has value and value_base64: give one of them"),
+        ('{"value": "v", "value_base64": ""}', "it has both value and value_base64: give one of them"),
         ('{"value_base64": "%"}', "base64"),
         ('{"value": "v", "partition": -1}', ">= 0"),
         ('{"value": "v", "headers": [{"name": "n"}]}', "it has no value"),
@@ -170,7 +170,7 @@ def test_a_line_that_is_no_record_is_named_as_well(second: str, said: str) -> No
     found: list[InputRecord] = []
     with pytest.raises(MinibrokerError) as raised:
         collect(f'{{"value": "v"}}\n{second}\n{{"value": "v"}}'.encode(), Input.JSON, found)
-    assert str(raised.value).startswith("line 2, which begins at byte 15, is no record: ")
+    assert str(raised.value).startswith("line 2, which begins at byte 15, is not a valid record: ")
     assert said in str(raised.value)
     assert len(found) == 1
 
@@ -190,7 +190,9 @@ def test_a_record_that_is_announced_to_be_huge_takes_no_more_memory_than_a_large
     one_value = b"\x81\xa5value\xc6\x7f\xff\xff\xff" + b"x" * 2_000_000
     many_headers = b"\x82\xa5value\xc0\xa7headers\xdd\x00\x01\x86\xa0" + (b"\xda\x03\xe8" + b"x" * 1_000) * 2_000
     for data in (one_value, many_headers):
-        with pytest.raises(MinibrokerError, match="record 2, from byte 10 on, is longer than 100000 bytes: no broker"):
+        with pytest.raises(
+            MinibrokerError, match="record 2, from byte 10 on, is longer than 100000 bytes, which no broker"
+        ):
             read(GOOD + data, Input.MSGPACK, 10_000)
     with pytest.raises(MinibrokerError, match="2147483647 exceeds max_array_len"):
         read(b"\x82\xa5value\xc0\xa7headers\xdd\x7f\xff\xff\xff", Input.MSGPACK)
@@ -281,7 +283,7 @@ def test_a_damaged_file_says_how_many_of_its_records_are_acknowledged(tmp_path: 
         cluster.add_topic("orders")
         with pytest.raises(MinibrokerError) as raised:
             await command(cluster, path, Input.MSGPACK, "orders", Tally("record"))
-        assert f"record 5001, which begins at byte {len(GOOD) * 5_000}, is no record" in str(raised.value)
+        assert f"record 5001, which begins at byte {len(GOOD) * 5_000}, is not a valid record" in str(raised.value)
         assert str(raised.value).endswith("(5000 of 5000 records acknowledged)")
         assert len(cluster.log("orders").values()) == 5_000
 
@@ -297,8 +299,8 @@ def test_a_record_for_a_partition_that_is_not_there_ends_it_with_the_remedy(tmp_
         with pytest.raises(MinibrokerError) as raised:
             await command(cluster, path, Input.JSON, "orders", Tally())
         assert str(raised.value) == (
-            "record 2, which begins at byte 31, is for partition 4, and orders has partitions 0 to 1: give it more "
-            "(`minibroker topics alter orders --partitions 5`), or send all to one with --partition "
+            "record 2, which begins at byte 31, is for partition 4, but orders has partitions 0 to 1: add partitions "
+            "(`minibroker topics alter orders --partitions 5`), or choose one for all records with --partition "
             "(1 of 1 lines acknowledged)"
         )
         await command(cluster, path, Input.JSON, "orders", Tally(), partition=0)
@@ -310,7 +312,7 @@ def test_a_record_for_a_partition_that_is_not_there_ends_it_with_the_remedy(tmp_
 def test_a_terminal_is_spared_the_bytes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert run_app(application(), ["consume", "orders", "--output", "msgpack", "-b", "127.0.0.1:1"]) == 2
-    assert "--output msgpack is not for terminals" in capsys.readouterr().err
+    assert "--output msgpack is binary" in capsys.readouterr().err
 
 
 def test_what_is_written_is_what_other_programs_read() -> None:
