@@ -1,1 +1,1 @@
-"""The commands of `minibroker bench` that measure from the client: produce, consume, latency, durability."""
+"""The commands of `minibroker bench` that measure from a client's side: produce, consume, latency, durability."""

@@ -1,8 +1,8 @@
-"""`minibroker bench consume`: how many records a second one process reads; then whether they are what was sent.
+"""`minibroker bench consume`: the records that one process reads per second, and a check of their content.
 
-The topic is read twice. The first pass is timed, and counts records and bytes (the client checks every batch's
-checksum, as always). The second is not timed: it compares every value with what `bench produce` sent, which takes
-longer than reading. So the comparison costs the figures nothing.
+The topic is read twice. The first pass is timed and counts records and bytes (the client checks every batch's checksum,
+as always). The second pass is not timed: it compares every value with the one that `bench produce` sent, which takes
+longer than reading.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class By(StrEnum):
 class Timed(NamedTuple):
     records: int
     bytes: int
-    """Those of values."""
+    """Bytes of the values."""
     seconds: float
 
 
@@ -50,7 +50,7 @@ def consume(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Read a topic from its beginning to its end; then again, untimed, to check what `bench produce` sent."""
+    """Read a topic from beginning to end, timed; then read it again, untimed, to check the content."""
     checked_topic(topic)
     timed, verdict = run(_consume(bootstrap_servers(bootstrap, data), topic, by))
     print_figures(
@@ -67,8 +67,9 @@ def consume(
     )
     if verdict.problem is not None:
         raise MinibrokerError(
-            f"the records of {topic} are not those that were sent: {verdict.problem}. If every `bench produce` into it "
-            f"succeeded and none is running, please report this; else run `minibroker topics delete {topic}` first"
+            f"the records of {topic} differ from those that were sent: {verdict.problem}. If every `bench "
+            "produce` to it succeeded and none is running, please report this; otherwise run `minibroker "
+            f"topics delete {topic}` first"
         )
 
 

@@ -1,4 +1,5 @@
-"""`minibroker bench durability`: what `durability=synced` costs, next to `replicated`, on the same cluster in turns."""
+"""`minibroker bench durability`: the cost of `durability=synced` compared with `replicated`, in turns on the same
+cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ _PARTITIONS = (1, 3, 12)
 
 
 class _Round(NamedTuple):
-    """One topic's."""
+    """The figures of one topic."""
 
     records_per_second: float
     p50_ms: float
@@ -44,24 +45,27 @@ class _Round(NamedTuple):
 def durability(
     partitions: Annotated[
         list[int] | None,
-        typer.Option(min=1, max=10_000, help="Of a topic. May be repeated. Default: 1, 3 and 12, one after the other."),
+        typer.Option(
+            min=1, max=10_000, help="Partitions of a topic. May be repeated. Default: 1, 3 and 12, one after the other."
+        ),
     ] = None,
     records: Annotated[
-        int, typer.Option(min=1, max=100_000_000, help="How many are sent as fast as can be.")
+        int, typer.Option(min=1, max=100_000_000, help="Records for the throughput, sent as fast as possible.")
     ] = 300_000,
-    rate: Annotated[float, typer.Option(min=1, max=100_000, help="Records a second, for the latency.")] = 500,
-    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="For how long, for the latency.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Of each; medians are shown.")] = 3,
+    rate: Annotated[float, typer.Option(min=1, max=100_000, help="Records per second for the latency.")] = 500,
+    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="Duration of the latency measurement.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=100, help="Rounds of each measurement; the medians are printed.")
+    ] = 3,
     size: SizeOption = 100,
     replication_factor: ReplicationFactorOption = None,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Compare topics with durability=synced to replicated ones: throughput, and latency to acknowledgement (acks=all).
+    """Compare topics with durability=synced and replicated: throughput, and latency to acknowledgement (acks=all).
 
-    The two take turns, each in new topics, which are deleted afterwards.
-    """
+    The two take turns, each on new topics that are deleted afterwards."""
     servers = bootstrap_servers(bootstrap, data)
     note("making values ...")
     source, number_of_run = Values(), SystemRandom().getrandbits(32)

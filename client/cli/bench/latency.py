@@ -1,12 +1,12 @@
-"""`minibroker bench latency`: how long a record takes until it is acknowledged, and until it is read.
+"""`minibroker bench latency`: the time until a record is acknowledged, and until it is read.
 
-The schedule is open: when a record is due depends on the rate alone, and every time is counted from when the record was
-due. A sender that waited for answers, or counted from its late sends, would leave out exactly what a user feels while
-the cluster stalls (coordinated omission). The schedule has ticks of a millisecond, at which all that is due is sent: a
-finer one would need a loop that never sleeps, on the machine that is measured.
+The schedule is open: the rate alone determines when a record is due, and all times count from then. A sender that
+waited for answers, or counted from its late sends, would omit what a user feels while the cluster stalls (coordinated
+omission). The schedule has ticks of a millisecond, at which all due records are sent; a finer one would need a loop
+that never sleeps, on the machine that is measured.
 
-One process sends and reads, so one clock times both. How late its own sends were is printed, too: the times in that row
-are part of those in the other rows, and not the cluster's fault.
+One process sends and reads, so one clock times both. The lateness of its own sends is printed as well: those times are
+part of the other rows, and not caused by the cluster.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
 
 def latency(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Created if it does not exist.")] = "bench-latency",
-    rate: Annotated[float, typer.Option(min=1, max=1_000_000, help="Records a second.")] = 5_000,
-    seconds: Annotated[float, typer.Option(min=0.1, max=86_400, help="How long to send.")] = 10,
+    rate: Annotated[float, typer.Option(min=1, max=1_000_000, help="Records per second.")] = 5_000,
+    seconds: Annotated[float, typer.Option(min=0.1, max=86_400, help="Duration in seconds.")] = 10,
     size: SizeOption = 100,
     acks: AcksOption = Acks.ALL,
     compression: CompressionOption = Codec.NONE,
@@ -66,7 +66,7 @@ def latency(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Send at a steady rate and read along: milliseconds from a record's due time until it is acknowledged and read."""
+    """Send at a steady rate and measure the time from a record's due time until it is acknowledged and read."""
     checked_topic(topic)
     servers = bootstrap_servers(bootstrap, data)
     measurement = Measurement(rate, math.ceil(rate * seconds), size)
@@ -94,18 +94,19 @@ def latency(
         [(name, *(row[share] for share in _SHARES)) for name, row in rows.items()],
     )
     sys.stdout.write(
-        f"{counted(measurement.count, 'record')}, {figures['records_per_second']} a second, all acknowledged, read, "
-        "and checked\n"
+        f"{counted(measurement.count, 'record')}, {figures['records_per_second']} per second, all "
+        "acknowledged, read and checked\n"
     )
 
 
 class Measurement:
-    """Sends `count` records, `rate` a second. Times are by a record's number, in seconds from when it was due."""
+    """Sends `count` records at `rate` per second. Times are in seconds since a record was due, by the record's
+    number."""
 
     def __init__(self, rate: float, count: int, size: int) -> None:
         self.count = count
         self.seconds = 0.0
-        """From when the first was due until the last was sent and acknowledged."""
+        """Seconds from the first due time until the last record was sent and acknowledged."""
         self.sent_after_s = array("d", bytes(8 * count))
         self.acknowledged_after_s = array("d", bytes(8 * count))
         self.consumed_after_s = array("d", bytes(8 * count))
@@ -144,9 +145,9 @@ class Measurement:
             except TimeoutError:
                 missing = sum(1 for after_s in self.consumed_after_s if not after_s)
                 raise MinibrokerError(
-                    f"{missing} of {counted(self.count, 'record')} not read within "
-                    f"{API_TIMEOUT_MS // 1_000} s of the last acknowledgement: see `minibroker status` "
-                    "(with --acks 0 or 1 they may be lost, otherwise never)"
+                    f"{missing} of {counted(self.count, 'record')} not read within {API_TIMEOUT_MS // 1_000} "
+                    "s of the last acknowledgement: see `minibroker status` (with --acks 0 or 1 records may "
+                    "be lost, otherwise never)"
                 ) from None
             finally:
                 reading.cancel()
@@ -190,7 +191,7 @@ class Measurement:
                     deliveries.append(producer.send(topic, self._values.make(self._run, number, self._size)))
                     self.sent_after_s[number] = now - self._due_at(number)
                     number += 1
-                # One task for the deliveries of a tick: those of a batch end together, so none delays another.
+                # One task for the deliveries of a tick: those of a batch complete together, so none delays another.
                 task = asyncio.create_task(self._collect(first, deliveries))
                 task.add_done_callback(collected)
                 collecting.add(task)
@@ -210,14 +211,14 @@ class Measurement:
             self.acknowledged_after_s[number] = time.perf_counter() - self._due_at(number)
 
     async def _read(self, consumer: Consumer) -> None:
-        """Until every record of this run was read. Records of other runs are skipped."""
+        """Read until every record of this run has arrived. Records of other runs are skipped."""
         missing = self.count
         async for batch in consumer.batches():
             now = time.perf_counter()
             for value in batch.values:
                 found = self._values.recognise(value)
                 if found is None and value is not None and int.from_bytes(value[:4], "big") == self._run:
-                    raise MinibrokerError(f"a record of {batch!r} is not what was sent: please report it")
+                    raise MinibrokerError(f"a record of {batch!r} differs from the one that was sent: please report it")
                 if found is None or found[0] != self._run:
                     continue
                 number = found[1]

@@ -1,4 +1,4 @@
-"""`minibroker bench produce`: how many records a second one process gets acknowledged."""
+"""`minibroker bench produce`: the records per second that one process gets acknowledged."""
 
 from __future__ import annotations
 
@@ -33,22 +33,24 @@ class By(StrEnum):
 
 
 RECORDS_AT_ONCE = 10_000
-"""Of a `send_batch`."""
+"""Records per `send_batch`."""
 
 BULK_BATCH_SIZE = 1024 * 1024
-"""Of the producer, for `--by batches`: as much as a broker takes by default."""
+"""Batch size for `--by batches`: the largest that a broker accepts by default."""
 
-SizeOption = Annotated[int, typer.Option(min=HEADER_BYTES, max=900_000, help="Bytes of a value.")]
+SizeOption = Annotated[int, typer.Option(min=HEADER_BYTES, max=900_000, help="Bytes per value.")]
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Created if it does not exist.")] = "bench",
-    records: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="How many to send.")] = 1_000_000,
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC", help="Topic to write to; created if it does not exist.")
+    ] = "bench",
+    records: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Number of records.")] = 1_000_000,
     size: SizeOption = 100,
     acks: AcksOption = Acks.ALL,
     compression: CompressionOption = Codec.NONE,
     by: Annotated[
-        By, typer.Option(help=f"`send` for each record, or `send_batch` for each {RECORDS_AT_ONCE:,}.")
+        By, typer.Option(help=f"Use `send` for each record, or `send_batch` for each {RECORDS_AT_ONCE:,}.")
     ] = By.RECORDS,
     partitions: PartitionsOption = None,
     replication_factor: ReplicationFactorOption = None,
@@ -56,7 +58,7 @@ def produce(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Send distinct values that do not compress, without keys, until all are acknowledged."""
+    """Send distinct, incompressible values without keys until all are acknowledged."""
     checked_topic(topic)
     servers = bootstrap_servers(bootstrap, data)
     run(ensure_topic(servers, topic, partitions, replication_factor))
@@ -80,7 +82,7 @@ def produce(
 async def send_all(
     bootstrap: str, topic: str, values: Sequence[bytes], acks: Acks, compression: Codec, by: By = By.RECORDS
 ) -> float:
-    """Seconds from the first `send` to the last acknowledgement."""
+    """Return the seconds from the first `send` to the last acknowledgement."""
     batch_size = BULK_BATCH_SIZE if by is By.BATCHES else BATCH_SIZE
     async with open_producer(bootstrap, acks, compression, batch_size=batch_size) as producer:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How benchmarks say what they measured: percentiles, and figures as one row or one JSON object."""
+"""Output of benchmarks: percentiles, and figures as one row or one JSON object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minibroker.client.cli.terminal.output import Format, print_json, print_tabl
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest of the sorted values that at least this share of them does not exceed."""
+    """Return the smallest value that at least this share of the sorted values does not exceed."""
     return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
 
 

@@ -20,18 +20,22 @@ _MISMATCH_PATIENCE_S = 2.0
 
 PartitionsOption = Annotated[
     int | None,
-    typer.Option(min=1, max=10_000, help=f"Of the topic, if it is created. Default: {DEFAULT_PARTITIONS}."),
+    typer.Option(min=1, max=10_000, help=f"Partitions of the topic, if it is created. Default: {DEFAULT_PARTITIONS}."),
 ]
 ReplicationFactorOption = Annotated[
     int | None,
-    typer.Option(min=1, max=1_000, help="Of the topic, if it is created. Default: default.replication.factor."),
+    typer.Option(
+        min=1,
+        max=1_000,
+        help="Replicas of each partition, if the topic is created. Default: default.replication.factor.",
+    ),
 ]
 
 
 async def ensure_topic(
     bootstrap: str, name: str, partitions: int | None, replication_factor: int | None
 ) -> TopicDescription:
-    """The topic, created if there is none. Raises MinibrokerError if there is one that is not as asked for."""
+    """Return the topic, created if necessary. Raises MinibrokerError if an existing topic differs from the options."""
     began = time.monotonic()
     is_new = False
     async with open_admin(bootstrap) as admin:
@@ -49,14 +53,14 @@ async def ensure_topic(
                     raise
                 problem = f"a topic {name} is still being deleted: name another topic, or try again later"
                 patience_s = API_TIMEOUT_MS / 1_000
-            # A large topic is known to a broker part by part.
+            # A broker learns of a large topic part by part.
             if time.monotonic() - began >= (API_TIMEOUT_MS / 1_000 if is_new else patience_s):
                 raise MinibrokerError(problem)
             await asyncio.sleep(_POLL_S)
 
 
 async def _created(admin: Admin, name: str, partitions: int, replication_factor: int | None) -> bool:
-    """False if there is one of that name, perhaps one that is being deleted."""
+    """Return False if the name is taken, perhaps by a topic that is being deleted."""
     try:
         await admin.create_topic(name, partitions=partitions, replication_factor=replication_factor)
     except BrokerError as error:
@@ -67,14 +71,14 @@ async def _created(admin: Admin, name: str, partitions: int, replication_factor:
 
 
 def _mismatch(topic: TopicDescription, partitions: int | None, replication_factor: int | None) -> str | None:
-    """What is not as it was asked for, and what to do about it."""
+    """Describe the first difference between the topic and the options, with the remedy."""
     for asked, there, noun, option in (
         (partitions, len(topic.partitions), "partitions", "--partitions"),
         (replication_factor, len(topic.partitions[0].replicas), "replicas", "--replication-factor"),
     ):
         if asked is not None and asked != there:
             return (
-                f"the topic {topic.name} has {there} {noun}, and {option} says {asked}: leave it out, name another "
-                f"topic, or remove this one with `minibroker topics delete {topic.name}`"
+                f"the topic {topic.name} has {there} {noun}, but {option} is {asked}: leave the option out, "
+                f"name another topic, or delete this one with `minibroker topics delete {topic.name}`"
             )
     return None

@@ -1,8 +1,8 @@
-"""What benchmarks send, and the check of what came back: values that carry their number, and do not compress.
+"""The values that benchmarks send, and the check after reading: values contain their number and do not compress.
 
-A value begins with its run (a random number of 32 bits) and its number within the run, and goes on with noise that
-follows from both: any process that reads it knows every byte that it must have. A random seed for the noise of each run
-would have to be handed over; a checksum inside the value would take some of its bytes.
+A value begins with its run (a random number of 32 bits) and its number within the run, followed by noise derived from
+both, so any process that reads it knows every byte it must have. A random seed for the noise of each run would have to
+be passed on; a checksum inside the value would take some of its bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 HEADER_BYTES = 8
 _NUMBER_BITS = 32
 _NOISE_BYTES = 16 * 1024 * 1024
-"""More than any batch holds, so that nothing repeats within a batch."""
+"""More than a batch holds, so that nothing repeats within a batch."""
 
 
 class Values:
@@ -28,7 +28,7 @@ class Values:
         return header + self._noise_of(run + number, size - HEADER_BYTES)
 
     def recognise(self, value: bytes | None) -> tuple[int, int] | None:
-        """Run and number of a value, if it is exactly what `make` makes of them; None for any other."""
+        """Return run and number of a value if it is exactly the result of `make` for them; None for any other value."""
         if value is None or len(value) < HEADER_BYTES:
             return None
         run, number = divmod(int.from_bytes(value[:HEADER_BYTES], "big"), 1 << _NUMBER_BITS)
@@ -44,9 +44,9 @@ class Values:
 
 class ContentVerdict(NamedTuple):
     checked: int
-    """Records that are what was sent, byte for byte. 0 if none of the records comes from a benchmark."""
+    """Records equal to the ones that were sent, byte for byte. 0 if no record comes from a benchmark."""
     missing: int
-    """Numbers below the highest of their run that were not there."""
+    """Missing numbers below the highest of their run."""
     duplicated: int
     out_of_order: int
     """Records behind a higher number of their run in the same partition."""
@@ -55,7 +55,7 @@ class ContentVerdict(NamedTuple):
 
     @property
     def problem(self) -> str | None:
-        """What is wrong, if anything is."""
+        """The problems found, if any."""
         counts = [
             f"{count} {name.replace('_', ' ')}" for name, count in self._asdict().items() if count and name != "checked"
         ]
@@ -63,9 +63,9 @@ class ContentVerdict(NamedTuple):
 
 
 class ContentCheck:
-    """Takes a topic's values, partition by partition in the order of their offsets, and says what is wrong with them.
+    """Takes a topic's values, partition by partition in offset order, and reports problems.
 
-    Costs a few hundred nanoseconds and about a hundred bytes a record: too much for a loop that is timed.
+    Costs a few hundred nanoseconds and about a hundred bytes per record: too much for a timed loop.
     """
 
     def __init__(self) -> None:

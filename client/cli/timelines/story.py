@@ -1,8 +1,9 @@
-"""The story of the last failover, from a controller's timeline: what was lost, and how all had a leader again. Pure.
+"""The story of the last failover, from a controller's timeline: what was lost, and how every partition got a leader
+again. Pure.
 
-It begins with the first sign (a lost connection, a resignation), goes on with the change of controller or the loss of a
-broker, the elections that follow from it, and what was written; and ends when the last order that came of it was
-answered. Times are relative to the beginning, by the clocks of the brokers that recorded it.
+It begins with the first sign (a lost connection, a resignation), continues with the change of controller or the loss of
+a broker, the elections that follow and their writes, and ends when the last resulting order was answered. Times are
+relative to the beginning, by the clocks of the brokers that recorded them.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from minibroker.protocol.model import NO_LEADER
 from minibroker.protocol.words import all_of, counted
 
 SIGNS_WITHIN_MS = 60_000
-"""How long before the loss of a broker a sign of it may be."""
+"""Maximum time between a sign and the loss of the broker."""
 TOGETHER_MS = 2_000
-"""Losses that follow each other faster are one failover."""
+"""Losses that follow each other faster than this are one failover."""
 
 _SIGNS = ("ControllerSuspected", "ControllerRemoved", "BrokerSuspected", "Resignation")
 _BY_OTHERS = ("ControllerSuspected", "ControllerRemoved")
-"""What other brokers record of a controller."""
+"""Entries that other brokers record about a controller."""
 _STOPS = "ControlledShutdownRequest"
 _ANSWERS = ("LeaderAndIsrAnswered", "StopReplicaAnswered", "UpdateMetadataAnswered")
-_SESSION_TIMEOUT = "`zookeeper.session.timeout.ms` (6 s, where nobody has set it)"
+_SESSION_TIMEOUT = "`zookeeper.session.timeout.ms` (6 s by default)"
 
 
 class Step(NamedTuple):
     at_ms: float
-    """Since the beginning."""
+    """Milliseconds since the beginning."""
     broker: int
-    """Who recorded it."""
+    """The broker that recorded the step."""
     epoch: int
     event: str
     text: str
@@ -51,18 +52,18 @@ class Step(NamedTuple):
 class Story(NamedTuple):
     title: str
     began_ms: int
-    """Since 1970, by the clock of the first that recorded something."""
+    """Milliseconds since 1970, by the clock of the first broker that recorded something."""
     steps: tuple[Step, ...]
     elected: int
-    """Partitions that another broker leads now, or the same one in a new term."""
+    """Partitions with a new leader, or with the same leader in a new term."""
     leaderless: tuple[str, ...]
-    """Partitions that had no leader in the end."""
+    """Partitions without a leader at the end."""
     written_ms: float | None
-    """Until the last of these leaders stood in ZooKeeper; None: nobody was elected."""
+    """Time until the last of these leaders was in ZooKeeper. None: no leader was elected."""
     led_ms: float | None
-    """Until the last of them had confirmed that it leads; None: not on record."""
+    """Time until the last of them confirmed that it leads. None: not recorded."""
     is_hang: bool = False
-    """Somebody hung, as it seems, and what began when that was noticed is told, not the session's timeout before."""
+    """A broker apparently hung. The story begins when that was noticed, and omits the session timeout before."""
 
     def ending(self) -> str:
         parts = []
@@ -74,8 +75,8 @@ class Story(NamedTuple):
             )
         elif self.written_ms is not None:
             parts.append(
-                f"{milliseconds(self.written_ms)} until {counted(self.elected, 'partition')} had a new leader in "
-                "ZooKeeper; not every leader is on record as having confirmed it"
+                f"{milliseconds(self.written_ms)} until {counted(self.elected, 'partition')} had a new "
+                "leader in ZooKeeper; not every leader is recorded as having confirmed it"
             )
         else:
             parts.append("no partition had to change its leader")
@@ -85,7 +86,7 @@ class Story(NamedTuple):
         return f"In all{since}: {'; '.join(parts)}."
 
     def lines(self, short: bool = False) -> list[str]:
-        """With `short`, without the details."""
+        """Return the lines of the story; with `short`, without the details."""
         told = [f"{self.title}, at {date_and_time(self.began_ms)}"]
         for step in self.steps:
             told.append(f"{'+' + milliseconds(step.at_ms):>10}  {step.text}")
@@ -94,7 +95,7 @@ class Story(NamedTuple):
         return [*told, self.ending()]
 
     def objects(self) -> list[dict[str, Any]]:
-        """One for each step, and one for the whole."""
+        """Return an object for each step, and one for the whole."""
         whole = {
             "event": "Failover",
             "text": self.title,
@@ -108,7 +109,7 @@ class Story(NamedTuple):
 
 
 def last_failover(entries: Sequence[Entry]) -> Story | None:
-    """Of entries that are merged, oldest first. None: none is on record."""
+    """Tell the story from merged entries, oldest first. None: no failover is recorded."""
     turns = [index for index, entry in enumerate(entries) if _is_turn(entries, index)]
     if not turns:
         return None
@@ -128,17 +129,18 @@ def last_failover(entries: Sequence[Entry]) -> Story | None:
 
 
 def _is_turn(entries: Sequence[Entry], index: int) -> bool:
-    """A broker was lost or made others lead before it stops, or another controller elected (not the first one ever)."""
+    """Whether the entry is the loss of a broker, a controlled shutdown, or the election of another controller (except
+    the first one ever)."""
     entry = entries[index]
     if entry["event"] == "BrokerChange":
         return bool(entry.get("lost"))
     if entry["event"] == _STOPS:
-        return "broker" in entry and bool(entry.get("states"))  # a file of before does not say which
+        return "broker" in entry and bool(entry.get("states"))  # files of earlier versions do not name it
     return bool(entry["event"] == "Startup" and entry["epoch"] > 1)
 
 
 def _came_back(entries: Sequence[Entry], begin: int, end: int) -> set[int]:
-    """Which brokers were seen to live again in these entries."""
+    """Return the brokers that these entries show alive again."""
     back: set[int] = set()
     for entry in entries[begin:end]:
         if entry["event"] == "BrokerChange":
@@ -149,8 +151,8 @@ def _came_back(entries: Sequence[Entry], begin: int, end: int) -> set[int]:
 
 
 def _begins_anew(entries: Sequence[Entry], index: int) -> bool:
-    """The controller before this one stopped in good order when this broker had not been started yet: all had stopped.
-    Nothing has failed, and nobody was there to take over."""
+    """Whether all brokers had stopped: the previous controller stopped cleanly before this broker was started. Then
+    nothing failed, and no broker was there to take over."""
     entry = entries[index]
     if entry["event"] != "Startup" or "broker_up_ms" not in entry:
         return False
@@ -160,7 +162,7 @@ def _begins_anew(entries: Sequence[Entry], index: int) -> bool:
 
 
 def _victims(entries: Sequence[Entry], index: int) -> set[int]:
-    """Which brokers were lost, or lost their office."""
+    """Return the brokers that were lost, or lost their office."""
     entry = entries[index]
     if entry["event"] == "BrokerChange":
         return set(entry["lost"])
@@ -186,7 +188,7 @@ class _Teller:
         self._begins_anew = _begins_anew(entries, turns[0])
         self._signs = [] if self._begins_anew else list(self._find_signs(turns[0]))
         self._answers = list(self._find_answers(turns[0]))
-        """The index of the turn whose orders they answer, and the answer."""
+        """Pairs of a turn's index and an answer to its orders."""
         self._stopped = {turn["broker"] for turn in self._turns if turn["event"] == _STOPS}
         self._is_hang = False
         is_stop = self._turns[0]["event"] == _STOPS
@@ -254,8 +256,8 @@ class _Teller:
         )
 
     def _confirmed_ms(self, turn: int, broker: int) -> float | None:
-        """When the broker had taken on what this turn made it lead, in answer to its orders or to a later turn's. None:
-        not on record."""
+        """Return the time at which the broker confirmed its leadership, in answer to the orders of this turn or a later
+        one. None: not recorded."""
         answers = [
             (index, self._at(answer, -answer.get("queued_ms", 0.0)))
             for index, answer in self._answers
@@ -273,13 +275,13 @@ class _Teller:
         lost, stopped = sorted(gone - self._stopped), sorted(self._stopped)
         happened = []
         if stopped:
-            happened.append(f"{all_of('broker', stopped)} stopped in good order")
+            happened.append(f"{all_of('broker', stopped)} stopped cleanly")
         if lost:
             happened.append(f"{all_of('broker', lost)} {'was' if len(lost) == 1 else 'were'} lost")
         if changes:
             moved = f"broker {changes[-1]['controller']} became the controller"
             if self._begins_anew:
-                moved += " when brokers were started again, all of which had been stopped"
+                moved += " when all brokers had been stopped and were started again"
             elif not happened and (before := self._controller_before(changes[-1])) not in (
                 None,
                 changes[-1]["controller"],
@@ -288,10 +290,10 @@ class _Teller:
             happened.append(moved)
         return f"The last failover: {' and '.join(happened)}"
 
-    # -- which entries belong to it --
+    # -- the entries of this failover --
 
     def _find_signs(self, first_turn: int) -> Iterator[Entry]:
-        """Suspicions and removals of the victims, and resignations, since the failover before."""
+        """Yield suspicions and removals of the victims, and resignations, since the previous failover."""
         found: list[Entry] = []
         for index in range(first_turn - 1, -1, -1):
             entry = self._entries[index]
@@ -310,12 +312,12 @@ class _Teller:
     def _is_of_victim(self, sign: Entry, turn: Entry) -> bool:
         if sign["event"] != "Resignation":
             return sign.get("broker") in self._victims
-        # Who hung finds out when it wakes up that its session has expired, long after another took over.
+        # A controller that hung finds out when it wakes up that its session has expired, long after another took over.
         woke_up = "expired" in sign["cause"] and sign["time_ms"] > turn["time_ms"]
         return sign["controller"] in self._victims and not woke_up
 
     def _find_answers(self, first_turn: int) -> Iterator[tuple[int, Entry]]:
-        """Answers to the orders that left in its course, each with the index of the turn that sent them."""
+        """Yield the answers to the orders of this failover, each with the index of the turn that sent them."""
         awaited = Counter(
             (index, order["broker"], order["request"])
             for index, turn in enumerate(self._turns)
@@ -335,8 +337,8 @@ class _Teller:
                     break
 
     def _last_answers(self) -> list[Entry]:
-        """The last of each kind that a broker gave to a turn, with what those before it were about: one order may come
-        in several requests. Turns are not added up: their orders are about the same partitions."""
+        """Return each broker's last answer of a kind to a turn, with the totals of the answers before it, because one
+        order may take several requests. Turns are not added up: their orders concern the same partitions."""
         last: dict[tuple[int, int, str], Entry] = {}
         for turn, answer in self._answers:
             key = turn, answer["broker"], answer["event"]
@@ -350,7 +352,7 @@ class _Teller:
     # -- its steps --
 
     def _at(self, entry: Entry, offset_ms: float) -> float:
-        """Clocks differ: nothing comes before the beginning."""
+        """Clocks differ, so no step is placed before the beginning."""
         return max(0.0, round(float(entry["time_ms"] - self._began_ms + offset_ms), 1))
 
     def _step(self, entry: Entry, offset_ms: float, text: str, details: tuple[str, ...] = ()) -> Step:
@@ -366,19 +368,19 @@ class _Teller:
             if silent := self._silent(turn["lost"], turn):
                 self._is_hang = True
                 text += (
-                    f" Nobody had found {_brokers(silent)} unreachable before: a broker that hangs is noticed when "
-                    f"ZooKeeper ends its session, {_SESSION_TIMEOUT} after its last word."
+                    f" No broker had found {_brokers(silent)} unreachable before: a broker that hangs is noticed when "
+                    f"ZooKeeper ends its session, {_SESSION_TIMEOUT} after its last heartbeat."
                 )
             yield self._step(turn, 0.0, text)
         yield from self._elections(turn)
         sent = [order for order in turn.get("sent", []) if order["partitions"]]
         if sent:
             told = tuple(cut(orders(sent), turn.get("sent_omitted", 0)))
-            text = "The controller tells the brokers what they lead and follow now, and what clients must know."
+            text = "The controller sends the brokers their new roles and the metadata for clients."
             yield self._step(turn, sent[0]["at_ms"], text, told)
 
     def _silent(self, brokers: Iterable[int], turn: Entry) -> list[int]:
-        """Those of them that nobody had found unreachable, and that had not said that they stop."""
+        """Return those brokers that were not found unreachable before, and had not announced their stop."""
         known = {sign["controller"] if sign["event"] == "Resignation" else sign["broker"] for sign in self._signs}
         now = next(index for index, entry in enumerate(self._entries) if entry is turn)
         for index, entry in enumerate(self._entries[:now]):
@@ -400,15 +402,15 @@ class _Teller:
         before = self._controller_before(turn)
         if before is not None and not self._begins_anew and self._silent([before], turn):
             text = (
-                f"Broker {before}, the controller until now, has not resigned, and nobody had found it unreachable: "
-                f"one that hangs loses its office when ZooKeeper ends its session, {_SESSION_TIMEOUT} after its last "
-                f"word."
+                f"Broker {before}, the controller until now, has not resigned and was not found unreachable: "
+                "a controller that hangs loses its office when ZooKeeper ends its session, "
+                f"{_SESSION_TIMEOUT} after its last heartbeat."
             )
             self._is_hang = True
             yield self._step(turn, 0.0, text)
         text = (
-            f"Broker {turn['controller']} is elected controller: it was the first to create /controller in ZooKeeper. "
-            f"Its epoch is {turn['epoch']}; brokers obey no lower one from now on."
+            f"Broker {turn['controller']} is elected controller: it was the first to create /controller in "
+            f"ZooKeeper. Its epoch is {turn['epoch']}; brokers now reject lower epochs."
         )
         version = f"every write checks that /controller_epoch is at version {turn.get('epoch_version', '?')}"
         yield self._step(turn, 0.0, text, (version,))
@@ -417,9 +419,9 @@ class _Teller:
                 f"{counted(len(turn['brokers']), 'broker')}, {counted(turn['topics'], 'topic')} and "
                 f"{counted(turn['partitions'], 'partition')}"
             )
-            yield self._step(turn, turn["read_at_ms"], f"It has read from ZooKeeper what there is: {what}.")
+            yield self._step(turn, turn["read_at_ms"], f"It has read the cluster from ZooKeeper: {what}.")
             for broker_id in turn.get("unreachable", []):
-                text = f"Broker {broker_id} is still registered, but cannot be reached: its registration is removed."
+                text = f"Broker {broker_id} is still registered but unreachable: its registration is removed."
                 removed = [w for w in turn.get("writes", []) if w.startswith(f"remove /brokers/ids/{broker_id} ")]
                 yield self._step(turn, turn["read_at_ms"], text, tuple(removed))
 
@@ -429,20 +431,18 @@ class _Teller:
         omitted = turn.get("states_omitted", 0)
         if elected:
             count = counted(turn["elected"] if omitted else len(elected), "partition")
-            text = f"New leaders are elected for {count}, each from the copies that are in sync (the ISR)."
+            text = f"New leaders are elected for {count}, each from the in-sync replicas (the ISR)."
             if not all(state["leader"] in state.get("isr_before", state["isr"]) for state in elected):
-                text = (
-                    f"New leaders are elected for {count}: from the copies in sync (the ISR), or, where none of these "
-                )
-                text += "lives, from others."
+                text = f"New leaders are elected for {count}: from the in-sync replicas (the ISR) or, if none of these "
+                text += "is alive, from the others."
             if any(state["leader"] == NO_LEADER for state in elected):
-                text = f"New leaders are sought for {count}; where no copy in sync is left, there is none."
+                text = f"New leaders are sought for {count}; a partition without a live in-sync replica gets none."
             more = turn["elected"] - len(elected) if omitted else 0
             at_ms = turn["written_at_ms"] if omitted else elected[-1]["at_ms"]
             yield self._step(turn, at_ms, text, tuple(cut(state_lines(elected), more)))
         others = [state for state in states if not _is_election(state)]
         if others and not omitted:
-            text = f"In {counted(len(others), 'partition')} the leader stays, and other copies count as in sync."
+            text = f"In {counted(len(others), 'partition')} the leader stays, and the in-sync replicas change."
             yield self._step(turn, others[-1]["at_ms"], text, tuple(cut(state_lines(others))))
 
 
@@ -451,7 +451,7 @@ def _brokers(ids: Sequence[int]) -> str:
 
 
 def _began_ms(entry: Entry) -> int:
-    """When that began which the entry tells of."""
+    """Return the time at which the recorded event began."""
     return int(entry["time_ms"] - round(entry.get("lasted_ms", 0.0)))
 
 

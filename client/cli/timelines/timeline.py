@@ -1,4 +1,4 @@
-"""`minibroker timeline`: what the controllers did, in words; and the story of the last failover."""
+"""`minibroker timeline`: what the controllers did, and the story of the last failover."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from minibroker.client.cli.topics import open_admin
 from minibroker.protocol.errors import BrokerError, InvalidMessage, MinibrokerError, NetworkError
 
 FILE = "controller-timeline.jsonl"
-"""Of each broker, in the first of its log directories."""
+"""The file of each broker, in its first log directory."""
 _FOLLOW_INTERVAL_S = 0.5
 _BEGINNING = 0
 
@@ -40,24 +40,24 @@ _BEGINNING = 0
 def timeline(
     last: Annotated[
         bool,
-        typer.Option("--last-failover", help="Tell the story of the last failover."),
+        typer.Option("--last-failover", help="Explain the last failover."),
     ] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing what happens, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new events until Ctrl-C.")] = False,
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Leave out what is older: ISO 8601, or milliseconds since 1970."),
+        typer.Option(metavar="TIME", help="Omit older events: ISO 8601, or milliseconds since 1970."),
     ] = None,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show what the controllers did: each event with its cause, what changed, was written to ZooKeeper and ordered.
+    """Show what the controllers did: each event with its cause, changes, writes to ZooKeeper and orders to brokers.
 
-    All brokers are asked, since each has recorded what its own controller did. Of a broker that is dead, the files in
-    --data are read, if they are there; otherwise what it has recorded is missing until it is back, which is said on
-    stderr. --format json prints an object per line."""
+    All brokers are asked, because each one records what its own controller did. For a dead broker, the files in --data
+    are read if they exist; otherwise its entries are missing until it is back, which is reported on stderr. --format
+    json prints one object per line."""
     if last and follow:
-        raise UsageError("--last-failover tells what has happened, and --follow what happens: give one of them")
+        raise UsageError("--last-failover explains past events and --follow prints new ones: give one of them")
     since_ms = _since_ms(since)
     servers = bootstrap_servers(bootstrap, data)
     files = data if bootstrap is None else None
@@ -70,7 +70,7 @@ def timeline(
         return
     story = last_failover(entries)
     if story is None:
-        raise MinibrokerError("no failover is on record: no broker was lost, and the controller has never changed")
+        raise MinibrokerError("no failover is recorded: no broker was lost, and the controller never changed")
     _print_story(story, format)
 
 
@@ -80,7 +80,7 @@ def _since_ms(since: str | None) -> int:
     time_ms = parse_time_ms(since)
     if time_ms is None:
         raise UsageError(
-            f"--since {since!r}: a time is expected, for instance 2026-11-22T10:30 (UTC) or 1795343400000{hint(since)}"
+            f"--since {since!r}: give a time, for instance 2026-11-22T10:30 (UTC) or 1795343400000{hint(since)}"
         )
     return time_ms
 
@@ -92,13 +92,13 @@ async def _read(bootstrap: str, since_ms: int, files: Path | None) -> Sequence[E
 
 
 async def _follow(bootstrap: str, since_ms: int, files: Path | None, format: Format) -> None:
-    """What is on record, and then what is new, for ever. Whoever is asked may die: the others are asked."""
+    """Print the recorded entries, then new ones, forever. If a broker dies, the others are asked."""
     async with open_admin(bootstrap) as admin:
         reader = admin.timeline_reader(since_ms)
         found = await reader.read()
         missing = set(found.errors)
         entries = with_files(found, files, since_ms)
-        # What was read from files, its broker tells again once it is back.
+        # Entries that were read from files are sent again by their broker once it is back.
         from_files = {(e["controller"], e["number"], e["time_ms"]) for e in entries if e["controller"] in missing}
         _print(entries, format)
         while True:
@@ -106,7 +106,7 @@ async def _follow(bootstrap: str, since_ms: int, files: Path | None, format: For
             try:
                 found = await reader.read()
             except (NetworkError, BrokerError) as error:
-                note(f"no broker answers, asking again: {error}")
+                note(f"no broker answers; retrying: {error}")
                 continue
             missing &= set(found.errors)
             _tell_missing({broker: text for broker, text in found.errors.items() if broker not in missing})
@@ -115,7 +115,7 @@ async def _follow(bootstrap: str, since_ms: int, files: Path | None, format: For
 
 
 def with_files(found: TimelineRead, files: Path | None, since_ms: int) -> Sequence[Entry]:
-    """What the brokers have said, with what the files of those hold that did not."""
+    """Return the brokers' entries, and those in the files of brokers that did not answer."""
     by_broker: dict[int, list[Entry]] = {}
     for entry in found.entries:
         by_broker.setdefault(entry["controller"], []).append(entry)
@@ -130,7 +130,8 @@ def with_files(found: TimelineRead, files: Path | None, since_ms: int) -> Sequen
 
 
 def _entries_in_files(data: Path, broker_id: int, since_ms: int) -> list[Entry] | None:
-    """Of a broker of the local cluster: none where it has never been in office. None: its file cannot be read."""
+    """Return the entries in the files of a broker of the local cluster; empty if it was never controller. None: the
+    file cannot be read."""
     entries: list[Entry] = []
     current = data / f"broker-{broker_id}" / FILE
     if not os.access(current, os.R_OK):
@@ -152,7 +153,7 @@ def _entries_in_files(data: Path, broker_id: int, since_ms: int) -> list[Entry] 
 
 def _tell_missing(errors: dict[int, MinibrokerError]) -> None:
     for broker_id, error in errors.items():
-        sys.stderr.write(pastable(f"what broker {broker_id} has recorded is missing: {error}") + "\n")
+        sys.stderr.write(pastable(f"the entries of broker {broker_id} are missing: {error}") + "\n")
     sys.stderr.flush()
 
 

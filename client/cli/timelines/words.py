@@ -1,4 +1,4 @@
-"""A controller's timeline in words: what each entry says to somebody who knows nothing of controllers yet. Pure."""
+"""A controller's timeline in words, for readers who are new to controllers. Pure."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ INDENT = " " * 4
 
 class Told(NamedTuple):
     text: str
-    """A sentence or two."""
+    """One or two sentences."""
     details: tuple[str, ...] = ()
 
 
 def entry_lines(entry: Entry) -> list[str]:
-    """One line that says what happened, and indented ones with what that did."""
+    """Return a line with the event, and indented lines with its effects."""
     told = tell(entry)
     where = f"{clock_time(entry['time_ms'])}  broker {entry['controller']}, epoch {entry['epoch']}:"
     return [f"{where} {told.text}", *(INDENT + detail for detail in told.details)]
 
 
 def tell(entry: Entry) -> Told:
-    """What happened, and in detail what that did, in order."""
+    """Return the event and its effects, in order."""
     return Told(sentence(entry), tuple(_details(entry)))
 
 
 def clock_time(time_ms: int) -> str:
-    """The time of day, UTC."""
+    """Return the time of day, UTC."""
     return _moment(time_ms).strftime("%H:%M:%S.") + f"{time_ms % 1_000:03}"
 
 
@@ -47,11 +47,11 @@ def _moment(time_ms: int) -> datetime:
     return datetime.fromtimestamp(min(max(time_ms, 0), 253_402_300_799_999) // 1_000, UTC)
 
 
-# --- What happened ---------------------------------------------------------------------------------------------
+# --- Events --------------------------------------------------------------------------------------------------------
 
 
 def sentence(entry: Entry) -> str:
-    """What happened."""
+    """Return a sentence with the event."""
     me, broker = f"broker {entry['controller']}", f"broker {entry.get('broker', '?')}"
     match entry["event"]:
         case "Startup":
@@ -71,25 +71,25 @@ def sentence(entry: Entry) -> str:
         case "LeaderAndIsrAnswered":
             what = counted(entry.get("partitions", 0), "partition")
             if entry.get("errors"):
-                return f"Broker {entry.get('broker')} could not take on its role in all of {what}{_took(entry)}."
-            return f"Broker {entry.get('broker')} has taken on its role in {what}{_took(entry)}."
+                return f"Broker {entry.get('broker')} could not assume its role in all of {what}{_took(entry)}."
+            return f"Broker {entry.get('broker')} has assumed its role in {what}{_took(entry)}."
         case "StopReplicaAnswered":
             what = counted(entry.get("partitions", 0), "copy", "copies")
             return f"Broker {entry.get('broker')} has answered the order to delete {what}{_took(entry)}."
         case "UpdateMetadataAnswered":
-            return f"Broker {entry.get('broker')} knows what to tell clients now{_took(entry)}."
+            return f"Broker {entry.get('broker')} has the new metadata for clients{_took(entry)}."
         case "IsrChange":
-            return "Leaders have changed which copies are in sync (the ISR)."
+            return "Leaders have changed their in-sync replicas (the ISR)."
         case "TopicChange":
             return "The list of topics in ZooKeeper has changed."
         case "DeleteTopics":
-            return "The list of topics to be deleted has changed."
+            return "The list of topics to delete has changed."
         case "LogDirFailure":
             return "A broker has lost a log directory."
         case "ResumeDeletions":
-            return "Deletions of topics are looked at: one may be able to go on."
+            return "Pending deletions of topics are checked: one may be able to continue."
         case "SessionReconnected":
-            return "The controller has its connection to ZooKeeper again, and looks at everything anew."
+            return "The controller is connected to ZooKeeper again, and reads the whole state anew."
         case _:
             cause = str(entry["cause"])
             return f"{cause[:1].upper()}{cause[1:]}."
@@ -113,7 +113,7 @@ def _who_came_and_went(entry: Entry) -> str:
     if gone:
         sentences.append(f"{_brokers(gone)} {'is' if len(gone) == 1 else 'are'} gone from the cluster.")
     if again:
-        sentences.append(f"{_brokers(again)} {'has' if len(again) == 1 else 'have'} registered anew.")
+        sentences.append(f"{_brokers(again)} {'has' if len(again) == 1 else 'have'} registered again.")
     if new:
         sentences.append(f"{_brokers(new)} {'has' if len(new) == 1 else 'have'} joined the cluster.")
     return " ".join(sentences) or "The list of live brokers was read; all were known."
@@ -132,7 +132,7 @@ def _took(entry: Entry) -> str:
     return f", {milliseconds(entry['took_ms'])} after the order was queued" if "took_ms" in entry else ""
 
 
-# --- What that did -----------------------------------------------------------------------------------------------
+# --- Effects -------------------------------------------------------------------------------------------------------
 
 
 def _details(entry: Entry) -> Iterator[str]:
@@ -157,13 +157,13 @@ def _details(entry: Entry) -> Iterator[str]:
 
 
 def state_lines(states: Iterable[dict[str, Any]]) -> list[str]:
-    """Of users' partitions first, as those of internal topics may be many."""
+    """Return the states of users' partitions first, because internal topics may have many."""
     ordered = sorted(states, key=lambda state: state["partition"].rpartition("-")[0] in INTERNAL_TOPICS)
     return [_state_line(state) for state in ordered]
 
 
 def _state_line(state: dict[str, Any]) -> str:
-    """What was written into the state znode of a partition, and what it held before."""
+    """Return the new content of a partition's state znode, and the previous one."""
     versions = f"znode version {state['version']}"
     if "leader_before" not in state:
         return (
@@ -185,7 +185,7 @@ def leader(broker_id: int) -> str:
 
 
 def orders(sent: Iterable[dict[str, Any]]) -> list[str]:
-    """Which brokers are sent what, the same orders in one line."""
+    """Return the orders to brokers, with equal orders on one line."""
     brokers: dict[tuple[str, int], dict[int, None]] = {}
     for order in sent:
         brokers.setdefault((order["request"], order["partitions"]), {})[order["broker"]] = None
@@ -196,7 +196,7 @@ def orders(sent: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _moves(moves: Sequence[str]) -> list[str]:
-    """`replica orders-0 on 1: OnlineReplica -> OfflineReplica`; many of a kind are counted."""
+    """Such as `replica orders-0 on 1: OnlineReplica -> OfflineReplica`; more than two of a kind are counted."""
     kinds = Counter((move.split(" ", 1)[0], move.rpartition(": ")[2]) for move in moves if ": " in move)
     told: dict[str, None] = {}
     for move in moves:
@@ -220,7 +220,7 @@ def _times(entry: Entry) -> Iterator[str]:
 
 
 def cut(lines: Sequence[str], omitted: int = 0) -> list[str]:
-    """The first of them, and how many more there are."""
+    """Return the first lines, and the number of the others."""
     more = max(0, len(lines) - SHOWN) + omitted
     return [*lines[:SHOWN], f"and {more} more"] if more > 0 else list(lines)
 

@@ -129,7 +129,7 @@ def test_the_story_after_all_brokers_were_stopped_begins_when_they_are_started_a
         await cluster.until(lambda: all(cluster.state(p).leader != NO_LEADER for p in PARTITIONS))
         await asyncio.sleep(1)
         story = await _story(cluster)
-        assert "all of which had been stopped" in story.title
+        assert "when all brokers had been stopped" in story.title
         assert max(step.at_ms for step in story.steps) < (cluster.simulation.loop.time() - began_s) * 1_000
 
     run(scenario())

@@ -102,19 +102,19 @@ def test_the_story_of_a_killed_controller_goes_from_the_first_suspicion_to_the_l
         "    +43 ms  Broker 2 has removed broker 1 from office, so that another can be elected.",
         "                remove /controller (of epoch 5)",
         "    +50 ms  Broker 3 is elected controller: it was the first to create /controller in ZooKeeper. "
-        "Its epoch is 6; brokers obey no lower one from now on.",
+        "Its epoch is 6; brokers now reject lower epochs.",
         "                every write checks that /controller_epoch is at version 9",
-        "    +62 ms  It has read from ZooKeeper what there is: 3 brokers, 1 topic and 2 partitions.",
-        "    +62 ms  Broker 1 is still registered, but cannot be reached: its registration is removed.",
+        "    +62 ms  It has read the cluster from ZooKeeper: 3 brokers, 1 topic and 2 partitions.",
+        "    +62 ms  Broker 1 is still registered but unreachable: its registration is removed.",
         "                remove /brokers/ids/1 (epoch 77)",
-        "    +70 ms  New leaders are elected for 1 partition, each from the copies that are in sync (the ISR).",
+        "    +70 ms  New leaders are elected for 1 partition, each from the in-sync replicas (the ISR).",
         "                a-0: leader 1 -> 2, in sync 1 2 3 -> 2 3 (leader epoch 4, znode version 7 -> 8)",
-        "    +70 ms  In 1 partition the leader stays, and other copies count as in sync.",
+        "    +70 ms  In 1 partition the leader stays, and the in-sync replicas change.",
         "                a-1: leader 2, in sync 1 2 3 -> 2 3 (leader epoch 4, znode version 7 -> 8)",
-        "    +71 ms  The controller tells the brokers what they lead and follow now, and what clients must know.",
+        "    +71 ms  The controller sends the brokers their new roles and the metadata for clients.",
         "                brokers 2 and 3: LeaderAndIsr, 2 partitions",
-        "    +78 ms  Broker 3 has taken on its role in 2 partitions, 6 ms after the order was queued.",
-        "    +80 ms  Broker 2 has taken on its role in 2 partitions, 8 ms after the order was queued.",
+        "    +78 ms  Broker 3 has assumed its role in 2 partitions, 6 ms after the order was queued.",
+        "    +80 ms  Broker 2 has assumed its role in 2 partitions, 8 ms after the order was queued.",
         "In all: 80 ms until the partition was led again.",
     ]
     assert story.lines(short=True) == [line for line in story.lines() if not line.startswith(" " * 12)]
@@ -127,7 +127,9 @@ def test_a_leader_that_was_not_in_sync_is_not_said_to_have_been() -> None:
     story = last_failover(recorder.entries)
     assert story is not None
     [elections] = [step for step in story.steps if "elected for" in step.text]
-    assert elections.text.endswith("from the copies in sync (the ISR), or, where none of these lives, from others.")
+    assert elections.text.endswith(
+        "from the in-sync replicas (the ISR) or, if none of these is alive, from the others."
+    )
 
 
 def test_each_step_of_a_story_is_an_object_and_the_whole_is_the_last() -> None:
@@ -168,7 +170,7 @@ def test_the_loss_of_a_broker_that_is_not_the_controller_is_a_failover_too() -> 
     assert story.leaderless == ("a-0",)
     assert story.led_ms is None
     assert story.ending() == (
-        "In all: 6 ms until 1 partition had a new leader in ZooKeeper; not every leader is on record as having "
+        "In all: 6 ms until 1 partition had a new leader in ZooKeeper; not every leader is recorded as having "
         "confirmed it; without a leader: a-0."
     )
 
@@ -193,14 +195,14 @@ def test_of_brokers_that_hung_a_story_says_by_what_they_were_noticed() -> None:
     assert story is not None
     silent, _, gone = (step.text for step in story.steps)
     assert silent == (
-        "Broker 1, the controller until now, has not resigned, and nobody had found it unreachable: one that hangs "
-        "loses its office when ZooKeeper ends its session, `zookeeper.session.timeout.ms` (6 s, where nobody has set "
-        "it) after its last word."
+        "Broker 1, the controller until now, has not resigned and was not found unreachable: a controller that hangs "
+        "loses its office when ZooKeeper ends its session, `zookeeper.session.timeout.ms` (6 s by default) after its "
+        "last heartbeat."
     )
     assert gone == (
-        "Broker 1 is gone from the cluster. Its entry in /brokers/ids is no longer there. Nobody had found it "
+        "Broker 1 is gone from the cluster. Its entry in /brokers/ids is no longer there. No broker had found it "
         "unreachable before: a broker that hangs is noticed when ZooKeeper ends its session, "
-        "`zookeeper.session.timeout.ms` (6 s, where nobody has set it) after its last word."
+        "`zookeeper.session.timeout.ms` (6 s by default) after its last heartbeat."
     )
 
 
@@ -245,11 +247,11 @@ def test_a_broker_that_stops_in_good_order_makes_others_lead_first() -> None:
     recorder.add(90_400, 1, 5, "BrokerChange", lost=[2], added=[])
     story = last_failover(recorder.entries)
     assert story is not None
-    assert story.title == "The last failover: broker 2 stopped in good order"
+    assert story.title == "The last failover: broker 2 stopped cleanly"
     assert [step.text for step in story.steps] == [
         "Broker 2 asks for a controlled shutdown.",
-        "New leaders are elected for 1 partition, each from the copies that are in sync (the ISR).",
-        "The controller tells the brokers what they lead and follow now, and what clients must know.",
+        "New leaders are elected for 1 partition, each from the in-sync replicas (the ISR).",
+        "The controller sends the brokers their new roles and the metadata for clients.",
         "Broker 2 is gone from the cluster. Its entry in /brokers/ids is no longer there.",
     ]
     assert (story.elected, story.written_ms) == (1, 3.0)
@@ -278,7 +280,8 @@ def test_of_a_broker_that_was_stopped_or_started_again_a_story_does_not_say_that
     story = last_failover(recorder.entries)
     assert story is not None
     assert [step.text for step in story.steps] == [
-        "Broker 2 is gone from the cluster. Broker 3 has registered anew. Its entry in /brokers/ids is no longer there."
+        "Broker 2 is gone from the cluster. Broker 3 has registered again. Its entry in /brokers/ids is no longer "
+        "there."
     ]
 
 
@@ -302,8 +305,8 @@ def test_the_time_in_which_all_brokers_were_stopped_is_no_part_of_the_story() ->
     story = last_failover(recorder.entries)
     assert story is not None
     assert story.lines(short=True)[0] == (
-        "The last failover: broker 2 became the controller when brokers were started again, all of which had been "
-        "stopped, at 2026-11-22 12:00:40.000 UTC"
+        "The last failover: broker 2 became the controller when all brokers had been stopped and were started "
+        "again, at 2026-11-22 12:00:40.000 UTC"
     )
     assert {step.epoch for step in story.steps} == {7}
     assert story.written_ms == 20.0
@@ -352,8 +355,8 @@ def test_a_controller_lost_right_after_another_broker_was_found_unreachable_and_
     assert "Broker 1 cannot reach broker 2, the controller (host:2: it refuses connections, for 42 ms)." in told
     assert "Broker 1 has removed broker 2 from office, so that another can be elected." in told
     assert not story.is_hang
-    assert [text.partition(",")[0] for text in told if "taken on its role" in text] == [
-        "Broker 1 has taken on its role in 2 partitions"
+    assert [text.partition(",")[0] for text in told if "assumed its role" in text] == [
+        "Broker 1 has assumed its role in 2 partitions"
     ] * 2
     assert (unconfirmed.led_ms, story.led_ms) == (None, 885.0)
 
@@ -386,7 +389,7 @@ def test_of_thousands_of_partitions_all_are_counted_though_only_some_are_named()
     [elections] = [step for step in story.steps if "elected for" in step.text]
     assert elections.text.startswith("New leaders are elected for 400 partitions")
     assert elections.details[-1] == "and 399 more"
-    assert "Broker 2 has taken on its role in 4 partitions" in story.steps[-1].text
+    assert "Broker 2 has assumed its role in 4 partitions" in story.steps[-1].text
 
 
 def test_answers_to_other_orders_are_left_out_of_a_story() -> None:
@@ -403,7 +406,7 @@ def test_an_order_that_was_refused_counts_as_no_leader_that_has_confirmed() -> N
     story = last_failover(recorder.entries)
     assert story is not None
     assert story.led_ms is None
-    assert "could not take on its role" in story.steps[-1].text
+    assert "could not assume its role" in story.steps[-1].text
     assert story.steps[-1].details == ("a-0: KAFKA_STORAGE_ERROR",)
 
 
@@ -425,7 +428,7 @@ def test_an_entry_says_what_happened_and_below_it_what_that_did() -> None:
         total_ms=31.0,
     )
     assert entry_lines(recorder.entries[0]) == [
-        "12:00:01.500  broker 2, epoch 7: Broker 1 is gone from the cluster. Broker 3 has registered anew.",
+        "12:00:01.500  broker 2, epoch 7: Broker 1 is gone from the cluster. Broker 3 has registered again.",
         "    note: something odd",
         "    3 replicas: OnlineReplica -> OfflineReplica",
         "    a-0: leader 1 -> 2, in sync 1 2 -> 2 (leader epoch 4, znode version 7 -> 8)",
@@ -478,7 +481,7 @@ def test_a_dead_broker_that_was_never_in_office_has_an_empty_file_and_nothing_is
     (tmp_path / "broker-2" / FILE).touch()
     found = TimelineRead((), {2: NetworkError("it is not alive"), 3: NetworkError("it is not alive")})
     assert with_files(found, tmp_path, since_ms=0) == []
-    assert capsys.readouterr().err == "what broker 3 has recorded is missing: it is not alive\n"
+    assert capsys.readouterr().err == "the entries of broker 3 are missing: it is not alive\n"
 
 
 def test_partitions_of_users_are_named_before_those_of_internal_topics() -> None:
