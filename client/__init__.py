@@ -25,6 +25,7 @@ from minibroker.client.administering.configs import (
 from minibroker.client.administering.groups import GroupDescription, GroupErrors, GroupListing, MemberDescription
 from minibroker.client.administering.offsets import OffsetAndTimestamp
 from minibroker.client.administering.reassignment import PartitionReassignment
+from minibroker.client.administering.timeline import TimelineRead, TimelineReader
 from minibroker.client.cluster.coordinators import Coordinator
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import (
@@ -40,10 +41,12 @@ from minibroker.client.errors import (
     DeserializationFailed,
     FailedRecord,
     ForkedClient,
+    InvalidAssignment,
     InvalidSetting,
     ListenerTimedOut,
     LogTruncated,
     MaxPollIntervalExceeded,
+    PartialFailure,
     PartitionerFailed,
     PartitionErrors,
     SerializationFailed,
@@ -52,10 +55,12 @@ from minibroker.client.errors import (
     WrongEventLoop,
 )
 from minibroker.client.fetching.records import ConsumerBatch, Record
+from minibroker.client.group.assignors import Assignor, RebalanceProtocol, Subscription
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.group.consumer_status import ConsumerStatus
 from minibroker.client.group.listener import RebalanceListener
 from minibroker.client.producer import Producer
+from minibroker.client.producing.columns import ArrowArray
 from minibroker.client.producing.delivery import (
     BatchDelivery,
     BatchDeliveryFailed,
@@ -64,14 +69,26 @@ from minibroker.client.producing.delivery import (
     PartMetadata,
     RecordMetadata,
 )
-from minibroker.client.producing.partitioners import Partitioner, Partitions, RoundRobin, WithoutKey, crc32, murmur2
+from minibroker.client.producing.partitioners import (
+    Partitioner,
+    Partitions,
+    RecordPartitioner,
+    RoundRobin,
+    WithoutKey,
+    crc32,
+    murmur2,
+)
+from minibroker.client.settings import Address
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from minibroker.protocol.model import AlterOperation, ConfigSource, ConfigType, ResourceType, TopicPartition
 
 __all__ = [
+    "Address",
     "Admin",
     "AlterOperation",
     "ApiTimedOut",
+    "ArrowArray",
+    "Assignor",
     "BatchDelivery",
     "BatchDeliveryFailed",
     "BatchMetadata",
@@ -105,6 +122,7 @@ __all__ = [
     "GroupDescription",
     "GroupErrors",
     "GroupListing",
+    "InvalidAssignment",
     "InvalidSetting",
     "ListenerTimedOut",
     "LogDirDescription",
@@ -118,6 +136,7 @@ __all__ = [
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "PartMetadata",
+    "PartialFailure",
     "PartitionDescription",
     "PartitionErrors",
     "PartitionReassignment",
@@ -126,11 +145,16 @@ __all__ = [
     "Partitions",
     "Producer",
     "RebalanceListener",
+    "RebalanceProtocol",
     "Record",
     "RecordMetadata",
+    "RecordPartitioner",
     "ResourceType",
     "RoundRobin",
     "SerializationFailed",
+    "Subscription",
+    "TimelineRead",
+    "TimelineReader",
     "TopicDescription",
     "TopicErrors",
     "TopicPartition",

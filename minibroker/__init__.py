@@ -1,8 +1,8 @@
 """The public face of minibroker: `from minibroker import Admin, Consumer, Producer`, and the command `minibroker`.
 
-The parts (`minibroker.broker`, `minibroker.client`, ...) are links to the folders beside this one. Importing any of
-them imports this module first, even in brokers and controllers, which have no use for the client: so the client's names
-are looked up when they are first used (PEP 562).
+The parts (`minibroker.broker`, `minibroker.client`, ...) are links to the folders beside this one. To import any of
+them imports this module first, in brokers and controllers too, which do not need the client. Therefore the client is
+imported when one of its names is first used (PEP 562). Its `__all__` is the only list of public names.
 """
 
 from __future__ import annotations
@@ -14,174 +14,42 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     import typer
 
+    from minibroker.client import *  # noqa: F403
+    from minibroker.client import __all__ as __all__
+
     __version__: str
-
-    from minibroker.client import (
-        Admin,
-        AlterOperation,
-        ApiTimedOut,
-        BatchDelivery,
-        BatchDeliveryFailed,
-        BatchMetadata,
-        BrokerDescription,
-        BrokerError,
-        BrokersFailed,
-        BufferFull,
-        ClientCrashed,
-        Closed,
-        ClusterDescription,
-        CommitFailed,
-        ConfigChange,
-        ConfigEntry,
-        ConfigErrors,
-        ConfigResource,
-        ConfigSource,
-        ConfigSynonym,
-        ConfigType,
-        Consumer,
-        ConsumerBatch,
-        ConsumerStatus,
-        Coordinator,
-        CorruptBatch,
-        Delivery,
-        DeliveryFailed,
-        DeliveryTimedOut,
-        DeserializationFailed,
-        ErrorCode,
-        FailedRecord,
-        ForkedClient,
-        GroupDescription,
-        GroupErrors,
-        GroupListing,
-        InvalidSetting,
-        LogDirDescription,
-        LogDirReplica,
-        LogTruncated,
-        MaxPollIntervalExceeded,
-        MemberDescription,
-        MinibrokerError,
-        NetworkError,
-        NewTopic,
-        OffsetAndMetadata,
-        OffsetAndTimestamp,
-        PartitionDescription,
-        Partitioner,
-        PartitionerFailed,
-        PartitionErrors,
-        PartitionReassignment,
-        Partitions,
-        PartMetadata,
-        Producer,
-        RebalanceListener,
-        Record,
-        RecordMetadata,
-        ResourceType,
-        RoundRobin,
-        SerializationFailed,
-        TopicDescription,
-        TopicErrors,
-        TopicPartition,
-        WithinListener,
-        WithoutKey,
-        WrongEventLoop,
-        crc32,
-        murmur2,
-    )
-
-__all__ = [
-    "Admin",
-    "AlterOperation",
-    "ApiTimedOut",
-    "BatchDelivery",
-    "BatchDeliveryFailed",
-    "BatchMetadata",
-    "BrokerDescription",
-    "BrokerError",
-    "BrokersFailed",
-    "BufferFull",
-    "ClientCrashed",
-    "Closed",
-    "ClusterDescription",
-    "CommitFailed",
-    "ConfigChange",
-    "ConfigEntry",
-    "ConfigErrors",
-    "ConfigResource",
-    "ConfigSource",
-    "ConfigSynonym",
-    "ConfigType",
-    "Consumer",
-    "ConsumerBatch",
-    "ConsumerStatus",
-    "Coordinator",
-    "CorruptBatch",
-    "Delivery",
-    "DeliveryFailed",
-    "DeliveryTimedOut",
-    "DeserializationFailed",
-    "ErrorCode",
-    "FailedRecord",
-    "ForkedClient",
-    "GroupDescription",
-    "GroupErrors",
-    "GroupListing",
-    "InvalidSetting",
-    "LogDirDescription",
-    "LogDirReplica",
-    "LogTruncated",
-    "MaxPollIntervalExceeded",
-    "MemberDescription",
-    "MinibrokerError",
-    "NetworkError",
-    "NewTopic",
-    "OffsetAndMetadata",
-    "OffsetAndTimestamp",
-    "PartMetadata",
-    "PartitionDescription",
-    "PartitionErrors",
-    "PartitionReassignment",
-    "Partitioner",
-    "PartitionerFailed",
-    "Partitions",
-    "Producer",
-    "RebalanceListener",
-    "Record",
-    "RecordMetadata",
-    "ResourceType",
-    "RoundRobin",
-    "SerializationFailed",
-    "TopicDescription",
-    "TopicErrors",
-    "TopicPartition",
-    "WithinListener",
-    "WithoutKey",
-    "WrongEventLoop",
-    "crc32",
-    "murmur2",
-]
 
 
 def __getattr__(name: str) -> object:
     value: object
     if name == "__version__":
         value = importlib.import_module("importlib.metadata").version("minibroker")
-    elif name in __all__:
-        value = getattr(importlib.import_module("minibroker.client"), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        public = _public_names() if name == "__all__" or not name.startswith("_") else ()
+        if name == "__all__":
+            value = public
+        elif name in public:
+            value = getattr(importlib.import_module("minibroker.client"), name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
 
 
+def _public_names() -> list[str]:
+    names: list[str] = importlib.import_module("minibroker.client").__all__
+    return names
+
+
 def __dir__() -> list[str]:
-    # Not what this module itself imports and is started by, for which no user looks; but the parts that are imported.
+    # The modules that this one imports are of no use to users; the parts that are imported by now are.
     found = {name for name in globals() if name.startswith("__") or f"{__name__}.{name}" in sys.modules}
-    return sorted({*found, *__all__, "__version__"})
+    return sorted({*found, *_public_names(), "__version__"})
 
 
 def application() -> typer.Typer:
     """The commands of all packages, as one application."""
-    # Imported only here: a program that produces or consumes needs neither command lines nor process control.
+    # Imported here, since a program that produces or consumes needs neither command lines nor process control.
     import typer
 
     from minibroker.client.cli import commands
@@ -194,8 +62,8 @@ def application() -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
-    # A group that two packages fill: benchmarks that only talk to brokers are the client's, those that kill them the
-    # launcher's.
+    # Two packages fill this group: the client has the benchmarks that only use brokers, the launcher those that kill
+    # brokers.
     bench = typer.Typer(help="Measure a cluster.", no_args_is_help=True)
     launcher.mount(app, bench)
     commands.mount(app, bench)

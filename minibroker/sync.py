@@ -1,9 +1,11 @@
 """The blocking clients, for scripts and threads: `from minibroker.sync import Admin, Consumer, Producer`.
 
-They have the names, settings and guarantees of the asynchronous ones in `minibroker`, where errors and all other types
-are. Any thread may call them; callbacks run in the threads that call.
+They have the names, settings and guarantees of the asynchronous clients in `minibroker`, which also has the errors and
+all other types. Any thread may call them; callbacks run in the calling threads.
 """
 
-from minibroker.client.sync import Admin, BatchDelivery, Consumer, Delivery, Producer, RebalanceListener, TimelineReader
+from minibroker.client.sync.admin import Admin, TimelineReader
+from minibroker.client.sync.consumer import Consumer, RebalanceListener
+from minibroker.client.sync.producer import BatchDelivery, Delivery, Producer
 
 __all__ = ["Admin", "BatchDelivery", "Consumer", "Delivery", "Producer", "RebalanceListener", "TimelineReader"]

@@ -9,9 +9,12 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import assert_type
 
 from minibroker import (
+    Address,
     Admin,
     AlterOperation,
     ApiTimedOut,
+    ArrowArray,
+    Assignor,
     BatchDelivery,
     BatchDeliveryFailed,
     BatchMetadata,
@@ -45,7 +48,9 @@ from minibroker import (
     GroupDescription,
     GroupErrors,
     GroupListing,
+    InvalidAssignment,
     InvalidSetting,
+    ListenerTimedOut,
     LogDirDescription,
     LogDirReplica,
     LogTruncated,
@@ -56,6 +61,7 @@ from minibroker import (
     NewTopic,
     OffsetAndMetadata,
     OffsetAndTimestamp,
+    PartialFailure,
     PartitionDescription,
     Partitioner,
     PartitionerFailed,
@@ -65,11 +71,16 @@ from minibroker import (
     PartMetadata,
     Producer,
     RebalanceListener,
+    RebalanceProtocol,
     Record,
     RecordMetadata,
+    RecordPartitioner,
     ResourceType,
     RoundRobin,
     SerializationFailed,
+    Subscription,
+    TimelineRead,
+    TimelineReader,
     TopicDescription,
     TopicErrors,
     TopicPartition,
@@ -126,11 +137,32 @@ async def produce() -> None:
         assert_type(places.parts, tuple[PartMetadata, ...])
         assert_type(places.offsets(), list[tuple[int, int]])
         await producer.flush()
-    for partitioner in (by_length, RoundRobin()):
+    partitioners: tuple[RecordPartitioner, ...] = (by_length, RoundRobin())
+    for partitioner in partitioners:
         other = Producer(BOOTSTRAP, partitioner=partitioner)
         await other.start()
         await other.close()
     Producer(BOOTSTRAP, partitioner=Partitioner(by_key=crc32))
+
+
+def columns_of(array: ArrowArray) -> int:
+    return len(Producer(BOOTSTRAP).send_batch("orders", array))
+
+
+class FirstTakesAll:
+    name = "first"
+    protocol = RebalanceProtocol.EAGER
+
+    def assign(
+        self, members: Mapping[str, Subscription], partitions: Mapping[str, int]
+    ) -> dict[str, list[TopicPartition]]:
+        first = min(members)
+        everything = [TopicPartition(topic, index) for topic, count in partitions.items() for index in range(count)]
+        return {member: everything if member == first else [] for member in members}
+
+
+def with_assignor(assignor: Assignor) -> Consumer:
+    return Consumer(BOOTSTRAP, group="billing", topics=["orders"], partition_assignment_strategy=assignor)
 
 
 class Committing(RebalanceListener):
@@ -230,14 +262,16 @@ async def administer() -> None:
         group = (await admin.describe_groups(["billing"]))["billing"]
         assert_type(group, GroupDescription)
         assert_type(group.coordinator, Coordinator)
+        assert_type(group.coordinator.address, Address)
         assert_type(group.members, tuple[MemberDescription, ...])
         committed = await admin.list_group_offsets("billing")
         assert_type(committed, dict[TopicPartition, OffsetAndMetadata | None])
         await admin.alter_group_offsets("billing", {P0: 7})
         await admin.delete_group_offsets("billing", [P0])
         await admin.delete_groups(["billing"])
-        print((await admin.timeline()).entries)
-        print((await admin.timeline_reader(since_ms=1).read()).errors)
+        assert_type(await admin.timeline(), TimelineRead)
+        assert_type(admin.timeline_reader(since_ms=1), TimelineReader)
+        print((await admin.timeline_reader().read()).errors)
         await admin.delete_topic("orders")
         await admin.delete_topics(["a", "b"])
     other = Admin(BOOTSTRAP)
@@ -432,12 +466,16 @@ def explain(error: MinibrokerError) -> object:
             return assert_type(offset, int)
         case InvalidSetting(name=name):
             return assert_type(name, str)
-        case DeserializationFailed() | SerializationFailed() | PartitionerFailed():
+        case DeserializationFailed() | SerializationFailed() | PartitionerFailed() | InvalidAssignment():
             return "the user's own functions"
         case ApiTimedOut() | DeliveryTimedOut() | BufferFull() | NetworkError() | MaxPollIntervalExceeded():
             return "try again"
         case Closed() | ClientCrashed() | WrongEventLoop() | WithinListener() | ForkedClient():
             return "make another client"
+        case ListenerTimedOut():
+            return "a shorter listener"
+        case PartialFailure(errors=errors):
+            return list(errors)
         case _:
             return error
 

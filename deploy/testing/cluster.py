@@ -27,7 +27,7 @@ from typing import Self, TypeVar
 from minibroker.client.admin import NewTopic
 from minibroker.client.context_managers import Asynchronous, Blocking
 from minibroker.client.errors import TopicErrors
-from minibroker.client.sync import Admin
+from minibroker.client.sync.admin import Admin
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut
 from minibroker.deploy.local import broker_process
 from minibroker.deploy.local.broker_process import OWN_SETTINGS

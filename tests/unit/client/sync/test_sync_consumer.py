@@ -11,12 +11,12 @@ import pytest
 
 import minibroker
 from minibroker.client.errors import Closed, CommitFailed, InvalidSetting, MaxPollIntervalExceeded, WithinListener
-from minibroker.client.sync import Consumer, RebalanceListener
 from minibroker.client.sync.background import Call
 from minibroker.protocol.apis import LEAVE_GROUP
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import encode_batch
+from minibroker.sync import Consumer, RebalanceListener
 from tests.unit.client.scripted_thread import ClusterThread, scripted_cluster
 from tests.waiting import until_true
 

@@ -12,7 +12,7 @@ import pytest
 import minibroker
 import minibroker.sync
 from minibroker.client.administering import timeline
-from minibroker.client.sync import Admin, Consumer, Producer, TimelineReader
+from minibroker.sync import Admin, Consumer, Producer, TimelineReader
 
 PAIRS = [
     (minibroker.Admin, Admin),
@@ -74,11 +74,6 @@ def test_nothing_is_there_that_the_asynchronous_clients_lack() -> None:
     for theirs, ours in PAIRS:
         own = {name for name in public(ours) if name not in OF_TASKS.values()}
         assert own <= set(public(theirs))
-
-
-def test_the_blocking_clients_are_where_users_look_for_them() -> None:
-    for name in minibroker.sync.__all__:
-        assert getattr(minibroker.sync, name) is getattr(minibroker.client.sync, name)
 
 
 USER = ast.parse((Path(__file__).parents[3] / "typed_user.py").read_text())

@@ -27,11 +27,11 @@ from minibroker.client.errors import (
     SerializationFailed,
 )
 from minibroker.client.producing.delivery import BatchDeliveryFailed, RecordMetadata
-from minibroker.client.sync import Delivery, Producer
 from minibroker.client.sync import producer as sync_producer
 from minibroker.client.sync.background import Call
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
+from minibroker.sync import Delivery, Producer
 from tests.unit.client.scripted_broker import HANG, reject
 from tests.unit.client.scripted_thread import ClusterThread, scripted_cluster
 from tests.waiting import until_true
