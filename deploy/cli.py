@@ -1,4 +1,4 @@
-"""The commands that start a cluster on this machine, look at it, and break it."""
+"""The commands that start a local cluster, show its state, and break it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ WhoArgument = Annotated[
 
 
 def mount(app: typer.Typer, bench: typer.Typer) -> None:
-    """Add the commands to the application, and those that measure to its group `bench`."""
+    """Add the commands to the application, and the benchmarks to its group `bench`."""
     for command in (up, down, status, logs, kill, pause, resume, start, stop, demo):
         app.command()(command)
     app.add_typer(log_files.app, name="log")
@@ -77,34 +77,33 @@ def mount(app: typer.Typer, bench: typer.Typer) -> None:
 
 def up(
     brokers: Annotated[
-        int | None, typer.Option(min=1, max=MAX_BROKERS, help="How many brokers. Default: as last time, else 3.")
+        int | None, typer.Option(min=1, max=MAX_BROKERS, help="Number of brokers. Default: as last time, or 3.")
     ] = None,
     data: DataOption = DEFAULT_DATA,
     base_port: Annotated[
-        int | None, typer.Option(min=1, max=65_535, help="Port of broker 1. Default: as last time, else 9092.")
+        int | None, typer.Option(min=1, max=65_535, help="Port of broker 1. Default: as last time, or 9092.")
     ] = None,
     zookeeper: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="A ZooKeeper that is running. Default: start one in DIR."),
+        typer.Option(metavar="HOST:PORT", help="A running ZooKeeper. Default: start one in DIR."),
     ] = None,
     override: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=VALUE", help="A setting of every broker. May be repeated. Default: those of last time."
+            metavar="NAME=VALUE", help="A setting for every broker. May be repeated. Default: those of last time."
         ),
     ] = None,
     log_dirs: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_LOG_DIRS, help="Log directories of each broker. Default: as last time, else 1."),
+        typer.Option(min=1, max=MAX_LOG_DIRS, help="Log directories of each broker. Default: as last time, or 1."),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the cluster running and return.")] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Start ZooKeeper and brokers 1 to N on this machine, and print the bootstrap list. Ctrl-C stops them cleanly.
+    """Start ZooKeeper and brokers 1 to N on this machine and print the bootstrap list. Ctrl-C stops them cleanly.
 
-    If the cluster is running already, its bootstrap list is printed and nothing else is done, even without --detach:
-    it belongs to the command that started it.
-    """
+    If the cluster is already running, only the bootstrap list is printed, even without --detach: the cluster belongs to
+    the command that started it."""
     let_signals_interrupt()
     settings = _checked_overrides(override)
     cluster = LocalCluster(data)
@@ -112,7 +111,7 @@ def up(
     found = cluster.running(brokers, base_port, zookeeper, settings, log_dirs)
     if found is not None:
         _print_cluster(cluster, found, format)
-        note("it is running already: `minibroker down` stops it")
+        note("already running: `minibroker down` stops it")
         return
     note("starting ...")
     started = cluster.up(brokers, base_port, zookeeper, settings, log_dirs)
@@ -136,11 +135,11 @@ def up(
 
 def down(
     data: DataOption = DEFAULT_DATA,
-    delete_data: Annotated[bool, typer.Option("--delete-data", help="Remove all topics and logs as well.")] = False,
+    delete_data: Annotated[bool, typer.Option("--delete-data", help="Also remove all topics and logs.")] = False,
     yes: YesOption = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Stop all brokers and the ZooKeeper that `up` started. The data stays, for the next `up`."""
+    """Stop all brokers and the ZooKeeper that `up` started. The data is kept for the next `up`."""
     cluster = LocalCluster(data)
     cluster.file()
     if delete_data:
@@ -153,10 +152,10 @@ def down(
 def status(
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show brokers, controller, partitions in trouble, and what is wrong. Exit code 4 where something is unhealthy."""
+    """Show brokers, controller and partitions, and each problem with its remedy. Exit code 4 if there is a problem."""
     if watch:
         status_screen.watch(lambda: _glance(bootstrap, data), format)
         return
@@ -171,19 +170,21 @@ def status(
 
 def logs(
     who: WhoArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on printing what is added.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines as they are added.")] = False,
     tail: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Only the last N lines of each log. Default: all.")
     ] = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Print what brokers or ZooKeeper logged."""
+    """Print the logs of brokers or ZooKeeper."""
     cluster = LocalCluster(data)
     members = cluster.resolve(_parsed(who))
     for member in members:
         if not cluster.log_of(member).exists():
-            raise LaunchError(f"{name_of(member)} has no log in {cluster.log_of(member).parent}: was it ever started?")
+            raise LaunchError(
+                f"{name_of(member)} has no log in {cluster.log_of(member).parent}: it may never have been started"
+            )
     positions = {
         member: 0 if tail is None else _where_last_lines_begin(cluster.log_of(member), tail) for member in members
     }
@@ -201,27 +202,27 @@ def logs(
 
 
 def kill(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
-    """Kill with SIGKILL, as a crash would. Only `minibroker start` starts it again."""
+    """Kill with SIGKILL, like a crash. `minibroker start` starts the process again."""
     _act("kill", LocalCluster(data).kill, who, format)
 
 
 def pause(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
-    """Freeze with SIGSTOP: connections stay open, nothing answers."""
+    """Freeze with SIGSTOP: connections stay open, but nothing answers."""
     _act("pause", LocalCluster(data).pause, who, format)
 
 
 def resume(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
-    """Let a paused process go on (SIGCONT)."""
+    """Resume a paused process (SIGCONT)."""
     _act("resume", LocalCluster(data).resume, who, format)
 
 
 def start(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
-    """Start what was killed or stopped, and wait until it serves. `all` means all brokers that are not running."""
+    """Start killed or stopped processes and wait until they serve. `all` starts all brokers that are not running."""
     _act("start", LocalCluster(data).start, who, format)
 
 
 def stop(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
-    """Stop cleanly (SIGTERM), and wait until it has ended. Before that others lead what it led."""
+    """Stop cleanly (SIGTERM) and wait for the end. A broker first moves its leaders to other brokers."""
     cluster = LocalCluster(data)
     stopped = cluster.stop(_parsed(who))
     said = {member: cluster.handed_over(member) for member in stopped if isinstance(member, int)}
@@ -236,12 +237,12 @@ def stop(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption
 
 def demo(
     records: Annotated[
-        int, typer.Option(min=1, max=10_000_000, help="How many lines to send, at least.")
+        int, typer.Option(min=1, max=10_000_000, help="Minimum number of lines to send.")
     ] = demo_story.DEFAULT_RECORDS,
     data: Annotated[
-        # Not from MINIBROKER_DATA, which may name a cluster that nobody wants to see killed.
+        # Not from MINIBROKER_DATA, which may name a cluster that should not be killed.
         Path | None,
-        typer.Option("--data", metavar="DIR", callback=data_given, help="Use this directory, and keep it afterwards."),
+        typer.Option("--data", metavar="DIR", callback=data_given, help="Use this directory and keep it afterwards."),
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -257,7 +258,7 @@ def demo(
 
 
 def _story_teller(format: Format) -> demo_story.Tell:
-    """Prints each line with the seconds since the beginning. Where the data is JSON, the story is only progress."""
+    """Print each line with the seconds since the beginning. With --format json, these lines are only progress."""
     began = time.monotonic()
 
     def tell(text: str) -> None:
@@ -289,7 +290,7 @@ def _print_outcome(outcome: demo_story.DemoOutcome, format: Format) -> None:
 
 
 def _checked_overrides(override: list[str] | None) -> dict[str, str] | None:
-    """None: as last time. Raises UsageError; settings that brokers do not know, they refuse themselves."""
+    """Return the settings; None: as last time. Raises UsageError. Brokers themselves reject unknown settings."""
     if not override:
         return None
     settings = settings_of("--override", override, "log.segment.bytes=1048576")
@@ -333,7 +334,7 @@ def _print_acted(action: str, members: list[Member], format: Format) -> None:
     if format is Format.JSON:
         print_json({"action": action, "ids": members})
     else:
-        sys.stdout.write(f"{action}: {', '.join(name_of(member) for member in members) or 'there was nothing to do'}\n")
+        sys.stdout.write(f"{action}: {', '.join(name_of(member) for member in members) or 'nothing to do'}\n")
 
 
 def _status_of(bootstrap: str) -> Status:
@@ -365,7 +366,7 @@ def _glance(bootstrap: str | None, data: Path) -> status_screen.Glance:
 
 
 def _lines_from(path: Path, member: Member, positions: dict[Member, int]) -> list[str]:
-    """Whole lines after the position reached, which moves on."""
+    """Return the whole lines after the given position, and advance it."""
     with path.open("rb") as log:
         log.seek(positions[member])
         data = log.read()
@@ -375,8 +376,8 @@ def _lines_from(path: Path, member: Member, positions: dict[Member, int]) -> lis
 
 
 def _where_last_lines_begin(path: Path, count: int) -> int:
-    """The position of the last `count` whole lines. Reads no more of the file than these, by blocks."""
-    newlines_left = count + 1  # the last of them ends the line before
+    """Return the position of the last `count` whole lines. Reads no more of the file than these, in blocks."""
+    newlines_left = count + 1  # one more, which ends the previous line
     with path.open("rb") as log:
         position = log.seek(0, os.SEEK_END)
         while position > 0:

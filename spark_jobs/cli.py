@@ -31,7 +31,7 @@ app = typer.Typer(help="Spark jobs that read topics (pip install pyspark pyarrow
 
 
 def _nameable(path: Path | None) -> Path | None:
-    """Raises UsageError for a path that a table's files and Spark, which are UTF-8, cannot name."""
+    """Raise UsageError for a path that is not UTF-8, which a table's files and Spark cannot name."""
     if path is not None and (text := undecodable(path)) is not None:
         raise UsageError(f"{text} is not UTF-8: give a path that is, for --output and --checkpoint")
     return path
@@ -39,15 +39,17 @@ def _nameable(path: Path | None) -> Path | None:
 
 TopicsOption = Annotated[str, typer.Option("--topics", metavar="NAME,...", help="The topics to read.")]
 OutputOption = Annotated[
-    Path, typer.Option("--output", metavar="DIR", callback=_nameable, help="Where the Parquet files go.")
+    Path, typer.Option("--output", metavar="DIR", callback=_nameable, help="Directory for the Parquet files.")
 ]
 TriggerOption = Annotated[
-    str, typer.Option("--trigger", metavar="TIME", help="How often a batch is made, such as 10s or 500ms.")
+    str, typer.Option("--trigger", metavar="TIME", help="Interval between batches, such as 10s or 500ms.")
 ]
-OnceOption = Annotated[bool, typer.Option("--once", help="Read what is there now, and exit.")]
+OnceOption = Annotated[bool, typer.Option("--once", help="Read the records that exist now, then exit.")]
 LimitOption = Annotated[
     int | None,
-    typer.Option("--max-offsets-per-trigger", min=1, metavar="N", help="Most offsets of a batch. Default: 10 million."),
+    typer.Option(
+        "--max-offsets-per-trigger", min=1, metavar="N", help="Maximum records per batch. Default: 10 million."
+    ),
 ]
 
 
@@ -58,14 +60,16 @@ class OutOfRange(StrEnum):
 
 OutOfRangeOption = Annotated[
     OutOfRange,
-    typer.Option("--timestamp-out-of-range", help="A timestamp that Spark cannot hold fails the job, or becomes null."),
+    typer.Option(
+        "--timestamp-out-of-range", help="For a timestamp that Spark cannot represent: fail the job, or use null."
+    ),
 ]
 MasterOption = Annotated[
     str | None,
-    typer.Option(metavar="URL", help=f"Spark's master. Default: that of spark-submit, or else {jobs.DEFAULT_MASTER}."),
+    typer.Option(metavar="URL", help=f"Spark's master. Default: the one of spark-submit, or {jobs.DEFAULT_MASTER}."),
 ]
 ConfOption = Annotated[
-    list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark's. May be repeated.")
+    list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A Spark setting. May be repeated.")
 ]
 
 _TIME = re.compile(r"(\d+)\s*(ms|s|m|h)")
@@ -79,7 +83,7 @@ def mount(root: typer.Typer) -> None:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """For spark-submit, which takes a file: `minibroker spark` with these arguments."""
+    """For spark-submit, which takes a file: run `minibroker spark` with these arguments."""
     sys.exit(run_app(app, list(arguments)))
 
 
@@ -99,7 +103,7 @@ def _settings(conf: Sequence[str] | None) -> dict[str, str]:
 
 
 def _time(text: str) -> tuple[int, str]:
-    """(number, unit). Raises UsageError."""
+    """Return (number, unit). Raises UsageError."""
     found = _TIME.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"{text!r} is not a time: give one such as 500ms, 10s or 5m")
@@ -107,7 +111,7 @@ def _time(text: str) -> tuple[int, str]:
 
 
 def _interval(text: str) -> str:
-    """In Spark's notation."""
+    """Return the time in Spark's notation."""
     number, unit = _time(text)
     return f"{number} {_UNITS[unit]}"
 
@@ -118,7 +122,8 @@ def _seconds(text: str) -> float:
 
 
 def _check_finished(once: bool, stop: threading.Event) -> None:
-    """A job that runs until it is stopped has succeeded when it is stopped; one that ends by itself was interrupted."""
+    """A job that runs until it is stopped succeeds when it is stopped; a job that would end by itself was
+    interrupted."""
     if once and stop.is_set():
         raise KeyboardInterrupt
 
@@ -134,7 +139,8 @@ def ingest(
         ),
     ] = None,
     starting: Annotated[
-        str, typer.Option("--from", help="Where to begin the first time: earliest, latest, or startingOffsets as JSON.")
+        str,
+        typer.Option("--from", help="Start position of the first run: earliest, latest, or startingOffsets as JSON."),
     ] = "earliest",
     once: OnceOption = False,
     trigger: TriggerOption = "10s",
@@ -148,11 +154,11 @@ def ingest(
     master: MasterOption = None,
     conf: ConfOption = None,
 ) -> None:
-    """Copy topics to Parquet files, each record exactly once, and continue where it left off the next time."""
+    """Copy topics to Parquet files, each record exactly once. Each run continues where the last one ended."""
     check_packages()
     interval = _interval(trigger)
     if compact_after == 1:
-        raise UsageError("--compact-after 1 would write every batch again: give 0, or 2 or more")
+        raise UsageError("--compact-after 1 would rewrite every batch: give 0, or 2 or more")
     source = _source(topics, bootstrap, data, starting, max_offsets_per_trigger, timestamp_out_of_range)
     from minibroker.spark_jobs.ingest import run_ingest
 
@@ -173,10 +179,11 @@ def ingest(
 
 
 ViewOption = Annotated[
-    str, typer.Option("--view", metavar="NAME", help="The view's logic (spark_jobs/views/views.py): v1 or v2.")
+    str, typer.Option("--view", metavar="NAME", help="Version of the view (spark_jobs/views/views.py): v1 or v2.")
 ]
 RootOption = Annotated[
-    Path, typer.Option("--output", metavar="DIR", callback=_nameable, help="Where the view's versions and CURRENT are.")
+    Path,
+    typer.Option("--output", metavar="DIR", callback=_nameable, help="Directory for the view's versions and CURRENT."),
 ]
 
 
@@ -194,7 +201,8 @@ def kappa(
     master: MasterOption = None,
     conf: ConfOption = None,
 ) -> None:
-    """Maintain a view of lines with one stream. A version started beside it replays the topics and replaces it."""
+    """Maintain a view of lines with one stream. A new version, started beside the old one, replays the topics and
+    replaces it."""
     check_packages()
     interval = _interval(trigger)
     source = _source(topics, bootstrap, data, "earliest", max_offsets_per_trigger, timestamp_out_of_range)
@@ -220,9 +228,12 @@ def lambda_(
     view: ViewOption = "v2",
     lateness: Annotated[
         str,
-        typer.Option(metavar="TIME", help="How late a line may be for the stream; the next batch job adds later ones."),
+        typer.Option(
+            metavar="TIME",
+            help="Lines that are later than this are left out by the stream; the next batch job adds them.",
+        ),
     ] = "10m",
-    batch_every: Annotated[str, typer.Option(metavar="TIME", help="How often everything is computed anew.")] = "1h",
+    batch_every: Annotated[str, typer.Option(metavar="TIME", help="Interval between full batch computations.")] = "1h",
     once: OnceOption = False,
     trigger: TriggerOption = "10s",
     max_offsets_per_trigger: LimitOption = None,
@@ -232,7 +243,8 @@ def lambda_(
     master: MasterOption = None,
     conf: ConfOption = None,
 ) -> None:
-    """Maintain a view of lines with two layers, served as one: a batch job for the past, a stream for what is new."""
+    """Maintain a view of lines with two layers: a batch job for old records and a stream for new ones, served as
+    one."""
     check_packages()
     interval, late, every = _interval(trigger), _interval(lateness), _seconds(batch_every)
     source = _source(topics, bootstrap, data, "earliest", max_offsets_per_trigger, timestamp_out_of_range)

@@ -36,11 +36,11 @@ def changes(before: States, now: States) -> list[str]:
             continue
         old_process, old_state = before[member]
         if state is ProcessState.GONE:
-            lines.append(f"{name_of(member)} is gone: `minibroker start {member}` brings it back")
+            lines.append(f"{name_of(member)} is gone: `minibroker start {member}` starts it again")
         elif state is ProcessState.PAUSED:
-            lines.append(f"{name_of(member)} is paused: `minibroker resume {member}` lets it go on")
+            lines.append(f"{name_of(member)} is paused: `minibroker resume {member}` resumes it")
         elif old_state is ProcessState.PAUSED and process == old_process:
-            lines.append(f"{name_of(member)} goes on")
+            lines.append(f"{name_of(member)} continues")
         else:
             lines.append(f"{name_of(member)} runs again")
     return lines

@@ -1,7 +1,7 @@
-"""`minibroker log`: the files of a broker's data directory, read while it is stopped.
+"""`minibroker log`: the files of a stopped broker's data directory.
 
-The one place outside the broker that knows how a broker stores its log: a second reader of these files would have to be
-kept in step with the first.
+This is the only place outside the broker that knows the format of its logs; a second reader of these files would have
+to be kept in step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DumpArgument = Annotated[
     list[Path],
     typer.Argument(
         metavar="PATH...",
-        help="A file, the directory of a partition, or a broker's data directory.",
+        help="A file, a partition's directory, or a broker's data directory.",
         show_default=False,
     ),
 ]
@@ -54,12 +54,12 @@ VerifyArgument = Annotated[
     list[Path],
     typer.Argument(
         metavar="PATH...",
-        help=f"A segment ({LOG_SUFFIX} file), the directory of a partition, or a broker's data directory.",
+        help=f"A segment ({LOG_SUFFIX} file), a partition's directory, or a broker's data directory.",
         show_default=False,
     ),
 ]
 
-app = typer.Typer(help="Look into the files of a stopped broker.", no_args_is_help=True)
+app = typer.Typer(help="Read the files of a stopped broker.", no_args_is_help=True)
 
 Entry = dict[str, Any]
 
@@ -67,13 +67,14 @@ Entry = dict[str, Any]
 @app.command()
 def dump(
     paths: DumpArgument,
-    records: Annotated[bool, typer.Option("--records", help="Each record, too, with key, value and headers.")] = False,
+    records: Annotated[
+        bool, typer.Option("--records", help="Also print key, value and headers of each record.")
+    ] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Print what files hold: batches, index entries, producers, offsets, leader epochs; and bytes that are none of it.
+    """Print the content of files: batches, index entries, producers, offsets, leader epochs, and invalid bytes.
 
-    With --format json, one object per line. Exit code 4 where bytes are bad.
-    """
+    With --format json, prints one object per line. Exit code 4 if there are invalid bytes."""
     is_damaged = False
     for path in paths:
         for file in _files(path):
@@ -91,11 +92,10 @@ def dump(
 
 @app.command()
 def verify(paths: VerifyArgument, format: FormatOption = Format.TABLE) -> None:
-    """Check files against themselves and each other: CRCs, records, offsets, leader epochs, indexes, snapshots,
-    checkpoints.
+    """Check files against themselves and each other.
 
-    Stop the broker first: while it writes, its files need not agree. Exit code 4 where something is wrong.
-    """
+    Covers CRCs, records, offsets, leader epochs, indexes, snapshots and checkpoints. Stop the broker first: while it
+    writes, its files need not agree. Exit code 4 if there is a problem."""
     for path in paths:
         _require_stopped(path)
     partitions: list[verification.PartitionReport] = []
@@ -127,7 +127,7 @@ def _state(wrong: int, unclear: int) -> str:
 
 
 def _verified(path: Path, format: Format) -> tuple[list[verification.PartitionReport], list[verification.Finding]]:
-    """Prints what is found."""
+    """Print the findings."""
     _require(path)
     if verification.is_data_directory(path):
         whole = verification.verify_data_directory(path)
@@ -144,9 +144,9 @@ def _verified(path: Path, format: Format) -> tuple[list[verification.PartitionRe
             print_json(partitions[0])
     else:
         raise UsageError(
-            f"{path} is neither a broker's data directory (with {META_PROPERTIES_FILE}), nor the directory of a "
-            f"partition (with {LOG_SUFFIX} files), nor a segment ({LOG_SUFFIX} file): name one of these, or use "
-            f"`minibroker log dump` for another file"
+            f"{path} is neither a broker's data directory (with {META_PROPERTIES_FILE}), a partition's "
+            f"directory (with {LOG_SUFFIX} files), nor a segment ({LOG_SUFFIX} file): name one of these, or "
+            "use `minibroker log dump` for another file"
         )
     findings = [*own, *(finding for partition in partitions for finding in partition.findings)]
     if format is Format.TABLE:
@@ -178,13 +178,13 @@ def _require(path: Path) -> None:
 
 
 def _require_stopped(path: Path) -> None:
-    """Raises MinibrokerError where a broker has the data directory open that this is, or is in."""
+    """Raise MinibrokerError if a broker has this data directory, or the one that contains it, open."""
     above = path.absolute()
     for directory in (above, *above.parents[:2]):
         if verification.is_data_directory(directory) and verification.is_in_use(directory):
             raise MinibrokerError(
-                f"a broker runs on {directory} and writes to it, so its files need not agree: stop it first "
-                f"(`minibroker stop WHO`)"
+                f"a broker is running on {directory} and writes to it, so its files need not agree: stop it "
+                "first (`minibroker stop WHO`)"
             )
 
 
@@ -215,24 +215,27 @@ def _is_known(path: Path) -> bool:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Those that `dump` can read: the path itself, or what is in that directory and below. Raises UsageError."""
+    """Return the files that `dump` can read: the path itself, or those in the directory and below. Raises
+    UsageError."""
     _require(path)
     if path.is_file():
         if not _is_known(path):
             raise UsageError(
-                f"{path.name} is no file of a log: {', '.join(inspection.SUFFIXES)} files that are named after an "
-                f"offset, and {', '.join(_SMALL_FILES)} are"
+                f"{path.name} is not a log file: give one of {', '.join(inspection.SUFFIXES)} named after an "
+                f"offset, or {', '.join(_SMALL_FILES)}"
             )
         yield path
         return
     files = [file for file in sorted(path.rglob("*")) if file.is_file() and _is_known(file)]
     if not files:
-        raise UsageError(f"there is no file of a log in {path}: name a broker's data directory, or a partition's in it")
+        raise UsageError(
+            f"there is no log file in {path}: name a broker's data directory, or a partition's directory in it"
+        )
     yield from files
 
 
 def _entries(path: Path, with_records: bool) -> Iterator[Entry]:
-    """What a file holds, in its order."""
+    """Yield the entries of a file, in order."""
     parsed = inspection.base_offset_of(path.name)
     try:
         if parsed is None:

@@ -116,7 +116,9 @@ class Status(msgspec.Struct, frozen=True):
         """Why the cluster is not healthy, a sentence each with the remedy; empty where it is."""
         found: list[str] = []
         if self.full_disk is not None:
-            found.append(f"the disk of {self.full_disk} is full: make room there, then start what has ended")
+            found.append(
+                f"the disk of {self.full_disk} is full: make room there, then start the processes that have ended"
+            )
         if self.zookeeper and not self.zookeeper.alive and not any(broker.alive for broker in self.brokers):
             return [*found, "the cluster is down: `minibroker up`"]
         if self.zookeeper and not self.zookeeper.alive:
@@ -133,11 +135,11 @@ class Status(msgspec.Struct, frozen=True):
                 found.append(problem)
             for path, reason in broker.offline_log_dirs.items():
                 found.append(
-                    f"broker {broker.id} does without its log directory {path} ({reason}): repair the disk, then "
-                    f"restart the broker"
+                    f"broker {broker.id} has taken its log directory {path} offline ({reason}): repair the "
+                    "disk, then restart the broker"
                 )
         if self.is_unknown:
-            found.append("no broker answers that knows the controller and the partitions: see `minibroker logs all`")
+            found.append("no broker that knows the controller and the partitions answers: see `minibroker logs all`")
         elif self.controller.id is None:
             found.append("no broker that answers knows a controller: see `minibroker logs all`")
         has_failed_disks = any(broker.offline_log_dirs for broker in self.brokers)
@@ -160,12 +162,13 @@ class Status(msgspec.Struct, frozen=True):
         if unfinished:
             found.append(
                 f"{some_of(unfinished)} being reassigned, with replicas that are not in sync yet: wait; "
-                "`minibroker reassign verify` shows how far it is"
+                "`minibroker reassign verify` shows the progress"
             )
         if self.under_min_isr_partitions:
             found.append(
-                f"{some_of(self.under_min_isr_partitions)} with fewer replicas in sync than min.insync.replicas: "
-                f"records with acks=all are refused, and consumers see no new ones, until more are"
+                f"{some_of(self.under_min_isr_partitions)} with fewer replicas in sync than "
+                "min.insync.replicas: acks=all is rejected and consumers see no new records until more are "
+                "in sync"
             )
         return found
 

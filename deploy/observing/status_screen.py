@@ -57,7 +57,7 @@ def status_lines(found: Status) -> list[str]:
         lines.append(
             f"not led by their preferred broker: {some_of(found.not_preferred_partitions)}: "
             + pastable("`minibroker elect --preferred --all` moves their leaders back at once")
-            + "; the controller does so by itself at its next check, if too many are away "
+            + "; the controller does so at its next check, if too many are away "
             + "(leader.imbalance.check.interval.seconds)"
         )
     return lines

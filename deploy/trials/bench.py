@@ -1,5 +1,5 @@
-"""`minibroker bench failover` and `rolling-restart`: how long writes stall when a member of the local cluster is
-killed, or each is restarted; and `bench storage`: what the upkeep of logs costs."""
+"""`minibroker bench failover`, `rolling-restart` and `storage`: the write stalls of kills and restarts, and the cost of
+log upkeep."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ _TABLE = ("acknowledged", "lost", "duplicated", "out_of_order", "gap_median_ms",
 
 
 def failover(
-    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="How many rounds.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Number of rounds.")] = 5,
     who: Annotated[
         Victims,
         typer.Option(
-            help="What is killed: the leader of a partition (of each in turn), the controller, both, ZooKeeper, or all "
-            "brokers."
+            help="The victim: the leader of a partition (of each in turn), the controller, both, ZooKeeper, or "
+            "all brokers."
         ),
     ] = Victims.LEADER,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Kill members of the local cluster while a record a millisecond is sent to each of three partitions.
+    """Kill members of the local cluster under load and print the longest write stall.
 
-    Prints the longest time without an acknowledgement on any one partition, over the rounds. What was killed is
-    started again, and the next round begins once every replica is in sync. In the end all is read back and compared.
-    """
-    bootstrap_servers(None, data)  # says what to do where there is no cluster, or it is down
+    A record per millisecond is sent to each of three partitions. The stall is the longest time without an
+    acknowledgement on any one partition, over all rounds. Killed members are started again, and the next round begins
+    when every replica is in sync. Finally, all records are read back and compared."""
+    bootstrap_servers(None, data)  # reports the remedy if there is no cluster, or it is down
     cluster = LocalCluster(data)
     try:
         outcome = run(_flawless(cluster, play_rounds(cluster, who, rounds, note)))
     except KeyboardInterrupt:
-        note("start what is dead now with `minibroker start all`, or `minibroker start zookeeper`")
+        note("start the killed members with `minibroker start all` or `minibroker start zookeeper`")
         raise
     figures = {"action": "failover", "who": who.value, "rounds": rounds, **outcome.figures()}
     if format is Format.JSON:
@@ -70,22 +70,21 @@ def failover(
 
 
 def rolling_restart(
-    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="How often each broker is restarted.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Restarts of each broker.")] = 1,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Restart every broker of the local cluster in turn while a record a millisecond is sent to each of three
-    partitions.
+    """Restart every broker of the local cluster in turn under load and print the longest write stall.
 
-    Each broker is stopped in good order, and the next one when every replica is in sync again. Prints the longest time
-    without an acknowledgement on any one partition, over the restarts. In the end all is read back and compared.
-    """
+    A record per millisecond is sent to each of three partitions. Each broker is stopped cleanly, and the next one when
+    every replica is in sync again. The stall is the longest time without an acknowledgement on any one partition.
+    Finally, all records are read back and compared."""
     bootstrap_servers(None, data)
     cluster = LocalCluster(data)
     try:
         outcome = run(_flawless(cluster, restart_in_turn(cluster, rounds, note)))
     except KeyboardInterrupt:
-        note("start what is stopped now with `minibroker start all`")
+        note("start the stopped brokers with `minibroker start all`")
         raise
     figures = {"action": "rolling-restart", "restarts": len(outcome.rounds), **outcome.figures()}
     if format is Format.JSON:
@@ -105,7 +104,7 @@ def _require_flawless(cluster: LocalCluster, outcome: FailoverOutcome) -> None:
 
 
 async def _flawless(cluster: LocalCluster, playing: Awaitable[FailoverOutcome]) -> FailoverOutcome:
-    """The outcome. The topic is kept where something is wrong with it."""
+    """Return the outcome. The topic is kept if something is wrong with it."""
     outcome = await playing
     if outcome.verdict.flawless:
         async with open_admin(cluster.bootstrap()) as admin:
@@ -125,25 +124,24 @@ def _gap(number: int, outcome: FailoverOutcome, what: str = "killed") -> dict[st
 
 def storage(
     megabytes: Annotated[
-        int, typer.Option(min=1, max=100_000, help="Of what is compacted, recovered, and caught up with.")
+        int, typer.Option(min=1, max=100_000, help="Size of the data to compact, recover and catch up with.")
     ] = 256,
     size: SizeOption = 1_000,
-    segments: Annotated[int, typer.Option(min=2, max=100_000, help="How many are deleted at once.")] = 1_000,
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Of compaction.")] = 3,
+    segments: Annotated[int, typer.Option(min=2, max=100_000, help="Segments to delete at once.")] = 1_000,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds of compaction.")] = 3,
     seconds: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="For how long to measure what compaction and deletion slow down.")
+        float, typer.Option(min=0.1, max=3600, help="Duration of each measurement beside compaction and deletion.")
     ] = 3,
     data: Annotated[
-        # Not from MINIBROKER_DATA: the cluster is one of its own.
+        # Not from MINIBROKER_DATA: this command starts its own cluster.
         Path | None,
-        typer.Option("--data", metavar="DIR", callback=data_given, help="Use this directory, and keep it afterwards."),
+        typer.Option("--data", metavar="DIR", callback=data_given, help="Use this directory and keep it afterwards."),
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Measure compaction, recovery, a follower's catching up, and the deletion of segments, on a new cluster.
+    """Measure compaction, recovery, catch-up and segment deletion on a new cluster.
 
-    What they slow down is measured without them, too, in the same run.
-    """
+    Operations that these slow down are also measured without them, in the same run."""
     let_signals_interrupt()
     with (
         temporary_directory(note, "bench") if data is None else nullcontext(data) as directory,

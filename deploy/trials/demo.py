@@ -126,7 +126,7 @@ async def play(cluster: LocalCluster, records: int, tell: Tell) -> DemoOutcome:
             yield line
 
     trial = Trial(cluster.bootstrap(), topic, PARTITIONS, lines(), records_per_second=RECORDS_PER_SECOND)
-    tell(f"sending lines of Python's standard library, acks=all, {RECORDS_PER_SECOND:,} a second")
+    tell(f"sending lines of Python's standard library, acks=all, {RECORDS_PER_SECOND:,} per second")
     async with trial.sending():
         kills = [await _kill_leader(cluster, trial, tell), await _kill_controller(cluster, trial, tell)]
         trial.records_per_second = _UNPACED
@@ -135,7 +135,7 @@ async def play(cluster: LocalCluster, records: int, tell: Tell) -> DemoOutcome:
             while trial.sent < records:  # noqa: ASYNC110 (the sender has no event for this)
                 await asyncio.sleep(_POLL_INTERVAL_S)
     failover = await _told_by_the_brokers(cluster)
-    tell(f"{trial.sent:,} lines sent, {trial.acknowledged_count:,} acknowledged: reading all of them back")
+    tell(f"{trial.sent:,} lines sent, {trial.acknowledged_count:,} acknowledged; reading all of them back")
     async with patience("the records could not be read back"):
         verdict = await trial.verdict()
     return DemoOutcome(verdict, kills, list(dict.fromkeys(trial.failures)), failover)
@@ -193,12 +193,12 @@ async def _kill(
     await _acknowledged(trial, _RECOVERED_RECORDS)
     gap = longest_gap(trial.acknowledged, killed_s, time.monotonic())
     stalled = str(TopicPartition(trial.topic, gap.partition))
-    tell(f"writes go on; they stalled for {gap.seconds * 1_000:.0f} ms, on {stalled} the longest")
+    tell(f"writes continue; the longest stall was {gap.seconds * 1_000:.0f} ms, on {stalled}")
 
     await asyncio.to_thread(cluster.start, BrokerId(victim))
     await _whole(cluster, trial.topic)
     whole_after_s = time.monotonic() - killed_s
-    tell(f"broker {victim} is back, all replicas in the ISR again, {whole_after_s:.1f} s after the kill")
+    tell(f"broker {victim} is back and all replicas are in sync, {whole_after_s:.1f} s after the kill")
     return Kill(
         role=role,
         broker=victim,
@@ -227,5 +227,5 @@ async def _whole(cluster: LocalCluster, topic: str) -> ClusterView:
 
 
 async def _acknowledged(trial: Trial, more: int) -> None:
-    async with patience("writes did not go on"):
+    async with patience("writes did not continue"):
         await trial.wait_for_acknowledgements(more, PATIENCE_S)

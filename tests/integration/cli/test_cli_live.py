@@ -619,7 +619,7 @@ def test_a_stopped_broker_ends_cleanly_and_comes_back(minibroker: Shell) -> None
     (gone,) = [each["id"] for each in unhealthy(minibroker)["brokers"] if not each["alive"]]
     assert f"broker {gone} is not running: `minibroker start {gone}`" in minibroker.refused(1, "kill", str(gone))
     assert minibroker("start", "all", "--format", "json").json() == {"action": "start", "ids": [gone]}
-    assert minibroker.ok("start", "all") == "start: there was nothing to do\n"
+    assert minibroker.ok("start", "all") == "start: nothing to do\n"
 
 
 @pytest.mark.slow

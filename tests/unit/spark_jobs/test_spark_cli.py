@@ -50,7 +50,7 @@ def test_without_pyspark_everything_else_works(without_spark: Path) -> None:
     ("arguments", "expected"),
     [
         (("ingest", "--trigger", "soon"), "'soon' is not a time: give one such as 500ms, 10s or 5m"),
-        (("ingest", "--compact-after", "1"), "--compact-after 1 would write every batch again"),
+        (("ingest", "--compact-after", "1"), "--compact-after 1 would rewrite every batch"),
         (("ingest", "--conf", "memory=1g"), "--conf memory=1g: give spark.NAME=VALUE"),
         (("kappa", "--view", "v9"), "view='v9': there are v1, v2"),
         (("lambda", "--lateness", "1 day"), "'1 day' is not a time"),

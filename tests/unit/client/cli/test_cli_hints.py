@@ -70,11 +70,11 @@ def test_notes_repeat_it_too(capsys: pytest.CaptureFixture[str], monkeypatch: py
 
     @app.command("watch")
     def watch(data: DataOption = DEFAULT_DATA) -> None:
-        note("broker 2 is gone: `minibroker start 2` brings it back")
+        note("broker 2 is gone: `minibroker start 2` starts it again")
 
     app.command("start")(watch)
     assert run_app(app, ["watch", "--data", "here"]) == 0
-    assert capsys.readouterr().err == "broker 2 is gone: `minibroker start 2 --data here` brings it back\n"
+    assert capsys.readouterr().err == "broker 2 is gone: `minibroker start 2 --data here` starts it again\n"
 
 
 @pytest.mark.parametrize("command", [["status"], ["kill", "1"], ["topics", "list"], ["bench", "failover"]])

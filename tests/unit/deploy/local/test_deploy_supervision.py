@@ -13,9 +13,9 @@ def lines(before: tuple[Process, ProcessState], now: tuple[Process, ProcessState
 def test_every_change_of_a_process_is_told_in_a_line() -> None:
     running, paused, gone = ProcessState.RUNNING, ProcessState.PAUSED, ProcessState.GONE
     assert lines((OLD, running), (OLD, running)) == []
-    assert lines((OLD, running), (OLD, gone)) == ["broker 2 is gone: `minibroker start 2` brings it back"]
-    assert lines((OLD, running), (OLD, paused)) == ["broker 2 is paused: `minibroker resume 2` lets it go on"]
-    assert lines((OLD, paused), (OLD, running)) == ["broker 2 goes on"]
+    assert lines((OLD, running), (OLD, gone)) == ["broker 2 is gone: `minibroker start 2` starts it again"]
+    assert lines((OLD, running), (OLD, paused)) == ["broker 2 is paused: `minibroker resume 2` resumes it"]
+    assert lines((OLD, paused), (OLD, running)) == ["broker 2 continues"]
     assert lines((OLD, gone), (NEW, running)) == ["broker 2 runs again"]
     assert lines((OLD, running), (NEW, running)) == ["broker 2 runs again"]
 
@@ -28,4 +28,4 @@ def test_the_first_look_tells_nothing() -> None:
 def test_zookeeper_is_called_by_its_name() -> None:
     before: States = {"zookeeper": (OLD, ProcessState.RUNNING)}
     now: States = {"zookeeper": (OLD, ProcessState.GONE)}
-    assert changes(before, now) == ["ZooKeeper is gone: `minibroker start zookeeper` brings it back"]
+    assert changes(before, now) == ["ZooKeeper is gone: `minibroker start zookeeper` starts it again"]

@@ -152,8 +152,8 @@ def test_paths_that_hold_no_log_are_refused_with_what_is_expected(
     (tmp_path / "empty").mkdir()
     for arguments, said in (
         (["dump", tmp_path / "nowhere"], "there is no"),
-        (["dump", tmp_path / "notes.txt"], "notes.txt is no file of a log"),
-        (["dump", tmp_path / "empty"], "there is no file of a log in"),
+        (["dump", tmp_path / "notes.txt"], "notes.txt is not a log file"),
+        (["dump", tmp_path / "empty"], "there is no log file in"),
         (["verify", tmp_path / "nowhere"], "there is no"),
         (["verify", tmp_path / "empty"], "is neither a broker's data directory"),
         (["verify", segments(partition)[0].with_suffix(".index")], "use `minibroker log dump` for another file"),
@@ -189,6 +189,6 @@ def test_files_of_a_broker_that_runs_are_not_verified(partition: Path, capsys: C
     try:
         for path in (partition.parent, partition, segments(partition)[0]):
             assert run_app(application(), ["log", "verify", str(path)]) == FAILURE
-            assert f"a broker runs on {partition.parent}" in capsys.readouterr().err
+            assert f"a broker is running on {partition.parent}" in capsys.readouterr().err
     finally:
         lock.release()

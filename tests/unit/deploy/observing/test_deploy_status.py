@@ -112,7 +112,7 @@ def test_why_a_broker_ended_and_that_the_disk_is_full_is_told() -> None:
         full_disk="/data",
     )
     assert status.problems() == [
-        "the disk of /data is full: make room there, then start what has ended",
+        "the disk of /data is full: make room there, then start the processes that have ended",
         "broker 3 is not running (the log directory /data/broker-3 has failed: No space left on device): "
         "`minibroker start 3`",
     ]
@@ -180,8 +180,8 @@ def test_partitions_that_are_reassigned_are_told_apart_from_those_that_lack_a_br
     )
     assert status.problems() == [
         "orders-1 with replicas missing from the ISR: start brokers, or wait",
-        "orders-0 being reassigned, with replicas that are not in sync yet: wait; `minibroker reassign verify` shows "
-        "how far it is",
+        "orders-0 being reassigned, with replicas that are not in sync yet: wait; `minibroker reassign verify` "
+        "shows the progress",
     ]
     assert "being reassigned: orders-0, orders-7" in status_lines(status)
 
@@ -192,7 +192,7 @@ def test_where_no_broker_answers_nothing_is_known_and_that_is_no_health() -> Non
     assert (status.offline_partitions, status.under_replicated_partitions) == (None, None)
     assert [(broker.registered, broker.leaders) for broker in status.brokers] == [(None, None)] * 3
     assert status.problems() == [
-        "no broker answers that knows the controller and the partitions: see `minibroker logs all`"
+        "no broker that knows the controller and the partitions answers: see `minibroker logs all`"
     ]
 
 
@@ -266,7 +266,7 @@ def test_a_log_directory_that_is_offline_is_named_with_its_reason() -> None:
     view = merge([answer()])
     failed = {2: {"/disks/b": "[Errno 5] Input/output error"}}
     said = (
-        "broker 2 does without its log directory /disks/b ([Errno 5] Input/output error): repair the disk, then "
+        "broker 2 has taken its log directory /disks/b offline ([Errno 5] Input/output error): repair the disk, then "
         "restart the broker"
     )
     here = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view, offline_log_dirs=failed)

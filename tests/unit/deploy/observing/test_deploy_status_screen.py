@@ -42,7 +42,7 @@ def test_where_leaders_are_away_from_their_preferred_brokers_the_remedy_is_told(
     away = msgspec.structs.replace(STATUS, not_preferred_partitions=["t-0", "t-1"])
     assert status_lines(away)[-1] == (
         "not led by their preferred broker: t-0, t-1: `minibroker elect --preferred --all` moves their leaders back at "
-        "once; the controller does so by itself at its next check, if too many are away "
+        "once; the controller does so at its next check, if too many are away "
         "(leader.imbalance.check.interval.seconds)"
     )
 
