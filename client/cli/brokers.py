@@ -40,13 +40,14 @@ def list_brokers(
 
 @app.command(name="log-dirs")
 def log_dirs(
-    brokers: Annotated[list[int] | None, typer.Argument(metavar="[BROKER]...", help="Default: all.")] = None,
+    brokers: Annotated[
+        list[int] | None, typer.Argument(metavar="[BROKER]...", help="Broker ids. Default: all.")
+    ] = None,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the log directories of brokers: their replicas, the free space on their disks, and the reason if one is
-    offline.
+    """Show the log directories of brokers: replicas, free space, and the reason if one is offline.
 
     Exit code 1 if a broker does not answer or is down; the others are printed."""
     found, failed = run(_describe(bootstrap_servers(bootstrap, data), brokers or None))

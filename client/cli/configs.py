@@ -124,10 +124,10 @@ def alter(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Change settings of a topic or broker: all of the given changes, or none. They apply within moments, without a
-    restart.
+    """Change settings of a topic or broker: all of the given changes, or none.
 
-    Switching a topic to cleanup.policy=compact removes its records without a key, as in Kafka."""
+    They apply within moments, without a restart. Switching a topic to cleanup.policy=compact removes its records
+    without a key, as in Kafka."""
     resource = _resource(topic, broker, broker_default)
     pairs = [("--set", ConfigChange.set, set_), ("--append", ConfigChange.append, append)]
     pairs += [("--subtract", ConfigChange.subtract, subtract)]

@@ -45,7 +45,7 @@ class _Entry(msgspec.Struct, omit_defaults=True):
     partition: int
     replicas: list[int]
     log_dirs: list[str] | None = None
-    """As Kafka's tool writes it: "any" for each replica. The broker chooses the directory."""
+    """Kafka's tool writes "any" for each replica. The broker chooses the directory."""
 
 
 class _File(msgspec.Struct):
@@ -173,7 +173,7 @@ def cancel(
 ) -> None:
     """Cancel the reassignments of the partitions in the file: each returns to its previous replicas.
 
-    If some cannot be cancelled, the others are: those are printed, and the exit code is 1. A partition that is not
+    If some cannot be cancelled, the others are cancelled and printed, and the exit code is 1. A partition that is not
     being reassigned is not an error."""
     partitions = sorted(_read(file))
     failed = run(_alter(bootstrap_servers(bootstrap, data), dict.fromkeys(partitions)))

@@ -254,10 +254,10 @@ def delete_records(
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Delete the oldest records of a topic's partitions and wait until no replica that may become leader has them.
+    """Delete the oldest records of a topic's partitions.
 
-    Prints the new start of each partition, or the reason if its records were not deleted. Exit code 1 if a partition
-    failed."""
+    Returns when no replica that may become leader has them. Prints the new start of each partition, or the reason if
+    its records were not deleted. Exit code 1 if a partition failed."""
     checked_topic(name)
     offset = _offset_of(before)
     servers = bootstrap_servers(bootstrap, data)

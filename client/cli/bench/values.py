@@ -72,9 +72,9 @@ class ContentCheck:
         self._values = Values()
         self._seen: set[tuple[int, int]] = set()
         self._highest: dict[int, int] = {}
-        """By run."""
+        """The highest number of each run."""
         self._highest_in: dict[tuple[int, int], int] = {}
-        """By partition and run."""
+        """The highest number of each run in each partition."""
         self._duplicated = self._out_of_order = self._unknown = 0
 
     def add(self, partition: int, values: Iterable[bytes | None]) -> None:

@@ -23,7 +23,7 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import plural
 
 COMMIT_EVERY_S = 5.0
-"""As auto.commit.interval.ms of Kafka's consumers."""
+"""Kafka's default for auto.commit.interval.ms."""
 _LAST_COMMIT_S = 5.0
 """Maximum time after Ctrl-C to commit the printed records; leaving the group may take as long."""
 _IDLE_S = 0.2

@@ -92,7 +92,7 @@ class Produced(NamedTuple):
     topic: str
     records: int
     bytes: int
-    """Those of keys and values."""
+    """Bytes of keys and values."""
     seconds: float
 
     @property
@@ -107,7 +107,9 @@ def produce(
         Input,
         typer.Option("--input", "-i", help="lines, or records as printed by `consume --output json` or msgpack."),
     ] = Input.LINES,
-    key: Annotated[str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of each record.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of records without a key of their own.")
+    ] = None,
     key_separator: Annotated[
         str | None,
         typer.Option(
@@ -279,13 +281,13 @@ _Fields = tuple[bytes | None, bytes | None, int | None, int | None, list[Header]
 
 
 class _Part(NamedTuple):
-    """Of the input."""
+    """A part of the input."""
 
     records: list[_Fields]
     bytes: int
-    """Those of keys and values."""
+    """Bytes of keys and values."""
     ends_at: int
-    """In the input, or not much before: for the progress bar."""
+    """Position in the input, or slightly before it, for the progress bar."""
 
 
 async def _lines(descriptor: int, template: Template) -> AsyncIterator[_Part]:

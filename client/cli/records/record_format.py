@@ -65,7 +65,7 @@ def _compiled(text: str) -> list[bytes | Formatter]:
 
 
 def _headers(record: Record) -> bytes:
-    """As kcat prints them: `name=value,name=value`, with NULL for a null value."""
+    """Return `name=value,name=value` as kcat prints it, with NULL for a null value."""
     return b",".join(name.encode() + b"=" + (b"NULL" if value is None else value) for name, value in record.headers)
 
 

@@ -319,7 +319,7 @@ def _open_what_is_closed() -> None:
 
 
 def _escape_what_cannot_be_printed() -> None:
-    """Names may contain any characters and paths any bytes, of which a locale may know few."""
+    """Names may contain any characters and paths any bytes; a locale may know few of them."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -232,9 +232,8 @@ class _Teller:
             self._at(self._turns[index], state["at_ms"]) for index, state in elections if state["leader"] != NO_LEADER
         ]
         for index, turn in enumerate(self._turns):
-            if turn.get(
-                "states_omitted"
-            ):  # not all are known by name: whoever was told anything must have confirmed it
+            if turn.get("states_omitted"):
+                # The list of states is cut, so every broker that got orders must have confirmed them.
                 recorded = sum(1 for state in turn["states"] if _is_election(state))
                 elected += turn["elected"] - recorded
                 written.append(self._at(turn, turn["written_at_ms"]))
