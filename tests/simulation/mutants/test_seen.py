@@ -50,6 +50,6 @@ def test_the_test_of_a_mutant_is_there(mutant: str, test: str) -> None:
 )
 def test_a_test_is_judged_in_a_process_of_its_own(test: str, mutant: str | None, outcome: str) -> None:
     """Forked by a process without the threads that pytest's own may have."""
-    program = f"from tests.simulation import seen; print(seen.outcome({test!r}, {mutant!r}))"
+    program = f"from tests.simulation.mutants import seen; print(seen.outcome({test!r}, {mutant!r}))"
     done = subprocess.run([sys.executable, "-c", program], cwd=seen.ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == outcome
