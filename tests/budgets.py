@@ -126,7 +126,7 @@ def main() -> int:
     ]
     for what, figure, limit, where in rows:
         verdict = "ok" if figure <= limit else "OVER"
-        print(f"{verdict:4}  {what}: {figure:,.4g} (limit {limit:,g}) {where}".rstrip())
+        print(f"{verdict:4}  {what}: {round(figure, 2):,} (limit {limit:,}) {where}".rstrip())
     return int(any(figure > limit for _, figure, limit, _ in rows))
 
 
