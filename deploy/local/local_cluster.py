@@ -195,9 +195,7 @@ class LocalCluster:
             case Controller():
                 controller_id = self.view().controller_id
                 if controller_id is None:
-                    raise _NobodyElected(
-                        "there is no controller that any broker knows of: see `minibroker status`, and try again"
-                    )
+                    raise _NobodyElected("no broker knows a controller: see `minibroker status`, and try again")
                 return [cluster.broker(controller_id).id]
             case LeaderOf(partition):
                 view = self._view_that_tells(f"the leader of {partition}")
@@ -218,7 +216,7 @@ class LocalCluster:
     def _view_that_tells(self, what: str) -> ClusterView:
         view = self.view()
         if view.is_unknown:
-            raise LaunchError(f"no broker answers that could tell {what}: see `minibroker status`")
+            raise LaunchError(f"no broker answers, so {what} is unknown: see `minibroker status`")
         return view
 
     # -- the whole --
@@ -255,7 +253,7 @@ class LocalCluster:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LaunchError(
-                f"the data directory {self.directory} cannot be made: {error.strerror}; use --data"
+                f"the data directory {self.directory} cannot be created: {error.strerror}; use --data"
             ) from error
         with self._naming_a_full_disk(), cluster_file.locked(self.directory):
             before = self.file_or_none()

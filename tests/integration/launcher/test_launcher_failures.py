@@ -78,7 +78,7 @@ def test_an_up_without_a_number_takes_in_every_broker_that_has_replicas(tmp_path
 def test_a_data_directory_that_is_a_file_is_told_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
-    with pytest.raises(LaunchError, match="cannot be made"):
+    with pytest.raises(LaunchError, match="cannot be created"):
         LocalCluster(path).up(1, free_ports(1)[0])
 
 

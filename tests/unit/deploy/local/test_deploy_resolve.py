@@ -44,10 +44,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
 @pytest.mark.parametrize(
     ("who", "view", "told"),
     [
-        ("controller", NO_CONTROLLER, "there is no controller that any broker knows of"),
-        ("leader:orders-0", NOBODY_ANSWERS, "no broker answers that could tell the leader of orders-0"),
+        ("controller", NO_CONTROLLER, "no broker knows a controller"),
+        ("leader:orders-0", NOBODY_ANSWERS, "no broker answers, so the leader of orders-0 is unknown"),
         ("leader:orders-0", NO_CONTROLLER, "no broker knows a partition orders-0"),
-        ("coordinator:billing", NOBODY_ANSWERS, "no broker answers that could tell the coordinator of the group 'bill"),
+        ("coordinator:billing", NOBODY_ANSWERS, "no broker answers, so the coordinator of the group 'bill"),
         (
             "coordinator:billing",
             NO_CONTROLLER,
