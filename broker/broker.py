@@ -16,7 +16,7 @@ from minibroker.broker.cluster.forwarding import ForwardingManager
 from minibroker.broker.cluster.internal_topics import internal_topics
 from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.cluster.shutdown import ControlledShutdown, HandedOver
-from minibroker.broker.groups.groups import Groups
+from minibroker.broker.groups.coordination import GroupCoordination
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.auto_topic_creation import AutoTopicCreation
 from minibroker.broker.handlers.dispatch import dispatcher
@@ -97,7 +97,7 @@ class Broker:
         self._metrics: BrokerMetrics | None = None
         self._services: Services | None = None
         self._replicas: ReplicaManager | None = None
-        self._groups: Groups | None = None
+        self._groups: GroupCoordination | None = None
         self._registration: Registration | None = None
         self._leadership: Leadership | None = None
         self._controller: Controller | None = None
@@ -193,7 +193,7 @@ class Broker:
             self._configs.read_broker_configs,
         )
         self._replicas.start()
-        self._groups = Groups(world, config, self._metadata, self._replicas, self._supervisor.start)
+        self._groups = GroupCoordination(world, config, self._metadata, self._replicas, self._supervisor.start)
         self._groups.start()
         self._start_controller(registration, connections)
         assert self._controller is not None
@@ -309,7 +309,7 @@ class Broker:
         registration.on_session(self._registered)
 
     def _start_metrics(
-        self, replicas: ReplicaManager, groups: Groups, controller: Controller, transcoder: Transcoder
+        self, replicas: ReplicaManager, groups: GroupCoordination, controller: Controller, transcoder: Transcoder
     ) -> None:
         clock, loop_lag = self._world.clock.monotonic, LoopLag()
         purgatories = [*replicas.purgatories(), *groups.members.purgatories(), self._topic_purgatory]

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+from minibroker.broker.groups.coordination import GroupCoordination
 from minibroker.broker.groups.group import Group
-from minibroker.broker.groups.groups import Groups
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
     UpdateMetadataBroker,
@@ -37,7 +37,9 @@ Scenario = Callable[["CoordinatedGroups"], Awaitable[None]]
 class CoordinatedGroups:
     def __init__(self, broker: OneBroker) -> None:
         self.broker = broker
-        self.groups = Groups(broker.world, broker.config, broker.metadata, broker.replicas, broker.supervisor.start)
+        self.groups = GroupCoordination(
+            broker.world, broker.config, broker.metadata, broker.replicas, broker.supervisor.start
+        )
 
     # -- what the controller does --
 

@@ -1,24 +1,25 @@
-"""Which attempts to change a group's offsets come too late, since a newer one of the same client was taken. Pure.
+"""Rejects late attempts to change a group's offsets: those older than an accepted attempt of the same client. Pure.
 
-The problem. A client gives up a connection and asks again by another; what it had sent by the first may still be on
-its way, and arrive seconds later, when the client has committed something newer, or others have. Within a generation,
-and in groups without members, nothing about an old commit looks old: the committed offset would go back, and a group
+The problem. A client gives up a connection and repeats its request on another one. The first request may still be on
+its way and arrive seconds later, after this client or another one has committed a newer offset. Within a generation,
+and in groups without members, an old commit carries no sign of its age. The committed offset would go back, or a group
 that was deleted and is used again would be deleted again.
 
-The choice. Each attempt says whose it is and its number, which grows with everything that this client sends, a retry of
-the same change included. The highest number of each client is remembered; one that is below it is late, and refused.
-Numbers are given in the moment of sending, by one connection at a time: nobody who still waits for an answer is late.
+The choice. Each attempt names its client and a number, which grows with everything that the client sends, including
+retries of the same change. The broker remembers the highest number of each client and rejects lower ones. A client
+numbers requests in the moment of sending and uses one connection at a time, so no request with a waiting caller is
+late.
 
-This is kept for one term, in memory. What arrives at a deposed coordinator changes nothing, as its writes do not come
-into the log; but it may coordinate the group again some time later, and knows nothing then of what was taken elsewhere.
-So an attempt also names the latest leader epoch in which its client has found the coordinator, and one that is meant
-for an earlier term is late, too. (A coordinator whose process ended has no old connections.) One that is meant for a
-later epoch is not taken either: this coordinator is deposed and has not heard of it, or has not heard yet that it leads
-again. Else a client could be sent to the next coordinator, and back by a broker that knows less; what it had sent
-there, and given up, would be the first that the next one hears of it.
+The numbers are kept in memory, for one term. An attempt at a deposed coordinator changes nothing, because its writes do
+not reach the log. But that broker may coordinate the group again later, without knowing the attempts that others
+accepted. An attempt therefore also names the latest leader epoch in which its client found the coordinator, and an
+attempt for an earlier term is late. (A coordinator whose process ended has no old connections.) An attempt for a later
+epoch is rejected as well: this coordinator has been deposed without knowing it, or does not know yet that it leads
+again. Otherwise a client could be sent to the next coordinator and back by a broker with older metadata, and an
+abandoned request to the next coordinator would be the first that it receives from this client.
 
-Rejected: to make each commit depend on what the client has read before, which costs a request more for every commit;
-to write the numbers to the log, which nobody needs once the term is over.
+Rejected: making each commit depend on the offset that the client has read, which costs one more request per commit;
+writing the numbers to the log, which are useless after the term.
 """
 
 from collections import OrderedDict
@@ -27,12 +28,12 @@ from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages.groups import Attempt
 
 MAX_CLIENTS = 10_000
-"""Of one partition of `__consumer_offsets`. Who was not heard of for longest is forgotten: its late attempt is taken,
-if one is still on its way after so many others have asked."""
+"""Clients remembered per partition of `__consumer_offsets`. The client that was silent longest is forgotten; a late
+attempt of it would be accepted if it is still on its way after so many other clients have sent theirs."""
 
 
 class LatestAttempts:
-    """Of all clients, in a term that began with this leader epoch."""
+    """The latest attempts of all clients in a term that began with this leader epoch."""
 
     def __init__(self, leading_since_epoch: int, max_clients: int = MAX_CLIENTS) -> None:
         self._leading_since_epoch = leading_since_epoch
@@ -43,15 +44,15 @@ class LatestAttempts:
         return len(self._numbers)
 
     def take(self, attempt: Attempt | None, leader_epoch: int) -> ErrorCode:
-        """NONE, and it is the latest of its client from now on. NOT_COORDINATOR: it was meant for an earlier term, or
-        for a later epoch than `leader_epoch`, the present one. REQUEST_TIMED_OUT: a newer one was taken. `attempt`:
-        None where the client does not say, as Kafka's do not."""
+        """Accept an attempt as its client's latest and return NONE. NOT_COORDINATOR: it is meant for an earlier term,
+        or for a later epoch than the present `leader_epoch`. REQUEST_TIMED_OUT: a newer attempt was accepted. `attempt`
+        is None if the client sends none, as Kafka's clients."""
         if attempt is None:
             return ErrorCode.NONE
         meant_for = attempt.coordinator_epoch
         if meant_for >= 0 and not self._leading_since_epoch <= meant_for <= leader_epoch:
             return ErrorCode.NOT_COORDINATOR
-        if attempt.number < self._numbers.get(attempt.client_instance, -1):  # equal: the same request, next group
+        if attempt.number < self._numbers.get(attempt.client_instance, -1):  # equal: the next group of the same request
             return ErrorCode.REQUEST_TIMED_OUT
         self._numbers[attempt.client_instance] = attempt.number
         self._numbers.move_to_end(attempt.client_instance)

@@ -1,8 +1,8 @@
-"""The offsets of groups: committed, fetched, deleted one by one (the other half of Kafka's GroupCoordinator).
+"""Commits, fetches and deletes the offsets of groups (the other half of Kafka's GroupCoordinator).
 
-A committed offset belongs to a topic, not to a name: it is kept with the topic's id. A topic that is deleted and
-created again under its name has new records at the old offsets, and whoever went on there would miss some. So nothing
-is committed for another topic than the one that was read, and of a topic that is gone nothing is told.
+A committed offset belongs to a topic, not to a name, so it is stored with the topic's id. A topic that is deleted and
+created again has new records at the old offsets, and a consumer that continued there would skip some. Commits are
+therefore accepted only for the topic that was read, and offsets of a deleted topic are not returned.
 """
 
 import logging
@@ -31,9 +31,9 @@ _E = ErrorCode
 CommitTopics = list[g.OffsetCommitTopicResponse]
 
 TOMBSTONES_BYTES = 256 * 1024
-"""In a batch, at most."""
+"""The maximum bytes of tombstones in a batch."""
 BATCH_BYTES, RECORD_BYTES = 128, 32
-"""More than these take beside the keys."""
+"""Upper bounds of the overhead of a batch and of a record, besides the keys."""
 
 
 class _Accepted(NamedTuple):
@@ -52,14 +52,15 @@ class OffsetCommits:
         self._terms = terms
         self._members = members
         self.committed = 0
-        """Offsets, so far."""
+        """Offsets committed so far."""
         self.deleted = 0
-        """Offsets, because somebody asked for it."""
+        """Offsets deleted so far on request."""
 
     # -- OffsetCommit --
 
     def commit(self, body: g.OffsetCommitRequest, respond: Callable[[CommitTopics], None]) -> None:
-        """R7. `respond` once the offsets are in the log, with an error for each partition of which they are not."""
+        """R7. Handle OffsetCommit. `respond` is called once the offsets are in the log, with an error for each
+        partition that failed."""
         found = self._terms.find(body.group_id)
         if isinstance(found, ErrorCode):
             respond(_all(body, found))
@@ -138,8 +139,9 @@ class OffsetCommits:
     # -- OffsetFetch --
 
     def fetch(self, body: g.OffsetFetchRequest, respond: Callable[[g.OffsetFetchResponse], None]) -> None:
-        """`respond` once it is certain for each group that no other broker coordinated it when this was asked: a
-        coordinator that was deposed without hearing of it would send a consumer back to offsets of old."""
+        """Handle OffsetFetch. `respond` is called once it is certain that no other broker coordinated these groups when
+        the request arrived. A deposed coordinator that does not know it yet would otherwise send a consumer back to old
+        offsets."""
         answers: list[g.OffsetFetchGroupResponse | None] = [None] * len(body.groups)
         left = len(answers)
         if not answers:
@@ -192,8 +194,8 @@ class OffsetCommits:
     # -- OffsetDelete (KIP-496) --
 
     def delete(self, body: g.OffsetDeleteRequest, respond: Callable[[g.OffsetDeleteResponse], None]) -> None:
-        """Of topics that no member reads. `respond` once the log says so, or it is certain that no other coordinator
-        has committed what this one does not know."""
+        """Handle OffsetDelete for topics that no member reads. `respond` is called once the log has the tombstones, or
+        once it is certain that no other coordinator has committed offsets that this one does not know."""
         found = self._terms.find_named(body.group_id)
         if isinstance(found, ErrorCode):
             respond(g.OffsetDeleteResponse(found, 0, []))
@@ -236,7 +238,7 @@ class OffsetCommits:
             if outcome.code is _E.NONE:
                 self.deleted += len(doomed)
                 respond(response)
-            else:  # for all: that nothing is known of the others is not certain either
+            else:  # for all partitions, because the absence of the others is not certain either
                 respond(g.OffsetDeleteResponse(outcome.code, 0, []))
 
         remove_offsets(self._terms, term, group, doomed, removed)
@@ -245,8 +247,8 @@ class OffsetCommits:
 def remove_offsets(
     terms: Terms, term: Term, group: Group, doomed: Sequence[TopicPartition], removed: Callable[[Outcome], None]
 ) -> None:
-    """They are forgotten when the log says that they are deleted, unless something was committed after that. `removed`
-    is told an error of one batch for all of them: the others may be deleted."""
+    """Delete offsets by tombstones. They are forgotten once these are replicated, unless a commit followed. The offsets
+    may need several batches; if one fails, `removed` receives its error for all, although the others may be deleted."""
     group.offsets.begin(doomed)
     batches = _in_batches(group, doomed, min(terms.room(term), TOMBSTONES_BYTES))
     outcomes: list[Outcome] = []
@@ -265,7 +267,7 @@ def remove_offsets(
 
 
 def _in_batches(group: Group, doomed: Sequence[TopicPartition], most_bytes: int) -> list[list[TopicPartition]]:
-    """All of a group's may be more than the log takes at once."""
+    """Split the tombstones into batches, as a group may have more than fit into one."""
     batches: list[list[TopicPartition]] = []
     left = 0
     for topic_partition in doomed:
@@ -279,7 +281,7 @@ def _in_batches(group: Group, doomed: Sequence[TopicPartition], most_bytes: int)
 
 
 def _altogether(outcomes: Sequence[Outcome]) -> Outcome:
-    """Of several writes: in doubt unless nothing was written."""
+    """Combine the outcomes of several writes. A failure is in doubt unless nothing was written."""
     failed = next((outcome for outcome in outcomes if outcome.code is not _E.NONE), None)
     if failed is None:
         return outcomes[0]
@@ -294,7 +296,8 @@ def _end_write(
     written: Sequence[tuple[TopicPartition, OffsetValue | None]],
     outcome: Outcome,
 ) -> None:
-    """Of these offsets, or tombstones. What may be replicated later is on its way until then."""
+    """Apply the outcome of a write of these offsets or tombstones. Records that may be replicated later stay
+    pending."""
 
     def complete() -> None:
         for position, (topic_partition, value) in enumerate(written):
@@ -314,10 +317,11 @@ def _key(group: Group, topic_partition: TopicPartition) -> bytes:
 
 def _why_no_commit(group: Group, body: g.OffsetCommitRequest) -> ErrorCode:
     if body.generation_id < 0 and group.is_in(_S.EMPTY):
-        return _E.NONE  # of somebody who is no member, as the group has none
+        return _E.NONE  # a client that is not a member, while the group has none
     error = why_not_in_generation(group, body.member_id, body.group_instance_id, body.generation_id)
     if error is _E.NONE and group.is_in(_S.COMPLETING_REBALANCE):
-        return _E.REBALANCE_IN_PROGRESS  # it has given up what it had before, and does not know what it has now
+        # the member has given up its previous partitions and does not know its new ones
+        return _E.REBALANCE_IN_PROGRESS
     return error
 
 
@@ -336,7 +340,7 @@ def _all(body: g.OffsetCommitRequest, code: ErrorCode) -> CommitTopics:
 
 
 def _fetched(name: str, indexes: Sequence[int], known: Mapping[int, OffsetValue]) -> g.OffsetFetchTopicResponse:
-    """All of one topic: the newest that anything was committed for."""
+    """Return the offsets of one topic: the newest topic of that name that has any."""
     topic_id = newest_topic_id(value.topic_id for value in known.values())
     parts = []
     for index in indexes:

@@ -1,11 +1,12 @@
-"""The members of groups: who joins, who is put out, which generation has which assignment (Kafka's GroupCoordinator).
+"""Coordinates the members of groups: joins, removals, generations and their assignments (Kafka's GroupCoordinator).
 
-Each request is decided at once, on the event loop: nothing awaits between a look at a group and what is done to it.
-What has to wait is a waiter of a member, an operation in a purgatory, or a write whose outcome comes back as a call;
-and whoever comes back looks again: whether the term is over (see `terms`), at the generation, at the state.
+Each request is decided synchronously on the event loop: nothing is awaited between reading a group and changing it.
+Anything that must wait is a member's waiter, an operation in a purgatory, or a write whose outcome arrives by a
+callback. Each continuation checks again whether the term is over (see `terms`), and checks the generation and the
+state.
 
-Nobody is given an assignment before it is replicated in the log (KAFKA-6683): whichever broker coordinates the group
-next knows it, and will not let another member have the same.
+A member receives an assignment only after the log has replicated it (KAFKA-6683). The next coordinator therefore knows
+the assignment and never gives the same partitions to another member.
 """
 
 import logging
@@ -28,18 +29,18 @@ from minibroker.protocol.world import Clock
 logger = logging.getLogger("minibroker.groups")
 
 NEW_MEMBER_TIMEOUT_MS = 300_000
-"""How long one that joins for the first time may wait for its first generation (Kafka's NewMemberJoinTimeoutMs): it
-sends no heartbeats meanwhile."""
+"""The maximum time that a new member waits for its first generation (Kafka's NewMemberJoinTimeoutMs). It sends no
+heartbeats until then."""
 MAX_GROUPS = 100_000
-"""Of one partition of `__consumer_offsets`; in Kafka without a bound."""
+"""Groups of one partition of `__consumer_offsets` (Kafka: unlimited)."""
 MAX_MEMBER_BYTES = 1024 * 1024
-"""What a member may tell its leader, in all protocols together; in Kafka without a bound."""
+"""Size limit of a member's metadata, all protocols together (Kafka: unlimited)."""
 MOST_OF_CLIENT_ID = 255
-"""Characters of it in a member's id, which must fit into whatever tells the id to others, in all versions."""
+"""Characters of the client id that go into a member id, which must fit into every version of every message."""
 _LEAST_WAIT_MS = 1_000
-"""For static members that have not joined, until one does or its session ends."""
+"""The shortest wait for static members that have not joined. It ends when one joins or its session ends."""
 SLEPT_S = 1.0
-"""A session that ends so much later than it should have was slept through."""
+"""A session check that runs this late means that the process was suspended."""
 
 _S = GroupState
 _E = ErrorCode
@@ -58,33 +59,33 @@ class GroupCoordinator(TermListener):
         self._joins: Purgatory[DelayedJoin] = Purgatory("Rebalance", self._timer)
         self._heartbeats: Purgatory[DelayedHeartbeat] = Purgatory("Heartbeat", self._timer)
         self.rebalances = 0
-        """Generations that were begun."""
+        """Generations begun so far."""
         terms.add_listener(self)
 
     def close(self) -> None:
-        """Drop what waits: the server answers nobody any more."""
+        """Drop all waiting operations. No client receives an answer after this."""
         self._joins.close()
         self._heartbeats.close()
         self._timer.close()
 
     def purgatories(self) -> list[Purgatory[DelayedJoin] | Purgatory[DelayedHeartbeat]]:
-        """To be looked at."""
+        """Return the purgatories, for metrics."""
         return [self._joins, self._heartbeats]
 
     # -- terms --
 
     def loaded(self, term: Term) -> None:
-        """The sessions of all members begin: nobody was there to hear of them before."""
+        """Start the sessions of all members, which no coordinator has tracked until now."""
         for group in term.groups.values():
             for member in list(group.members.values()):
                 self._session_begins(term, group, member)
             if group.leader_id in group.static_members.values():
-                group.seen_counts = {}  # it may have come back to the coordinator before
+                group.seen_counts = {}  # a static leader may have returned to the previous coordinator
             if len(group.members) > self._config.group_max_size:
                 self._prepare_rebalance(term, group, "it has more members than group.max.size")
 
     def over(self, term: Term) -> None:
-        """Who waits is told to look for another coordinator."""
+        """Answer all waiting requests with NOT_COORDINATOR."""
         for group in term.groups.values():
             for member in group.members.values():
                 _answer_join(member, _refused_join(_E.NOT_COORDINATOR, member.member_id))
@@ -104,16 +105,16 @@ class GroupCoordinator(TermListener):
         respond: JoinWaiter,
         is_gone: Callable[[], bool],
     ) -> None:
-        """R2. `respond` at once with an error, or when the generation is made up. One that joins without an id is told
-        one, to join with (KIP-394), unless it is static or too old for that. `is_gone`: nobody would get the answer any
-        more."""
+        """R2. Handle JoinGroup. `respond` is called at once with an error, or when the generation is complete. A
+        dynamic member that joins without an id first receives one to join with (KIP-394), unless its protocol version
+        is too old. `is_gone` returns whether the client has hung up."""
         code, term, group = self._find_to_join(body)
         if code is not _E.NONE:
             refused = _refused_join(code, body.member_id)
             if code is _E.INVALID_SESSION_TIMEOUT:
                 least, most = self._session_timeouts_ms
                 refused.error_message = (
-                    f"session_timeout_ms={body.session_timeout_ms}: the brokers take {least} to {most} "
+                    f"session_timeout_ms={body.session_timeout_ms}: the brokers accept {least} to {most} "
                     "(group.min.session.timeout.ms, group.max.session.timeout.ms)"
                 )
             respond(refused)
@@ -151,7 +152,7 @@ class GroupCoordinator(TermListener):
         return self._config.group_min_session_timeout_ms, self._config.group_max_session_timeout_ms
 
     def _find_to_join(self, body: g.JoinGroupRequest) -> tuple[ErrorCode, Term | None, Group | None]:
-        """The group, which need not be known yet, or why it cannot be joined."""
+        """Return the group, which is new if it is unknown, or the error that prevents joining."""
         found = self._terms.find_named(body.group_id)
         if isinstance(found, ErrorCode):
             return found, None, None
@@ -196,13 +197,13 @@ class GroupCoordinator(TermListener):
         member = group.members[joining.member_id]
         is_leader = group.leader_id == member.member_id
         is_same = member.protocols == joining.protocols and member.has_joined
-        # A member whose answer was lost asks again, and is told what it was told before. A leader that comes back in a
-        # stable group has seen a change that its assignor is to hear of, as new partitions.
+        # A member whose answer was lost asks again and receives the same answer. A leader that rejoins a stable group
+        # has seen a change that its assignor must consider, such as new partitions.
         if is_same and (group.is_in(_S.COMPLETING_REBALANCE) or (group.is_in(_S.STABLE) and not is_leader)):
             self._heard_of(member)
             respond(_joined(group, member, with_members=is_leader))
             return
-        _answer_join(member, _refused_join(_E.REBALANCE_IN_PROGRESS, member.member_id))  # of an earlier request
+        _answer_join(member, _refused_join(_E.REBALANCE_IN_PROGRESS, member.member_id))  # answers the earlier request
         group.update(member, joining)
         self._session_begins(term, group, member)
         self._prepare_rebalance(term, group, f"member {member.member_id} joins again{_because(body.reason)}")
@@ -218,12 +219,16 @@ class GroupCoordinator(TermListener):
     # -- static members that come back (KIP-345) --
 
     def _replace(self, term: Term, group: Group, joining: Member, body: g.JoinGroupRequest) -> None:
-        """A static member has come back, without the id that it had: it goes on under a new one, in its old place. In a
-        stable group it is given what it had, without a rebalance, as soon as the log says who it is now: unless it asks
-        for something else now; or its topics have other partitions, which a leader that was away has not seen; or it
-        was to give up partitions and to join once more, so that others get them, and knows nothing of that any more (in
-        Kafka all three go unnoticed until somebody else causes a rebalance). Whoever goes on under the old id is
-        fenced."""
+        """A static member has returned without its member id. It takes its old place under a new id, and a process that
+        still uses the old id is fenced. In a stable group it receives its old assignment without a rebalance as soon as
+        the log has the new id, except in three cases, which cause a rebalance (in Kafka they go unnoticed until another
+        one):
+
+        - Its subscription has changed.
+        - It is the leader, and its topics have partitions that are not assigned.
+        - It was about to give up partitions and rejoin, so that other members receive them, and no longer knows of
+          that.
+        """
         name, respond = joining.group_instance_id, joining.join_waiter
         assert name is not None
         assert respond is not None
@@ -250,7 +255,7 @@ class GroupCoordinator(TermListener):
         group.update(member, joining)
         self._session_begins(term, group, member)
         if group.is_in(_S.COMPLETING_REBALANCE):
-            # The leader may be at work on an assignment for the old id.
+            # The leader may be computing an assignment for the old id.
             self._prepare_rebalance(term, group, f"static member {name} comes back{_because(body.reason)}")
         elif group.is_in(_S.STABLE):
             if group.select_protocol() != group.protocol_name:
@@ -271,11 +276,12 @@ class GroupCoordinator(TermListener):
 
         def stored(outcome: Outcome) -> None:
             if not group.is_in(_S.STABLE) or group.generation_id != generation or member.join_waiter is not respond:
-                return  # its join is part of a rebalance by now, or it has come back once more
+                return  # the join now belongs to a rebalance, or the member has returned once more
             if outcome.code is _E.NONE:
                 _answer_join(member, _joined(group, member, with_members=group.leader_id == member_id, skip=True))
                 return
-            # The next coordinator may know the old id and not the new one: here, too, the old one goes on.
+            # The log may have only the old id, so the next coordinator may know only that one. It stays valid here as
+            # well.
             assert before.group_instance_id is not None
             _answer_join(member, _refused_join(outcome.code, ""))
             group.rename_static_member(before.group_instance_id, before.member_id)
@@ -286,8 +292,8 @@ class GroupCoordinator(TermListener):
         self._store_group(term, group, assignments, stored)
 
     def _look_at_topics(self, term: Term, group: Group) -> None:
-        """A static leader that came back may have seen partitions of which this broker had not heard when it said that
-        all are assigned: nobody else would ever look."""
+        """Rebalance if the topics of a returned static leader have unassigned partitions. The leader may have read
+        metadata that was newer than this broker's, and then no client would notice them."""
         if group.seen_counts is None or not group.is_in(_S.STABLE):
             return
         counts = self._partition_counts(group)
@@ -303,7 +309,7 @@ class GroupCoordinator(TermListener):
     # -- rebalances --
 
     def _prepare_rebalance(self, term: Term, group: Group, reason: str) -> None:
-        """Ask all members to join anew, unless that is under way already."""
+        """Ask all members to rejoin, unless a rebalance is already under way."""
         if not group.is_in(_S.EMPTY, _S.COMPLETING_REBALANCE, _S.STABLE):
             return
         if group.is_in(_S.COMPLETING_REBALANCE):
@@ -318,7 +324,7 @@ class GroupCoordinator(TermListener):
             self._wait_for_all(term, group)
 
     def _wait_for_more(self, term: Term, group: Group, delay_ms: int, left_ms: int) -> None:
-        """The initial delay, and another one where further members have come, up to the rebalance timeout."""
+        """Wait for the initial delay, and again while new members keep joining, up to the rebalance timeout."""
         group.new_member_added = False
 
         def complete() -> None:
@@ -339,8 +345,9 @@ class GroupCoordinator(TermListener):
         self._joins.try_complete_else_watch(operation, [group])
 
     def _complete_join(self, term: Term, group: Group) -> None:
-        """R3. Who has not joined is a member no more, unless it is static: that one keeps its place for the time of its
-        session. Nor is one that came for the first time and has hung up: it would be waited for, and knows no id."""
+        """R3. Begin the next generation. Dynamic members that have not rejoined are removed; static ones keep their
+        place until their session ends. A new member that has hung up is removed as well: it knows no id, so it could
+        never rejoin."""
         if term.is_over or not group.is_in(_S.PREPARING_REBALANCE):
             return
         for member in list(group.members.values()):
@@ -348,8 +355,8 @@ class GroupCoordinator(TermListener):
                 logger.info("group %r: member %s has not joined in time", group.group_id, member.member_id)
                 self._drop(group, member.member_id)
         if group.members and not group.elect_joined_leader():
-            # Static members alone, none of whom has joined: their sessions end before there is a generation. Their
-            # rebalance timeout may be 0.
+            # Only static members are left, and none has joined. Their sessions must end before there is a generation.
+            # Their rebalance timeout may be 0.
             self._wait_for_all(term, group, _LEAST_WAIT_MS)
             return
         group.begin_generation(self._terms.now_s)
@@ -376,7 +383,8 @@ class GroupCoordinator(TermListener):
         self._await_syncs(term, group)
 
     def _await_syncs(self, term: Term, group: Group) -> None:
-        """The members have the rebalance timeout to ask for their assignments, the leader to bring them."""
+        """Wait, up to the rebalance timeout, until all members have asked for their assignments and the leader has sent
+        them."""
         generation = group.generation_id
 
         def is_over() -> bool:
@@ -401,9 +409,9 @@ class GroupCoordinator(TermListener):
             _answer_sync(member, g.SyncGroupResponse(0, code))
 
     def _remove(self, term: Term, group: Group, member_id: str, reason: str) -> None:
-        """A member, or an id that was given out, is none any more; the others rebalance."""
+        """Remove a member, or an id handed out for joining. The other members rebalance."""
         if self._drop(group, member_id):
-            if group.is_in(_S.PREPARING_REBALANCE):  # else the rebalance says it
+            if group.is_in(_S.PREPARING_REBALANCE):  # otherwise the rebalance logs it
                 logger.info("group %r: member %s is gone: %s", group.group_id, member_id, reason)
             self._prepare_rebalance(term, group, f"member {member_id} is gone: {reason}")
         if group.is_in(_S.PREPARING_REBALANCE):
@@ -411,7 +419,8 @@ class GroupCoordinator(TermListener):
         term.forget_unused(group, self._terms.now_s)
 
     def _drop(self, group: Group, member_id: str) -> bool:
-        """Whether it was a member. What it waits for ends with an error upon which it joins again."""
+        """Remove the member and return whether it was one. Its pending requests fail with an error upon which it
+        rejoins."""
         member = group.remove(member_id)
         self._heartbeats.check_soon((group, member_id))
         if member is None:
@@ -423,7 +432,8 @@ class GroupCoordinator(TermListener):
     def _store_group(
         self, term: Term, group: Group, assignments: Mapping[str, bytes], stored: Callable[[Outcome], None]
     ) -> None:
-        """`stored` is not called where the term is over by then: whoever waited was answered when it ended."""
+        """Write the group to the log. `stored` is not called if the term has ended, because all waiters were answered
+        then."""
 
         def written(outcome: Outcome) -> None:
             if not term.is_over:
@@ -435,14 +445,14 @@ class GroupCoordinator(TermListener):
     # -- SyncGroup --
 
     def sync(self, body: g.SyncGroupRequest, respond: SyncWaiter) -> None:
-        """R4. `respond` with the member's assignment, once it is in the log."""
+        """R4. Handle SyncGroup. `respond` is called with the member's assignment once the log has it."""
 
         def refuse(code: ErrorCode) -> None:
             respond(g.SyncGroupResponse(0, code))
 
         found = self._terms.find_named(body.group_id)
         if isinstance(found, ErrorCode):
-            # The generation is not in the log, so it has to be joined again in any case.
+            # The generation is not in the log, so the member has to rejoin in any case.
             refuse(_E.REBALANCE_IN_PROGRESS if found is _E.COORDINATOR_LOAD_IN_PROGRESS else found)
             return
         term, group = found
@@ -465,7 +475,7 @@ class GroupCoordinator(TermListener):
 
     def _sync_completing(self, term: Term, group: Group, body: g.SyncGroupRequest, respond: SyncWaiter) -> None:
         member = group.members[body.member_id]
-        _answer_sync(member, g.SyncGroupResponse(0, _E.REBALANCE_IN_PROGRESS))  # the same request, sent once more
+        _answer_sync(member, g.SyncGroupResponse(0, _E.REBALANCE_IN_PROGRESS))  # answers an earlier copy of the request
         member.sync_waiter = respond
         self._has_synced(group, member)
         if group.leader_id != member.member_id or not group.takes_assignment():
@@ -500,10 +510,10 @@ class GroupCoordinator(TermListener):
     # -- Heartbeat, LeaveGroup --
 
     def heartbeat(self, body: g.HeartbeatRequest) -> ErrorCode:
-        """R6."""
+        """R6. Handle Heartbeat."""
         found = self._terms.find_named(body.group_id)
         if isinstance(found, ErrorCode):
-            # While the groups are loaded no session runs, so nobody need do anything.
+            # No session runs while groups are loading, so the member need not act.
             return _E.NONE if found is _E.COORDINATOR_LOAD_IN_PROGRESS else found
         term, group = found
         error = why_not_in_generation(group, body.member_id, body.group_instance_id, body.generation_id)
@@ -515,7 +525,7 @@ class GroupCoordinator(TermListener):
         return _E.REBALANCE_IN_PROGRESS if group.is_in(_S.PREPARING_REBALANCE) else _E.NONE
 
     def leave(self, body: g.LeaveGroupRequest) -> g.LeaveGroupResponse:
-        """Several members may be removed at once, static ones by their names (KIP-345)."""
+        """Handle LeaveGroup, which may remove several members, static ones by their names (KIP-345)."""
         found = self._terms.find_named(body.group_id)
         if isinstance(found, ErrorCode):
             return g.LeaveGroupResponse(0, found, [])
@@ -538,7 +548,7 @@ class GroupCoordinator(TermListener):
         return _E.NONE
 
     def heard_of(self, group: Group, member_id: str) -> None:
-        """A member has shown in another way that it lives."""
+        """Extend the session of a member that has sent another request."""
         member = group.members.get(member_id)
         if member is not None:
             self._heard_of(member)
@@ -554,8 +564,8 @@ class GroupCoordinator(TermListener):
         self._watch_session(term, group, member)
 
     def _watch_session(self, term: Term, group: Group, member: Member) -> None:
-        """Until its end as it is known now. Anew where that comes sooner than it was, and under another id; the watch
-        before it is over then."""
+        """Watch the member's session until its currently known end. Call this again if the session may end sooner, or
+        under another id; the previous watch then ends."""
         member_id = member.member_id
         member.session_watches += 1
         number = member.session_watches
@@ -568,9 +578,9 @@ class GroupCoordinator(TermListener):
             now_s = self._clock.monotonic()
             if is_over():
                 return
-            waits = member.is_waiting and not member.is_new  # it has done its part, and sends no heartbeats
+            waits = member.is_waiting and not member.is_new  # it waits for other members and sends no heartbeats
             if waits or now_s - member.session_end_s > SLEPT_S:
-                # Or this process was stopped for a while, and what was sent to it meanwhile is yet to be read.
+                # Or the process was suspended, and heartbeats of that time are still unread.
                 self._heard_of(member)
             if member.session_end_s > now_s:
                 self._watch_session(term, group, member)
@@ -582,7 +592,7 @@ class GroupCoordinator(TermListener):
         self._heartbeats.try_complete_else_watch(operation, [(group, member_id)])
 
     def _await_joining(self, term: Term, group: Group, joining: Member) -> None:
-        """With the id that it was given, in the time of a session."""
+        """Expect the member to join with the id that it received, within a session timeout."""
         member_id = joining.member_id
 
         def is_over() -> bool:
@@ -599,7 +609,7 @@ class GroupCoordinator(TermListener):
 def why_not_in_generation(
     group: Group | None, member_id: str, group_instance_id: str | None, generation_id: int
 ) -> ErrorCode:
-    """NONE for a member of the group's present generation."""
+    """Return NONE for a member of the current generation, otherwise why it is not one."""
     if group is None:
         return _E.UNKNOWN_MEMBER_ID
     error = group.why_not_member(member_id, group_instance_id)
@@ -609,7 +619,7 @@ def why_not_in_generation(
 
 
 def _joined(group: Group, member: Member, *, with_members: bool, skip: bool = False) -> g.JoinGroupResponse:
-    """`skip`: a leader need not assign anything (KIP-814)."""
+    """`skip`: the leader need not compute an assignment (KIP-814)."""
     return g.JoinGroupResponse(
         0,
         _E.NONE,

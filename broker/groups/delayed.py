@@ -1,6 +1,6 @@
-"""The waits of groups: for members to join, for their assignments to be asked for, for heartbeats.
+"""Delayed operations of groups, which wait for joins, for requests of assignments and for heartbeats.
 
-What they wait for is known to the coordinator, which they ask; nothing is decided here.
+The coordinator knows whether they are complete; nothing is decided here.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from minibroker.broker.scheduling.purgatory import DelayedOperation
 
 
 class DelayedJoin(DelayedOperation):
-    """Completes when all members of the group have joined, or when they have had the rebalance timeout for it (Kafka's
-    DelayedJoin). With an initial delay it waits for its timeout alone (Kafka's InitialDelayedJoin)."""
+    """Completes when all members of the group have joined, or after the rebalance timeout (Kafka's DelayedJoin). With
+    an initial delay, it completes only by its timeout (Kafka's InitialDelayedJoin)."""
 
     def __init__(self, timeout_ms: int, has_all_joined: Callable[[], bool], complete: Callable[[], None]) -> None:
         super().__init__(timeout_ms)
@@ -24,13 +24,13 @@ class DelayedJoin(DelayedOperation):
         self._complete()
 
     def on_expiration(self) -> None:
-        """Who has not joined is dealt with where the join completes."""
+        """Members that have not joined are handled when the join completes."""
 
 
 class DelayedHeartbeat(DelayedOperation):
-    """Completes when a member is none any more, or when its session has ended unless it was heard of (Kafka's
-    DelayedHeartbeat). A heartbeat moves the end of the session and leaves this as it is: when its time comes, the rest
-    of the session is waited for with another one. So a heartbeat costs nothing here."""
+    """Completes when the member is gone, or when its session has ended (Kafka's DelayedHeartbeat). A heartbeat only
+    moves the end of the session. When this operation expires before that end, another one waits for the rest, so a
+    heartbeat costs nothing here."""
 
     def __init__(self, timeout_ms: int, is_over: Callable[[], bool], expired: Callable[[], None]) -> None:
         super().__init__(timeout_ms)
@@ -41,12 +41,12 @@ class DelayedHeartbeat(DelayedOperation):
         return self.force_complete() if self._is_over() else False
 
     def on_complete(self) -> None:
-        """Nobody waits for an answer."""
+        """No client waits for an answer."""
 
     def on_expiration(self) -> None:
         self._expired()
 
 
 class DelayedSync(DelayedHeartbeat):
-    """Completes when a generation is over, or when its members have had the rebalance timeout to ask for their
+    """Completes when a generation is over, or when its members have had the rebalance timeout to request their
     assignments (Kafka's DelayedSync)."""

@@ -1,7 +1,7 @@
-"""One group: its members, generation and protocol, and what each request means for them (Kafka's GroupMetadata). Pure.
+"""One group: its members, generation and protocol, and the rules for each request (Kafka's GroupMetadata). Pure.
 
-Nothing here waits, writes or answers. The coordinator asks what is to be done, does it, and tells the group how it
-went. A member that waits for an answer has a waiter, which is opaque here.
+Nothing here waits, writes or answers. The coordinator asks for the next action, carries it out and reports the result
+to the group. A member that waits for an answer has a waiter, which is opaque here.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +15,7 @@ from minibroker.protocol.messages.groups import JoinGroupMember, JoinGroupRespon
 from minibroker.protocol.model import TopicPartition
 
 Protocols = tuple[tuple[str, bytes], ...]
-"""The assignors that a member knows, the one it likes best first, each with its subscription as that one puts it."""
+"""The assignors that a member supports, in order of preference, each with its encoded subscription."""
 
 JoinWaiter = Callable[[JoinGroupResponse], None]
 SyncWaiter = Callable[[SyncGroupResponse], None]
@@ -23,9 +23,9 @@ SyncWaiter = Callable[[SyncGroupResponse], None]
 NO_GENERATION = -1
 
 UNSTORED_GENERATIONS = 10_000
-"""As many as may have been begun by each coordinator whose assignments never came into the log: in three hours, as each
-takes a second. Those after it do not know their numbers, and must not give them to others: somebody may still commit in
-their name."""
+"""The maximum number of generations that one coordinator can have begun without any of their assignments reaching the
+log: three hours of one per second. Later coordinators do not know their numbers and must not reuse them, because a
+member may still commit in their name."""
 _MOST_GENERATIONS = 2**31 - 1
 
 
@@ -56,15 +56,16 @@ class Member:
         self.join_waiter: JoinWaiter | None = None
         self.sync_waiter: SyncWaiter | None = None
         self.is_gone: Callable[[], bool] = never
-        """Whether nobody would get the answer to its join any more."""
+        """Returns whether the client that sent the join has hung up."""
         self.is_new = False
-        """It has never been in a generation: until then it need not send heartbeats, for it does not know its id."""
+        """The member has never been in a generation. It does not know its id yet, so it need not send heartbeats."""
         self.has_joined = True
-        """At this coordinator. Else it may have been in a generation since that is not in the log."""
+        """The member has joined at this coordinator. Otherwise it may have been in a later generation that is not in
+        the log."""
         self.session_end_s = 0.0
-        """When it is put out unless it is heard of before; by the coordinator's clock."""
+        """The end of the session by the coordinator's clock. Each request of the member moves it."""
         self.session_watches = 0
-        """How often it has begun to be watched for that."""
+        """The number of watches of the session so far; only the latest one counts."""
 
     @property
     def is_static(self) -> bool:
@@ -86,37 +87,38 @@ class Group:
         self.group_id = group_id
         self._state = state
         self.state_since_s = 0.0
-        """As far as this coordinator has seen it, by `Terms.now_s`."""
+        """Time of the last transition at this coordinator, by `Terms.now_s`."""
         self.topics_unused_since_s: dict[str, float] = {}
-        """When the members ceased to read topics of which something was committed then, by the same clock."""
+        """Times at which members ceased to read a topic with committed offsets, by the same clock."""
         self._read: frozenset[str] = frozenset()
-        """The topics that the members of the last generation have subscribed to."""
+        """The topics to which the members of the last generation subscribed."""
         self.protocol_type: str | None = None
-        """None: nobody has ever joined."""
+        """None: no member has ever joined."""
         self.generation_id = 0
         self.generations_used = 0
-        """The highest number that may have been given to a generation, by any coordinator."""
+        """The highest generation number that any coordinator may have used."""
         self.protocol_name: str | None = None
         self.leader_id: str | None = None
         self.members: dict[str, Member] = {}
         self.static_members: dict[str, str] = {}
         """The member id of each static member, by its name."""
         self.pending_members: dict[str, None] = {}
-        """Ids that were given out to be joined with (KIP-394)."""
+        """Ids handed out for joining (KIP-394)."""
         self.pending_sync: dict[str, None] = {}
         """Members of the generation that have not asked for their assignment yet."""
         self.assigned_in_generation = 0
-        """The last one in which the leader has brought an assignment."""
+        """The last generation in which the leader has sent an assignment."""
         self.new_member_added = False
-        """Since the initial delay was last looked at."""
+        """A member has joined since the last check of the initial delay."""
         self.seen_counts: Mapping[str, int] | None = None
-        """Of the topics of a group whose static leader has come back, as this broker last saw them. That leader takes
-        what itself sees of them for what is assigned. None: it has brought the assignment, and watches them."""
+        """If a static leader has returned: the partition counts of the group's topics as this broker last saw them.
+        Such a leader assumes that the partitions in its own metadata are assigned. None: the leader computed the
+        assignment and watches the topics itself."""
         self.is_being_deleted = False
-        """Its end is on its way into the log: until it is known there, nothing may be said of it."""
+        """Its deletion is being written; until the outcome is known, the group must not be shown."""
         self.offsets = GroupOffsets()
         self._supporters: dict[str, int] = {}
-        """How many members know each protocol."""
+        """The number of members that support each protocol."""
 
     def __repr__(self) -> str:
         return f"<group {self.group_id!r} {self._state.value} generation {self.generation_id}>"
@@ -139,8 +141,8 @@ class Group:
             self.note_subscribed(now_s)
 
     def note_subscribed(self, now_s: float) -> None:
-        """The members read from now on what they have subscribed to. In a rebalance they still count as reading what
-        they did before it."""
+        """Record the topics that the members read from now on. During a rebalance, the earlier subscriptions still
+        count."""
         topics = self.subscribed_topics() if self.members else frozenset()
         if topics is None:
             return
@@ -164,7 +166,7 @@ class Group:
         self.pending_members.pop(member.member_id, None)
 
     def remove(self, member_id: str) -> Member | None:
-        """The member, which is none any more, with its waiters."""
+        """Remove the member and return it with its waiters."""
         member = self.members.pop(member_id, None)
         self.pending_members.pop(member_id, None)
         self.pending_sync.pop(member_id, None)
@@ -178,7 +180,7 @@ class Group:
         return member
 
     def update(self, member: Member, joining: Member) -> None:
-        """The member joins anew, with what it says now, or is what it was before."""
+        """Update the member with the values of its new join request, or restore earlier ones."""
         self._count(member.protocols, -1)
         member.protocols = joining.protocols
         self._count(member.protocols, 1)
@@ -189,10 +191,10 @@ class Group:
         member.join_waiter, member.is_gone = joining.join_waiter, joining.is_gone
 
     def rename_static_member(self, group_instance_id: str, member_id: str) -> None:
-        """The static member goes on under another id, in its place among the members; the old id is fenced."""
+        """Give a static member a new id. It keeps its place; the old id is fenced."""
         old_id = self.static_members[group_instance_id]
         member = self.members[old_id]
-        # In its old place: the order of members is part of what assignors see.
+        # Assignors see the order of the members.
         self.members = {
             (member_id if known_id == old_id else known_id): known for known_id, known in self.members.items()
         }
@@ -205,7 +207,7 @@ class Group:
             self.pending_sync[member_id] = None
 
     def why_not_member(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
-        """NONE where this is a member, and not one whose name another has taken over (KIP-345)."""
+        """Return NONE for a member whose name no other has taken over (KIP-345), otherwise the error."""
         if group_instance_id is not None:
             current = self.static_members.get(group_instance_id)
             if current is None:
@@ -215,8 +217,8 @@ class Group:
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def accepts(self, member_id: str, group_instance_id: str | None, max_size: int) -> bool:
-        """Whether there is room for who joins (`group.max.size`, KIP-389). Ids that were given out count as well:
-        anybody can ask for one."""
+        """Return whether the group has room for this member (`group.max.size`, KIP-389). Handed-out ids count as well,
+        because any client can request one."""
         if not member_id and group_instance_id is not None:
             member_id = self.static_members.get(group_instance_id, "")
         if not member_id and len(self.pending_members) >= max_size:
@@ -230,7 +232,7 @@ class Group:
 
     @property
     def is_unused(self) -> bool:
-        """Nothing of it is in the log, or about to be, and nobody is about to join."""
+        """Whether nothing of the group is or will be in the log, and no member is about to join."""
         return (
             self.is_in(GroupState.EMPTY)
             and not self.generation_id
@@ -257,17 +259,17 @@ class Group:
         return frozenset(name for name, count in self._supporters.items() if count == len(self.members))
 
     def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
-        """Whether a member with these protocols would have one in common with all others."""
+        """Return whether a member with these protocols would share one with all other members."""
         names = frozenset(names)
         if not self.members:
             return bool(protocol_type) and bool(names)
         return self.protocol_type == protocol_type and not self._candidates().isdisjoint(names)
 
     def why_unsupported(self, protocol_type: str, names: Iterable[str]) -> str | None:
-        """What to tell a member that `supports` refuses; None: the code says enough."""
+        """Return the message for a member that `supports` rejects, or None if the error code suffices."""
         if not self.members or self.protocol_type != protocol_type:
             return None
-        # They are what clients call them, and go to others' logs.
+        # Clients choose these names, and other clients log them.
         offered, wanted = (", ".join(map(repr, some))[:200] for some in (names, sorted(self._candidates())))
         return (
             f"this member offers {offered}, and all others of the group know {wanted}: give it one of those "
@@ -275,7 +277,8 @@ class Group:
         )
 
     def select_protocol(self) -> str:
-        """The protocol that all members know and most like best; of several, the one that was voted for first."""
+        """Return the protocol that all members support and most prefer. On a tie, the one with the earliest vote
+        wins."""
         candidates = self._candidates()
         votes: dict[str, int] = {}
         for member in self.members.values():
@@ -284,9 +287,9 @@ class Group:
         return max(votes, key=lambda name: votes[name])
 
     def reads_the_same(self, protocols: Protocols, others: Protocols) -> bool:
-        """Whether a static member that comes back with `others` asks its leader for what it asked with `protocols`, in
-        the generation's protocol. What it has, since when, and what its assignor remembers of that is no part of it:
-        whoever comes back has nothing."""
+        """Return whether a returned static member has the same subscription in `others` as in `protocols`, in the
+        generation's protocol. Owned partitions, the generation and the assignor's user data are ignored, because a
+        returned member has none."""
         assert self.protocol_name is not None
         known, now = (dict(some).get(self.protocol_name, b"") for some in (protocols, others))
         if known == now:
@@ -300,8 +303,8 @@ class Group:
         return frozenset(before.topics) == frozenset(after.topics) and before.rack_id == after.rack_id
 
     def assigns_all(self, partition_count: Callable[[str], int]) -> bool:
-        """Whether the members have exactly the partitions of what they read, as far as that can be said.
-        `partition_count`: of a topic; 0 where it is not known."""
+        """Return whether the members together have exactly the partitions of their topics, as far as is known.
+        `partition_count` returns 0 for an unknown topic."""
         topics = self.subscribed_topics()
         if topics is None:
             return True
@@ -314,8 +317,9 @@ class Group:
         return {partition for partition in assigned if partition.topic in counts} == there_are
 
     def awaits_what_was_owned(self, protocols: Protocols) -> bool:
-        """Whether the member that joined the generation with `protocols` had partitions then that nobody has in it. It
-        was to give them up and to join once more, upon which others get them (KIP-429): nobody else asks for that."""
+        """Return whether a member that joined with `protocols` owned partitions then that no member has in this
+        generation. It was expected to give them up and rejoin, so that other members receive them (KIP-429). No other
+        member causes that rebalance."""
         assert self.protocol_name is not None
         if self.protocol_type != PROTOCOL_TYPE:
             return False
@@ -326,14 +330,14 @@ class Group:
             return False
 
     def _assigned(self) -> frozenset[TopicPartition]:
-        """What the members have together, as consumers put it. Raises InvalidMessage."""
+        """Return the assigned partitions of all members, in the consumer protocol. Raises InvalidMessage."""
         assignments = [decode_assignment(member.assignment) for member in self.members.values()]
         return frozenset(partition for one in assignments for partition in one.assigned_partitions)
 
     # -- generations --
 
     def elect_joined_leader(self) -> bool:
-        """Let a member lead that has joined: the one that leads already if it has. False where nobody has joined."""
+        """Make a member that has joined the leader, preferably the present leader. Return False if none has joined."""
         leader = None if self.leader_id is None else self.members.get(self.leader_id)
         if leader is None or leader.join_waiter is None:
             joined = next((m.member_id for m in self.members.values() if m.join_waiter is not None), None)
@@ -343,15 +347,15 @@ class Group:
         return True
 
     def takes_assignment(self) -> bool:
-        """Once in a generation. What is on its way into the log may be given to members, and the next coordinator gives
-        what came last, so a leader that comes again, as its request broke off, has to wait for what it brought first.
-        (Kafka's takes, and stores, another one.)"""
+        """Return True once per generation. An assignment on its way into the log may be delivered to members, and the
+        next coordinator delivers the last one that was written. A leader whose request broke off therefore waits for
+        its first assignment. (Kafka accepts and stores another one.)"""
         is_first = self.assigned_in_generation != self.generation_id
         self.assigned_in_generation = self.generation_id
         return is_first
 
     def begin_generation(self, now_s: float) -> None:
-        """The next generation, of the members that there are."""
+        """Begin the next generation with the present members."""
         highest = max(self.generation_id, self.generations_used)
         self.generation_id = highest + 1 if highest < _MOST_GENERATIONS else 1
         self.generations_used = self.generation_id
@@ -368,7 +372,7 @@ class Group:
             self.transition_to(GroupState.EMPTY, now_s)
 
     def member_metadata(self) -> list[JoinGroupMember]:
-        """For the leader, in the generation's protocol."""
+        """Return the members' metadata for the leader, in the generation's protocol."""
         assert self.protocol_name is not None
         return [
             JoinGroupMember(member.member_id, member.group_instance_id, member.metadata(self.protocol_name))
@@ -376,8 +380,8 @@ class Group:
         ]
 
     def subscribed_topics(self) -> frozenset[str] | None:
-        """What the members read; None where that is not known: they are no consumers, are about to say anew what they
-        read (KAFKA-13636), or say it in a way of their own."""
+        """Return the topics that the members read. None: unknown, because they are not consumers, are about to
+        subscribe anew (KAFKA-13636), or use another format."""
         if not self.is_in(GroupState.STABLE) or self.protocol_type != PROTOCOL_TYPE or self.protocol_name is None:
             return None
         try:
@@ -386,10 +390,10 @@ class Group:
             return None
         return frozenset(topic for subscription in subscriptions for topic in subscription.topics)
 
-    # -- what is kept in the log --
+    # -- records --
 
     def as_value(self, assignments: Mapping[str, bytes], now_ms: int) -> GroupValue:
-        """`now_ms`: by the wall clock."""
+        """Return the group as a record. `now_ms` is wall-clock time."""
         return GroupValue(
             self.protocol_type or "",
             self.generation_id,
@@ -413,9 +417,9 @@ class Group:
 
 
 def group_from(group_id: str, value: GroupValue, now_s: float, terms_since: int = 1) -> Group:
-    """A group as it was stored: Stable with the members of its last generation that got an assignment, or Empty.
-    `terms_since`: as many coordinators as there can have been since, this one included. What numbers the others gave is
-    not known, but they counted from here in the same way."""
+    """Return a stored group: Stable with the members of its last generation that received an assignment, or Empty.
+    `terms_since` is the maximum number of coordinators since then, including this one. The generations of the others
+    are unknown, but they counted from the same number."""
     group = Group(group_id, GroupState.STABLE if value.members else GroupState.EMPTY)
     group.generation_id = value.generation_id
     group.generations_used = min(value.generation_id + terms_since * UNSTORED_GENERATIONS, _MOST_GENERATIONS)

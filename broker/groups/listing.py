@@ -1,7 +1,7 @@
-"""What groups there are, and what one is like: DescribeGroups and ListGroups. Reads, and decides nothing.
+"""Lists and describes groups (ListGroups, DescribeGroups). Read-only.
 
-A coordinator that was deposed without hearing of it describes its groups as they used to be. Nothing is lost by that:
-whoever changes a group asks its coordinator for it, which looks again.
+A deposed coordinator that does not know it yet describes its groups in their old state. Nothing is lost by that,
+because every change of a group goes through its coordinator, which checks again.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from minibroker.protocol.messages import groups as g
 
 
 def describe(terms: Terms, group_id: str) -> g.DescribedGroup:
-    """A group that is not known is Dead."""
+    """Describe a group. An unknown group is Dead."""
     found = terms.find(group_id)
     if isinstance(found, ErrorCode):
         return g.DescribedGroup(found, group_id, "", "", "", [])
@@ -21,7 +21,7 @@ def describe(terms: Terms, group_id: str) -> g.DescribedGroup:
     if group is None:
         return g.DescribedGroup(ErrorCode.NONE, group_id, GroupState.DEAD.value, "", "", [])
     is_settled = group.is_in(GroupState.STABLE)
-    # Until the members have agreed, what they say in the protocol that they will choose means nothing.
+    # Until the members have agreed on a protocol, their metadata has no meaning.
     protocol_name = (group.protocol_name or "") if is_settled else ""
     members = [
         g.DescribedGroupMember(
@@ -40,8 +40,8 @@ def describe(terms: Terms, group_id: str) -> g.DescribedGroup:
 
 
 def list_groups(terms: Terms, states: Sequence[str], types: Sequence[str]) -> g.ListGroupsResponse:
-    """Those that this broker coordinates, in these states and of these types; none given: all.
-    COORDINATOR_LOAD_IN_PROGRESS where there may be more."""
+    """List the groups that this broker coordinates, restricted to these states and types if any are given.
+    COORDINATOR_LOAD_IN_PROGRESS: there may be more."""
     wanted = {state.lower() for state in states}
     is_type_wanted = not types or g.CLASSIC in {each.lower() for each in types}
     listed = [

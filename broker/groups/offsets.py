@@ -1,10 +1,10 @@
-"""The offsets that a group has committed, is committing, and need not keep any longer. Pure.
+"""The offsets of a group: committed ones, those being written, and those that may expire. Pure.
 
-The problem. A commit is a record of the log, and may fail after it was written there: it may survive, or be gone with
-the next leader. What is shown must be what lasts. So memory follows the log: an offset is known from the moment its
-record is replicated, and not before; also where that is after its commit has failed, and until then it is on its way
-(Kafka forgets it, and the next coordinator finds it). Commits may be on their way one behind the other, and end in
-another order than they were written in: the one that was written last counts, as it will to whoever loads the log.
+The problem. A commit is a record of the log. It may fail after it was appended, and then either survive or be lost with
+the next leader. Clients must only see offsets that last. Memory therefore follows the log: an offset becomes visible
+when its record is replicated, even if its commit has failed before, and is pending until then. (Kafka forgets such an
+offset, and the next coordinator finds it.) Several commits may be pending and finish in another order than they were
+written in. The one that was written last wins, as it does for a coordinator that loads the log.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -16,29 +16,29 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.topic_ids import is_older
 
 
-class Committed(msgspec.Struct, frozen=True):
+class _StoredOffset(msgspec.Struct, frozen=True):
     value: OffsetValue
     log_offset: int
-    """Of its record."""
+    """The offset of its record."""
     known_since_s: float
-    """To this coordinator, by `Terms.now_s`."""
+    """Time at which this coordinator learned of it, by `Terms.now_s`."""
 
 
 class GroupOffsets:
     def __init__(self) -> None:
-        self._committed: dict[TopicPartition, Committed] = {}
+        self._committed: dict[TopicPartition, _StoredOffset] = {}
         self._pending: dict[TopicPartition, int] = {}
-        """How many records of each partition are on their way, tombstones included."""
+        """The number of pending records of each partition, tombstones included."""
         self._deleted_at: dict[TopicPartition, int] = {}
-        """Where the log has the latest tombstone of each, while other records of it are on their way."""
+        """The log offset of each partition's latest tombstone while other records of it are pending."""
         self._in_doubt: dict[TopicPartition, None] = {}
-        """Of which a record may be in the log that is not known here."""
+        """Partitions whose records may be in the log without being known here."""
 
     def __len__(self) -> int:
         return len(self._committed)
 
     def topics(self) -> set[str]:
-        """Of which something is committed."""
+        """Return the topics with committed offsets."""
         return {topic_partition.topic for topic_partition in self._committed}
 
     def get(self, topic_partition: TopicPartition) -> OffsetValue | None:
@@ -49,23 +49,23 @@ class GroupOffsets:
         return [(topic_partition, committed.value) for topic_partition, committed in self._committed.items()]
 
     def settled(self) -> list[tuple[TopicPartition, OffsetValue]]:
-        """Those of which no newer record is on its way."""
+        """Return the committed offsets without a pending record."""
         return [(one, committed.value) for one, committed in self._committed.items() if one not in self._pending]
 
     def to_delete(self) -> list[TopicPartition]:
-        """Whatever the log may have, now or later: what is on its way ends up before a tombstone that is written now,
-        and would be all there is without one."""
+        """Return all partitions that the log may have records of, now or later. A pending record ends up before a
+        tombstone written now, and would remain without that tombstone."""
         return list(dict.fromkeys([*self._committed, *self._pending, *self._in_doubt]))
 
     @property
     def is_unused(self) -> bool:
-        """Nothing is committed, or about to be."""
+        """Whether nothing is committed or pending."""
         return not self._committed and not self._pending
 
     # -- commits and deletions --
 
     def begin(self, topic_partitions: Iterable[TopicPartition]) -> None:
-        """Records of these are on their way."""
+        """Mark a record of each partition as pending."""
         for topic_partition in topic_partitions:
             self._pending[topic_partition] = self._pending.get(topic_partition, 0) + 1
 
@@ -78,7 +78,8 @@ class GroupOffsets:
             self._deleted_at.pop(topic_partition, None)
 
     def fail(self, topic_partitions: Iterable[TopicPartition], *, is_in_doubt: bool = False) -> None:
-        """They will not be told of again; what is shown stays. `is_in_doubt`: they may be in the log."""
+        """Forget pending records that failed; the visible offsets stay. `is_in_doubt`: the records may be in the
+        log."""
         for topic_partition in topic_partitions:
             self._end(topic_partition)
             if is_in_doubt:
@@ -87,7 +88,8 @@ class GroupOffsets:
     def complete(
         self, topic_partition: TopicPartition, value: OffsetValue | None, log_offset: int, now_s: float
     ) -> None:
-        """The record that began is replicated; None: it was a tombstone. One that was written after it counts more."""
+        """Apply a pending record that is replicated now, unless a later record was applied before. None: a
+        tombstone."""
         known = self._committed.get(topic_partition)
         newest = max(-1 if known is None else known.log_offset, self._deleted_at.get(topic_partition, -1))
         if log_offset > newest:
@@ -97,13 +99,13 @@ class GroupOffsets:
         self._end(topic_partition)
 
     def load(self, topic_partition: TopicPartition, value: OffsetValue | None, log_offset: int, now_s: float) -> None:
-        """What the log has, in its order."""
+        """Apply a record of the log. Call this in log order."""
         if value is None:
             self._committed.pop(topic_partition, None)
         else:
-            self._committed[topic_partition] = Committed(value, log_offset, now_s)
+            self._committed[topic_partition] = _StoredOffset(value, log_offset, now_s)
 
-    # -- what need not be kept --
+    # -- expiration --
 
     def expired(
         self,
@@ -114,9 +116,9 @@ class GroupOffsets:
         topics_unused_since_s: Mapping[str, float],
         subscribed: Container[str],
     ) -> list[TopicPartition]:
-        """What nobody has used for `retention_s` (KIP-211): since its commit, since `unused_since_s` (None: not known),
-        or since its topic has been unused, whichever is latest. A commit that was loaded counts as made then.
-        Partitions of topics that are subscribed to are in use, and so is what is being committed."""
+        """Return the offsets that were unused for `retention_s` (KIP-211). The time counts from the latest of: the
+        commit (or its load), `unused_since_s` (None: unknown), and the time since which the topic is unused. Partitions
+        of subscribed topics and those with pending commits are in use."""
         expired = []
         for topic_partition, committed in self._committed.items():
             if topic_partition in self._pending or topic_partition.topic in subscribed:
@@ -130,18 +132,18 @@ class GroupOffsets:
 
 
 def is_of_gone_topic(value: OffsetValue, topic_id: str | None) -> bool:
-    """Whether the topic that an offset was committed for is certainly gone: a newer one has its name. `topic_id`: of
-    the topic that has the name now, as far as is known; None: none is known.
+    """Return whether the topic of a committed offset is certainly gone, because a newer topic has its name. `topic_id`:
+    the id of the topic that has the name now, or None if none is known.
 
-    A topic that nobody names is not gone for that: it may have been created just now, or its znode cannot be read for a
-    while. Its offsets are deleted when its deletion is told, or expire. An offset without a topic's id belongs to the
-    name, whatever becomes of it.
+    An unknown topic is not necessarily gone: it may be new, or its znode may be unreadable for a while. Its offsets are
+    deleted when its deletion is announced, or they expire. An offset without a topic id belongs to the name, whichever
+    topic has it.
     """
     return topic_id is not None and is_older(value.topic_id, topic_id)
 
 
 def newest_topic_id(topic_ids: Iterable[str]) -> str:
-    """Of the topics that one name has had. Empty: none is known."""
+    """Return the id of the newest topic that had this name. Empty: unknown."""
     newest = ""
     for topic_id in topic_ids:
         if not newest or is_older(newest, topic_id):

@@ -1,9 +1,9 @@
-"""The records of `__consumer_offsets`, in Kafka's binary schema (GroupMetadataManager, OffsetCommitKey and -Value,
-GroupMetadataKey and -Value). Pure.
+"""Encodes and decodes the records of `__consumer_offsets` in Kafka's binary schema (GroupMetadataManager,
+OffsetCommitKey and -Value, GroupMetadataKey and -Value). Pure.
 
-The version of a key says what it is: 0 and 1 a committed offset, 2 a group. Values are written in version 3, and an
-offset's in version 4 where the topic's id is known: the first flexible one, whose tagged field 0 is that id, as in
-Kafka 4.1. Kafka's tools for 3.9 skip what they do not know. All versions are read.
+The version of a key is its type: 0 and 1 are committed offsets, 2 is a group. Values are written in version 3. An
+offset whose topic id is known is written in version 4, the first flexible one, with the id in tagged field 0 as in
+Kafka 4.1; the tools of Kafka 3.9 skip that version. All versions are read.
 """
 
 import base64
@@ -30,7 +30,7 @@ _INT64 = struct.Struct(">q")
 
 
 class MalformedRecord(ValueError):
-    """Bytes that are no record of this topic. Names what was expected."""
+    """The bytes are not a record of this topic. The message names the expected content."""
 
 
 class OffsetKey(NamedTuple):
@@ -44,7 +44,7 @@ class GroupKey(NamedTuple):
 
 
 class UnknownKey(NamedTuple):
-    """Of a version that this one does not know, as a newer broker's: to be skipped."""
+    """A key of an unknown version, perhaps of a newer broker. Such a record is skipped."""
 
     version: int
 
@@ -52,11 +52,11 @@ class UnknownKey(NamedTuple):
 class OffsetValue(msgspec.Struct, frozen=True):
     offset: int
     leader_epoch: int
-    """-1: not known."""
+    """-1: unknown."""
     metadata: str
     commit_timestamp_ms: int
     topic_id: str = ""
-    """Empty: not known."""
+    """Empty: unknown."""
 
 
 class MemberValue(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class GroupValue(msgspec.Struct, frozen=True):
     protocol_name: str | None
     leader: str | None
     state_timestamp_ms: int
-    """Since when it has been in its state; -1: not known (versions 0 and 1)."""
+    """Time of the last change of state; -1: unknown (versions 0 and 1)."""
     members: list[MemberValue]
 
 
@@ -143,7 +143,7 @@ def encode_group_value(value: GroupValue) -> bytes:
 
 
 def _topic_id_bytes(topic_id: str) -> bytes | None:
-    """None for what is no id of 16 bytes: such an id would not come back from the log as it was."""
+    """Return the 16 bytes of a topic id, or None for any other text, which would not survive the round trip."""
     try:
         data = base64.b64decode(topic_id + "==", altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
@@ -198,7 +198,7 @@ def decode_offset_value(data: bytes) -> OffsetValue:
     metadata = reader.compact_string() if version >= 4 else reader.string()
     timestamp = reader.int64()
     if version == 1:
-        reader.int64()  # how long it was to be kept: the broker's setting holds
+        reader.int64()  # the retention of this offset, which the broker's setting overrides
     topic_id = ""
     if version >= 4:
         topic_id_bytes = reader.tagged_fields().get(TOPIC_ID_TAG)
@@ -257,7 +257,7 @@ class _Reader:
     def string(self) -> str:
         text = self.nullable_string()
         if text is None:
-            raise MalformedRecord(f"null at byte {self._position} where there must be a text")
+            raise MalformedRecord(f"null at byte {self._position}, where text is required")
         return text
 
     def nullable_string(self) -> str | None:
@@ -285,7 +285,7 @@ class _Reader:
         end = self._position + size
         if size < 0 or end > len(self._data):
             left = len(self._data) - self._position
-            raise MalformedRecord(f"{size} bytes are to follow at byte {self._position}: {left} are left")
+            raise MalformedRecord(f"{size} bytes should follow at byte {self._position}, but {left} are left")
         data = self._data[self._position : end]
         self._position = end
         return data

@@ -1,8 +1,8 @@
-"""What need not be kept: groups that are deleted, offsets that nobody uses or whose topic is gone.
+"""Removes deleted groups, unused offsets and the offsets of deleted topics.
 
-Everything is deleted by a tombstone first, and forgotten when that is replicated. A group whose deletion has been
-written, but may not be replicated, is neither shown nor joined until it is known how that ended: the tombstones are
-written again until they are, or another broker coordinates the group, which reads in the log how it is.
+Each removal writes a tombstone first and takes effect when that is replicated. If a group's deletion has been written
+but may not be replicated, the group is neither shown nor joined until the outcome is known. The tombstones are written
+again until they are replicated or another broker coordinates the group and reads the outcome in the log.
 """
 
 import asyncio
@@ -24,7 +24,6 @@ from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages.groups import Attempt
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import counted
-from minibroker.protocol.world import Clock
 
 logger = logging.getLogger("minibroker.groups")
 
@@ -35,26 +34,25 @@ _E = ErrorCode
 class GroupRemoval(TermListener):
     def __init__(
         self,
-        clock: Clock,
         config: BrokerConfig,
         metadata: MetadataCache,
         terms: Terms,
         start_task: Callable[[Coroutine[Any, Any, None], str], object],
     ) -> None:
-        self._clock = clock
         self._config = config
         self._metadata = metadata
         self._terms = terms
         self._retention_s = config.offsets_retention_minutes * 60
         self._start_task = start_task
         self.expired = 0
-        """Offsets, so far."""
+        """Offsets expired so far."""
         terms.add_listener(self)
 
     # -- DeleteGroups --
 
     async def delete(self, group_id: str, attempt: Attempt | None = None) -> ErrorCode:
-        """NONE once the log says that the group is gone; GROUP_ID_NOT_FOUND where it is certain that there is none."""
+        """Delete a group. Returns NONE once the log has its tombstone, and GROUP_ID_NOT_FOUND if it certainly does not
+        exist."""
         found = self._terms.find(group_id)
         if isinstance(found, ErrorCode):
             return found
@@ -67,16 +65,16 @@ class GroupRemoval(TermListener):
             return told.code or _E.GROUP_ID_NOT_FOUND
         if not group.is_in(_S.EMPTY):
             return _E.NON_EMPTY_GROUP
-        group.is_being_deleted = True  # so `find` does not return it to another attempt
-        # Not by whoever asks, whose time may be up in the middle of it.
+        group.is_being_deleted = True  # `find` no longer returns it to other requests
+        # In a task of its own, because the request may time out before it ends.
         return (await _outcome(lambda done: self._delete_in_background(term, group, done))).code
 
     def _delete_in_background(self, term: Term, group: Group, done: Written) -> None:
         self._start_task(self._carry_out(term, group, done), f"deletion of group {group.group_id!r}")
 
     async def _carry_out(self, term: Term, group: Group, done: Written) -> None:
-        """`done` is told how the first attempt ended. One in doubt is carried on until it is certain: what it has
-        written may be in the log, whatever becomes of another."""
+        """Carry out a deletion. `done` receives the outcome of the first attempt. An attempt in doubt is repeated until
+        the outcome is certain, because its tombstones may be in the log."""
         outcome = await self._delete(term, group)
         done(outcome)
         if outcome.code is not _E.NONE and not outcome.is_in_doubt:
@@ -88,7 +86,8 @@ class GroupRemoval(TermListener):
             await self._delete(term, group)
 
     async def _delete(self, term: Term, group: Group) -> Outcome:
-        """Its offsets and itself. In doubt, too, where only the offsets are gone."""
+        """Write the tombstones of the offsets and of the group. The outcome is also in doubt if only the offsets are
+        deleted."""
         offsets = group.offsets.to_delete()
         if offsets:
             outcome = await self._remove(term, group, offsets)
@@ -102,10 +101,10 @@ class GroupRemoval(TermListener):
         outcome.is_in_doubt |= bool(offsets)
         return outcome
 
-    # -- what nobody uses --
+    # -- unused offsets and groups --
 
     async def run(self) -> None:
-        """Looks for it as long as the broker runs."""
+        """Remove unused offsets and groups until cancelled."""
         ageing = self._terms.ageing
         check_s, retention_s = self._config.offsets_retention_check_interval_ms / 1_000, self._retention_s
         while True:
@@ -116,16 +115,16 @@ class GroupRemoval(TermListener):
                 await self._sweep(term)
 
     def loaded(self, term: Term) -> None:
-        """Topics may have been deleted while nobody coordinated its groups."""
+        """Remove the offsets of topics that were deleted while the groups had no coordinator."""
         self.topics_gone(frozenset(), [term])
 
     def topics_gone(self, topic_ids: frozenset[str], terms: Sequence[Term] | None = None) -> None:
-        """These topics are, and others may be: what was committed for them need not be kept."""
+        """Remove the offsets of these deleted topics, and of any other deleted topics."""
         for term in self._terms.loaded() if terms is None else terms:
             self._start_task(self._sweep(term, topic_ids), f"offsets of deleted topics in {term.topic_partition}")
 
     async def _sweep(self, term: Term, gone: frozenset[str] | None = None) -> None:
-        """`gone`: look for offsets of topics that are, these among them, and for nothing else."""
+        """Sweep a term's groups. `gone`: only look for offsets of deleted topics, among them these."""
         slices = Slices()
         now_s = self._terms.now_s
         for group in list(term.groups.values()):
@@ -140,7 +139,7 @@ class GroupRemoval(TermListener):
             if doomed:
                 outcome = await self._remove(term, group, list(doomed))
                 if outcome.code is not _E.NONE:
-                    return  # the others would not fare better now; the next look finds them again
+                    return  # other groups would fail as well now; the next check finds them again
                 self.expired += len(doomed)
                 logger.info("group %r: %s no longer kept", group.group_id, counted(len(doomed), "offset"))
             if gone is None and self._is_idle(group) and not term.is_over:
@@ -157,9 +156,9 @@ class GroupRemoval(TermListener):
         ]
 
     def _unused(self, group: Group, now_s: float) -> list[TopicPartition]:
-        """In a group without members all offsets are, from then on; in one that rests, those of topics that no member
-        reads, from when one did; while it rebalances nobody knows (KAFKA-13636). Of groups that never had a member: by
-        their commits."""
+        """Return the expired offsets of a group. Without members, all offsets are unused since the group became empty
+        (if it never had members: since their commits). In a stable group, the offsets of topics that no member reads
+        are unused. While a group rebalances, its topics are unknown (KAFKA-13636)."""
         subscribed: frozenset[str] | None = frozenset()
         since_s = None
         if group.is_in(_S.EMPTY):
@@ -181,7 +180,8 @@ class GroupRemoval(TermListener):
 
 
 def _outcome(write: Callable[[Callable[[Outcome], None]], None]) -> Awaitable[Outcome]:
-    """Of a write that tells it by a call. Nothing has to wait for it: where the broker stops, it never comes."""
+    """Return the outcome of a write that reports it through a callback. If the broker stops, it never arrives, and no
+    caller may depend on it."""
     future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
     def done(outcome: Outcome) -> None:

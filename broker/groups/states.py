@@ -1,21 +1,21 @@
-"""The states of a group, and which may follow which (Kafka's GroupMetadata.validPreviousStates)."""
+"""The states of a group and their valid transitions (Kafka's GroupMetadata.validPreviousStates)."""
 
 from enum import Enum
 
 
 class GroupState(Enum):
-    """Names as DescribeGroups and ListGroups give them."""
+    """States of a group, named as in DescribeGroups and ListGroups."""
 
     EMPTY = "Empty"
     """No members. It may have committed offsets."""
     PREPARING_REBALANCE = "PreparingRebalance"
-    """Members are waited for to join the next generation."""
+    """The coordinator waits for members to join the next generation."""
     COMPLETING_REBALANCE = "CompletingRebalance"
-    """The generation is made up; its leader is waited for to say who gets what."""
+    """The generation is complete; the coordinator waits for the leader's assignment."""
     STABLE = "Stable"
-    """The assignment is in the log: members work, and show by heartbeats that they live."""
+    """The assignment is in the log. Members work and send heartbeats."""
     DEAD = "Dead"
-    """It is gone: deleted, without anything to keep, or coordinated by another broker from now on."""
+    """The group was deleted, has nothing to keep, or has another coordinator now."""
 
 
 _S = GroupState
@@ -27,11 +27,11 @@ VALID_PREVIOUS_STATES: dict[GroupState, frozenset[GroupState]] = {
     _S.STABLE: frozenset({_S.COMPLETING_REBALANCE}),
     _S.DEAD: frozenset({_S.EMPTY, _S.PREPARING_REBALANCE, _S.COMPLETING_REBALANCE, _S.STABLE}),
 }
-"""From which states a group may come to each."""
+"""The states from which a group may enter each state."""
 
 
 class IllegalTransition(RuntimeError):
-    """A move that the table does not have: a broken invariant."""
+    """A transition that the table does not allow: a broken invariant."""
 
 
 def check_transition(group_id: str, old: GroupState, new: GroupState) -> None:

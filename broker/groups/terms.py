@@ -1,28 +1,27 @@
-"""Which groups this broker coordinates, from when to when, and what it writes for them in `__consumer_offsets`.
+"""The periods in which this broker coordinates groups, and its writes to `__consumer_offsets`.
 
-The problem. Groups live in memory, and are what the log says; the log has several replicas, and who leads changes. What
-is read must not be taken back later by a leader that lacks it; what is written must be written by whoever has read all
-that was there before; and who has been deposed without hearing of it must not tell anybody what used to be.
+The problem. Groups live in memory but are defined by the log, which has several replicas and changing leaders. Records
+that were read must not be lost to a later leader that lacks them. Only a broker that has read all earlier records may
+write. A deposed coordinator that does not know it yet must not answer with outdated state.
 
-The choice. A *term* is one unbroken leadership of a partition by this broker, whatever leader epochs it spans.
+The choice. A *term* is one unbroken leadership of a partition by this broker, across any number of leader epochs.
 
-- It is loaded once: up to the end that the log had when the term began (nothing is appended meanwhile, since requests
-  are refused), and it counts as loaded only when the high watermark has come that far: until then another leader could
-  take back the last records.
-- What it writes is appended in this very term or not at all, and counts when it is replicated as with acks=all: also
-  where that comes so late that whoever waited was told of an error. The next coordinator will read it in the log: if
-  this one went on to tell what was before, a member that begins there would set the offset back later.
-- What it reads for others, and that it has nothing to delete, is confirmed by a write: a record without meaning,
-  appended after the question came and replicated before it is answered, proves that at that time no other broker could
-  have committed anything. One such record answers all who asked before it was appended.
+- A term is loaded once, up to the log end at its beginning (requests are rejected while it loads, so nothing is
+  appended). It counts as loaded only when the high watermark has reached that offset, because another leader could
+  truncate the last records until then.
+- Its writes are appended within this term or not at all. They take effect when they are replicated as with acks=all,
+  even if the waiting client has already received an error: the next coordinator will read them in the log, and a member
+  that was given the older state here would move the offset back later.
+- Its reads for clients, and statements that there is nothing to delete, are confirmed by a write: an empty record,
+  appended after the request arrived and replicated before the answer, proves that no other broker could have committed
+  anything at that time. One record answers all requests that arrived before it was appended.
 
-So a load that ends late, a commit that comes back late and a coordinator that is cut off find their term over, or find
-it out by themselves.
+A late load, a late commit and an isolated coordinator therefore find their term over, or discover it through the write.
 
-Rejected: loading again for each leader epoch (Kafka does, and keeps what it has): within one leadership nothing can
-have changed. Reading up to the high watermark: what comes after it may be committed a moment later, without a trace
-here. Answering from memory while ZooKeeper can be reached, as far as is known: a process that was stopped for a while
-knows nothing of its successor when it goes on, and a client that asks just then would go back to offsets of old.
+Rejected: loading again for each leader epoch, as Kafka does (it also keeps its state), because nothing can have changed
+within one leadership. Reading only up to the high watermark: later records may be committed a moment later without a
+trace here. Answering from memory while ZooKeeper seems reachable: a process that was suspended does not know of its
+successor, and a client that asks it at that moment would return to old offsets.
 """
 
 import asyncio
@@ -60,19 +59,19 @@ from minibroker.protocol.world import Clock
 logger = logging.getLogger("minibroker.groups")
 
 MAX_GROUP_ID_BYTES = 32_767
-"""As much as a record's key can say."""
+"""The limit of a record's key."""
 LOAD_BYTES = 256 * 1024
-"""Read at a time."""
+"""Bytes per read of the log."""
 LEAST_LOOK_S = 0.005
 MOST_LOOK_S = 0.25
-"""How often the high watermark is looked at that a load waits for; more seldom the longer that lasts."""
+"""The longest interval at which a load polls the high watermark. The interval grows while it waits."""
 RETRY_S = 1.0
 UNWRITTEN_S = 5.0
-"""Writes that fail are logged this often: clients repeat them many times a second for as long as replicas are missing.
-"""
+"""The interval at which failed writes are logged together. While replicas are missing, clients repeat them many times a
+second."""
 
 _NO_MEANING = encode_group_key("")
-"""The key of a group that nobody can have: a record with it and without a value says nothing to whoever reads it."""
+"""A key with an empty group name, which no group can have. A record with this key and without a value has no effect."""
 
 _E = ErrorCode
 _AS_COORDINATOR: dict[int, ErrorCode] = {
@@ -84,18 +83,18 @@ _AS_COORDINATOR: dict[int, ErrorCode] = {
     _E.KAFKA_STORAGE_ERROR: _E.NOT_COORDINATOR,
     _E.RECORD_LIST_TOO_LARGE: _E.MESSAGE_TOO_LARGE,
 }
-"""What a failed append means to a member (GroupMetadataManager.storeGroup)."""
+"""Maps the error of an append to the error for the client (GroupMetadataManager.storeGroup)."""
 _NOT_APPENDED = frozenset({_E.UNKNOWN_TOPIC_OR_PARTITION, _E.NOT_ENOUGH_REPLICAS, _E.MESSAGE_TOO_LARGE})
-"""Errors with which nothing was written for certain."""
+"""Errors after which nothing was appended for certain."""
 
 Record = tuple[bytes, bytes | None]
-"""Key and value; without a value it deletes the key."""
+"""A key and a value. Without a value, the record deletes the key."""
 Written = Callable[["Outcome"], None]
 
 
 class Outcome:
-    """Of a write. Without an error everything is replicated, and `base_offset` is the first record's. One that is in
-    doubt has it, too, where the records are in this broker's log."""
+    """The outcome of a write. Without an error, all records are replicated, and `base_offset` is the offset of the
+    first. An outcome in doubt also has it if this broker's log has the records."""
 
     __slots__ = ("base_offset", "code", "is_in_doubt")
 
@@ -103,19 +102,19 @@ class Outcome:
         self.code = code
         self.base_offset = base_offset
         self.is_in_doubt = is_in_doubt
-        """It failed, but the records may be in the log, and may stay there."""
+        """Whether a failed write may still be in the log, and may stay there."""
 
 
 class Term:
-    """One unbroken leadership of a partition, and the groups whose coordinator this broker is through it."""
+    """One unbroken leadership of a partition, with the groups that this broker coordinates through it."""
 
     def __init__(self, index: int, epoch: int, leading_since_epoch: int, end_offset: int) -> None:
         self.topic_partition = TopicPartition(OFFSETS_TOPIC, index)
         self.epoch = epoch
-        """The latest of its leader epochs."""
+        """The current leader epoch."""
         self.leading_since_epoch = leading_since_epoch
         self.end_offset = end_offset
-        """Of the log, when the term began."""
+        """The log end offset when the term began."""
         self.groups: dict[str, Group] = {}
         self.attempts = LatestAttempts(leading_since_epoch)
         self.is_loaded = False
@@ -123,22 +122,25 @@ class Term:
         self.is_confirming = False
         self.unconfirmed: list[Callable[[ErrorCode], None]] = []
         self._in_doubt: list[tuple[int, Callable[[], None]]] = []
-        """Writes that failed and are in the log: where each ends, and what it means. A heap."""
+        """A heap of failed writes that the log has: the end offset of each, and the callback for its replication."""
 
     def forget(self, group: Group, now_s: float) -> None:
-        """Whoever asks for it from now on begins anew, and who has it in hand sees that it is dead."""
+        """Drop the group. The next request for it creates a new one, and operations that still hold this one find it
+        dead."""
         if self.groups.get(group.group_id) is group:
             group.transition_to(GroupState.DEAD, now_s)
             del self.groups[group.group_id]
 
     def forget_unused(self, group: Group, now_s: float) -> None:
-        """Not one that is being deleted: nobody may begin it anew until it is known how that ends."""
+        """Drop the group if it is unused. A group that is being deleted stays until the outcome of its deletion is
+        known."""
         if group.is_unused and not group.is_being_deleted:
             self.forget(group, now_s)
 
     def await_replicas(self, end_offset: int, replicated: Callable[[], None]) -> None:
-        """A write that ends there is in doubt. `replicated` is called when it no longer is, before anybody is told
-        anything of the groups; never, if another coordinator is to read in the log how it ended."""
+        """Call `replicated` once a write in doubt, which ends at this offset, is replicated, before any request reads
+        the groups. It is never called if the term ends first, because the next coordinator reads the outcome in the
+        log."""
         heapq.heappush(self._in_doubt, (end_offset, replicated))
 
     def look_at_what_is_in_doubt(self, partition: Partition | None) -> None:
@@ -152,17 +154,18 @@ class Term:
 
 
 class TermListener:
-    """What works on the groups of a term. Called on the event loop, to return at once."""
+    """A component that works on the groups of a term. The methods are called on the event loop and must return at
+    once."""
 
     def loaded(self, term: Term) -> None:
-        """Its groups are there, and requests will be taken from now on."""
+        """The groups are loaded, and requests are accepted from now on."""
 
     def over(self, term: Term) -> None:
-        """Its groups are another broker's, or nobody's."""
+        """This broker no longer coordinates the groups."""
 
 
 class Terms:
-    """A LeadershipListener of the replica manager."""
+    """All terms of this broker (a LeadershipListener of the replica manager)."""
 
     def __init__(
         self,
@@ -182,13 +185,13 @@ class Terms:
         self._terms: dict[int, Term] = {}
         self._listeners: list[TermListener] = []
         self._begun: Gathered[tuple[Term, int, float]] = Gathered(_log_begun)
-        """With how many groups, and how long it took to load them."""
+        """Loaded terms to log, each with its number of groups and its load time."""
         self._ended: Gathered[Term] = Gathered(_log_ended)
         self._unwritten: Gathered[tuple[TopicPartition, ErrorCode]] = Gathered(_log_unwritten, UNWRITTEN_S)
         self.loads = 0
-        """Terms that were loaded."""
+        """Terms loaded so far."""
         self.load_s = 0.0
-        """How long that took, all together."""
+        """Seconds spent on loading them, in total."""
 
     def close(self) -> None:
         self._ended.close()
@@ -200,7 +203,7 @@ class Terms:
 
     @property
     def now_s(self) -> float:
-        """By which groups and offsets age."""
+        """The clock by which groups and offsets age."""
         return self.ageing.now_s
 
     # -- look-ups --
@@ -217,7 +220,7 @@ class Terms:
         return any(not term.is_loaded for term in self._terms.values())
 
     def of(self, group_id: str) -> Term | ErrorCode:
-        """The loaded term that the group belongs to, or why there is none."""
+        """Return the loaded term of the group's partition, or the error why there is none."""
         if len(group_id.encode()) > MAX_GROUP_ID_BYTES:
             return _E.INVALID_GROUP_ID
         partitions = self._metadata.partition_count(OFFSETS_TOPIC)
@@ -227,7 +230,7 @@ class Terms:
         return self._up_to_date(term) if term.is_loaded else _E.COORDINATOR_LOAD_IN_PROGRESS
 
     def find(self, group_id: str) -> tuple[Term, Group | None] | ErrorCode:
-        """The group with its term; None where there is no such group. COORDINATOR_NOT_AVAILABLE while it is being
+        """Return the group and its term. The group is None if it does not exist. COORDINATOR_NOT_AVAILABLE: it is being
         deleted."""
         term = self.of(group_id)
         if isinstance(term, ErrorCode):
@@ -238,11 +241,11 @@ class Terms:
         return term, group
 
     def find_named(self, group_id: str) -> tuple[Term, Group | None] | ErrorCode:
-        """As `find`; INVALID_GROUP_ID for the group without a name. As in Kafka, that one has offsets and no members:
-        consumers of old commit to it."""
+        """Like `find`, but returns INVALID_GROUP_ID for the empty name. As in Kafka, that group has offsets but no
+        members: very old consumers commit to it."""
         return self.find(group_id) if group_id else _E.INVALID_GROUP_ID
 
-    # -- what this broker leads (LeadershipListener) --
+    # -- LeadershipListener --
 
     def on_leader(self, topic_partition: TopicPartition, epoch: int) -> None:
         if topic_partition.topic != OFFSETS_TOPIC:
@@ -276,17 +279,17 @@ class Terms:
     # -- reading --
 
     async def _load(self, term: Term) -> None:
-        """Where the log cannot be read it is tried again, as the term ends with the replica."""
+        """Load the term. A failed read is retried until the term ends with the replica."""
         began_s = self._clock.monotonic()
         while not term.is_over:
             try:
                 groups = await self._read(term)
                 break
             except BrokerError as error:
-                logger.error("%s cannot be read, and its groups wait: %s", term.topic_partition, error)
+                logger.error("%s cannot be read, so its groups are not available yet: %s", term.topic_partition, error)
                 await asyncio.sleep(RETRY_S)
         await self._until_replicated(term)
-        if term.is_over:  # and another may have begun on the same partition (KAFKA-2841)
+        if term.is_over:  # another term may have begun on the same partition (KAFKA-2841)
             return
         term.groups = groups
         term.is_loaded = True
@@ -302,7 +305,7 @@ class Terms:
             listener.loaded(term)
 
     async def _read(self, term: Term) -> dict[str, Group]:
-        """The groups as the log has them. Raises BrokerError."""
+        """Read the groups from the log. Raises BrokerError."""
         loading = _Loading(term.leading_since_epoch, self.now_s)
         slices = Slices()
         partition = self._replicas.leader(term.topic_partition)
@@ -314,7 +317,8 @@ class Terms:
             except BrokerError as error:
                 raise partition.considered(error) from error
             if not data:
-                # Compaction may have left nothing up to the end: there is no next batch to wait for (KAFKA-9065).
+                # Compaction may have removed all records up to the end; waiting for a next batch would never end
+                # (KAFKA-9065).
                 break
             for piece in iterate_batches(data):
                 header = piece.header
@@ -336,8 +340,8 @@ class Terms:
     # -- writing --
 
     def write(self, term: Term, records: Sequence[Record], written: Written) -> None:
-        """Append the records in this term, in one batch. `written` may be called at once, and is called in any case,
-        after the end of the term too."""
+        """Append the records in one batch, within this term. `written` is always called, possibly at once, and possibly
+        after the end of the term."""
         batch = encode_batch(
             [value for _, value in records],
             keys=[key for key, _ in records],
@@ -364,7 +368,7 @@ class Terms:
         )
 
     def room(self, term: Term) -> int:
-        """How many bytes a batch may have that is written in this term."""
+        """Return the maximum size of a batch that is written in this term."""
         partition = self._replicas.partition(term.topic_partition)
         if partition is None:
             return 0
@@ -372,8 +376,8 @@ class Terms:
         return min(config.max_message_bytes, config.segment_bytes)
 
     def confirm(self, term: Term, confirmed: Callable[[ErrorCode], None]) -> None:
-        """Tell `confirmed` NONE once it is certain that no other broker had coordinated the groups of this term before
-        now; an error where that cannot be said."""
+        """Call `confirmed` with NONE once it is certain that no other broker had coordinated the groups of this term
+        before this call, or with an error if that cannot be established."""
         partition = self._replicas.partition(term.topic_partition)
         if partition is not None and not term.is_over and partition.leads_alone:
             confirmed(_E.NONE)
@@ -397,13 +401,14 @@ class Terms:
 
 
 class _Loading:
-    """The log's records, in order: of each key the last one counts (KAFKA-5600), and is the only one to be decoded."""
+    """Collects records in log order. Only the last record of each key counts (KAFKA-5600), and only that one is
+    decoded."""
 
     def __init__(self, leading_since_epoch: int, now_s: float) -> None:
         self._leading_since_epoch = leading_since_epoch
         self._now_s = now_s
         self._groups: dict[str, tuple[bytes, int, int]] = {}
-        """With the offset and the leader epoch."""
+        """The encoded group, its offset and its leader epoch, by group id."""
         self._offsets: dict[str, dict[TopicPartition, tuple[bytes, int]]] = {}
 
     def add(self, batch: DecodedBatch) -> None:
@@ -456,7 +461,7 @@ class _Loading:
 
 
 def _skip(offset: int, error: MalformedRecord) -> None:
-    # The others must not suffer for it; but nothing of ours writes such a record.
+    # Other groups must still load. No broker of ours writes such a record.
     logger.error("the record at offset %d of %s is skipped: %s", offset, OFFSETS_TOPIC, error)
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from minibroker.broker.cluster.forwarding import ForwardingManager
 from minibroker.broker.cluster.metadata_cache import MetadataCache
-from minibroker.broker.groups.groups import Groups
+from minibroker.broker.groups.coordination import GroupCoordination
 from minibroker.broker.handlers.administration import Administration
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.auto_topic_creation import AutoTopicCreation
@@ -41,7 +41,7 @@ class Services(msgspec.Struct):
     producer_ids: ProducerIds
     administration: Administration
     forwarding: ForwardingManager
-    groups: Groups
+    groups: GroupCoordination
     auto_topic_creation: AutoTopicCreation
     transcoder: Transcoder
     topic_purgatory: Purgatory[DelayedOperation]

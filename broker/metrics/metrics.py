@@ -36,7 +36,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from minibroker.broker.groups.groups import Groups
+from minibroker.broker.groups.coordination import GroupCoordination
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.network.metrics import ApiMetrics
 from minibroker.broker.network.server import SocketServer
@@ -266,7 +266,7 @@ class BrokerMetrics(Collector):
         self,
         server: SocketServer,
         replicas: ReplicaManager,
-        groups: Groups,
+        groups: GroupCoordination,
         logs: LogDirs,
         purgatories: Sequence[Purgatory[Any]],
         controller: MeasuredController,

@@ -287,7 +287,7 @@ def offsets_age_by_their_stamps(patches: Patches) -> None:
     def unused(original: Any, self: GroupRemoval, group: Group, now_s: float) -> list[TopicPartition]:
         if not group.is_in(GroupState.EMPTY):
             return original(self, group, now_s)  # type: ignore[no-any-return]
-        oldest_ms = self._clock.wall_ms() - self._config.offsets_retention_minutes * 60_000
+        oldest_ms = self._terms._clock.wall_ms() - self._config.offsets_retention_minutes * 60_000
         return [one for one, value in group.offsets.settled() if value.commit_timestamp_ms <= oldest_ms]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from minibroker.broker.groups.groups import Groups
+from minibroker.broker.groups.coordination import GroupCoordination
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.dispatch import dispatcher
 from minibroker.broker.handlers.services import ControlEpoch, Services
@@ -65,7 +65,9 @@ class Peer:
             configs=None,  # type: ignore[arg-type]  # nor to ZooKeeper
             sessions=None,  # type: ignore[arg-type]
             forwarding=None,  # type: ignore[arg-type]  # nor do brokers that are not the controller
-            groups=Groups(broker.world, broker.config, broker.metadata, broker.replicas, broker.supervisor.start),
+            groups=GroupCoordination(
+                broker.world, broker.config, broker.metadata, broker.replicas, broker.supervisor.start
+            ),
             auto_topic_creation=None,  # type: ignore[arg-type]
             transcoder=Transcoder(broker.replicas, broker.world.new_executor("transcoding")),
             topic_purgatory=Purgatory[DelayedOperation]("topics", Timer()),

@@ -1,4 +1,4 @@
-"""Everything that has to do with groups, put together: what handlers and metrics are given."""
+"""The group coordinator of a broker, composed of its parts for handlers and metrics."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -13,7 +13,7 @@ from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.world import World
 
 
-class Groups:
+class GroupCoordination:
     def __init__(
         self,
         world: World,
@@ -22,11 +22,12 @@ class Groups:
         replicas: ReplicaManager,
         start_task: Callable[[Coroutine[Any, Any, None], str], object],
     ) -> None:
-        """Before the first control request: from then on it hears of what this broker leads."""
+        """Create this before the first control request, because control requests announce the partitions that the
+        broker leads."""
         self.terms = Terms(world.clock, config, metadata, replicas, start_task)
         self.members = GroupCoordinator(world.clock, world.random, config, metadata, self.terms)
         self.commits = OffsetCommits(world.clock, config, metadata, self.terms, self.members)
-        self.removal = GroupRemoval(world.clock, config, metadata, self.terms, start_task)
+        self.removal = GroupRemoval(config, metadata, self.terms, start_task)
         replicas.add_listener(self.terms)
         self._start_task = start_task
 
