@@ -25,7 +25,7 @@ from minibroker.broker.handlers.services import ControlEpoch, Services
 from minibroker.broker.metrics.listener import MetricsListener
 from minibroker.broker.metrics.metrics import BrokerMetrics, LoopLag, exposition, recovery_metrics
 from minibroker.broker.metrics.timeline_file import TimelineFile, read_last
-from minibroker.broker.network.handler_pool import Rest
+from minibroker.broker.network.handler_pool import Continuation
 from minibroker.broker.network.server import Request, SocketServer
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.broker.replication.manager import ReplicaManager
@@ -391,7 +391,7 @@ class Broker:
         if self._replicas.has_settings_of(topic):
             await self._replicas.topic_config_changed(topic, session)
 
-    async def _dispatch(self, request: Request) -> Rest | None:
+    async def _dispatch(self, request: Request) -> Continuation | None:
         return await self._handle(request)
 
     async def _session(self) -> ZooKeeperSession:

@@ -33,11 +33,11 @@ from minibroker.broker.handlers.metadata import handle_api_versions, handle_desc
 from minibroker.broker.handlers.produce import handle_produce
 from minibroker.broker.handlers.producer_ids import handle_describe_producers, handle_init_producer_id
 from minibroker.broker.handlers.services import Services
-from minibroker.broker.network.handler_pool import RequestHandler, Rest
+from minibroker.broker.network.handler_pool import Continuation, RequestHandler
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol import apis
 
-Handler = Callable[[Services, Request], Awaitable[Rest | None]]
+Handler = Callable[[Services, Request], Awaitable[Continuation | None]]
 
 HANDLERS: dict[int, Handler] = {
     apis.PRODUCE.key: handle_produce,
@@ -87,7 +87,7 @@ def dispatcher(services: Services) -> RequestHandler:
     """What the server calls for each request. A BrokerError raised answers the request with its code; so does one that
     says that the sender may not ask this (`Api.caller`)."""
 
-    def dispatch(request: Request) -> Awaitable[Rest | None]:
+    def dispatch(request: Request) -> Awaitable[Continuation | None]:
         if request.api.caller is not apis.Caller.ANYBODY:
             services.authorizer.check(request)
         return HANDLERS[request.api.key](services, request)

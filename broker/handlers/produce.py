@@ -6,7 +6,7 @@ from operator import not_
 
 from minibroker.broker.handlers.node_endpoints import node_endpoints
 from minibroker.broker.handlers.services import Services, check_named_once
-from minibroker.broker.network.handler_pool import Rest
+from minibroker.broker.network.handler_pool import Continuation
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.delayed import ProduceStatus, refused_append
 from minibroker.broker.replication.manager import ToAppend
@@ -28,7 +28,7 @@ from minibroker.protocol.records.header import COMPRESSION_MASK
 LEGAL_ACKS = (-1, 0, 1)
 
 
-async def handle_produce(services: Services, request: Request) -> Rest | None:
+async def handle_produce(services: Services, request: Request) -> Continuation | None:
     """P3. Each partition succeeds or fails by itself. With acks 0 nothing is answered; an error then closes the
     connection, which is all that such a producer can notice."""
     body = request.body

@@ -221,6 +221,34 @@ UNAUTHORIZED = _Field(
     lambda api: api.unauthorized,
 )
 
+PLANE_GAUGES = (
+    _Field(
+        "network_requestchannel_requestqueuesize", "Requests that wait for a handler", lambda plane: len(plane.channel)
+    ),
+    _Field(
+        "network_requestchannel_requestqueuebytes",
+        "Bytes of requests that wait for a handler or are in one",
+        lambda plane: plane.channel.bytes,
+    ),
+    _Field(
+        "network_requestchannel_connectionswaiting",
+        "Connections not read from because the request queue is full",
+        lambda plane: plane.channel.in_line,
+    ),
+    _Field("server_socket_server_metrics_connection_count", "Open connections", lambda plane: plane.quotas.total),
+    _Field(
+        "server_kafkarequesthandlerpool_requesthandleravgidlepercent",
+        "The fraction of its time since the start, 0 to 1, for which the average request handler was idle",
+        lambda plane: plane.pool.idle_ratio(),
+    ),
+    _Field("server_kafkarequesthandlerpool_size", "Request handlers", lambda plane: plane.pool.size),
+)
+HANDLER_BUSY = _Field(
+    "server_kafkarequesthandlerpool_busy_seconds",
+    "Seconds that all request handlers together have spent in requests",
+    lambda plane: plane.pool.busy_s,
+)
+
 TRAFFIC_COUNTERS = (
     _Field("bytesin", "Bytes of batches appended for producers", lambda traffic: traffic.bytes_in),
     _Field("messagesin", "Records appended for producers", lambda traffic: traffic.messages_in),
@@ -306,38 +334,10 @@ class BrokerMetrics(Collector):
                 count, seconds = times(api)
                 family.add_metric(labels, count, seconds * 1_000)
             yield family
-        for name, documentation, of_plane in (
-            ("network_requestchannel_requestqueuesize", "Requests that wait for a handler", server.request_queue_size),
-            (
-                "network_requestchannel_requestqueuebytes",
-                "Bytes of requests that wait for a handler or are in one",
-                server.request_queue_bytes,
-            ),
-            (
-                "network_requestchannel_connectionswaiting",
-                "Connections not read from because the request queue is full",
-                server.connections_waiting,
-            ),
-            ("server_socket_server_metrics_connection_count", "Open connections", server.connection_count),
-            (
-                "server_kafkarequesthandlerpool_requesthandleravgidlepercent",
-                "The part of its time since the start, 0 to 1, in which the average request handler was idle",
-                server.handler_idle_ratio,
-            ),
-            ("server_kafkarequesthandlerpool_size", "Request handlers", server.handler_count),
-        ):
-            gauge = GaugeMetricFamily(f"kafka_{name}", documentation, labels=["plane"])
-            for plane in Plane:
-                gauge.add_metric([plane.value], of_plane(plane))
-            yield gauge
-        busy = CounterMetricFamily(
-            "kafka_server_kafkarequesthandlerpool_busy_seconds",
-            "Seconds that all request handlers together have spent in requests",
-            labels=["plane"],
-        )
-        for plane in Plane:
-            busy.add_metric([plane.value], server.handler_busy_s(plane))
-        yield busy
+        planes = [([plane.value], server.planes[plane]) for plane in Plane]
+        for field in PLANE_GAUGES:
+            yield from _gauges("kafka_", field, ["plane"], planes)
+        yield from _counters("kafka_", HANDLER_BUSY, ["plane"], planes)
         software = GaugeMetricFamily(
             "kafka_server_socket_server_metrics_connections",
             "Open connections of clients that say what they are (KIP-511)",

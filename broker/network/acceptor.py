@@ -1,4 +1,4 @@
-"""One acceptor per listener: applies the connection limits and hands connections to processors in turn."""
+"""Accepts the connections of a listener: applies the limits and distributes connections over the processors in turn."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Acceptor:
         clock: Callable[[], float],
         room: Callable[[], str | None],
     ) -> None:
-        """`room`: why there is none for another connection, whatever the quotas say."""
+        """`room` returns why there is no room for another connection, regardless of the quotas, or None."""
         self.name = name
         self.listener = listener
         self.processors = list(processors)
-        """Those that get new connections."""
+        """The processors that receive new connections."""
         self._retired: list[Processor] = []
         self._is_started = False
         self._quotas = quotas
@@ -44,7 +44,7 @@ class Acceptor:
         self._log_refusals_after = 0.0
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Begin to accept connections."""
         self._is_started = True
         for processor in self.processors:
             processor.start()
@@ -52,11 +52,11 @@ class Acceptor:
 
     @property
     def all_processors(self) -> list[Processor]:
-        """Also those that only keep the connections that they have."""
+        """All processors, including those that only serve their existing connections."""
         return self.processors + self._retired
 
     def resize(self, count: int, make: Callable[[], Processor]) -> None:
-        """So many processors get new connections from now on."""
+        """Change the number of processors that receive new connections."""
         while len(self.processors) > count:
             self._retired.append(self.processors.pop())
         while len(self.processors) < count:
@@ -69,7 +69,7 @@ class Acceptor:
         self._next_processor %= count
 
     async def close(self) -> None:
-        """Accept no more, and wait until every connection accepted is its processor's."""
+        """Stop accepting, and wait until each accepted connection belongs to its processor."""
         await self.listener.close()
         await asyncio.gather(*self._handing_over)
 
@@ -94,10 +94,10 @@ class Acceptor:
             await processor.adopt(incoming, lambda: self._quotas.close(address))
         except OSError as error:
             self._quotas.close(address)
-            logger.info("%s on listener %s was gone before it was accepted: %s", incoming.peer, self.name, error)
+            logger.info("%s on listener %s disconnected before it was accepted: %s", incoming.peer, self.name, error)
 
     def _log_refusal(self, peer: str, reason: str, now: float) -> None:
-        """One line per second at most: a flood of connections must not become a flood of lines."""
+        """Log refusals at most once per second, so that a flood of connections does not flood the log."""
         self._metrics.connections_refused += 1
         self._refused_since_log += 1
         if now < self._log_refusals_after:

@@ -1,8 +1,9 @@
-"""Which dialect a connection speaks, by the beginning of its first frame.
+"""Chooses the dialect of a connection by the beginning of its first frame.
 
-After the length our own frames begin with 0x95, an array of five; Kafka's with the high byte of an API key, 0x00. So
-the first five bytes tell. They are read by themselves: the connection then has the one dialect, as if it had never had
-another, and no frame costs anything more. What begins with neither is for our own, which says what is wrong with it.
+After the length, our own frames begin with 0x95, an array of five, and Kafka's with the high byte of an API key, 0x00.
+The first five bytes therefore suffice. They are read separately; then the chosen dialect takes over as if it had been
+there from the beginning, and later frames cost nothing more. Other beginnings go to our own dialect, which reports the
+error.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _STRANGERS = {
     b"HEAD": "HTTP, where Kafka's protocol is spoken: metrics are at metrics.listener",
     b"POST": "HTTP, where Kafka's protocol is spoken",
 }
-"""Often met, and else a frame of a gigabyte."""
+"""Common strays. Their first bytes would parse as a frame length of 1 GB."""
 
 
 class FirstFrame:
-    """The dialect of a connection of which fewer than five bytes have been read. `chosen` is called with the one that
-    takes its place, which has these bytes already."""
+    """The dialect of a connection until five bytes have been read. `chosen` is called with its successor, which already
+    has these bytes."""
 
     answers_in_order = False
     send_buffer_bytes = None
@@ -60,7 +61,7 @@ class FirstFrame:
         return memoryview(self._prefix)[self._filled :]
 
     def received(self, count: int) -> Sequence[Frame]:
-        """Raises BadInput, as the chosen dialect's, and for what is neither's, where that is no legal length."""
+        """Raise BadInput like the chosen dialect, and for other beginnings whose length is invalid."""
         self._filled += count
         length = int.from_bytes(self._prefix[:_LENGTH_BYTES], "big", signed=True)
         if self._filled >= _LENGTH_BYTES and length > self._max_request_bytes:

@@ -12,16 +12,17 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 
 logger = logging.getLogger("minibroker.network")
 
-Rest = Awaitable[None]
-"""What is left of a request, and waits for a thread for long. Its connection's next request waits for it, and nobody
-else's: there are few handler tasks, and they go on, and the channel has room again. So what rests hold is bounded by
-the connections alone, of which each has one at most, as in Kafka, whose channels know no bytes."""
+Continuation = Awaitable[None]
+"""The rest of a request's handling, which waits long for a thread. The connection's next request waits for it; the few
+handler tasks continue with other requests, and the channel has room again. Each connection has at most one
+continuation, so only the number of connections bounds their memory, as in Kafka, whose channels do not count bytes."""
 
-RequestHandler = Callable[[Request], Awaitable[Rest | None]]
+RequestHandler = Callable[[Request], Awaitable[Continuation | None]]
 
 
 class RequestHandlerPool:
-    """`size` handler tasks on one channel. Whatever a handler raises is answered, and the task goes on."""
+    """`size` handler tasks on one channel. An exception of a handler is answered as an error, and the task
+    continues."""
 
     def __init__(
         self,
@@ -39,20 +40,20 @@ class RequestHandlerPool:
         self._metrics = metrics.per_api
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
-        self._rests: set[asyncio.Task[None]] = set()
+        self._continuations: set[asyncio.Task[None]] = set()
         self._capacity_s = 0.0
-        """Seconds that all tasks together have had until `_since_s`."""
+        """Seconds of task time available until `_since_s`, over all tasks."""
         self._since_s: float | None = None
-        """When it was started, or given its present size."""
+        """Time of the start or of the last resize."""
         self.busy_s = 0.0
-        """Seconds spent in handlers, waiting for disks included but for rests, added up over the tasks."""
+        """Seconds spent in handlers, over all tasks. Waits for disks are included, continuations are not."""
 
     def start(self) -> None:
         self._since_s = self._clock()
         self._add_tasks()
 
     def resize(self, size: int) -> None:
-        """At any time. Of tasks that are too many each ends with the request that it has, or gets next."""
+        """Change the number of tasks, at any time. Excess tasks end after their current or next request."""
         if self._since_s is None or size == self.size:
             self.size = size
             return
@@ -69,18 +70,19 @@ class RequestHandlerPool:
             self._tasks.append(loop.create_task(self._handle_requests(), name=name))
 
     def idle_ratio(self) -> float:
-        """The part of its time, since the start, in which the average task had nothing to do: 1.0 is all of it.
-        (Kafka's RequestHandlerAvgIdlePercent.) It is low if handlers wait for something; if they use up the
-        processor, that shows in the event loop's lag instead."""
+        """Return the fraction of its time since the start for which the average task was idle (Kafka's
+        RequestHandlerAvgIdlePercent). It is low if handlers wait; if they use up the processor, the event loop's lag
+        shows it instead."""
         if self._since_s is None:
             return 1.0
         capacity_s = self._capacity_s + (self._clock() - self._since_s) * self.size
         return 1.0 - self.busy_s / capacity_s if capacity_s > 0 else 1.0
 
     async def close(self, grace_s: float) -> None:
-        """Let the tasks handle what is queued in the channel, which must be closed; after `grace_s` cancel them."""
+        """Let the tasks handle the requests queued in the channel, which must be closed. Cancel them after
+        `grace_s`."""
         deadline_s = asyncio.get_running_loop().time() + grace_s
-        for tasks in (self._tasks, self._rests):  # which may become more until the tasks have ended
+        for tasks in (self._tasks, self._continuations):  # these may grow until the tasks have ended
             if not tasks:
                 continue
             left_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
@@ -106,27 +108,27 @@ class RequestHandlerPool:
                 if request is None:
                     return
             request.dequeued_at = now
-            rest, failed = await self._attempt(request, handler)
+            continuation, failed = await self._attempt(request, handler)
             now = clock()
             self.busy_s += now - request.dequeued_at
             channel.handled(request)
-            if rest is None:
+            if continuation is None:
                 self._handled(request, failed, now, wake=False)
             else:
-                task = loop.create_task(self._finish(request, rest), name=f"rest of {request!r}")
-                self._rests.add(task)
-                task.add_done_callback(self._rests.discard)
+                task = loop.create_task(self._finish(request, continuation), name=f"continuation of {request!r}")
+                self._continuations.add(task)
+                task.add_done_callback(self._continuations.discard)
             if len(self._tasks) > self.size:
                 this = asyncio.current_task()
                 self._tasks = [task for task in self._tasks if task is not this]
                 return
 
-    async def _finish(self, request: Request, rest: Rest) -> None:
-        _, failed = await self._attempt(request, lambda _: rest)
+    async def _finish(self, request: Request, continuation: Continuation) -> None:
+        _, failed = await self._attempt(request, lambda _: continuation)
         self._handled(request, failed, self._clock(), wake=True)
 
-    async def _attempt(self, request: Request, handler: RequestHandler) -> tuple[Rest | None, bool]:
-        """What is left, and whether it has failed, which is answered then."""
+    async def _attempt(self, request: Request, handler: RequestHandler) -> tuple[Continuation | None, bool]:
+        """Run the handler. Return its continuation, if any, and whether it failed; a failure is answered here."""
         try:
             return await handler(request), False
         except BrokerError as error:

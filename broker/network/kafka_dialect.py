@@ -1,16 +1,16 @@
-"""Kafka's own protocol, as its clients speak it (`protocol/kafka`).
+"""Kafka's own protocol, for its clients (`protocol/kafka`).
 
-What differs from our own: answers leave in the order of the requests; a request with acks 0 has none; an error of a
-request as a whole is said in the body, in a place of its own for each API.
+It differs from our own as follows: answers leave in the order of the requests, a request with acks 0 has no answer, and
+an error of a whole request is part of the body, at a place that depends on the API.
 
-In Kafka no request is handled before the one before it has been answered. Here Produce is an exception: a producer
-that has five batches on their way gets them replicated together, not one by one. So is Metadata, which changes nothing
-and may wait for an election (`handlers.metadata`). All else stays as in Kafka, since clients rely on it: an OffsetFetch
-that comes after an OffsetCommit finds what that has written.
+Kafka handles a request only when the previous one has been answered. Here Produce is an exception: the five batches
+that a producer has in flight are replicated together, not one by one. Metadata is another: it changes nothing and may
+wait for an election (`handlers.metadata`). All other APIs work as in Kafka, since clients rely on it: an OffsetFetch
+after an OffsetCommit returns the committed offsets.
 
-Bad input closes the connection without an answer, as in Kafka, with two exceptions. ApiVersions in a version that is
-not served is answered in version 0 with UNSUPPORTED_VERSION and all that is served, and its sender goes on with that.
-Produce in the versions that are advertised and not served is refused with the same error.
+Bad input closes the connection without an answer, as in Kafka, with two exceptions. ApiVersions in an unsupported
+version is answered in version 0 with UNSUPPORTED_VERSION and all supported versions, and the client continues with
+that. Produce in versions that are listed but not supported is rejected with the same error.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ logger = logging.getLogger("minibroker.network")
 
 
 _OVERLAPPING = {PRODUCE.key, METADATA.key}
-"""A producer has several Produce requests under way, and what it asks of Metadata is not about these. Whatever else it
-sends may be: who asks where a log ends, behind a Produce request, counts on finding that in it."""
+"""A producer has several Produce requests in flight, and its Metadata requests do not concern them. Other requests may:
+a client that asks for a log's end after a Produce request expects the produced records to be counted."""
 _ZSTD_SINCE = {PRODUCE.key: 7, FETCH.key: 10}
-"""Versions of Kafka 2.1, with which zstd came."""
+"""Versions of Kafka 2.1, which introduced zstd."""
 
 
 class KafkaListener:
-    """What is the same for all connections of a listener."""
+    """The state that all connections of a listener share."""
 
     def __init__(self, max_request_bytes: int) -> None:
         self.max_request_bytes = max_request_bytes
 
     def limit_of(self, prefix: bytes) -> int:
-        """How large the frame may be that begins with this."""
+        """Return the size limit of a frame that begins with this prefix."""
         if kafka.api_key_of(prefix) == PRODUCE.key:
             return self.max_request_bytes
         return min(MAX_SMALL_REQUEST_BYTES, self.max_request_bytes)
@@ -56,10 +56,10 @@ class KafkaDialect(FrameReader):
 
     answers_in_order = True
     send_buffer_bytes = 200 * 1024
-    """Where client and brokers share two cores, librdkafka reads a twentieth more than with the megabytes that the
-    system would hold: less falls out of the processor's cache between being sent and being read. With the 100 KiB of
-    Kafka's `socket.send.buffer.bytes` aiokafka reads a fiftieth less. Our own client reads an eighth less than with
-    the megabytes (`docs/benchmarks.md`). More than 208 KiB older kernels do not give."""
+    """With client and brokers on two cores, librdkafka reads 5% more than with the system's default of some MiB,
+    because less data leaves the processor's cache between sending and reading. With the 100 KiB of Kafka's
+    `socket.send.buffer.bytes`, aiokafka reads 2% less. Our own client reads 12% less than with the default
+    (`docs/benchmarks.md`). Older kernels allow at most 208 KiB."""
     reads_columns = False
     drops_unnamed_brokers = True
     rests_on_named_leaders = True
@@ -92,8 +92,8 @@ class KafkaDialect(FrameReader):
             ):
                 return API_VERSIONS, header, ApiVersionsRequest()
             api = kafka.check_supported(kafka.KAFKA_APIS.get(header.api_key), header)
-            # What may follow is left alone, as in Kafka: librdkafka asks for the metadata of all topics with three
-            # bytes more than there should be.
+            # Trailing bytes are ignored, as in Kafka: librdkafka asks for the metadata of all topics with three bytes
+            # too many.
             body = api.read_request(reader, header.api_version)
         except InvalidMessage as error:
             what = "not a request header" if header is None else f"{header} of Kafka's protocol"
@@ -108,14 +108,14 @@ class KafkaDialect(FrameReader):
             if version > api.max_version:
                 body.error_code = ErrorCode.UNSUPPORTED_VERSION
             if body.error_code:
-                version = 0  # which everybody can read
+                version = 0  # which every client can read
         frame = kafka.begin_response(api, version, asked.correlation_id)
         try:
             api.write_response(frame, body, version)
-        except StructError as error:  # what our own clients have called something may be too long for this version
+        except StructError as error:  # a name chosen by our own clients may be too long for this version
             logger.error("%s in version %d of Kafka's protocol cannot be answered: %s", api.name, version, error)
             frame = kafka.begin_response(api, version, asked.correlation_id)
-            failed = api.failed(asked.body, ErrorCode.UNKNOWN_SERVER_ERROR, "this version cannot say the answer")
+            failed = api.failed(asked.body, ErrorCode.UNKNOWN_SERVER_ERROR, "this version cannot express the answer")
             api.write_response(frame, failed, version)
         return frame.pieces()
 
@@ -127,7 +127,7 @@ class KafkaDialect(FrameReader):
 
     def _refused(self, api: KafkaApi, header: kafka.RequestHeader, body: Message) -> BadInput:
         reason = (
-            f"version {header.api_version} of {api.name} in Kafka's protocol, whose records nobody writes any more; "
+            f"version {header.api_version} of {api.name} in Kafka's protocol has an obsolete format of records; "
             f"this broker serves {api.min_version} to {api.max_version}: upgrade the client"
         )
         if isinstance(body, ProduceRequest) and body.acks == 0:

@@ -1,4 +1,4 @@
-"""Counters and sums of the network layer. Plain attributes: whoever exports them reads them."""
+"""Counters and sums of the network layer, as plain attributes that the exporter reads."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class ApiMetrics:
         self.handled = 0
         """Requests whose handler has returned."""
         self.answered = 0
-        """Requests that were answered, or that need no answer."""
+        """Requests that were answered or need no answer."""
         self.errors = 0
         """Handlers that raised."""
         self.unauthorized = 0
-        """Of those: the sender may not ask this (CLUSTER_AUTHORIZATION_FAILED)."""
+        """Errors because the sender was not authorized (CLUSTER_AUTHORIZATION_FAILED)."""
         self.request_bytes = 0
         self.request_queue_s = 0.0
-        """From the arrival of the last byte until a handler took it."""
+        """From the arrival of the last byte until a handler took the request."""
         self.local_s = 0.0
         """In the handler."""
         self.remote_s = 0.0
@@ -46,19 +46,18 @@ class ApiMetrics:
         self.total_s = 0.0
         """From the arrival of the last byte until the request was answered."""
         self.send_s = 0.0
-        """From the answer until the transport had been given it. What the peer is too slow to take waits there
-        unmeasured."""
+        """From the answer until the transport accepted it. The time that a slow peer takes to read is not measured."""
 
 
 class ClientSoftware:
-    """Open connections by what their clients say they are (KIP-511): at most MAX_SOFTWARE names and versions at a time,
-    and OTHER for what comes beyond that."""
+    """Open connections by client software (KIP-511): at most MAX_SOFTWARE names and versions at a time, and OTHER for
+    all others."""
 
     def __init__(self) -> None:
         self.connections: dict[tuple[str, str], int] = {}
 
     def add(self, name: str, version: str) -> tuple[str, str]:
-        """One more connection. Returns what to `remove` once it is gone."""
+        """Count a connection. Returns the key to pass to `remove` when it closes."""
         software = (name, version)
         if software not in self.connections and len(self.connections) >= MAX_SOFTWARE:
             software = OTHER
@@ -79,9 +78,10 @@ class NetworkMetrics:
         """By API key."""
         self.connections_opened = 0
         self.connections_refused = 0
-        """Over a connection limit."""
+        """Connections refused because of a limit."""
         self.bad_input = 0
-        """Connections closed because of what they sent."""
+        """Connections closed because of invalid input."""
         self.idle_closed = 0
         self.slow_closed = 0
-        """Connections closed because a frame or the reading of responses took too long, or held too much memory."""
+        """Connections closed because a frame or the reading of responses took too long, or because unread responses
+        took too much memory."""

@@ -10,18 +10,18 @@ from minibroker.protocol.connections.framing import FrameReader, FrameTooLarge, 
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.messages import Message, RequestEnvelope
 
-_PREFIX = 16  # the bytes of a frame in which its correlation id is
+_PREFIX = 16  # the first bytes of a frame, which include its correlation id
 
 
 class NativeListener:
-    """What is the same for all connections of a listener: the APIs that it serves, and how large a frame may be."""
+    """The state that all connections of a listener share: its APIs and the size limits of frames."""
 
     def __init__(self, name: str, plane: apis.Plane, max_request_bytes: int) -> None:
         self.name = name
         self.plane = plane
         self.max_request_bytes = max_request_bytes
         self.apis = {key: api for key, api in apis.APIS.items() if api.plane in (plane, None)}
-        # The control plane's requests come from brokers and speak of every partition that there is.
+        # The control plane's requests come from brokers and may cover every partition of the cluster.
         large = {key for key, api in self.apis.items() if api is apis.PRODUCE or api.plane is apis.Plane.CONTROL}
         self.limit_of = request_limit(max_request_bytes, frozenset(large))
 
@@ -30,9 +30,9 @@ class NativeListener:
         if api is None:
             return ErrorCode.INVALID_REQUEST, f"unknown API {envelope.api_key}"
         if api.key not in self.apis:
-            reason = f"{api.name} is not for listener {self.name}, which is the {self.plane.value} plane's"
+            reason = f"{api.name} is not served on listener {self.name} of the {self.plane.value} plane"
             if self.plane is apis.Plane.CONTROL:
-                reason += ": clients connect to another one"
+                reason += ": connect clients to another listener"
             return ErrorCode.INVALID_REQUEST, reason
         versions = f"{api.min_version} to {api.max_version}"
         reason = f"version {envelope.api_version} of {api.name}; this broker knows {versions}"
@@ -85,7 +85,7 @@ class NativeDialect(FrameReader):
 
 
 def _bad_input(reason: str, code: ErrorCode, prefix: bytes, frames: list[Frame] | None = None) -> BadInput:
-    """With an answer, if the frame's first bytes say which request to answer."""
+    """Return the error with an answer, if the frame's first bytes identify the request."""
     correlation_id = correlation_id_of(prefix)
     answer = None if correlation_id is None else [apis.encode_error(correlation_id, code, reason)]
     return BadInput(reason, answer, frames or [])

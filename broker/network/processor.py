@@ -1,40 +1,38 @@
-"""Processors, and the connections that they own: from sockets to the channel, and back (Kafka's Processor).
+"""Processors and their connections: from sockets to the request channel and back (Kafka's Processor).
 
-The problem. A connection is driven from four sides: its socket brings bytes, its socket stops taking bytes, a
-handler returns, a request that was handled long ago is answered. Whatever happens, requests must reach their
-handlers in the order in which they were sent, and a peer that sends too fast, too slowly, nonsense or nothing
-must cost little.
+The problem. Four kinds of events drive a connection: its socket receives bytes, its socket stops accepting bytes, a
+handler returns, a request that was handled long ago is answered. In any case, requests must reach their handlers in the
+order in which they were sent, and a peer that sends too fast, too slowly, invalid bytes or nothing must cost little.
 
-The choice. Frames that were cut go to the connection's backlog. One method, `_advance`, dispatches the next one if
-nothing forbids it, and lets the socket be read or not; every event changes some state and calls it. What forbids
-dispatching:
+The choice. Complete frames go to the connection's backlog. One method, `_advance`, dispatches the next frame if nothing
+prevents it, and starts or stops reading from the socket; every event changes some state and calls it. These conditions
+prevent dispatching:
 
-- **mute**: the previous request is queued or its handler has not returned (in Kafka: it is not answered; so it is here
-  with a dialect whose answers leave in order, but for requests that may overlap with others of their kind: answers are
-  held back then until their turn has come, and nothing is dispatched while they hold too much);
-- the request channel is full: the connection stands in line and is not read from;
-- too many requests, or bytes of requests, of this connection are unanswered; or its responses are not being read
-  (the transport has called `pause_writing`): it is not read from either, so the peer's own socket fills up.
+- **mute**: the previous request is queued or its handler has not returned. (In Kafka: it is not answered. The same
+  holds here for a dialect whose answers leave in order, except for requests that may overlap with others of their kind:
+  their answers are held back until earlier ones have left, and nothing is dispatched while too many bytes are held.)
+- The request channel is full: the connection stands in line and is not read from.
+- Too many requests, or bytes of requests, of this connection are unanswered, or its responses are not being read (the
+  transport has called `pause_writing`): it is not read from either, so the peer's own socket fills up.
 
-While a connection is merely muted it is read ahead, up to READ_AHEAD_BYTES: a pipelining peer whose requests are
-handled in one go then never costs the two system calls of pausing and resuming.
+While a connection is only muted, it is read ahead, up to READ_AHEAD_BYTES. A pipelining peer whose requests are handled
+quickly then never costs the two system calls of pausing and resuming.
 
-What the bytes mean is for the connection's dialect to say (`dialect.py`), which its first bytes choose
-(`first_frame.py`).
+The connection's dialect (`dialect.py`) interprets the bytes; the first bytes choose it (`first_frame.py`).
 
-Bad input ends a connection, with one log line and, where the request's correlation id can be read, an error
-response. What was sent before it is handled first, since a peer may take the absence of an answer for a failure of
-that request. Likewise, what a peer sent before it closed the connection is handled: a producer with acks=0 may do
-so. But answers to it are then dropped.
+Bad input ends a connection, with one log line and, if the request's correlation id can be read, an error response.
+Earlier requests are handled first, since a peer may take a missing answer for a failure of its request. Likewise,
+requests that a peer sent before it closed the connection are handled, as a producer with acks=0 may do that; their
+answers are dropped.
 
-Deadlines (a frame that does not get finished, responses that are not read, idleness) are looked at by one periodic
-sweep per processor. A timer per connection that is moved with every frame would cost more than the frame.
+One periodic sweep per processor checks the deadlines (an incomplete frame, unread responses, idleness). A timer per
+connection, moved with every frame, would cost more than the frame.
 
 Responses that are given in the same turn of the loop leave together: neither asyncio nor uvloop joins several writes
 into one system call, and a system call costs as much as the rest of a small request. But a response waits for others
-only where others are to be expected: there are more frames in the backlog, or it is given by something other than
-the connection's handler, as when a purgatory completes several. Large responses are never copied to be joined:
-their pieces leave as they are, in one call.
+only if others are likely: the backlog has more frames, or the response does not come from the connection's handler, as
+when a purgatory completes several. Large responses are never copied to be joined: their pieces leave as they are, in
+one call.
 """
 
 from __future__ import annotations
@@ -51,9 +49,9 @@ from minibroker.broker.network.first_frame import FirstFrame
 from minibroker.broker.network.kafka_dialect import KafkaDialect, KafkaListener
 from minibroker.broker.network.metrics import ApiMetrics, NetworkMetrics
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
+from minibroker.broker.network.ordered_answers import OrderedAnswers
 from minibroker.broker.network.request_channel import Request, RequestChannel, Session
 from minibroker.broker.network.settings import NetworkSettings
-from minibroker.broker.network.turns import Turns
 from minibroker.protocol.apis import Plane
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.world import Incoming
@@ -64,13 +62,13 @@ READ_AHEAD_BYTES = 128 * 1024
 """More than one read can bring in small frames, so that a single read never pauses a connection."""
 
 RESPONSE_HIGH_WATER_BYTES = 1024 * 1024
-"""A connection with more unsent bytes than this is not read from any more, until a quarter of them is left."""
+"""The unsent bytes above which a connection is no longer read from, until only a quarter of them is left."""
 
 LARGE_RESPONSE_BYTES = 64 * 1024
 
 
 class Processor:
-    """Owns connections of one listener. Guarantees that each is closed when its time is up, and at `close`."""
+    """Owns connections of one listener. Guarantees that each is closed at its deadline, and at `close`."""
 
     def __init__(
         self,
@@ -95,8 +93,8 @@ class Processor:
             connection.chose_dialect,
             settings.socket_request_max_bytes,
         )
-        """Makes one for each connection."""
-        if plane is Plane.CONTROL:  # to which only brokers talk, who speak our own
+        """Creates the dialect of a connection."""
+        if plane is Plane.CONTROL:  # only brokers connect here, with our own dialect
             self.new_dialect = lambda connection: NativeDialect(native)
         self.connections: dict[Connection, None] = {}
         self._nobody_left = asyncio.Event()
@@ -110,11 +108,11 @@ class Processor:
         await incoming.attach(lambda: Connection(self, incoming.peer, on_lost))
 
     def start(self) -> None:
-        """Begin to look at deadlines."""
+        """Begin to check deadlines."""
         self._sweep_timer = asyncio.get_running_loop().call_later(self._sweep_interval_s(), self._sweep)
 
     async def close(self, grace_s: float) -> None:
-        """Close every connection; those whose responses are not read within `grace_s` lose them."""
+        """Close every connection. Responses that are not read within `grace_s` are lost."""
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         for connection in list(self.connections):
@@ -128,7 +126,7 @@ class Processor:
             await self._nobody_left.wait()
 
     def flush_soon(self, connection: Connection) -> None:
-        """Call `connection.flush` once the handlers have done what they can do in this turn of the loop."""
+        """Call `connection.flush` once the handlers are done in this turn of the loop."""
         self._to_flush.append(connection)
         if len(self._to_flush) == 1:
             self._loop.call_soon(self._flush)
@@ -161,7 +159,8 @@ class Processor:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection, from `connection_made` until all that it sent has been handled. See the module's essay."""
+    """One connection, from `connection_made` until all of its requests have been handled. See the head of this
+    module."""
 
     __slots__ = (
         "_backlog",
@@ -175,6 +174,7 @@ class Connection(asyncio.BufferedProtocol):
         "_muted",
         "_muted_until_answered",
         "_on_lost",
+        "_order",
         "_outgoing",
         "_overlaps",
         "_processor",
@@ -182,7 +182,6 @@ class Connection(asyncio.BufferedProtocol):
         "_refusal",
         "_software",
         "_transport",
-        "_turns",
         "_unanswered",
         "_unanswered_bytes",
         "_unwritten",
@@ -198,10 +197,10 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = peer
         self.listener = processor.listener
         self.session = Session()
-        self._turns: Turns[tuple[ApiMetrics, Answer | None, float]] | None = None
+        self._order: OrderedAnswers[tuple[ApiMetrics, Answer | None, float]] | None = None
         self.chose_dialect(processor.new_dialect(self))
         self.closed = False
-        """Nothing can be sent any more, because either side has closed."""
+        """Whether either side has closed, so that nothing can be sent any more."""
         self._processor = processor
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
@@ -209,10 +208,10 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog_bytes = 0
         self._outgoing: list[Buffer] = []
         self._has_large_outgoing = False
-        self._unwritten: list[tuple[ApiMetrics, float]] = []  # of those answers: when they were given
+        self._unwritten: list[tuple[ApiMetrics, float]] = []  # the times at which these answers were given
         self._muted = False
         self._muted_until_answered = False
-        self._overlaps = False  # the request that was dispatched last
+        self._overlaps = False  # whether the last dispatched request may overlap
         self._in_line = False
         self._closed_here = False
         self._refusal: BadInput | None = None
@@ -257,7 +256,7 @@ class Connection(asyncio.BufferedProtocol):
         self._advance(wake=True)
 
     def eof_received(self) -> None:
-        # The transport closes itself now. As in Kafka, a peer that has ended its side is taken to be gone.
+        # The transport closes itself now. As in Kafka, a peer that has closed its sending side is considered gone.
         self._end()
 
     def pause_writing(self) -> None:
@@ -295,9 +294,9 @@ class Connection(asyncio.BufferedProtocol):
         of_api.total_s += request.sent_at - request.received_at
         if request.handled_at:
             of_api.remote_s += request.sent_at - request.handled_at
-        if self._turns is not None:
+        if self._order is not None:
             size = 0 if answer is None else sum(map(len, answer))
-            for each in self._turns.answered(request.place, (of_api, answer, request.sent_at), size):
+            for each in self._order.answered(request.place, (of_api, answer, request.sent_at), size):
                 self._give(*each)
         elif answer is not None:
             self._give(of_api, answer, request.sent_at)
@@ -308,7 +307,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def handled(self, *, wake: bool) -> None:
         self._muted = self._muted_until_answered = (
-            self._turns is not None and self._unanswered > 0 and not self._overlaps
+            self._order is not None and self._unanswered > 0 and not self._overlaps
         )
         self._advance(wake=wake)
 
@@ -326,7 +325,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- the processor's side --
 
     def flush(self) -> None:
-        """Write the responses that were not written yet."""
+        """Write the pending responses."""
         outgoing = self._outgoing
         if not outgoing or self._transport is None or self._transport.is_closing():
             return
@@ -343,10 +342,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._write_paused_since is not None:
             unsent = self._transport.get_write_buffer_size()
             if unsent > self._processor.settings.max_unsent_response_bytes:
-                self._drop(f"{unsent} bytes of responses wait for it to read them")
+                self._drop(f"{unsent} bytes of responses are unread")
 
     def check_deadlines(self, now: float) -> None:
-        """Close the connection if its peer takes too long for something."""
+        """Close the connection if its peer has exceeded a deadline."""
         settings = self._processor.settings
         write_timeout_s = settings.write_timeout_ms / 1_000
         if self._closing_since is not None:
@@ -369,9 +368,9 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def chose_dialect(self, dialect: Dialect) -> None:
-        """The beginning of the first frame has told."""
+        """Use this dialect from now on."""
         self.dialect = dialect
-        self._turns = Turns() if dialect.answers_in_order else None
+        self._order = OrderedAnswers() if dialect.answers_in_order else None
         if dialect.send_buffer_bytes is not None:
             assert self._transport is not None
             connection = self._transport.get_extra_info("socket")
@@ -379,7 +378,7 @@ class Connection(asyncio.BufferedProtocol):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, dialect.send_buffer_bytes)
 
     def close(self) -> None:
-        """Dispatch nothing more, and close once the peer has read all responses that were given so far."""
+        """Stop dispatching, and close once the peer has read all responses given so far."""
         self._end()
         self.flush()
         self._closed_here = True
@@ -397,7 +396,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- inside --
 
     def _give(self, of_api: ApiMetrics, answer: Answer | None, answered_at: float) -> None:
-        """Send an answer, if there is one and somebody to take it, now or with others."""
+        """Send an answer, now or together with others, if there is one and the connection is open."""
         if answer is None or self.closed:
             return
         self._last_active = answered_at
@@ -415,7 +414,7 @@ class Connection(asyncio.BufferedProtocol):
         self._unwritten.clear()
 
     def _advance(self, *, wake: bool) -> None:
-        """Dispatch the next frame if nothing forbids it; read on, or stop reading."""
+        """Dispatch the next frame if nothing prevents it, and start or stop reading."""
         if not self._muted and not self._in_line:
             if self._backlog:
                 if self._may_dispatch() and not self._waits_for_answers():
@@ -425,7 +424,7 @@ class Connection(asyncio.BufferedProtocol):
                     else:
                         self._in_line = True
                         self._processor.channel.get_in_line(self, size)
-            elif self._refusal is not None and not self._has_turns_open():
+            elif self._refusal is not None and not self._has_open_answers():
                 self._refuse(self._refusal)
         self._update_reading()
 
@@ -436,21 +435,21 @@ class Connection(asyncio.BufferedProtocol):
             and self._unanswered < settings.max_in_flight_requests_per_connection
             and self._unanswered_bytes < settings.max_in_flight_bytes_per_connection
             and (
-                self._turns is None
+                self._order is None
                 or (
-                    self._turns.open < settings.max_in_flight_requests_per_connection
-                    and self._turns.held_bytes < RESPONSE_HIGH_WATER_BYTES
+                    self._order.open < settings.max_in_flight_requests_per_connection
+                    and self._order.held_bytes < RESPONSE_HIGH_WATER_BYTES
                 )
             )
         )
 
     def _waits_for_answers(self) -> bool:
-        """The first frame of the backlog is not handled until all that were sent before it have been answered."""
-        return self._turns is not None and self._unanswered > 0 and not self.dialect.may_overlap(self._backlog[0][0])
+        """Return whether the first frame of the backlog must wait until all earlier requests have been answered."""
+        return self._order is not None and self._unanswered > 0 and not self.dialect.may_overlap(self._backlog[0][0])
 
-    def _has_turns_open(self) -> bool:
-        """Answers must leave before anything else may."""
-        return self._turns is not None and self._turns.open > 0
+    def _has_open_answers(self) -> bool:
+        """Return whether answers must leave before anything else is sent."""
+        return self._order is not None and self._order.open > 0
 
     def _update_reading(self) -> None:
         if self.closed or self._transport is None:
@@ -472,7 +471,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _dispatch(self, wake: bool) -> None:
-        """Decode the first frame of the backlog and hand it to the channel, or refuse it."""
+        """Decode the first frame of the backlog and hand it to the channel, or reject it."""
         frame, received_at = self._backlog.popleft()
         size = len(frame)
         self._backlog_bytes -= size
@@ -480,7 +479,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             api, header, body = self.dialect.decode(frame)
         except BadInput as error:
-            if self._has_turns_open():
+            if self._has_open_answers():
                 self._refusal = error
                 self._backlog.clear()
                 self._backlog_bytes = 0
@@ -491,13 +490,13 @@ class Connection(asyncio.BufferedProtocol):
         self._unanswered += 1
         self._unanswered_bytes += size
         request = Request(self, processor.clock, api, header, body, size, received_at)
-        if self._turns is not None:
+        if self._order is not None:
             self._overlaps = self.dialect.may_overlap(frame)
-            request.place = self._turns.take_place()
+            request.place = self._order.take_place()
         processor.channel.offer(request, wake=wake)
 
     def _refuse(self, bad_input: BadInput) -> None:
-        """Answer bad input with an error, if it is known what to answer, and close."""
+        """Answer bad input with an error, if the request is known, and close."""
         logger.warning("%s on listener %s sent bad input, closed: %s", self.peer, self.listener, bad_input)
         self._processor.metrics.bad_input += 1
         self._refusal = None

@@ -1,21 +1,22 @@
-"""Connection limits (Kafka's ConnectionQuotas): how many in all, per address, and how fast new ones may come.
+"""Connection limits (Kafka's ConnectionQuotas): total, per address, and the rate of new connections.
 
-Pure: told the time, never asks for it. A connection over a limit is refused, that is closed at once, whichever
-limit it is. Kafka delays the ones that come too fast; but a delayed connection keeps its file descriptor, and a
-client that is refused backs off.
+Pure: receives the time, never reads it. A connection over any of the limits is refused, that is, closed at once. Kafka
+delays connections that come too fast, but a delayed connection keeps its file descriptor, and a refused client backs
+off.
 """
 
 from __future__ import annotations
 
 
 def why_too_few_descriptors(used: int, limit: int, kept: int) -> str | None:
-    """Why a connection must be refused although its limits allow it: every file of the broker takes a descriptor, too,
-    and a log that gets none cannot go on. `kept`: how many connections must leave. None: there are enough."""
+    """Return why a connection within its limits must be refused nevertheless, or None. Every file of the broker takes a
+    descriptor, and a log without one cannot continue. `kept` is the number of descriptors that connections must
+    leave."""
     if used <= limit - kept:
         return None
     return (
-        f"{used} of the {limit} files and connections that this process may have open are taken (`ulimit -n`), and the "
-        f"last {kept} are kept for the broker's own: raise the hard limit (`ulimit -Hn`, LimitNOFILE of systemd, "
+        f"{used} of the {limit} files and connections that this process may have open are taken (`ulimit -n`), and "
+        f"the last {kept} are reserved for the broker: raise the hard limit (`ulimit -Hn`, LimitNOFILE of systemd, "
         f"`--ulimit nofile` of Docker), or lower max.connections"
     )
 
@@ -27,20 +28,21 @@ class ConnectionQuotas:
         self._max_connections = max_connections
         self._max_connections_per_ip = max_connections_per_ip
         self._rate = max_connection_creation_rate
-        # A bucket of one second's worth of connections, which refills at the rate.
+        # A token bucket that holds one second's worth of connections and refills at the rate.
         self._allowance = float(max_connection_creation_rate)
         self._refilled_at: float | None = None
         self.total = 0
         self.per_address: dict[str, int] = {}
 
     def configure(self, max_connections: int, max_connections_per_ip: int, max_connection_creation_rate: int) -> None:
-        """From now on. Connections that are open stay."""
+        """Change the limits. Open connections stay open."""
         self._max_connections = max_connections
         self._max_connections_per_ip = max_connections_per_ip
         self._rate = max_connection_creation_rate
 
     def try_open(self, address: str, now: float) -> str | None:
-        """Count a new connection; or the reason, naming the setting, why it must be refused. `now` in seconds."""
+        """Count a new connection and return None, or return why it is refused, naming the setting. `now` is in
+        seconds."""
         if self.total >= self._max_connections:
             return f"max.connections={self._max_connections} is reached"
         if self.per_address.get(address, 0) >= self._max_connections_per_ip:
@@ -56,7 +58,7 @@ class ConnectionQuotas:
         return None
 
     def close(self, address: str) -> None:
-        """A connection that was counted has ended."""
+        """Stop counting a connection that has ended."""
         self.total -= 1
         self.per_address[address] -= 1
         if self.per_address[address] == 0:

@@ -1,26 +1,25 @@
 """Requests, and the bounded queue that takes them from the processors to the handlers (Kafka's RequestChannel).
 
-The problem. Handlers must never hold up the sockets, more requests than the broker can handle must push back on
-the peers that send them rather than pile up, control requests must not wait behind produce requests; and all of that
-for a few microseconds per request, as an `asyncio.Queue` with a wake-up of a task per request costs as much as
-the rest of the path together.
+The problem. Handlers must never block the sockets. More requests than the broker can handle must slow down the peers
+that send them instead of piling up. Control requests must not wait behind produce requests. All of that may cost a few
+microseconds per request: an `asyncio.Queue`, which wakes a task per request, costs as much as the rest of the path.
 
 The choice. A deque, and a future per idle handler. A request that finds an idle handler goes straight into that
-handler's future and never into the deque. A handler that has finished looks into the deque first (`poll`), so
-under load it goes from one request to the next without any wake-up.
+handler's future and never into the deque. A handler that has finished looks into the deque first (`poll`), so under
+load it proceeds from one request to the next without any wake-up.
 
-A connection has at most one request here (see "mute" in processor.py), and decodes it only when there is room.
-One that finds no room waits in line, does not read from its socket meanwhile, and is called when there is some.
+A connection has at most one request here (see "mute" in processor.py), and decodes it only when there is room. A
+connection without room waits in line, does not read from its socket, and is called when there is room.
 
-Slices. Handlers that find the queue full all the time would never let the loop get back to its sockets and
-timers. So the handlers of a channel share a slice of 2 ms; when it is over, they all rest until the loop has
-been round once. They also rest when the control plane's handler has been woken but has not run yet, which is
-what "control work first" amounts to on one loop: nothing but the requests that handlers hold already (one
-each) runs between the arrival of a control request and its handling.
+Slices. Handlers that always find requests in the queue would never let the loop return to its sockets and timers. The
+handlers of a channel therefore share a slice of 2 ms; when it is over, they all rest until the loop has run one round.
+They also rest when the control plane's handler has been woken but has not run yet. "Control work first" amounts to that
+on one loop: between the arrival of a control request and its handling, only the requests run that handlers already hold
+(one each).
 
-Rejected: driving the handler's coroutine directly from the processor and making a task of it only if it waits.
-It saves one turn of the loop, but such a coroutine has no current task, so `asyncio.timeout` fails in it, and
-Python 3.11 has no eager tasks.
+Rejected: driving the handler's coroutine directly from the processor and creating a task only if it waits. It saves one
+turn of the loop, but such a coroutine has no current task, so `asyncio.timeout` fails in it, and Python 3.11 has no
+eager tasks.
 """
 
 from __future__ import annotations
@@ -42,21 +41,21 @@ SLICE_S = 0.002
 
 
 class Session:
-    """What is known about the other end of a connection (Kafka's RequestChannel.Session)."""
+    """The state of the other end of a connection (Kafka's RequestChannel.Session)."""
 
     __slots__ = ("fetch_slots", "handshake", "principal", "wants_transactions")
 
     def __init__(self) -> None:
         self.principal: Principal = ANONYMOUS
         self.handshake: Handshake | None = None
-        """One that has begun and has not ended."""
+        """A handshake in progress."""
         self.fetch_slots = LeaderSlots()
         self.wants_transactions = False
-        """It has asked for them, in vain, and the log says so."""
+        """Whether the client has asked for transactions. The rejection is logged once."""
 
 
 class RequestSource(Protocol):
-    """Where requests come from: a connection, as the channel and its requests see it."""
+    """The origin of requests: a connection, as the channel and its requests see it."""
 
     peer: str
     listener: str
@@ -69,36 +68,37 @@ class RequestSource(Protocol):
     def closed(self) -> bool: ...
 
     def introduced(self, name: str, version: str) -> None:
-        """The peer has said which software it is (KIP-511)."""
+        """Record the peer's software (KIP-511)."""
         ...
 
     def answered(self, request: Request, answer: Answer | None) -> None:
-        """The request is answered: send that, if it is something."""
+        """Send the answer of a request, if it has one."""
         ...
 
     def handled(self, *, wake: bool) -> None:
-        """The handler of this connection's request has returned: the next one may be dispatched. `wake` as in
+        """The handler of this connection's request has returned, so the next one may be dispatched. `wake` as in
         `RequestChannel.offer`."""
         ...
 
     def close_connection(self, reason: str) -> None:
-        """Close once what was sent so far has been read."""
+        """Close once the peer has read all earlier answers."""
         ...
 
     def room_in_channel(self) -> None:
-        """The channel had been full; this connection may offer its next request now, without asking again."""
+        """The channel, which was full, has room: the connection may offer its next request now, without asking
+        again."""
         ...
 
 
 class Request:
-    """One request, from the arrival of its last byte to its answer. Not to be touched from other threads.
+    """One request, from the arrival of its last byte to its answer. Not thread-safe.
 
-    `body` is an instance of `api.request`. It refers to the frame it came in, which stays in memory as long as
-    the request does. Times are monotonic seconds, 0.0 until they have come.
+    `body` is an instance of `api.request`. It refers to the frame it came in, which stays in memory as long as the
+    request does. Times are monotonic seconds, or 0.0 if not reached.
     """
 
     place: int
-    """Of its answer, where answers leave in order: set and used by its connection."""
+    """The place of its answer if answers leave in order; set and used by its connection."""
 
     __slots__ = (
         "_answered",
@@ -134,7 +134,7 @@ class Request:
         self.client_id = header.client_id
         self.body = body
         self.size = size
-        """Bytes of its frame."""
+        """Bytes of the frame."""
         self.received_at = received_at
         self.dequeued_at = 0.0
         self.handled_at = 0.0
@@ -154,17 +154,17 @@ class Request:
 
     @property
     def listener(self) -> str:
-        """The name of the listener it came in by."""
+        """The name of the listener that received it."""
         return self._source.listener
 
     @property
     def session(self) -> Session:
-        """That of its connection, whose requests are handled one after the other."""
+        """The session of its connection, whose requests are handled one after the other."""
         return self._source.session
 
     @property
     def principal(self) -> Principal:
-        """Who the sender is, as far as it has been proved."""
+        """The sender's identity, as far as it has been proved."""
         return self._source.session.principal
 
     @property
@@ -173,7 +173,7 @@ class Request:
 
     @property
     def closed(self) -> bool:
-        """The peer is gone: an answer would reach nobody. (Answering is allowed all the same.)"""
+        """Whether the peer is gone, so that an answer would be lost. (Answering is still allowed.)"""
         return self._source.closed
 
     @property
@@ -183,12 +183,13 @@ class Request:
     def respond(self, body: m.Message) -> None:
         """Send the answer: once, now or from any later callback. It leaves at once, before earlier requests' answers if
         those are not ready (and the dialect allows it). Does nothing if the connection is gone, or if the handler has
-        raised and the request was answered with an error because of that. Raises RuntimeError the second time."""
+        raised and the request was answered with an error for that reason. Raises RuntimeError the second time."""
         if self._may_answer():
             self._finish(None if self._source.closed else self._source.dialect.encode_response(self, body))
 
     def respond_error(self, code: ErrorCode, message: str) -> None:
-        """Like `respond`, with an error in place of a body. Who awaits no answer finds its connection closed."""
+        """Like `respond`, with an error instead of a body. If the client expects no answer, its connection is
+        closed."""
         if self._may_answer():
             answer = None
             if not self._source.closed:
@@ -203,19 +204,19 @@ class Request:
             self._finish(None)
 
     def fail(self, code: ErrorCode, message: str) -> None:
-        """The handler raised. Answers with the error unless it has answered already; if it had handed the
-        request on to be answered later, that answer is dropped."""
+        """Answer with the error of a handler that raised, unless it has answered already. If it had passed the request
+        on to be answered later, that answer is dropped."""
         if not self._answered:
             self.respond_error(code, message)
             self._failed = True
 
     def close_connection(self, reason: str) -> None:
-        """Log the reason and close the sender's connection, once the answers given so far have been read. Requests
-        that it sent after this one are not handled. This is all that a producer with acks=0 can notice."""
+        """Log the reason and close the sender's connection, once it has read the answers given so far. Its later
+        requests are not handled. A producer with acks=0 can notice only this."""
         self._source.close_connection(reason)
 
     def enveloped(self, source: RequestSource, api: Api[Any, Any], header: Header, body: Any) -> Request:
-        """The request that came inside of this one, whose answer goes to `source`."""
+        """Return the request inside of this envelope, whose answer goes to `source`."""
         return Request(source, self._clock, api, header, body, self.size, self.received_at)
 
     def _may_answer(self) -> bool:
@@ -251,28 +252,28 @@ class RequestChannel:
         self._slice_ends_at = 0.0
         self._closed = False
         self.bytes = 0
-        """Of the requests that are queued or being handled."""
+        """Bytes of the requests that are queued or being handled."""
         self.waking = 0
-        """Handlers that were given a request and have not run since."""
+        """Handlers that have received a request and have not run since."""
 
     def __len__(self) -> int:
-        """Requests that wait for a handler."""
+        """The number of requests that wait for a handler."""
         return len(self._queue)
 
     @property
     def in_line(self) -> int:
-        """Connections that wait for room."""
+        """The number of connections that wait for room."""
         return len(self._in_line)
 
     # -- the processors' side --
 
     def has_room(self, size: int) -> bool:
-        """Whether a request of `size` bytes may be offered now; if not, get in line."""
+        """Return whether a request of `size` bytes may be offered now. If not, get in line."""
         return not self._in_line and not self._closed and self._fits(size)
 
     def get_in_line(self, source: RequestSource, size: int) -> None:
-        """`source.room_in_channel` will be called once a request of `size` bytes may be offered, first come, first
-        served; never, if the channel closes before that."""
+        """Call `source.room_in_channel` once a request of `size` bytes may be offered, first come, first served. It is
+        never called if the channel closes before that."""
         if not self._closed:
             self._in_line.append((source, size))
 
@@ -286,8 +287,8 @@ class RequestChannel:
     # -- the handlers' side --
 
     def poll(self, now: float) -> Request | None:
-        """The next request, if there is one and the slice is not over. `now`: the clock's, as the caller just
-        read it anyway."""
+        """Return the next request, if there is one and the slice is not over. `now` is the clock's time, which the
+        caller has just read."""
         if not self._queue or self._resting:
             return None
         if now >= self._slice_ends_at or (self._gives_way_to is not None and self._gives_way_to.waking):
@@ -300,7 +301,8 @@ class RequestChannel:
         return request
 
     def wait(self) -> asyncio.Future[Request | None]:
-        """The next request, or None once the channel is closed and empty. Call `woken` with the time after that."""
+        """Return a future of the next request, or of None once the channel is closed and empty. Call `woken` with the
+        time after that."""
         future: asyncio.Future[Request | None] = self._loop.create_future()
         if self._closed and not self._queue:
             self.waking += 1
@@ -310,13 +312,13 @@ class RequestChannel:
         return future
 
     def woken(self, now: float) -> None:
-        """A handler runs again after `wait`."""
+        """Record that a handler runs again after `wait`."""
         self.waking -= 1
         if now >= self._slice_ends_at:
             self._slice_ends_at = now + SLICE_S
 
     def handled(self, request: Request) -> None:
-        """The request no longer counts."""
+        """Stop counting a request."""
         self.bytes -= request.size
         if self._in_line:
             self._admit()
@@ -324,8 +326,8 @@ class RequestChannel:
     # -- the end --
 
     def close(self) -> None:
-        """Take nothing more: there is never room again, so no connection is read from for long. Handlers get what
-        is queued and then None."""
+        """Accept no more requests: there is never room again, so connections soon stop reading. Handlers receive the
+        queued requests and then None."""
         self._closed = True
         self._in_line.clear()
         if not self._queue:
@@ -333,7 +335,7 @@ class RequestChannel:
                 self._give(None)
 
     def _give(self, request: Request | None) -> bool:
-        """Hand the request to an idle handler; False if there is none."""
+        """Hand the request to an idle handler. Return False if there is none."""
         while self._idle:
             future = self._idle.popleft()
             if not future.done():  # done: the handler was cancelled

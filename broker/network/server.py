@@ -1,9 +1,9 @@
-"""SocketServer: listeners, processors, channels and handlers of a broker, put together (Kafka's SocketServer).
+"""The network layer of a broker: listeners, processors, channels and handlers (Kafka's SocketServer).
 
-The data plane has one request channel and one pool of handlers for all its listeners, the control plane one
-processor, one handler, a channel and connection limits of its own, so that nothing that clients do can keep the
-controller out (KIP-291). Listeners bind first, so that the broker can register the ports that it really has;
-connections then wait in the operating system's queue until `start`.
+The data plane has one request channel and one pool of handlers for all its listeners. The control plane has one
+processor, one handler, a channel and connection limits of its own, so that clients cannot block the controller
+(KIP-291). Listeners bind first, so that the broker can register its real ports; connections then wait in the operating
+system's queue until `start`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import errno
 import socket
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from minibroker.broker.network.acceptor import Acceptor
 from minibroker.broker.network.handler_pool import RequestHandler, RequestHandlerPool
@@ -28,29 +29,28 @@ from minibroker.protocol.world import World
 __all__ = ["NetworkSettings", "Request", "RequestHandler", "SocketServer"]
 
 ALL_ADDRESSES = "0.0.0.0"
-"""What an empty host means in Kafka's `listeners`."""
+"""The meaning of an empty host in Kafka's `listeners`."""
 
 KEPT_DESCRIPTORS = {Plane.DATA: 1 / 8, Plane.CONTROL: 1 / 16}
-"""The part of all file descriptors that connections must leave to files, to ZooKeeper, and to connections to other
-brokers; and that clients must leave to the controller."""
+"""The fraction of the file descriptors that the connections of a plane must leave free: 1/16 for files, ZooKeeper and
+connections to other brokers; the data plane also leaves 1/16 to the controller."""
 
 CONNECTIONS_GRACE_S = 1.0
-"""How long `close` waits for peers to read their last responses."""
+"""Time that `close` gives peers to read their last responses."""
 
 
-class _PlaneParts:
-    """What a plane has once, whatever the number of its listeners."""
+class PlaneParts(NamedTuple):
+    """The parts of a plane that all of its listeners share."""
 
-    def __init__(self, channel: RequestChannel, pool: RequestHandlerPool, quotas: ConnectionQuotas) -> None:
-        self.channel = channel
-        self.pool = pool
-        self.quotas = quotas
+    channel: RequestChannel
+    pool: RequestHandlerPool
+    quotas: ConnectionQuotas
 
 
 class SocketServer:
-    """`handler` is called with each request, in a task of its plane. While it runs, the connection's next request
-    waits. It answers, or hands the request on to be answered later. A BrokerError that it raises is answered with its
-    code, any other exception is logged and answered with UNKNOWN_SERVER_ERROR."""
+    """Calls `handler` with each request, in a task of its plane. The connection's next request waits until the handler
+    returns. The handler answers, or passes the request on to be answered later. A BrokerError is answered with its
+    code; any other exception is logged and answered with UNKNOWN_SERVER_ERROR."""
 
     def __init__(self, world: World, settings: NetworkSettings, handler: RequestHandler) -> None:
         clock = world.clock.monotonic
@@ -63,8 +63,8 @@ class SocketServer:
         data = RequestChannel(
             settings.queued_max_requests, settings.queued_max_request_bytes, clock, gives_way_to=control
         )
-        self._planes = {
-            plane: _PlaneParts(
+        self.planes = {
+            plane: PlaneParts(
                 channel,
                 RequestHandlerPool(f"{plane.value}-plane", handlers, channel, handler, self.metrics, clock),
                 ConnectionQuotas(
@@ -79,20 +79,20 @@ class SocketServer:
         self._data_acceptors: list[Acceptor] = []
 
     def reconfigure(self, settings: NetworkSettings) -> None:
-        """At any time: how many connections may be open, and come in a second, and by how many tasks the data plane is
-        served. Connections that are open stay."""
+        """Change the connection limits and the numbers of tasks of the data plane, at any time. Open connections stay
+        open."""
         self._settings = settings
-        for parts in self._planes.values():
+        for parts in self.planes.values():
             parts.quotas.configure(
                 settings.max_connections, settings.max_connections_per_ip, settings.max_connection_creation_rate
             )
-        self._planes[Plane.DATA].pool.resize(settings.num_io_threads)
+        self.planes[Plane.DATA].pool.resize(settings.num_io_threads)
         for acceptor in self._data_acceptors:
             acceptor.resize(settings.num_network_threads, partial(self._processor, acceptor.name, Plane.DATA))
 
     async def bind(self, listeners: Sequence[tuple[str, str, int, Plane]]) -> dict[str, int]:
-        """Bind (name, host, port, plane) each, and return the port of each name. An empty host is every address;
-        port 0 takes a free one. Raises NetworkError naming the address and the remedy; then none is bound."""
+        """Bind each (name, host, port, plane) and return the port of each name. An empty host means all addresses; port
+        0 takes a free port. Raises NetworkError naming the address and the remedy; then none is bound."""
         try:
             for name, host, port, plane in listeners:
                 await self._bind(name, host, port, plane)
@@ -106,53 +106,28 @@ class SocketServer:
 
     def start(self) -> None:
         """Begin to accept connections and to handle requests."""
-        for parts in self._planes.values():
+        for parts in self.planes.values():
             parts.pool.start()
         for acceptor in self._acceptors:
             acceptor.start()
 
     async def close(self, grace_s: float = 5.0) -> None:
-        """Accept nothing and read nothing more; let what is queued be handled for up to `grace_s`, then cancel it;
-        close all connections. Returns when every task has ended and every connection is closed."""
+        """Stop accepting and reading. Let queued requests be handled for up to `grace_s`, then cancel them, and close
+        all connections. Returns when every task has ended and every connection is closed."""
         for acceptor in self._acceptors:
             await acceptor.close()
         processors = [processor for acceptor in self._acceptors for processor in acceptor.all_processors]
-        for parts in self._planes.values():
+        for parts in self.planes.values():
             parts.channel.close()
-        await asyncio.gather(*(parts.pool.close(grace_s) for parts in self._planes.values()))
+        await asyncio.gather(*(parts.pool.close(grace_s) for parts in self.planes.values()))
         await asyncio.gather(*(processor.close(CONNECTIONS_GRACE_S) for processor in processors))
-
-    def connection_count(self, plane: Plane) -> int:
-        return self._planes[plane].quotas.total
-
-    def request_queue_size(self, plane: Plane) -> int:
-        """Requests that wait for a handler."""
-        return len(self._planes[plane].channel)
-
-    def request_queue_bytes(self, plane: Plane) -> int:
-        """Bytes of the requests that wait for a handler or are being handled."""
-        return self._planes[plane].channel.bytes
-
-    def connections_waiting(self, plane: Plane) -> int:
-        """Connections that are not read from because the request channel is full."""
-        return self._planes[plane].channel.in_line
-
-    def handler_idle_ratio(self, plane: Plane) -> float:
-        return self._planes[plane].pool.idle_ratio()
-
-    def handler_busy_s(self, plane: Plane) -> float:
-        """Seconds in handlers, added up over the plane's handler tasks."""
-        return self._planes[plane].pool.busy_s
-
-    def handler_count(self, plane: Plane) -> int:
-        return self._planes[plane].pool.size
 
     async def _bind(self, name: str, host: str, port: int, plane: Plane) -> None:
         try:
             listener = await self._network.listen(host or ALL_ADDRESSES, port)
         except OSError as error:
             raise NetworkError(_why_not_bound(name, host, port, error)) from error
-        parts = self._planes[plane]
+        parts = self.planes[plane]
         count = 1 if plane is Plane.CONTROL else self._settings.num_network_threads
         processors = [self._processor(name, plane) for _ in range(count)]
         acceptor = Acceptor(
@@ -163,7 +138,7 @@ class SocketServer:
             self._data_acceptors.append(acceptor)
 
     def _processor(self, name: str, plane: Plane) -> Processor:
-        return Processor(name, plane, self._planes[plane].channel, self._settings, self.metrics, self._clock)
+        return Processor(name, plane, self.planes[plane].channel, self._settings, self.metrics, self._clock)
 
     def _room(self, plane: Plane) -> str | None:
         _, used, limit = self._disk.descriptors()

@@ -1,8 +1,8 @@
-"""Sleeps whose length is a setting that may change while they last.
+"""Sleeps that follow changes of their setting.
 
-A task that sleeps by a setting's old value would heed the new one only afterwards: a throttle that was removed would
-hold for another quarter of an hour. So nothing in a broker sleeps for a dynamic setting but here, where a change of
-settings makes each sleeper look again how long. (Fetchers wait for much else, and are woken by their manager.)
+A task that slept by a setting's old value would apply the new one only afterwards: a removed throttle would hold for
+another quarter of an hour. All sleeps by a dynamic setting therefore go through this module, and a change of settings
+makes each of them compute its length again. (Fetchers wait for many other things, and their manager wakes them.)
 """
 
 import asyncio
@@ -17,17 +17,18 @@ class Sleeps:
         self._sleepers: set[asyncio.Event] = set()
 
     def look_again(self) -> None:
-        """Settings have changed."""
+        """Make each sleeper compute its length again."""
         for sleeper in self._sleepers:
             sleeper.set()
 
     async def sleep(self, seconds: Callable[[], float]) -> None:
-        """For so many seconds from now on, as the settings have it at each moment."""
+        """Sleep for `seconds()` from now. Changes of the settings apply at once."""
         began_s = self._clock.monotonic()
         await self.sleep_until(lambda: began_s + seconds())
 
     async def sleep_until(self, due_s: Callable[[], float], stopped: asyncio.Event | None = None) -> None:
-        """Until `due_s` of the monotonic clock, as the settings have it at each moment, or until `stopped` is set."""
+        """Sleep until `due_s()` on the monotonic clock, or until `stopped` is set. Changes of the settings apply at
+        once."""
         changed = asyncio.Event()
         events = [changed] if stopped is None else [changed, stopped]
         self._sleepers.add(changed)

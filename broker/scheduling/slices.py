@@ -1,7 +1,7 @@
-"""Long work on the event loop, in slices: others have the loop between them.
+"""Long work on the event loop, in slices between which other tasks run.
 
-A slice is 2 ms of the loop, and what follows it a real sleep: a bare yield would let the loop's own tasks run, but keep
-the threads, ZooKeeper's among them, from the interpreter.
+After each slice of 2 ms the task really sleeps. A bare yield would let the loop's own tasks run, but keep the
+interpreter from the threads, ZooKeeper's among them.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ class Slices:
         self._end_s = self._time() + SLICE_S
 
     async def breathe(self) -> None:
-        """Between two pieces of work: let others run if the slice is over."""
+        """Sleep if the slice is over. Call this between two pieces of work."""
         if self._time() >= self._end_s:
             await asyncio.sleep(BREATH_S)
             self._end_s = self._time() + SLICE_S
 
     async def finish(self, steps: Generator[None, None, T]) -> T:
-        """The result of work that is done in steps."""
+        """Run work that is done in steps, and return its result."""
         while True:
             try:
                 next(steps)
@@ -38,7 +38,7 @@ class Slices:
 
 
 class SlicedCalls:
-    """Calls that may be due by the hundred in one moment: they are made in their order, in slices."""
+    """Makes calls in order and in slices. Hundreds may become due at once."""
 
     def __init__(self, background: Callable[[Coroutine[Any, Any, None], str], object], name: str) -> None:
         self._background = background

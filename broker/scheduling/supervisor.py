@@ -1,4 +1,4 @@
-"""The owner of the broker's background tasks: none runs unwatched, none outlives the broker, no failure goes unseen."""
+"""Owns the broker's background tasks: each is awaited, ends with the broker, and reports its failure."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,8 +8,8 @@ from typing import Any
 class Supervisor:
     """Starts tasks, waits for the first that fails, and ends them all.
 
-    A task that ends normally is forgotten. One that raises is a broken invariant of the whole broker: `failure`
-    gets its exception, and whoever awaits that stops the broker.
+    A task that ends normally is forgotten. An exception is a broken invariant of the whole broker: `failure` receives
+    it, and its awaiter stops the broker.
     """
 
     def __init__(self) -> None:
@@ -22,12 +22,12 @@ class Supervisor:
         return task
 
     def watch(self, task: asyncio.Task[Any]) -> None:
-        """Own a task that somebody else started."""
+        """Own a task that was started elsewhere."""
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     def fail(self, error: BaseException) -> None:
-        """Stop the broker for this reason, unless it is stopping already."""
+        """Stop the broker because of this error, unless it is stopping already."""
         if not self.failure.done():
             self.failure.set_exception(error)
 
@@ -39,12 +39,12 @@ class Supervisor:
             self.fail(error)
 
     async def close(self) -> None:
-        """Cancel what still runs and wait for it."""
+        """Cancel all remaining tasks and wait for them."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.failure.done() and not self.failure.cancelled():
-            self.failure.exception()  # seen: an unawaited failure must not be reported a second time
+            self.failure.exception()  # retrieved, so that asyncio does not report it a second time
         else:
             self.failure.cancel()

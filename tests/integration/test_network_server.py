@@ -200,7 +200,7 @@ def test_a_request_reaches_its_handler_with_all_that_is_known_of_it_and_its_answ
             metrics = up.server.metrics.per_api[apis.METADATA.key]
             assert (metrics.name, metrics.handled, metrics.answered, metrics.errors) == ("Metadata", 1, 1, 0)
             assert metrics.total_s > 0
-            assert 0 < up.server.handler_idle_ratio(Plane.DATA) <= 1
+            assert 0 < up.server.planes[Plane.DATA].pool.idle_ratio() <= 1
             connection.close()
             await connection.wait_closed()
             world.close()
@@ -221,8 +221,8 @@ def test_thousands_of_pipelined_requests_are_answered_in_order(run: Run) -> None
             peer.send(b"".join(metadata_frame(number, str(number)) for number in range(5_000)))
             assert await peer.correlation_ids(5_000) == list(range(5_000))
             assert topics == [str(number) for number in range(5_000)]
-            assert up.server.request_queue_size(Plane.DATA) == 0
-            await until(lambda: up.server.request_queue_bytes(Plane.DATA) == 0)
+            assert len(up.server.planes[Plane.DATA].channel) == 0
+            await until(lambda: up.server.planes[Plane.DATA].channel.bytes == 0)
 
     run(main())
 
@@ -505,7 +505,7 @@ BAD_INPUT: dict[str, tuple[bytes, tuple[int, ErrorCode] | None, str]] = {
     "a control request": (
         update_metadata_frame(8),
         (8, ErrorCode.INVALID_REQUEST),
-        "UpdateMetadata is not for listener DATA",
+        "UpdateMetadata is not served on listener DATA",
     ),
 }
 
@@ -540,7 +540,7 @@ def test_bad_input_costs_its_sender_the_connection_and_the_broker_one_log_line(
             assert (await bystander.response()).correlation_id == 3
             assert topics == ["before", "bystander"]
             assert up.server.metrics.bad_input == 1
-            await until(lambda: up.server.connection_count(Plane.DATA) == 1)
+            await until(lambda: up.server.planes[Plane.DATA].quotas.total == 1)
 
     run(main())
     (line,) = network_lines(caplog)
@@ -561,7 +561,7 @@ def test_a_data_request_on_the_control_listener_is_refused(run: Run, caplog: pyt
 
     run(main())
     (line,) = network_lines(caplog)
-    assert "Metadata is not for listener CONTROL, which is the control plane's" in line
+    assert "Metadata is not served on listener CONTROL of the control plane" in line
 
 
 def test_requests_handled_before_bad_input_are_answered_even_if_their_handler_takes_long(run: Run) -> None:
@@ -575,7 +575,7 @@ def test_requests_handled_before_bad_input_are_answered_even_if_their_handler_ta
         async with serving(handler) as up:
             peer = await up.connect()
             peer.send(metadata_frame(1) + metadata_frame(2) + struct.pack(">i", -5))
-            await until(lambda: up.server.request_queue_bytes(Plane.DATA) > 0)
+            await until(lambda: up.server.planes[Plane.DATA].channel.bytes > 0)
             assert up.server.metrics.bad_input == 0
             may_return.set()
             assert await peer.correlation_ids(2) == [1, 2]
@@ -593,7 +593,7 @@ def test_a_peer_that_leaves_in_the_middle_of_a_frame_is_forgotten(run: Run, capl
             peer.send(metadata_frame(1) + metadata_frame(2)[:-3])
             assert await peer.correlation_ids(1) == [1]
             peer.writer.close()
-            await until(lambda: up.server.connection_count(Plane.DATA) == 0)
+            await until(lambda: up.server.planes[Plane.DATA].quotas.total == 0)
 
     run(main())
     assert [line for line in network_lines(caplog, logging.INFO) if "in the middle of a frame" in line]
@@ -614,8 +614,8 @@ def test_what_was_sent_before_the_peer_closed_its_side_is_handled(run: Run) -> N
             peer.writer.write_eof()
             assert await peer.closed() == b""
             await until(lambda: topics == [str(number) for number in range(30)])
-            await until(lambda: up.server.request_queue_bytes(Plane.DATA) == 0)
-            assert up.server.connection_count(Plane.DATA) == 0
+            await until(lambda: up.server.planes[Plane.DATA].channel.bytes == 0)
+            assert up.server.planes[Plane.DATA].quotas.total == 0
 
     run(main())
 
@@ -642,7 +642,7 @@ def test_an_answer_to_a_peer_that_is_gone_does_nothing(run: Run, how: str) -> No
             parked[0].respond(EMPTY_METADATA)
             parked[1].respond_error(ErrorCode.REQUEST_TIMED_OUT, "late")
             assert parked[0].answered
-            await until(lambda: up.server.connection_count(Plane.DATA) == 0)
+            await until(lambda: up.server.planes[Plane.DATA].quotas.total == 0)
 
     run(main())
 
@@ -747,7 +747,7 @@ def test_a_peer_that_does_not_read_is_not_read_from_and_closed_in_the_end(
                 raw.sendall(b"".join(metadata_frame(number) for number in range(200)))
                 await until(lambda: up.server.metrics.slow_closed == 1)
                 assert handled < 100
-                await until(lambda: up.server.connection_count(Plane.DATA) == 0)
+                await until(lambda: up.server.planes[Plane.DATA].quotas.total == 0)
 
     run(main())
     (line,) = network_lines(caplog)
@@ -817,11 +817,11 @@ def test_a_peer_whose_unread_responses_hold_too_much_memory_is_closed(
                 for request in parked:
                     request.respond(big)
                 assert parked[-1].closed
-                await until(lambda: up.server.connection_count(Plane.DATA) == 0)
+                await until(lambda: up.server.planes[Plane.DATA].quotas.total == 0)
 
     run(main())
     (line,) = network_lines(caplog)
-    assert "wait for it to read them" in line
+    assert "bytes of responses are unread" in line
 
 
 # --- Back-pressure -------------------------------------------------------------------------------------------
@@ -889,19 +889,19 @@ def test_a_full_request_channel_stops_the_reading_of_all_that_want_in_and_lets_t
             for number, peer in enumerate(peers):
                 peer.metadata(number, f"{number:02}")
                 await until(lambda number=number: count_of_all(up.server) == number + 1)  # type: ignore[misc]
-            assert up.server.request_queue_size(Plane.DATA) == 3
-            assert up.server.connections_waiting(Plane.DATA) == 8
+            assert len(up.server.planes[Plane.DATA].channel) == 3
+            assert up.server.planes[Plane.DATA].channel.in_line == 8
             with socket.create_connection(("127.0.0.1", up.ports["DATA"])) as raw:
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 100_000)
                 await fill(raw, metadata_frame(99, "flood" + "x" * 1_000))
-                assert up.server.request_queue_size(Plane.DATA) == 3
+                assert len(up.server.planes[Plane.DATA].channel) == 3
                 may_return.set()
                 for number, peer in enumerate(peers):
                     assert await peer.correlation_ids(1) == [number]
             assert [topic for topic in order if len(topic) == 2] == [f"{number:02}" for number in range(12)]
 
     def count_of_all(server: SocketServer) -> int:
-        return running + server.request_queue_size(Plane.DATA) + server.connections_waiting(Plane.DATA)
+        return running + len(server.planes[Plane.DATA].channel) + server.planes[Plane.DATA].channel.in_line
 
     run(main())
 
@@ -913,7 +913,7 @@ def test_the_bytes_of_queued_requests_are_bounded_but_one_alone_may_exceed_them(
 
         async def handler(request: Request) -> None:
             nonlocal most
-            most = max(most, up.server.request_queue_bytes(Plane.DATA))
+            most = max(most, up.server.planes[Plane.DATA].channel.bytes)
             await may_return.wait()
             await answer(request)
 
@@ -921,7 +921,7 @@ def test_the_bytes_of_queued_requests_are_bounded_but_one_alone_may_exceed_them(
             peers = [await up.connect() for _ in range(6)]
             for number, peer in enumerate(peers):
                 peer.send(produce_frame(number, b"x" * 100_000))
-            await until(lambda: up.server.request_queue_bytes(Plane.DATA) > 200_000)
+            await until(lambda: up.server.planes[Plane.DATA].channel.bytes > 200_000)
             may_return.set()
             for number, peer in enumerate(peers):
                 assert await peer.correlation_ids(1) == [number]
@@ -990,12 +990,12 @@ def test_the_control_plane_is_served_while_every_data_handler_is_stuck_and_the_d
             peers = [await up.connect() for _ in range(20)]
             for peer in peers:
                 peer.send(b"".join(metadata_frame(number) for number in range(10)))
-            await until(lambda: up.server.request_queue_size(Plane.DATA) == 4)
+            await until(lambda: len(up.server.planes[Plane.DATA].channel) == 4)
             control = await up.connect("CONTROL")
             for number in range(100):
                 control.send(update_metadata_frame(number))
                 assert await control.correlation_ids(1) == [number]
-            assert up.server.request_queue_size(Plane.DATA) == 4
+            assert len(up.server.planes[Plane.DATA].channel) == 4
             may_return.set()
             for peer in peers:
                 assert await peer.correlation_ids(10) == list(range(10))
@@ -1065,7 +1065,7 @@ def test_a_connection_that_ends_makes_room_for_another(run: Run) -> None:
                 peer.metadata(number)
                 assert await peer.correlation_ids(1) == [number]
                 peer.writer.close()
-                await until(lambda: up.server.connection_count(Plane.DATA) == 0)
+                await until(lambda: up.server.planes[Plane.DATA].quotas.total == 0)
 
     run(main())
 
@@ -1155,7 +1155,7 @@ def test_close_lets_requests_that_are_being_handled_finish(run: Run) -> None:
         peers = [await up.connect() for _ in range(4)]
         for peer in peers:
             peer.send(metadata_frame(1) + metadata_frame(2))
-        await until(lambda: started == 2 and server.request_queue_size(Plane.DATA) == 2)
+        await until(lambda: started == 2 and len(server.planes[Plane.DATA].channel) == 2)
         closing = asyncio.create_task(server.close(grace_s=10))
         await until(lambda: peer_is_refused(up.ports["DATA"]))
         may_return.set()
@@ -1192,7 +1192,7 @@ def test_close_cancels_handlers_that_do_not_finish(run: Run, caplog: pytest.LogC
         peers = [await up.connect() for _ in range(2)]
         for number, peer in enumerate(peers):
             peer.metadata(1, str(number))
-        await until(lambda: server.request_queue_size(Plane.DATA) == 1)
+        await until(lambda: len(server.planes[Plane.DATA].channel) == 1)
         await server.close(grace_s=0.01)
         for peer in peers:
             assert await peer.closed() == b""
@@ -1220,7 +1220,7 @@ def test_close_does_not_wait_for_peers_that_do_not_read(run: Run) -> None:
             raw.sendall(metadata_frame(1) + metadata_frame(2))
             await until(lambda: server.metrics.per_api[apis.METADATA.key].handled >= 1)
             await server.close()
-        assert server.connection_count(Plane.DATA) == 0
+        assert server.planes[Plane.DATA].quotas.total == 0
         world.close()
 
     run(main())

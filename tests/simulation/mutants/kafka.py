@@ -9,8 +9,8 @@ import msgspec
 from minibroker.broker.handlers import fetch
 from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.kafka_dialect import KafkaDialect
+from minibroker.broker.network.ordered_answers import OrderedAnswers
 from minibroker.broker.network.processor import Connection
-from minibroker.broker.network.turns import Turns
 from minibroker.broker.replication import transcoding
 from minibroker.broker.replication.fetcher import Fetcher
 from minibroker.broker.storage.producer_state import ProducerState
@@ -24,7 +24,7 @@ from tests.simulation.mutants.planting import Patches, mutant
 
 @mutant("responses out of order", "answers leave as they come, and not in the order of the requests")
 def answers_leave_as_they_come(patches: Patches) -> None:
-    @patches.instead_of(Turns, "answered")
+    @patches.instead_of(OrderedAnswers, "answered")
     def answered(original: Any, self: Any, place: int, answer: Any, size: int) -> list[Any]:
         self._next_answer += 1
         return [answer]

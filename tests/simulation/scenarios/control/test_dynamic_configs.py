@@ -600,14 +600,14 @@ def test_the_network_is_served_by_as_many_tasks_and_takes_as_many_connections_as
             await admin.incremental_alter_configs(
                 {ALL: [set_to("num.io.threads", handlers), set_to("num.network.threads", processors)]}
             )
-            await cluster.until(lambda: server.handler_count(Plane.DATA) == handlers)  # noqa: B023
+            await cluster.until(lambda: server.planes[Plane.DATA].pool.size == handlers)  # noqa: B023
             assert len(acceptor.processors) == processors
             for _ in range(40):
                 await admin.describe_configs([ConfigResource.of_broker(1)])
-            pool = server._planes[Plane.DATA].pool
+            pool = server.planes[Plane.DATA].pool
             assert sum(not task.done() for task in pool._tasks) <= max(handlers, 2)
-            assert 0 <= server.handler_idle_ratio(Plane.DATA) <= 1
-        open_now = server.connection_count(Plane.DATA)
+            assert 0 <= server.planes[Plane.DATA].pool.idle_ratio() <= 1
+        open_now = server.planes[Plane.DATA].quotas.total
         await admin.incremental_alter_configs({ConfigResource.of_broker(1): [set_to("max.connections", open_now)]})
         world = cluster.client("another")
         await asyncio.sleep(1)

@@ -45,7 +45,7 @@ async def turn_is_taken(replicas: ReplicaManager) -> AsyncIterator[None]:
 def rests(cluster: VirtualCluster, node: int) -> int:
     server = cluster.broker(node)._server
     assert server is not None
-    return len(server._planes[Plane.DATA].pool._rests)
+    return len(server.planes[Plane.DATA].pool._continuations)
 
 
 async def leader_and_replicas(cluster: VirtualCluster, world: VirtualWorld) -> tuple[int, ReplicaManager]:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from minibroker.broker.network.handler_pool import RequestHandler, Rest
+from minibroker.broker.network.handler_pool import Continuation, RequestHandler
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.storage.directory import HUNG_AFTER_S
 from minibroker.client.admin import Admin
@@ -275,7 +275,7 @@ async def _refusals(storm: Storm) -> None:
     for broker_id in brokers:
         broker = storm.cluster.broker(broker_id)
 
-        async def handle(request: Request, handler: RequestHandler = broker._handle) -> Rest | None:
+        async def handle(request: Request, handler: RequestHandler = broker._handle) -> Continuation | None:
             if left.get(request.api) and getattr(request.body, "replica_id", CONSUMER) == CONSUMER:
                 left[request.api] -= 1
                 storm.event(f"refusals: {request.api.name}")

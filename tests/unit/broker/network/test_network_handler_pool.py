@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from minibroker.broker.network.dialect import Answer
-from minibroker.broker.network.handler_pool import RequestHandlerPool, Rest
+from minibroker.broker.network.handler_pool import Continuation, RequestHandlerPool
 from minibroker.broker.network.metrics import NetworkMetrics
 from minibroker.broker.network.request_channel import Request, RequestChannel
 from minibroker.protocol import apis
@@ -39,7 +39,7 @@ class Pool:
         self.pool = RequestHandlerPool("data", 1, self.channel, self.handle, self.metrics, clock)
         self.pool.start()
 
-    async def handle(self, request: Request) -> Rest | None:
+    async def handle(self, request: Request) -> Continuation | None:
         return self.rest() if request.size > 1 else None
 
     async def rest(self) -> None:

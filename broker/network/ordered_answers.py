@@ -1,4 +1,4 @@
-"""Answers that must leave in the order of their requests, and come in another: each waits for its turn. Pure."""
+"""Keeps answers in the order of their requests, although they may become ready in another order. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Generic, TypeVar
 Answer = TypeVar("Answer")
 
 
-class Turns(Generic[Answer]):
-    """Of one connection. Each request takes a place when it is dispatched; `answered` returns what may leave then."""
+class OrderedAnswers(Generic[Answer]):
+    """The answers of one connection. Each request takes a place when it is dispatched. `answered` returns the answers
+    that may leave."""
 
     def __init__(self) -> None:
         self._next_place = 0
         self._next_answer = 0
         self._held: dict[int, tuple[Answer, int]] = {}
         self.held_bytes = 0
-        """Of the answers that wait for others."""
+        """Bytes of the answers that wait for earlier ones."""
 
     def take_place(self) -> int:
         self._next_place += 1
@@ -23,11 +24,11 @@ class Turns(Generic[Answer]):
 
     @property
     def open(self) -> int:
-        """Places whose answers have not left."""
+        """The number of places whose answers have not left."""
         return self._next_place - self._next_answer
 
     def answered(self, place: int, answer: Answer, size: int) -> list[Answer]:
-        """The answers whose turn has come with this one, in order."""
+        """Return the answers that may leave now that this one is ready, in order."""
         self._held[place] = (answer, size)
         self.held_bytes += size
         leaving = []
