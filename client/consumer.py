@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import re
 import sys
 from bisect import bisect_left
@@ -34,8 +33,11 @@ from minibroker.client.group.assignors import Assignor, AssignorCallable, assign
 from minibroker.client.group.auto_commit import AutoCommit, positions
 from minibroker.client.group.commits import Commits, Nobody, OffsetAndMetadata, check_offsets
 from minibroker.client.group.consumer_status import ConsumerStatus, describe
-from minibroker.client.group.listener import RebalanceListener
-from minibroker.client.group.member import GroupMember, Subscribed, begin_at_committed
+from minibroker.client.group.listener import RebalanceListener, checked_listener
+from minibroker.client.group.member import GroupMember
+from minibroker.client.group.starting_points import begin_by_hand
+from minibroker.client.group.subscription import Subscribed, checked_subscription
+from minibroker.client.group.waits import watch
 from minibroker.client.log import Logger
 from minibroker.client.serializers import DeserializerChoice, choose_deserializer
 from minibroker.client.settings import (
@@ -44,7 +46,6 @@ from minibroker.client.settings import (
     check_choice,
     check_integer,
     check_ms,
-    check_names,
     check_partition,
     check_partitions,
     check_text,
@@ -166,7 +167,7 @@ class Consumer(Client):
                 raise InvalidSetting(name, value, 'give at least one, as in topics=["name"]')
         self._subscribed: Subscribed | None = None
         if topics is not None or pattern is not None:
-            self._subscribed = _subscribed(topics, pattern)
+            self._subscribed = checked_subscription(topics, pattern)
         self._assigned: list[TopicPartition] | None = None
         """By hand; None: not by hand."""
         if partitions is not None:
@@ -191,7 +192,7 @@ class Consumer(Client):
         max_poll_interval_s = check_ms("max_poll_interval_ms", max_poll_interval_ms, lowest=1)
         assignors = _assignors(partition_assignment_strategy)
         _checked_instance_id(group_instance_id)
-        _checked_listener(listener)
+        checked_listener(listener)
         for name, of_member in (("group_instance_id", group_instance_id), ("listener", listener)):
             if of_member is not None and group is None:
                 raise InvalidSetting(name, of_member, 'it is for members of a group: give group="name", too')
@@ -260,7 +261,7 @@ class Consumer(Client):
                     auto_commit=None if self._auto_commit is None else self._auto_commit.commit,
                 )
                 self._member.listen(listener)
-                self._commits.committer = self._member
+                self._commits.committer = self._member.standing
         self._yielded_at = 0.0
         self._batch: ConsumerBatch | None = None
         """The batch that is being handed out by records, in partition `_current`."""
@@ -305,7 +306,7 @@ class Consumer(Client):
         if self._member is not None:
             tasks.start(self._member.beat(), "heart")
             tasks.start(self._member.run(), "group member")
-            tasks.start(self._member.watch(), "waits of the group member")
+            tasks.start(watch(self._member, self._runtime, self._activity), "waits of the group member")
         if self._auto_commit is not None:
             tasks.start(self._auto_commit.run(), "auto-commit")
         if not self._runtime.loop_is_ending:
@@ -318,7 +319,7 @@ class Consumer(Client):
 
     def _begin_by_hand(self, states: Sequence[PartitionState]) -> None:
         assert self._commits is not None
-        begin = _begin_by_hand(self._fetcher, self._commits, states, self._api_timeout_s, self._errors)
+        begin = begin_by_hand(self._fetcher, self._commits, states, self._api_timeout_s, self._errors)
         self._runtime.tasks.start(begin, "find committed offsets")
 
     def _apply(self) -> None:
@@ -418,7 +419,7 @@ class Consumer(Client):
         cause.add_note(f"While the consumer was closed its listener raised {raised!r}")
 
     def _raised_by_listener(self) -> Exception | None:
-        return None if self._member is None else self._member.raised_by_listener
+        return None if self._member is None else self._member.listener_calls.last_raised
 
     async def _within(
         self, work: Coroutine[Any, Any, None], timeout_s: float, doing: str, undone: Callable[[], str] = str
@@ -444,7 +445,7 @@ class Consumer(Client):
         undone = []
         if self._auto_commit is not None and (count := len(self._auto_commit.news())):
             undone.append(f"{count} partition{'s were' if count > 1 else ' was'} not committed")
-        if self._member is not None and self._assigned is None and not self._member.has_left:
+        if self._member is not None and self._assigned is None and self._member.standing.state.is_in_group:
             undone.append(self._member.not_left())
         return "; ".join(undone)
 
@@ -537,8 +538,8 @@ class Consumer(Client):
             raise InvalidSetting(
                 "topics", topics, "this consumer's partitions are assigned by hand: unsubscribe() first"
             )
-        subscribed = _subscribed(topics, pattern)
-        checked = _checked_listener(listener)
+        subscribed = checked_subscription(topics, pattern)
+        checked = checked_listener(listener)
         if self._member is not None:
             self._member.listen(checked)
         elif checked is not None:
@@ -557,7 +558,7 @@ class Consumer(Client):
         checked = check_partitions("partitions", partitions)
         if not checked:
             raise InvalidSetting("partitions", partitions, "give at least one; unsubscribe() reads nothing")
-        if self._assigned is None and self._member is not None and not self._member.has_left:
+        if self._assigned is None and self._member is not None and self._member.standing.state.is_in_group:
             rule = f"this consumer is still leaving group {self._member.group}: await unsubscribe() again first"
             raise InvalidSetting("partitions", partitions, rule)
         if self._commits is not None and self._member is not None and self._assigned is None:
@@ -590,18 +591,18 @@ class Consumer(Client):
         elif self._auto_commit is not None:
             await self._auto_commit.commit(self._api_timeout_s)
         if self._commits is not None and self._member is not None:
-            self._commits.committer = self._member
+            self._commits.committer = self._member.standing
         self._subscribed = self._assigned = None
         self._fetcher.assign_none()
         self._tell_of_listener(before)
 
     def _check_not_within_listener(self, call: str) -> None:
-        if self._member is not None and self._member.is_within_listener:
+        if self._member is not None and self._member.listener_calls.is_caller_within:
             raise WithinListener(call)
 
     def _check_not_listener(self, call: str) -> None:
         """Records come only once the listener has returned."""
-        if self._member is not None and self._member.is_listener:
+        if self._member is not None and self._member.listener_calls.is_caller_the_listener:
             raise WithinListener(call)
 
     def subscription(self) -> list[str]:
@@ -771,8 +772,8 @@ class Consumer(Client):
         """The next batch with records, if one is there. Raises what is to be told."""
         if self._errors:
             raise self._errors.pop(0).with_traceback(None)
-        if self._member is not None and self._member.fenced is not None:
-            raise self._member.fenced.with_traceback(None)
+        if self._member is not None and (fenced := self._member.standing.fenced) is not None:
+            raise fenced.with_traceback(None)
         if self._subscribed is None and self._assigned is None:
             raise InvalidSetting("topics", None, "there is nothing to read: call subscribe() or assign() first")
         while not self._activity.is_quiet:
@@ -1021,7 +1022,7 @@ class Consumer(Client):
         to_commit = positions(self._fetcher) if offsets is None else check_offsets(offsets)
         self._vouched |= {partition: committed.offset for partition, committed in to_commit.items()}
         if offsets is None and not to_commit and self._member is not None:
-            return {}, self._member.lost_positions()
+            return {}, self._member.standing.lost_positions()
         return to_commit, {}
 
     def status(self) -> ConsumerStatus:
@@ -1080,44 +1081,6 @@ class Consumer(Client):
         return state
 
 
-async def _begin_by_hand(
-    fetcher: Fetcher,
-    commits: Commits,
-    states: Sequence[PartitionState],
-    patience_s: float,
-    errors: list[BaseException],
-) -> None:
-    """Partitions that were assigned by hand begin where the group has committed."""
-    if not states:
-        return
-    committed = None
-    while committed is None:
-        try:
-            committed = await commits.fetch([state.partition for state in states], patience_s)
-        except MinibrokerError as error:
-            errors.append(error)
-            fetcher.pulse.notify()
-            await asyncio.sleep(1.0)
-    usable = {partition: at.offset for partition, at in committed.items() if not at.is_of_older_topic}
-    begin_at_committed(fetcher, states, usable)
-    fetcher.release(states)
-
-
-def _subscribed(topics: Sequence[str] | None, pattern: str | re.Pattern[str] | None) -> Subscribed:
-    if pattern is None:
-        checked = check_names("topics", topics or ())
-        if not checked:
-            raise InvalidSetting("topics", topics, 'give at least one, as in topics=["name"]')
-        return Subscribed(tuple(checked))
-    try:
-        compiled: re.Pattern[Any] = re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise InvalidSetting("pattern", pattern, f"is no regular expression: {error}") from error
-    if isinstance(compiled.pattern, bytes):
-        raise InvalidSetting("pattern", pattern, "names of topics are text: give a pattern of str, not of bytes")
-    return Subscribed((), compiled)
-
-
 def _assignors(strategy: Strategy | list[Strategy] | tuple[Strategy, ...]) -> list[Assignor]:
     choices: list[Strategy] = [*strategy] if isinstance(strategy, (list, tuple)) else [strategy]
     assignors = {assignor.name: assignor for assignor in map(assignor_of, choices)}
@@ -1131,16 +1094,6 @@ def _checked_instance_id(instance_id: str | None) -> str | None:
         rule = "use 1 to 1,000 characters, another for each member of the group"
         raise InvalidSetting("group_instance_id", instance_id, rule)
     return None if instance_id is None else check_text("group_instance_id", instance_id)
-
-
-def _checked_listener(listener: RebalanceListener | None) -> RebalanceListener | None:
-    if listener is not None and not isinstance(listener, RebalanceListener):
-        raise InvalidSetting("listener", listener, "derive it from RebalanceListener")
-    for name in ("on_partitions_revoked", "on_partitions_assigned", "on_partitions_lost"):
-        if listener is not None and not inspect.iscoroutinefunction(getattr(listener, name)):
-            rule = f"{name} is awaited: define it by `async def`, or use minibroker.sync"
-            raise InvalidSetting("listener", listener, rule)
-    return listener
 
 
 class _Batches:

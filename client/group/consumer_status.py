@@ -10,7 +10,8 @@ from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.fetching.activity import Activity
 from minibroker.client.fetching.fetch_state import PartitionState
 from minibroker.client.fetching.fetcher import Fetcher
-from minibroker.client.group.member import GroupMember, Subscribed
+from minibroker.client.group.member import GroupMember
+from minibroker.client.group.subscription import Subscribed
 from minibroker.client.group.waits import waits_for
 from minibroker.protocol.model import TopicPartition
 
@@ -52,8 +53,9 @@ def describe(
     summary = _summary(state, partitions, member, subscribed, assigned, runtime, activity)
     if member is None:
         return ConsumerStatus(summary, None, "", -1, None, partitions)
+    standing = member.standing
     return ConsumerStatus(
-        summary, member.state.value, member.member_id, member.generation_id, member.coordinator, partitions
+        summary, standing.state.phase, standing.member_id, standing.generation_id, member.coordinator, partitions
     )
 
 

@@ -1,41 +1,39 @@
-"""What a member of a group waits for, in words: for `status()`, and for the log where it takes long."""
+"""What a group member waits for, in words: for `status()`, and for a WARNING if it takes long."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.fetching.activity import Activity
+from minibroker.client.group.member import GroupMember
 from minibroker.client.group.states import MemberState
 from minibroker.client.stalls import LOOK_EVERY_S, STALL_S, Stalls
 
-if TYPE_CHECKING:
-    from minibroker.client.group.member import GroupMember
-
-
 USUAL_S = 1.0
-"""So long a rebalance takes where everybody asks for records."""
+"""Duration of a rebalance in which all members ask for records."""
 
 
 class Wait(NamedTuple):
     text: str
     is_users: bool = False
-    """It is the user's turn, who knows what it does: nothing for the log."""
+    """The member waits for its own user: no reason to log."""
 
 
 def waits_for(member: GroupMember, runtime: ClientRuntime, activity: Activity) -> Wait | None:
-    """What keeps a member that is to be in the group from having what it is assigned; None: nothing does."""
+    """What keeps a subscribed member from having its assignment; None if it has it."""
     now = runtime.clock.monotonic()
+    standing = member.standing
     group, trouble = member.group, "" if member.obstacle is None else f". {member.obstacle}"
-    if member.fenced is not None:
-        return Wait(str(member.fenced), is_users=True)
-    if member.untold is not None:
-        return Wait(f"the next call for records raises: {member.untold}", is_users=True)
-    if member.is_refused:
+    if standing.fenced is not None:
+        return Wait(str(standing.fenced), is_users=True)
+    if standing.untold is not None:
+        return Wait(f"the next call for records raises: {standing.untold}", is_users=True)
+    if standing.state is MemberState.REFUSED:
         said = f"group {group} has refused it: the next call for records says why, the one after it tries again"
         return Wait(said, is_users=True)
-    began = member.unsettled_since
+    began = standing.unsettled_since
     since = f"for {now - began:.1f} s"
     if activity.holds and activity.is_quiet:
         said = (
@@ -43,32 +41,32 @@ def waits_for(member: GroupMember, runtime: ClientRuntime, activity: Activity) -
             "only then are those that it has handed out done with"
         )
         return Wait(said, is_users=True)
-    if (call := member.listener_call) is not None:
+    if (call := member.listener_calls.under_way) is not None:
         said = f"group {group} rebalances, and waits for this consumer's listener: {call.method} has not returned for"
         return Wait(f"{said} {now - call.began:.1f} s{trouble}")
-    if member.setback is not None and now < member.setback.at + STALL_S:
-        trouble = trouble or f". {member.setback.error}"
-    match member.state:
-        case MemberState.UNJOINED:
+    if standing.setback is not None and now < standing.setback.at + STALL_S:
+        trouble = trouble or f". {standing.setback.error}"
+    match standing.state.phase:
+        case "unjoined":
             known = "" if member.coordinator is not None else "; its coordinator is not known yet"
             return Wait(f"it has been in no generation of group {group} {since}{known}{trouble}")
-        case MemberState.PREPARING_REBALANCE if member.is_joining and not trouble and now > began + USUAL_S:
+        case "preparing rebalance":
+            if standing.state is not MemberState.JOINING or trouble or now <= began + USUAL_S:
+                return Wait(f"no assignment: group {group} has been rebalancing {since}{trouble}")
             return Wait(
                 f"no assignment: group {group} has been rebalancing {since}, and waits for other members, each of "
                 "which joins when its user asks for the next records, or is put out after its session_timeout_ms or "
                 f"max_poll_interval_ms: see `minibroker groups describe {group}`"
             )
-        case MemberState.PREPARING_REBALANCE:
-            return Wait(f"no assignment: group {group} has been rebalancing {since}{trouble}")
-        case MemberState.COMPLETING_REBALANCE:
+        case "completing rebalance":
             return Wait(f"no assignment yet: group {group} has been dealing out partitions {since}{trouble}")
-    if member.trouble is not None:
-        return Wait(f"the coordinator of group {group} cannot be reached: {member.trouble}")
+    if standing.trouble is not None:
+        return Wait(f"the coordinator of group {group} cannot be reached: {standing.trouble}")
     return None
 
 
 async def watch(member: GroupMember, runtime: ClientRuntime, activity: Activity) -> None:
-    """The task: a WARNING where the member waits for longer than STALL_S for what its user may not know of."""
+    """The task that logs a WARNING if the member waits longer than STALL_S, unless it waits for its own user."""
     stalls: Stalls[str] = Stalls(runtime.connections.client_id, remedy="")
     while True:
         wait = None if member.subscribed is None else waits_for(member, runtime, activity)
@@ -77,4 +75,4 @@ async def watch(member: GroupMember, runtime: ClientRuntime, activity: Activity)
         if waiting:
             await asyncio.sleep(LOOK_EVERY_S)
         else:
-            await member.stirred.wait()
+            await member.standing.stirred.wait()

@@ -4,7 +4,7 @@ not."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +22,8 @@ from minibroker.client.group import assignors, auto_commit
 from minibroker.client.group.assignors import CooperativeSticky
 from minibroker.client.group.commits import Commits, OffsetAndMetadata
 from minibroker.client.group.member import GroupMember
+from minibroker.client.group.standing import Standing
+from minibroker.client.group.states import MemberState
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages.groups import Attempt
 from minibroker.protocol.model import TopicPartition
@@ -400,20 +402,20 @@ def committed_ahead(patches: Patches) -> None:
 
 @mutant("lost", "a member that was put out keeps what it had, and claims it when it joins again")
 def lost_partitions_are_kept(patches: Patches) -> None:
-    @patches.instead_of(GroupMember, "_give_up")
-    async def give_up(original: Any, self: GroupMember, partitions: Collection[TopicPartition], is_lost: bool) -> None:
-        if not is_lost:
-            await original(self, partitions, is_lost)
+    @patches.instead_of(GroupMember, "_remove")
+    def remove(original: Any, self: GroupMember, partitions: Sequence[TopicPartition]) -> None:
+        if self.standing.state is not MemberState.LOST:
+            original(self, partitions)
 
 
 @mutant("lost wake-up", "a commit that a rebalance refuses waits for another one where that is over at once")
 def commit_waits_for_another_rebalance(patches: Patches) -> None:
-    @patches.instead_of(GroupMember, "can_retry")
-    async def can_retry(original: Any, self: GroupMember, membership: Any, code: ErrorCode) -> bool:
-        while self._loss is None and self.generation_id != -1 and not self._is_giving_up:
-            if self._is_taking_over and code is ErrorCode.REBALANCE_IN_PROGRESS:
+    @patches.instead_of(Standing, "can_retry")
+    async def can_retry(original: Any, self: Standing, membership: Any, code: ErrorCode) -> bool:
+        while self.state is not MemberState.LOST and self.generation_id != -1 and not self.state.is_revoking:
+            if self.state is MemberState.RECONCILING and code is ErrorCode.REBALANCE_IN_PROGRESS:
                 return True
-            if self.membership() != membership and (self.state.value == "stable" or self._is_taking_over):
+            if self.membership() != membership and self.state.has_assignment:
                 return True
-            await self._settled.wait()
+            await self.settled.wait()
         return False

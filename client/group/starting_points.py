@@ -1,0 +1,50 @@
+"""Where a consumer begins to read partitions for which its group has committed offsets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+
+from minibroker.client.fetching.fetch_state import PartitionState
+from minibroker.client.fetching.fetcher import Fetcher
+from minibroker.client.group.commits import Commits, Committed
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import NO_EPOCH, TopicPartition
+
+RETRY_S = 1.0
+
+
+def begin_at_committed(
+    fetcher: Fetcher, states: Iterable[PartitionState], committed: Mapping[TopicPartition, Committed]
+) -> None:
+    """Move each partition that has no position yet to its committed offset. An offset that was committed in an earlier
+    topic of the same name does not count."""
+    for state in states:
+        at = committed.get(state.partition)
+        if at is not None and not at.is_of_older_topic and state.position is None and state.generation == 0:
+            epoch = NO_EPOCH if at.offset.leader_epoch is None else at.offset.leader_epoch
+            fetcher.move(state, at.offset.offset, epoch=epoch)
+        state.awaits_committed = False
+    fetcher.wake()
+
+
+async def begin_by_hand(
+    fetcher: Fetcher,
+    commits: Commits,
+    states: Sequence[PartitionState],
+    patience_s: float,
+    errors: list[BaseException],
+) -> None:
+    """Begin partitions that were assigned by hand. Tries until it succeeds; each failure goes to `errors`."""
+    if not states:
+        return
+    committed = None
+    while committed is None:
+        try:
+            committed = await commits.fetch([state.partition for state in states], patience_s)
+        except MinibrokerError as error:
+            errors.append(error)
+            fetcher.pulse.notify()
+            await asyncio.sleep(RETRY_S)
+    begin_at_committed(fetcher, states, committed)
+    fetcher.release(states)

@@ -1,0 +1,100 @@
+"""The topics that a consumer has subscribed to, and which of their changes require a rebalance."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from minibroker.client.cluster.metadata import Metadata, TopicInfo
+from minibroker.client.errors import InvalidSetting
+from minibroker.client.settings import check_names
+from minibroker.protocol.model import TopicPartition
+
+_Size = tuple[str, int]
+"""A topic's id and number of partitions; `("", 0)` if the topic does not exist."""
+
+
+class Subscribed(NamedTuple):
+    """A subscription: to topics by name, or to all topics whose names match a pattern."""
+
+    topics: tuple[str, ...] = ()
+    pattern: re.Pattern[str] | None = None
+
+    def names(self, topics: Mapping[str, TopicInfo]) -> list[str]:
+        """The topics subscribed to; with a pattern, those of `topics` that match."""
+        if self.pattern is None:
+            return list(self.topics)
+        return sorted(name for name, info in topics.items() if not info.is_internal and self.includes(name))
+
+    def includes(self, topic: str) -> bool:
+        """Whether the subscription includes this topic, existing or not."""
+        return topic in self.topics if self.pattern is None else self.pattern.fullmatch(topic) is not None
+
+
+def checked_subscription(topics: Sequence[str] | None, pattern: str | re.Pattern[str] | None) -> Subscribed:
+    """Raises InvalidSetting."""
+    if pattern is None:
+        checked = check_names("topics", topics or ())
+        if not checked:
+            raise InvalidSetting("topics", topics, 'give at least one, as in topics=["name"]')
+        return Subscribed(tuple(checked))
+    try:
+        compiled: re.Pattern[Any] = re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise InvalidSetting("pattern", pattern, f"is no regular expression: {error}") from error
+    if isinstance(compiled.pattern, bytes):
+        raise InvalidSetting("pattern", pattern, "names of topics are text: give a pattern of str, not of bytes")
+    return Subscribed((), compiled)
+
+
+class TopicWatch:
+    """Compares metadata with the topics for which a member has joined."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+        self._joined: list[str] = []
+        self._assigned: dict[str, _Size] | None = None
+        """Only at the group's leader: the sizes by which it assigned the topics of all members."""
+        self._first: dict[str, _Size] = {}
+        """Sizes when the member first joined for each topic. Later partitions are read from their beginning."""
+
+    def joins_for(self, topics: list[str]) -> None:
+        self._joined = topics
+        for topic, size in self._sizes(topics).items():
+            if size[1]:
+                self._first.setdefault(topic, size)
+
+    def leads(self, topics: Iterable[str]) -> dict[str, int]:
+        """Watch the topics of all members. Returns the partition counts of those that exist."""
+        self._assigned = self._sizes(topics)
+        return {topic: count for topic, (_, count) in self._assigned.items() if count}
+
+    def leads_no_more(self) -> None:
+        self._assigned = None
+
+    def why_rebalance(self, subscribed: Subscribed) -> str | None:
+        """Why a stable member must join again; None if nothing has changed."""
+        if subscribed.names(self._metadata.cluster.topics) != self._joined:
+            pattern = subscribed.pattern
+            return "the subscription has changed" if pattern is None else f"other topics match {pattern.pattern!r}"
+        before = self._assigned
+        if before is not None and before != (now := self._sizes(before)):
+            changed = [name for name in now if now[name] != before[name]]
+            return f"topics or partitions have come or gone: {', '.join(changed)}"
+        return None
+
+    def is_new(self, partition: TopicPartition) -> bool:
+        """Whether the partition was created after the member first joined for its topic."""
+        info = self._metadata.cluster.topics.get(partition.topic)
+        if info is None:
+            return False
+        topic_id, count = self._first.setdefault(partition.topic, (info.topic_id, len(info.partitions)))
+        return topic_id != info.topic_id or partition.partition >= count or self._metadata.is_new(partition.topic)
+
+    def _sizes(self, topics: Iterable[str]) -> dict[str, _Size]:
+        existing = self._metadata.cluster.existing()
+        return {
+            name: ("", 0) if name not in existing else (existing[name].topic_id, len(existing[name].partitions))
+            for name in topics
+        }
