@@ -5,16 +5,7 @@ fetching/fetcher.py and consumer.py. group/member.py joins a group. Under all of
 cluster/metadata.py.
 """
 
-from minibroker.client.admin import (
-    Admin,
-    BrokerDescription,
-    ClusterDescription,
-    LogDirDescription,
-    LogDirReplica,
-    NewTopic,
-    PartitionDescription,
-    TopicDescription,
-)
+from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import (
     ConfigChange,
     ConfigEntry,
@@ -23,10 +14,13 @@ from minibroker.client.administering.configs import (
     ConfigSynonym,
 )
 from minibroker.client.administering.groups import GroupDescription, GroupErrors, GroupListing, MemberDescription
-from minibroker.client.administering.offsets import OffsetAndTimestamp
+from minibroker.client.administering.log_dirs import LogDirDescription, LogDirReplica
 from minibroker.client.administering.reassignment import PartitionReassignment
+from minibroker.client.administering.requests import BrokerDescription, ClusterDescription
 from minibroker.client.administering.timeline import TimelineRead, TimelineReader
+from minibroker.client.administering.topics import NewTopic, PartitionDescription, TopicDescription
 from minibroker.client.cluster.coordinators import Coordinator
+from minibroker.client.cluster.offsets import OffsetAndTimestamp
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import (
     ApiTimedOut,

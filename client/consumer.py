@@ -12,11 +12,11 @@ from itertools import islice
 from operator import length_hint
 from typing import Any, Literal
 
-from minibroker.client.administering.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.cluster.calls import ends_with_its_client
 from minibroker.client.cluster.connections import Purpose
 from minibroker.client.cluster.coordinators import Coordinators
 from minibroker.client.cluster.lifecycle import Client
+from minibroker.client.cluster.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.errors import (
     ApiTimedOut,
     CorruptBatch,

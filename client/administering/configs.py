@@ -1,19 +1,25 @@
-"""Settings of topics and brokers, as the admin client describes and changes them (KIP-226, KIP-339)."""
+"""Settings of topics and brokers: DescribeConfigs and IncrementalAlterConfigs at each broker that a setting concerns,
+or at any broker (KIP-226, KIP-339)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
+from minibroker.client.administering.requests import FORWARDER_PATIENCE_S, AdminRequests
 from minibroker.client.errors import InvalidSetting, PartialFailure
-from minibroker.client.settings import check_text
+from minibroker.client.settings import Address, check_text
 from minibroker.protocol import messages as m
-from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, error_of
+from minibroker.protocol.apis import DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
+from minibroker.protocol.connections.rpc import RequestTimedOut
+from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
 from minibroker.protocol.model import WITHOUT_EFFECT, AlterOperation, ConfigSource, ConfigType, ResourceType
 
 
 class ConfigResource(NamedTuple):
-    """What has settings. Best made by `of_topic`, `of_broker` and `of_all_brokers`."""
+    """A topic, a broker, or all brokers, as the owner of settings. Use `of_topic`, `of_broker` or `of_all_brokers`."""
 
     type: ResourceType
     name: str
@@ -28,12 +34,12 @@ class ConfigResource(NamedTuple):
 
     @classmethod
     def of_all_brokers(cls) -> ConfigResource:
-        """What holds for every broker where that one has nothing of its own."""
+        """Return the default of all brokers; a broker's own setting overrides it."""
         return cls(ResourceType.BROKER, "")
 
     @property
     def broker_id(self) -> int | None:
-        """Whom to ask; None: any broker."""
+        """The broker to ask; None: any broker."""
         return int(self.name) if self.type is ResourceType.BROKER and self.name else None
 
     def __str__(self) -> str:
@@ -43,7 +49,7 @@ class ConfigResource(NamedTuple):
 
 
 class ConfigSynonym(NamedTuple):
-    """One place where a value is given."""
+    """A place that sets a value."""
 
     name: str
     value: str | None
@@ -51,25 +57,25 @@ class ConfigSynonym(NamedTuple):
 
 
 class ConfigEntry(NamedTuple):
-    """A setting as it holds."""
+    """A setting and its effective value."""
 
     name: str
     value: str | None
-    """None: it is not set, or a secret."""
+    """None: it is not set, or secret."""
     source: ConfigSource
     is_read_only: bool
-    """It cannot be changed while brokers run, or (of a topic) at all."""
+    """A broker's setting that cannot change while brokers run, or a topic's setting that cannot change at all."""
     is_sensitive: bool
     type: ConfigType
     synonyms: tuple[ConfigSynonym, ...]
-    """All places where it is given, if these were asked for: the first one holds."""
+    """All places that set it, the effective one first. Empty unless the call asked for synonyms."""
     documentation: str | None
     problem: str | None = None
-    """What ZooKeeper has for this resource does not hold, as it makes no sense: why."""
+    """Why the setting in ZooKeeper is invalid and has no effect; None if it is valid."""
 
     @property
     def is_without_effect(self) -> bool:
-        """It is taken and shown, for tools that set it, and does nothing. Known where documentation was asked for."""
+        """Whether the setting is accepted for the sake of Kafka's tools, but ignored. Known only with documentation."""
         return (self.documentation or "").startswith(WITHOUT_EFFECT)
 
 
@@ -78,7 +84,7 @@ class ConfigErrors(PartialFailure[ConfigResource, Mapping[str, ConfigEntry]]):
 
 
 class ConfigChange(NamedTuple):
-    """What is to become of a setting. Best made by the methods."""
+    """A change of one setting. Use `set`, `delete`, `append` or `subtract`."""
 
     name: str
     operation: AlterOperation
@@ -86,29 +92,29 @@ class ConfigChange(NamedTuple):
 
     @classmethod
     def set(cls, name: str, value: object) -> ConfigChange:
-        """Raises InvalidSetting for None, which is no value."""
+        """Raises InvalidSetting for None; use `delete` to remove a setting."""
         if value is None:
-            raise InvalidSetting(name, value, "give a value, or end what is set with ConfigChange.delete(NAME)")
+            raise InvalidSetting(name, value, "give a value, or remove the setting with ConfigChange.delete(NAME)")
         return cls(name, AlterOperation.SET, str(value).lower() if isinstance(value, bool) else str(value))
 
     @classmethod
     def delete(cls, name: str) -> ConfigChange:
-        """What holds then is what is given elsewhere, or the default."""
+        """Remove the setting; the inherited value applies, or the default."""
         return cls(name, AlterOperation.DELETE)
 
     @classmethod
     def append(cls, name: str, items: str) -> ConfigChange:
-        """To a list, separated by commas. What is in it already stays there once."""
+        """Append items to a list, separated by commas. Items that are in it already are not repeated."""
         return cls(name, AlterOperation.APPEND, items)
 
     @classmethod
     def subtract(cls, name: str, items: str) -> ConfigChange:
-        """From a list, separated by commas. What is not in it is no error."""
+        """Remove items from a list, separated by commas. Items that are not in it are ignored."""
         return cls(name, AlterOperation.SUBTRACT, items)
 
 
 def check_resources(resources: Iterable[ConfigResource]) -> list[ConfigResource]:
-    """Each once. Raises InvalidSetting."""
+    """Return each resource once. Raises InvalidSetting."""
     if isinstance(resources, ConfigResource):
         raise InvalidSetting("resources", resources, "give a list of ConfigResource")
     checked = list(dict.fromkeys(resources))
@@ -122,7 +128,7 @@ def check_resources(resources: Iterable[ConfigResource]) -> list[ConfigResource]
 
 
 def check_changes(changes: Mapping[ConfigResource, Sequence[ConfigChange]]) -> list[ConfigResource]:
-    """Whose settings are to change. Raises InvalidSetting."""
+    """Return the resources that change. Raises InvalidSetting."""
     checked = check_resources(changes)
     for resource, some in changes.items():
         if isinstance(some, ConfigChange) or not all(isinstance(change, ConfigChange) for change in some):
@@ -136,6 +142,113 @@ def check_changes(changes: Mapping[ConfigResource, Sequence[ConfigChange]]) -> l
     return checked
 
 
+Ask = Callable[[Address | None, list[ConfigResource]], Awaitable[dict[ConfigResource, MinibrokerError]]]
+"""Asks one broker, or any (None), about some resources. Returns the errors."""
+
+
+async def describe(
+    requests: AdminRequests,
+    resources: Iterable[ConfigResource],
+    *,
+    names: Collection[str] | None,
+    synonyms: bool,
+    documentation: bool,
+) -> dict[ConfigResource, dict[str, ConfigEntry]]:
+    """See `Admin.describe_configs`."""
+    asked = check_resources(resources)
+    results: dict[ConfigResource, dict[str, ConfigEntry]] = {}
+
+    async def ask(address: Address | None, some: list[ConfigResource]) -> dict[ConfigResource, MinibrokerError]:
+        body = describe_request(some, names, synonyms, documentation)
+        found, errors = described(some, await requests.ask(address, DESCRIBE_CONFIGS, body))
+        results.update(found)
+        return errors
+
+    errors = await _of_each(requests, asked, ask)
+    if errors:
+        raise ConfigErrors(errors, results)
+    return {resource: results[resource] for resource in asked}
+
+
+async def alter(
+    requests: AdminRequests, changes: Mapping[ConfigResource, Sequence[ConfigChange]], *, validate_only: bool
+) -> None:
+    """See `Admin.incremental_alter_configs`."""
+    asked = check_changes(changes)
+
+    async def ask(address: Address | None, some: list[ConfigResource]) -> dict[ConfigResource, MinibrokerError]:
+        retries = requests.retries()
+        known: dict[ConfigResource, tuple[str, int]] = {}
+        errors: dict[ConfigResource, MinibrokerError] = {}
+        while True:
+            body = alter_request({resource: changes[resource] for resource in some}, validate_only, known)
+            try:
+                response = await requests.ask(address, INCREMENTAL_ALTER_CONFIGS, body, retries)
+            except RequestTimedOut as error:
+                if validate_only:
+                    raise
+                raise RequestTimedOut(f"{error}. They may yet be changed") from error
+            refused, versions = altered(some, response)
+            some = [resource for resource in some if resource in versions]
+            errors |= {resource: error for resource, error in refused.items() if resource not in versions}
+            if not some:
+                return errors
+            was_lookup = not known
+            known |= versions
+            if not was_lookup and not await retries.pause("other changes came first"):
+                return errors | {resource: refused[resource] for resource in some}
+
+    errors = await _of_each(requests, asked, ask)
+    if errors:
+        raise ConfigErrors(errors)
+
+
+async def _of_each(
+    requests: AdminRequests, resources: Sequence[ConfigResource], ask: Ask
+) -> dict[ConfigResource, MinibrokerError]:
+    """Ask each broker about its own settings, and any broker about all other resources. Return the errors.
+
+    If a broker cannot be reached at the address in the metadata, try all other known addresses: the broker may be
+    behind one of them, and any broker can correct the `advertised.listeners` of another."""
+    places: dict[int | None, list[ConfigResource]] = {}
+    for resource in resources:
+        places.setdefault(resource.broker_id, []).append(resource)
+    brokers: dict[int, Address] = {}
+    if any(broker_id is not None for broker_id in places):
+        brokers = {broker.id: Address(broker.host, broker.port) for broker in (await requests.cluster()).brokers}
+
+    async def ask_at(broker_id: int | None, some: list[ConfigResource]) -> dict[ConfigResource, MinibrokerError]:
+        try:
+            if broker_id is None:
+                return await ask(None, some)
+            if broker_id not in brokers:
+                raise NetworkError(
+                    f"broker {broker_id} is not alive (those that are: {', '.join(map(str, brokers))}): start it, "
+                    f"or see `minibroker status`"
+                )
+            if not await requests.is_reachable(brokers[broker_id]):
+                for other in requests.runtime.metadata.addresses():
+                    if other == brokers[broker_id] or not await requests.is_reachable(other):
+                        continue
+                    with suppress(TimeoutError, NetworkError):
+                        async with asyncio.timeout(FORWARDER_PATIENCE_S):
+                            errors = await ask(other, some)
+                        if not any(_is_refusal_of_another(error) for error in errors.values()):
+                            return errors
+            return await ask(brokers[broker_id], some)
+        except (NetworkError, BrokerError, InvalidMessage) as error:
+            return dict.fromkeys(some, error)
+
+    # At the same time, so that a broker that does not answer takes no time from the others.
+    answers = await asyncio.gather(*(ask_at(broker_id, some) for broker_id, some in places.items()))
+    return {resource: error for errors in answers for resource, error in errors.items()}
+
+
+def _is_refusal_of_another(error: MinibrokerError) -> bool:
+    """Return whether the broker may have said that another broker was meant."""
+    return isinstance(error, BrokerError) and error.code is ErrorCode.INVALID_REQUEST
+
+
 def describe_request(
     resources: Sequence[ConfigResource], names: Collection[str] | None, synonyms: bool, documentation: bool
 ) -> m.DescribeConfigsRequest:
@@ -147,7 +260,7 @@ def describe_request(
 def described(
     asked: Sequence[ConfigResource], response: m.DescribeConfigsResponse
 ) -> tuple[dict[ConfigResource, dict[str, ConfigEntry]], dict[ConfigResource, MinibrokerError]]:
-    """What was found, and what went wrong. Raises InvalidMessage."""
+    """Return the settings, and the errors of the other resources. Raises InvalidMessage."""
     answers = {(result.resource_type, result.resource_name): result for result in response.results}
     found: dict[ConfigResource, dict[str, ConfigEntry]] = {}
     errors: dict[ConfigResource, MinibrokerError] = {}
@@ -180,15 +293,15 @@ def _entry(entry: m.DescribeConfigsEntry) -> ConfigEntry:
 
 
 KnownVersions = Mapping[ConfigResource, tuple[str, int]]
-"""Of settings that have been looked up: the topic's id, and the version."""
+"""The topic's id and the version of the settings, for the resources that were looked up."""
 
 
 def alter_request(
     changes: Mapping[ConfigResource, Sequence[ConfigChange]], validate_only: bool, known: KnownVersions
 ) -> m.IncrementalAlterConfigsRequest:
-    """Those that are not known have a version that nothing has, and are refused with the current one. With that in
-    every request, one that is on its way for long does nothing once the settings have been changed, be it by another
-    attempt or by what somebody has asked for since."""
+    """Resources without a known version carry a version that nothing has, and are rejected with the current one. All
+    later requests carry that one, so a request that arrives late changes nothing if another attempt or another client
+    has changed the settings before."""
     unknown = ("", m.ANY_VERSION if validate_only else m.NO_VERSION)
     return m.IncrementalAlterConfigsRequest(
         [
@@ -207,7 +320,7 @@ def alter_request(
 def altered(
     asked: Sequence[ConfigResource], response: m.IncrementalAlterConfigsResponse
 ) -> tuple[dict[ConfigResource, MinibrokerError], dict[ConfigResource, tuple[str, int]]]:
-    """What went wrong; and the topic ids and versions of those that had others than were known."""
+    """Return the errors, and the current topic id and version of each resource whose version was not current."""
     answers = {(r.resource_type, r.resource_name): r for r in response.responses}
     errors: dict[ConfigResource, MinibrokerError] = {}
     versions: dict[ConfigResource, tuple[str, int]] = {}

@@ -1,20 +1,24 @@
-"""Deleting records: DeleteRecords at whoever leads, until every partition has its answer."""
+"""Deleting records: DeleteRecords at the leaders, until every partition has its answer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from minibroker.client.administering.offsets import Known, ask_leader, ask_leaders, not_mentioned, request_leader
+from minibroker.client.administering.requests import AdminRequests, or_yet
+from minibroker.client.administering.topics import existing
 from minibroker.client.cluster.metadata import Leader
+from minibroker.client.cluster.offsets import Known, ask_leader, ask_leaders, not_mentioned, request_leader
 from minibroker.client.cluster.runtime import ClientRuntime
+from minibroker.client.errors import PartitionErrors
+from minibroker.client.settings import check_by_partition, check_integer
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DELETE_RECORDS
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError, error_of
 from minibroker.protocol.model import TopicPartition
 
 _GRACE_S = 1.0
-"""A broker that has waited for as long as it was allowed to says so."""
+"""A broker that waited for the whole timeout of the request has this much longer to report that."""
 _AFTER_IT_BEGAN = (
     ErrorCode.REQUEST_TIMED_OUT,
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -25,22 +29,44 @@ _AFTER_IT_BEGAN = (
 class Deleted(NamedTuple):
     low_watermarks: dict[TopicPartition, int]
     errors: dict[TopicPartition, MinibrokerError]
-    """Of the other partitions."""
+    """Errors of the other partitions."""
     undecided: set[TopicPartition]
-    """Partitions some attempt at which may have been carried out, or may yet be."""
+    """Partitions whose records some attempt may have deleted, or may still delete."""
 
 
-async def delete_records(
+_MAY_YET = "They may yet be deleted; to ask for it again does no harm. See `minibroker status` for replicas out of sync"
+
+
+async def delete_records(requests: AdminRequests, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """See `Admin.delete_records`."""
+    retries = requests.retries()
+    asked = check_by_partition("offsets", offsets, 5)
+    for offset in asked.values():
+        check_integer("offset", offset, m.UP_TO_HIGH_WATERMARK, 2**63 - 1)
+    if not asked:
+        return {}
+    ids, errors = await existing(requests, asked)
+    there = {partition: offset for partition, offset in asked.items() if partition not in errors}
+    ids = {partition.topic: ids[partition.topic] for partition in there}
+    deleted = await _delete(requests.runtime, there, ids, retries.remaining_s)
+    for partition, error in deleted.errors.items():
+        errors[partition] = or_yet(error, _MAY_YET) if partition in deleted.undecided else error
+    if errors:
+        raise PartitionErrors(errors, deleted.low_watermarks)
+    return deleted.low_watermarks
+
+
+async def _delete(
     runtime: ClientRuntime, offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, str], timeout_s: float
 ) -> Deleted:
-    """What comes before each offset (UP_TO_HIGH_WATERMARK: before the end as it is now), in the topics of these ids:
-    others of their names lose nothing."""
+    """Delete the records before each offset (UP_TO_HIGH_WATERMARK: before the end as it is now). Topics of the same
+    names with other ids lose nothing."""
     found: dict[TopicPartition, int] = {}
     errors: dict[TopicPartition, MinibrokerError] = {}
     undecided: set[TopicPartition] = set()
     ends: dict[TopicPartition, int] = {}
-    """What UP_TO_HIGH_WATERMARK means, in all attempts: one that is carried out late must not delete what was produced
-    since."""
+    """The offset that UP_TO_HIGH_WATERMARK stands for, the same in all attempts: an attempt that arrives late must not
+    delete records that were produced since."""
 
     async def ask(
         runtime: ClientRuntime, leader: Leader, offsets: Mapping[TopicPartition, int], timeout_s: float
@@ -98,7 +124,7 @@ def _request(
 def _results(
     leader: Leader, offsets: Mapping[TopicPartition, int], response: m.DeleteRecordsResponse
 ) -> dict[TopicPartition, int | MinibrokerError]:
-    """The low watermark of each, or what the leader says against it."""
+    """Return the low watermark of each partition, or its error."""
     answered = {
         TopicPartition(topic.name, answer.partition_index): answer
         for topic in response.topics

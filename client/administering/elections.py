@@ -4,19 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from minibroker.client.administering.requests import AdminRequests
 from minibroker.client.errors import PartitionErrors
+from minibroker.client.settings import check_choice, check_partitions
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import ELECT_LEADERS
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, error_of
 from minibroker.protocol.model import ElectionType, TopicPartition
 
 _ALL = "the elections"
-"""They are asked for together."""
+"""The one name under which all elections of a call are requested."""
+
+
+async def elect(
+    requests: AdminRequests, election_type: str, partitions: Iterable[TopicPartition] | None
+) -> dict[TopicPartition, bool]:
+    """See `Admin.elect_leaders`."""
+    check_choice("election_type", election_type, [name.lower() for name in ElectionType.__members__])
+    asked = None if partitions is None else check_partitions("partitions", partitions)
+    if asked is not None and not asked:
+        return {}
+    elections = LeaderElections(ElectionType[election_type.upper()], asked)
+    for error in (await requests.at_controller(elections)).values():
+        raise error
+    return elections.outcome()
 
 
 class LeaderElections:
-    """What the admin client asks the controller for until it is answered (`admin._Change`). Each attempt is for one
-    controller: no later one carries out what is on its way for long."""
+    """The elections of one call. Each attempt names one controller epoch, so that no later controller carries out a
+    request that arrives late."""
 
     api = ELECT_LEADERS
     final: Collection[ErrorCode] = ()
@@ -52,7 +68,7 @@ class LeaderElections:
         return {_ALL: (response.error_code, "")}
 
     def outcome(self) -> dict[TopicPartition, bool]:
-        """Once answered. See `Admin.elect_leaders`."""
+        """Return or raise the results of the answer. See `Admin.elect_leaders`."""
         elected: dict[TopicPartition, bool] = {}
         errors: dict[TopicPartition, MinibrokerError] = {}
         for partition, result in sorted(self._answered.items()):

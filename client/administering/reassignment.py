@@ -1,11 +1,12 @@
-"""Reassigning partitions: what is asked of the controller, until each partition has its answer (KIP-455)."""
+"""Reassigning partitions: AlterPartitionReassignments and ListPartitionReassignments at the controller (KIP-455)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from minibroker.client.errors import InvalidSetting
+from minibroker.client.administering.requests import AdminRequests
+from minibroker.client.errors import InvalidSetting, PartitionErrors
 from minibroker.client.settings import check_partitions
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import ALTER_PARTITION_REASSIGNMENTS, LIST_PARTITION_REASSIGNMENTS
@@ -14,21 +15,39 @@ from minibroker.protocol.model import TopicPartition
 
 
 class PartitionReassignment(NamedTuple):
-    """A reassignment that is under way."""
+    """A reassignment in progress."""
 
     replicas: tuple[int, ...]
-    """All: those that the partition is to have, and those that are to go."""
+    """All replicas: the target's, and those that will be removed."""
     adding_replicas: tuple[int, ...]
     removing_replicas: tuple[int, ...]
 
 
-class Alteration:
-    """What each partition is to have; None: a cancellation. A repetition of what is under way, or has been done, is no
-    error; nor is a cancellation where an earlier attempt may have cancelled already.
+async def alter(requests: AdminRequests, reassignments: Mapping[TopicPartition, Sequence[int] | None]) -> None:
+    """See `Admin.alter_partition_reassignments`."""
+    alteration = Alteration(reassignments)
+    errors = await requests.at_controller(alteration)
+    if errors:
+        raise PartitionErrors({alteration.partitions[name]: error for name, error in errors.items()})
 
-    The first request has a version that no topic has, and is refused with the current ones. With these in every request
-    from then on, one that is on its way for long does nothing once a topic has been changed, be it by another attempt
-    or by what somebody has asked for since.
+
+async def in_progress(
+    requests: AdminRequests, partitions: Iterable[TopicPartition] | None
+) -> dict[TopicPartition, PartitionReassignment]:
+    """See `Admin.list_partition_reassignments`."""
+    listing = Listing(partitions)
+    for error in (await requests.at_controller(listing)).values():
+        raise error
+    return listing.found
+
+
+class Alteration:
+    """The target replicas of each partition; None: a cancellation. It is no error to repeat a reassignment that is in
+    progress or done, nor to cancel one that an earlier attempt may have cancelled.
+
+    The first request has a version that no topic has, and is rejected with the current ones. All later requests carry
+    these, so a request that arrives late changes nothing if another attempt or another client has changed the topic
+    before.
     """
 
     api = ALTER_PARTITION_REASSIGNMENTS
@@ -42,7 +61,7 @@ class Alteration:
             for name, target in zip(self.partitions, reassignments.values(), strict=True)
         }
         self._known: dict[str, tuple[str, int]] = {}
-        """Of topics that have been looked up: id and version."""
+        """Id and version of the topics that were looked up."""
         self.is_prepared = False
         self._unanswered = 0
         """Requests that may have been carried out."""
@@ -82,7 +101,7 @@ class Alteration:
 
 
 def may_have_begun(error: MinibrokerError) -> bool:
-    """Whether the reassignment that failed with this error may have begun, or begin yet."""
+    """Return whether the reassignment that failed with this error may have begun, or may still begin."""
     return not isinstance(error, BrokerError) or (error.retriable and error.code not in Alteration.final)
 
 
@@ -98,7 +117,7 @@ _ALL = "the reassignments"
 
 
 class Listing:
-    """What is under way: `found`."""
+    """The reassignments in progress, in `found`."""
 
     api = LIST_PARTITION_REASSIGNMENTS
     final = ()

@@ -1,27 +1,27 @@
-"""What controllers did: the timelines of all brokers, read one by one and merged.
+"""What the controllers did: the timelines of all brokers, merged (DescribeTimeline at each broker).
 
-Each broker has recorded what its own controller did while it was in office, and what it did to replace another one. The
-order of the whole is that of the controller epochs, which is certain; within an epoch it goes by the brokers' clocks,
-which differ. What one broker has recorded stays in its order, whatever its clock did meanwhile.
+Each broker records what its own controller does, from the moment it tries to replace another one. The merged timeline
+is in the order of the controller epochs, which is certain. Within an epoch, entries of different brokers are in the
+order of the brokers' clocks, which differ; entries of one broker stay in their order, even if its clock was set back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
+from minibroker.client.administering.requests import AdminRequests
 from minibroker.client.cluster.connections import Purpose
-from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DESCRIBE_TIMELINE
 from minibroker.protocol.errors import BrokerError, InvalidMessage, MinibrokerError, NetworkError
 
 ANSWER_WITHIN_S = 3.0
-"""A broker that hangs must not hold up what the others say."""
+"""A broker that hangs must not delay the answers of the others."""
 ASK_AGAIN_AFTER_S = 5.0
 
 Entry = dict[str, Any]
@@ -29,13 +29,13 @@ Entry = dict[str, Any]
 
 class TimelineRead(NamedTuple):
     entries: tuple[Entry, ...]
-    """Merged, oldest first. What is in them: `docs/timeline.md`."""
+    """All entries, oldest first. `docs/timeline.md` describes them."""
     errors: Mapping[int, MinibrokerError]
-    """Brokers that should be there, and did not answer: what they have recorded is missing."""
+    """Brokers that did not answer, and whose entries are missing, by id."""
 
 
 class _Recorded(msgspec.Struct):
-    """What every entry has."""
+    """The fields of every entry."""
 
     number: int
     time_ms: int
@@ -46,7 +46,7 @@ class _Recorded(msgspec.Struct):
 
 
 def merged(by_broker: Mapping[int, Sequence[Entry]]) -> list[Entry]:
-    """In the order of the epochs, then of the clocks; each broker's in the order in which it recorded them."""
+    """Return the entries of all brokers in order of epoch, then of clock; those of a broker keep their order."""
     keyed = []
     for broker_id, entries in by_broker.items():
         latest_ms: dict[int, int] = {}
@@ -69,26 +69,21 @@ def decode_entry(data: m.Buffer) -> Entry:
 
 
 class TimelineReader:
-    """Reads what is new in the timelines of all brokers, again and again. Belongs to an admin client."""
+    """Reads the timelines of all brokers, and then what is new in them, through an admin client."""
 
-    def __init__(
-        self,
-        runtime: ClientRuntime,
-        metadata: Callable[[list[str] | None], Awaitable[m.MetadataResponse]],
-        since_ms: int,
-    ) -> None:
-        """`metadata` asks any broker about topics; None: about all."""
-        self._runtime = runtime
-        self._metadata = metadata
+    def __init__(self, requests: AdminRequests, since_ms: int) -> None:
+        self._runtime = requests.runtime
+        self._metadata = requests.metadata
         self._since_ms = since_ms
         self._read_up_to: dict[int, int] = {}
         self._failed: dict[int, tuple[float, MinibrokerError]] = {}
-        """Brokers that did not answer when they were asked last: until when they are left alone, and why."""
+        """For each broker that did not answer last time: when it is asked again, and the error."""
         self._replicas: set[int] | None = None
-        """Brokers that have replicas, as of the first look."""
+        """The brokers that had replicas at the first `read`."""
 
     async def read(self) -> TimelineRead:
-        """What the brokers that answer have recorded since the last call. Raises NetworkError where none does."""
+        """Return the entries that are new since the last call, of the brokers that answer. Raises NetworkError if none
+        does."""
         clock = self._runtime.clock
         response = await self._metadata(None if self._replicas is None else [])
         if self._replicas is None:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from minibroker.client.admin import ClusterDescription, LogDirDescription
+from minibroker.client.administering.log_dirs import LogDirDescription
+from minibroker.client.administering.requests import ClusterDescription
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,

@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from minibroker.client.admin import Admin, TopicDescription
+from minibroker.client.admin import Admin
 from minibroker.client.administering.groups import GroupDescription, GroupErrors
+from minibroker.client.administering.topics import TopicDescription
 from minibroker.client.errors import TopicErrors
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.protocol.errors import MinibrokerError

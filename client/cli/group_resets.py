@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from minibroker.client.admin import Admin
-from minibroker.client.administering.offsets import OffsetAndTimestamp
 from minibroker.client.cli.terminal.start_position import AtOffset, AtTime, Edge, Last, StartPosition
+from minibroker.client.cluster.offsets import OffsetAndTimestamp
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition

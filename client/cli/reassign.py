@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from minibroker.client.admin import Admin, TopicDescription
+from minibroker.client.admin import Admin
 from minibroker.client.administering.reassignment import PartitionReassignment, may_have_begun
+from minibroker.client.administering.topics import TopicDescription
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     FAILURE,

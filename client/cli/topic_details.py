@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from minibroker.client.admin import Admin, LogDirDescription, TopicDescription
+from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigResource
-from minibroker.client.administering.offsets import OffsetAndTimestamp
+from minibroker.client.administering.log_dirs import LogDirDescription
+from minibroker.client.administering.topics import TopicDescription
+from minibroker.client.cluster.offsets import OffsetAndTimestamp
 from minibroker.client.errors import BrokersFailed
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import ConfigSource, TopicPartition

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from minibroker.client.admin import Admin, TopicDescription
+from minibroker.client.admin import Admin
+from minibroker.client.administering.topics import TopicDescription
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.output import (
     API_TIMEOUT_MS,

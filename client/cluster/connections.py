@@ -11,8 +11,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from enum import Enum
-from random import Random
 
+from minibroker.client.cluster.retries import exponential_backoff_s
 from minibroker.client.log import Logger
 from minibroker.client.settings import Address
 from minibroker.client.tasks import BackgroundTasks
@@ -24,8 +24,6 @@ logger = Logger("minibroker.client")
 
 CONNECT_TIMEOUT_S = 10.0
 """Kafka's socket.connection.setup.timeout.ms."""
-
-MAX_BACKOFF_S = 1.0
 
 OVERDUE_S = 1.0
 """After that long without an outcome it is worth asking others whether another broker has taken over: one that is
@@ -42,11 +40,6 @@ class Purpose(Enum):
     """Of a group: an answer may wait for all its members."""
     REQUESTS = "requests"
     """Metadata and everything else that is answered at once."""
-
-
-def exponential_backoff_s(failures: int, first_s: float, random: Random) -> float:
-    """The wait after that many failures in a row: doubling up to MAX_BACKOFF_S, give or take a fifth (KIP-580)."""
-    return min(MAX_BACKOFF_S, first_s * 2.0 ** min(failures - 1, 20)) * random.uniform(0.8, 1.2)
 
 
 class _Slot:

@@ -16,11 +16,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from minibroker.client.cluster.connections import OVERDUE_S, Purpose, exponential_backoff_s
+from minibroker.client.cluster.connections import OVERDUE_S, Purpose
 from minibroker.client.cluster.runtime import ClientRuntime
-from minibroker.client.log import Logger
 from minibroker.client.settings import Address
-from minibroker.client.stalls import Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import FIND_COORDINATOR, Api
 from minibroker.protocol.connections.rpc import Connection, RequestTimedOut
@@ -31,8 +29,6 @@ from minibroker.protocol.model import NO_EPOCH
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)
 T = TypeVar("T")
-
-logger = Logger("minibroker.client")
 
 GROUP = 0
 """The key type of FindCoordinator; 1 is transactions."""
@@ -236,29 +232,17 @@ class Coordinators:
         return found != coordinator
 
     async def _retried(self, group: str, what: str, timeout_s: float, attempt: Callable[[float], Awaitable[T]]) -> T:
-        clock, client_id = self._runtime.clock, self._runtime.connections.client_id
-        deadline = clock.monotonic() + timeout_s
-        attempts = 0
-        stalls: Stalls[str] = Stalls(client_id)
+        retries = self._runtime.retries(timeout_s, what)
         while True:
             try:
-                result = await attempt(max(0.001, deadline - clock.monotonic()))
-            except (NetworkError, InvalidMessage) as failure:
-                error: MinibrokerError = failure
-            except BrokerError as refusal:
-                if not refusal.retriable:
+                result = await attempt(retries.remaining_s)
+            except (NetworkError, InvalidMessage, BrokerError) as error:
+                if isinstance(error, BrokerError) and not error.retriable:
                     raise
-                error = refusal
+                self._obstacles[group] = error
+                if not await retries.pause(error):
+                    raise
             else:
                 self._obstacles.pop(group, None)
-                stalls.look(clock.monotonic(), (), str)
+                retries.succeeded()
                 return result
-            self._obstacles[group] = error
-            attempts += 1
-            pause_s = exponential_backoff_s(attempts, self._runtime.retry_backoff_s, self._runtime.world.random)
-            if clock.monotonic() + pause_s >= deadline:
-                raise error
-            logger.debug("%s: %s: %s", client_id, what, error)
-            waiting = {what: str(error)}
-            stalls.look(clock.monotonic(), waiting, waiting.__getitem__)
-            await asyncio.sleep(pause_s)

@@ -22,7 +22,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
-from minibroker.client.cluster.connections import Connections, Purpose, exponential_backoff_s
+from minibroker.client.cluster.connections import Connections, Purpose
+from minibroker.client.cluster.retries import exponential_backoff_s
 from minibroker.client.log import Logger
 from minibroker.client.settings import Address
 from minibroker.client.stalls import Stalls

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from math import inf
 from typing import TypeVar
 
 from minibroker.client.cluster.connections import OVERDUE_S, Connections, Purpose
 from minibroker.client.cluster.metadata import Metadata
+from minibroker.client.cluster.retries import Retries
 from minibroker.client.errors import InvalidSetting, WrongEventLoop
 from minibroker.client.log import Logger
 from minibroker.client.settings import Address, check_ms, check_text, parse_bootstrap
@@ -89,6 +91,10 @@ class ClientRuntime:
     def go_on(self) -> None:
         """Keep metadata fresh."""
         self.tasks.start(self.metadata.run(), "metadata")
+
+    def retries(self, timeout_s: float = inf, what: str | None = None) -> Retries:
+        """Return the retries of a call that has `timeout_s`. See Retries for `what`."""
+        return Retries(self.world, self.connections.client_id, self.retry_backoff_s, timeout_s, what)
 
     @property
     def loop_is_ending(self) -> bool:

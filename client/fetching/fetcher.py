@@ -20,10 +20,10 @@ from functools import partial
 from math import ceil, inf
 from typing import NamedTuple
 
-from minibroker.client.administering.offsets import CONSUMER, READ_UNCOMMITTED, Found, OffsetAndTimestamp, ask_leader
 from minibroker.client.cluster.connections import OVERDUE_S, Purpose
 from minibroker.client.cluster.leader_requests import LeaderRequest, LeaderRequests
 from minibroker.client.cluster.metadata import UNKNOWN_FOR_S, Leader
+from minibroker.client.cluster.offsets import CONSUMER, READ_UNCOMMITTED, Found, OffsetAndTimestamp, ask_leader
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import CorruptBatch, LogTruncated, no_such_partition
 from minibroker.client.fetching.fetch_state import FetchedBatch, PartitionState, due_fetches

@@ -24,8 +24,8 @@ import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from minibroker.client.cluster.connections import exponential_backoff_s
 from minibroker.client.cluster.coordinators import Coordinators
+from minibroker.client.cluster.retries import exponential_backoff_s
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import MaxPollIntervalExceeded
 from minibroker.client.fetching.activity import Activity

@@ -13,9 +13,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from math import inf
 
-from minibroker.client.cluster.connections import Purpose, exponential_backoff_s
+from minibroker.client.cluster.connections import Purpose
 from minibroker.client.cluster.leader_requests import LeaderRequest, LeaderRequests
 from minibroker.client.cluster.metadata import Leader
+from minibroker.client.cluster.retries import exponential_backoff_s
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import DeliveryTimedOut
 from minibroker.client.log import Logger
@@ -384,7 +385,7 @@ class Sender:
 
     async def _ask_for_identity(self) -> None:
         """Ask until a broker grants one: what waits for it fails by its delivery timeout, with the reason."""
-        failures = 0
+        retries = self._runtime.retries()
         while True:
             try:
                 response = await self._metadata.request_any(
@@ -396,9 +397,7 @@ class Sender:
             except (NetworkError, BrokerError) as error:
                 self._identity_error = error
                 logger.debug("%s: no producer id yet: %s", self._runtime.connections.client_id, error)
-            failures += 1
-            pause_s = exponential_backoff_s(failures, self._runtime.retry_backoff_s, self._runtime.world.random)
-            await asyncio.sleep(pause_s)
+                await retries.pause(error)
         self._identity_error = None
         self._accumulator.identity = Identity(response.producer_id, response.producer_epoch)
         self.wake()

@@ -6,13 +6,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from minibroker.client.admin import Admin as AsyncAdmin
-from minibroker.client.admin import ClusterDescription, LogDirDescription, NewTopic, OffsetSpec, TopicDescription
+from minibroker.client.admin import OffsetSpec
 from minibroker.client.administering.configs import ConfigChange, ConfigEntry, ConfigResource
 from minibroker.client.administering.groups import GroupDescription, GroupListing
-from minibroker.client.administering.offsets import OffsetAndTimestamp
+from minibroker.client.administering.log_dirs import LogDirDescription
 from minibroker.client.administering.reassignment import PartitionReassignment
+from minibroker.client.administering.requests import ClusterDescription
 from minibroker.client.administering.timeline import TimelineRead
 from minibroker.client.administering.timeline import TimelineReader as AsyncTimelineReader
+from minibroker.client.administering.topics import NewTopic, TopicDescription
+from minibroker.client.cluster.offsets import OffsetAndTimestamp
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.settings import knows_other_names
 from minibroker.client.sync.facade import Facade

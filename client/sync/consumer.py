@@ -27,7 +27,7 @@ from functools import partial
 from types import TracebackType
 from typing import Literal
 
-from minibroker.client.administering.offsets import OffsetAndTimestamp
+from minibroker.client.cluster.offsets import OffsetAndTimestamp
 from minibroker.client.consumer import Consumer as AsyncConsumer
 from minibroker.client.consumer import Strategy
 from minibroker.client.errors import Closed, InvalidSetting, WithinListener

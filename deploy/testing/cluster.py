@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from minibroker.client.admin import NewTopic
+from minibroker.client.administering.topics import NewTopic
 from minibroker.client.context_managers import Asynchronous, Blocking
 from minibroker.client.errors import TopicErrors
 from minibroker.client.sync.admin import Admin

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from minibroker.client.admin import NewTopic
+    from minibroker.client.administering.topics import NewTopic
     from minibroker.deploy.testing.cluster import LocalCluster, SyncLocalCluster
 
 _SETTINGS = "minibroker_settings"
@@ -138,7 +138,7 @@ def _without_traceback() -> Iterator[None]:
 
 def _topic_of(test: pytest.Item) -> NewTopic:
     """As the marker says. Its name is the test's, as far as a topic may have it, and a number."""
-    from minibroker.client.admin import NewTopic
+    from minibroker.client.administering.topics import NewTopic
 
     name = re.sub(r"[^a-zA-Z0-9._-]+", "-", test.name)[:_LONGEST_NAME].strip("-")
     marker = test.get_closest_marker(_MARKER)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from minibroker.client.administering.offsets import Known
+from minibroker.client.cluster.offsets import Known
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.spark_jobs.source.log_client import LogClient

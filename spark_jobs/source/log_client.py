@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from minibroker.client.administering.offsets import Known, OffsetAndTimestamp
+from minibroker.client.cluster.offsets import Known, OffsetAndTimestamp
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.world import World
 from minibroker.spark_jobs.source.connecting import FIRST_CONTACT_PATIENCE_S, PATIENCE_S, connect, new_cluster

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from minibroker.client.administering.offsets import Found, Known, find_offsets
 from minibroker.client.cluster.metadata import is_confirmed, is_denied
+from minibroker.client.cluster.offsets import Found, Known, find_offsets
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import no_such_partition
 from minibroker.client.fetching.fetcher import UNKNOWN_TOPIC_PATIENCE_S

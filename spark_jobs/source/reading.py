@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import pyarrow
 
-from minibroker.client.administering.offsets import CONSUMER, READ_UNCOMMITTED
 from minibroker.client.cluster.connections import Purpose
 from minibroker.client.cluster.metadata import Leader, is_denied
+from minibroker.client.cluster.offsets import CONSUMER, READ_UNCOMMITTED
 from minibroker.client.errors import CorruptBatch
 from minibroker.client.fetching.fetcher import DOUBTS_OF_BROKERS, UNKNOWN_TOPIC_PATIENCE_S
 from minibroker.protocol import messages as m

@@ -29,7 +29,8 @@ from pathlib import Path
 
 import uvloop
 
-from minibroker.client.admin import Admin, NewTopic
+from minibroker.client.admin import Admin
+from minibroker.client.administering.topics import NewTopic
 from minibroker.client.errors import TopicErrors
 from minibroker.deploy.local.local_cluster import ZOOKEEPER, LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK, free_ports

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.client.admin import NewTopic
+from minibroker.client.administering.topics import NewTopic
 from minibroker.client.errors import ApiTimedOut, Closed, MaxPollIntervalExceeded
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.who import BrokerId

@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (everybody's name for it)
 
-from minibroker.client.administering.offsets import OffsetAndTimestamp
+from minibroker.client.cluster.offsets import OffsetAndTimestamp
 from minibroker.protocol.model import TopicPartition
 from minibroker.spark_jobs.source.log_client import LogClient
 from minibroker.spark_jobs.source.options import EARLIEST, LATEST

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from minibroker.client.admin import Admin, TopicDescription
+from minibroker.client.admin import Admin
+from minibroker.client.administering.topics import TopicDescription
 from minibroker.client.cli.terminal.output import API_TIMEOUT_MS
 from minibroker.client.cli.topics import open_admin
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError

@@ -12,7 +12,7 @@ from minibroker.broker.cluster.forwarding import ForwardingManager
 from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.handlers import list_offsets
 from minibroker.broker.replication.manager import ReplicaManager
-from minibroker.client.admin import _Creation
+from minibroker.client.administering.topics import Creation
 from minibroker.client.cluster import metadata
 from minibroker.client.cluster.calls import Calls
 from minibroker.client.cluster.lifecycle import Client
@@ -257,15 +257,15 @@ def older_topic_believed(patches: Patches) -> None:
 
 @mutant("done already", "a creation that is repeated counts as done because of whatever topic has the name")
 def somebody_elses_topic_counts_as_created(patches: Patches) -> None:
-    attempts: dict[_Creation, int] = {}
+    attempts: dict[Creation, int] = {}
 
-    @patches.instead_of(_Creation, "request")
-    def request(original: Any, self: _Creation, *rest: Any) -> Any:
+    @patches.instead_of(Creation, "request")
+    def request(original: Any, self: Creation, *rest: Any) -> Any:
         attempts[self] = attempts.get(self, 0) + 1
         return original(self, *rest)
 
-    @patches.instead_of(_Creation, "results")
-    def results(original: Any, self: _Creation, response: Any) -> dict[str, tuple[int, str]]:
+    @patches.instead_of(Creation, "results")
+    def results(original: Any, self: Creation, response: Any) -> dict[str, tuple[int, str]]:
         return {
             name: (0, "") if code == ErrorCode.TOPIC_ALREADY_EXISTS and attempts[self] > 1 else (code, message)
             for name, (code, message) in original(self, response).items()

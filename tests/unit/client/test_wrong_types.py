@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from minibroker.client.admin import Admin, NewTopic
+from minibroker.client.admin import Admin
+from minibroker.client.administering.topics import NewTopic
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import InvalidSetting
 from minibroker.client.fetching.records import Record

@@ -14,8 +14,8 @@ import pytest
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
-from minibroker.client.administering.offsets import OffsetAndTimestamp
 from minibroker.client.cluster.connections import Purpose
+from minibroker.client.cluster.offsets import OffsetAndTimestamp
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import LogTruncated

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from minibroker.broker.broker import Broker
-from minibroker.client.admin import KNOWN_WITHIN_S, Admin
+from minibroker.client.admin import Admin
+from minibroker.client.administering.requests import KNOWN_WITHIN_S
 from minibroker.client.producer import Producer
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes

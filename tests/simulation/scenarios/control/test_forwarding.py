@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from minibroker.broker.handlers import dispatch
-from minibroker.client.admin import KNOWN_WITHIN_S, Admin
+from minibroker.client.admin import Admin
+from minibroker.client.administering.requests import KNOWN_WITHIN_S
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import messages as m

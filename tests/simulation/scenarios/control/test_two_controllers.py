@@ -25,9 +25,12 @@ from tests.simulation.simulator.world import VirtualWorld
 class AdminOfSeveralBrokers(Admin):
     """As `IndirectAdmin`, with the choice of the broker for each attempt made here."""
 
-    ways: list[int]
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.ways: list[int] = []
+        self._admin_requests.to_controller = self._on_its_way  # type: ignore[method-assign]
 
-    async def _controller(self, api: Api[Any, Any]) -> Connection:
+    async def _on_its_way(self, api: Api[Any, Any]) -> Connection:
         broker = self.ways.pop(0) if len(self.ways) > 1 else self.ways[0]
         return await self._runtime.connections.open(Address(host_name(broker), PORT), Purpose.REQUESTS)
 

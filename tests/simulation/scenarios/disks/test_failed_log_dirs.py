@@ -12,7 +12,8 @@ from functools import partial
 
 import pytest
 
-from minibroker.client.admin import Admin, LogDirDescription
+from minibroker.client.admin import Admin
+from minibroker.client.administering.log_dirs import LogDirDescription
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import BrokersFailed
 from minibroker.client.producer import Producer

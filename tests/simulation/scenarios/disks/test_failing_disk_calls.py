@@ -19,7 +19,8 @@ from random import Random
 
 import pytest
 
-from minibroker.client.admin import Admin, NewTopic
+from minibroker.client.admin import Admin
+from minibroker.client.administering.topics import NewTopic
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import znodes

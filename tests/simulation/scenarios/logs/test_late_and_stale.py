@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from minibroker.client.admin import Admin, NewTopic
+from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
+from minibroker.client.administering.topics import NewTopic
 from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import ALTER_PARTITION_REASSIGNMENTS, INCREMENTAL_ALTER_CONFIGS

@@ -9,8 +9,9 @@ from typing import Any
 
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.refused_batches import REMEMBERED_S
-from minibroker.client.admin import Admin, NewTopic
+from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
+from minibroker.client.administering.topics import NewTopic
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Plane
 from minibroker.protocol.errors import ErrorCode

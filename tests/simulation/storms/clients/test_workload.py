@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from minibroker.client.admin import Admin, NewTopic
+from minibroker.client.admin import Admin
+from minibroker.client.administering.topics import NewTopic
 from minibroker.client.producer import Producer
 from minibroker.client.producing.partitioners import crc32
 from minibroker.protocol.model import TopicPartition

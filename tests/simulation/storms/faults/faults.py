@@ -18,7 +18,7 @@ from minibroker.broker.network.handler_pool import Continuation, RequestHandler
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.storage.directory import HUNG_AFTER_S
 from minibroker.client.admin import Admin
-from minibroker.client.administering.offsets import CONSUMER
+from minibroker.client.cluster.offsets import CONSUMER
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import (
     CREATE_PARTITIONS,

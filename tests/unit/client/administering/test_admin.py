@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from minibroker.client.admin import Admin, NewTopic
+from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.administering.reassignment import Alteration, Listing
+from minibroker.client.administering.topics import NewTopic
 from minibroker.client.errors import Closed, InvalidSetting, PartitionErrors, TopicErrors
 from minibroker.protocol.apis import CREATE_TOPICS, DELETE_RECORDS, DELETE_TOPICS, DESCRIBE_CONFIGS
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from minibroker.client.admin import Admin, NewTopic
+from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
+from minibroker.client.administering.topics import NewTopic
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import InvalidSetting, SerializationFailed
 from minibroker.client.group.commits import OffsetAndMetadata

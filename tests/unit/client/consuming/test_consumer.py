@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minibroker.client.administering.offsets import OffsetAndTimestamp
+from minibroker.client.cluster.offsets import OffsetAndTimestamp
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import (
     ApiTimedOut,

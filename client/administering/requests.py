@@ -1,0 +1,285 @@
+"""How an admin client asks one broker, any broker, or the controller: again, until it has an answer or its time is up.
+
+The loops need not look at the client's state: `close` cancels the calls that are under way (see `cluster/calls.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+from minibroker.client.cluster.connections import Purpose
+from minibroker.client.cluster.coordinators import Coordinators
+from minibroker.client.cluster.retries import Retries
+from minibroker.client.cluster.runtime import ClientRuntime
+from minibroker.client.settings import Address
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import METADATA, Api
+from minibroker.protocol.connections.rpc import Connection, RequestTimedOut
+from minibroker.protocol.errors import (
+    BrokerError,
+    ErrorCode,
+    InvalidMessage,
+    MinibrokerError,
+    NetworkError,
+    as_sentence,
+    error_of,
+)
+from minibroker.protocol.model import NO_CONTROLLER
+
+Request = TypeVar("Request", bound=m.Message)
+Response = TypeVar("Response", bound=m.Message)
+
+KNOWN_WITHIN_S = 3.0
+"""Brokers have this long to learn of a new topic. The call that created it returns without the others."""
+_FIRST_LOOK_S = 0.005
+
+FORWARDER_PATIENCE_S = 5.0
+"""Wait this long for a broker that forwards a request to the controller, then ask another: the broker may hang or be
+cut off itself. Doubled after each silence, since the controller may be what takes long."""
+
+
+class BrokerDescription(NamedTuple):
+    id: int
+    host: str
+    port: int
+    rack: str | None
+
+
+class ClusterDescription(NamedTuple):
+    cluster_id: str | None
+    controller_id: int | None
+    """None if there is no controller now."""
+    brokers: tuple[BrokerDescription, ...]
+    """The live brokers, by ascending id."""
+
+
+class ControllerRequest(Protocol[Request, Response]):
+    """A request to the controller for several named things, for instance topics. It is repeated for those that have
+    neither succeeded nor failed."""
+
+    @property
+    def api(self) -> Api[Request, Response]: ...
+
+    @property
+    def final(self) -> Collection[ErrorCode]:
+        """Errors of one thing that are not retried here, though they are retriable in general."""
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the ids and versions that the request needs are known. The answer that brings them is a look-up; the
+        request proper follows without a pause."""
+
+    @property
+    def may_yet(self) -> str:
+        """A sentence for the error message: what may still happen although the call failed."""
+
+    def names(self) -> list[str]: ...
+
+    def request(self, names: Sequence[str], timeout_ms: int, controller_epoch: int) -> Request: ...
+
+    def results(self, response: Response) -> dict[str, tuple[int, str]]:
+        """Return the error code and message for each name; NONE if any attempt succeeded."""
+
+
+class AdminRequests:
+    """The requests of one admin client. Each call has `timeout_s`."""
+
+    def __init__(self, runtime: ClientRuntime, timeout_s: float) -> None:
+        self.runtime = runtime
+        self.timeout_s = timeout_s
+        self.coordinators = Coordinators(runtime)
+        self._failed_at: dict[str, float] = {}
+        """When a broker last could not be reached or failed a request, by `Connection.address`."""
+
+    def retries(self, what: str | None = None) -> Retries:
+        return self.runtime.retries(self.timeout_s, what)
+
+    # -- any broker, or a certain one --
+
+    async def metadata(self, topics: list[str] | None) -> m.MetadataResponse:
+        """Return the metadata of these topics, or of all (None), from any broker. Ask again if the broker does not know
+        all topics, or all partitions of one, yet."""
+        retries = self.retries()
+        while True:
+            response = await self.runtime.metadata.request_any(
+                METADATA, m.MetadataRequest(topics), timeout_s=retries.remaining_s
+            )
+            is_partial = not response.brokers or any(
+                t.error_code == ErrorCode.LEADER_NOT_AVAILABLE and not t.partitions for t in response.topics
+            )
+            if not is_partial or not await retries.pause("the broker does not know all topics yet"):
+                return response
+
+    async def cluster(self) -> ClusterDescription:
+        response = await self.metadata([])
+        brokers = (BrokerDescription(b.node_id, b.host, b.port, b.rack) for b in response.brokers)
+        controller = None if response.controller_id == NO_CONTROLLER else response.controller_id
+        return ClusterDescription(response.cluster_id, controller, tuple(sorted(brokers)))
+
+    async def ask(
+        self, address: Address | None, api: Api[Request, Response], body: Request, retries: Retries | None = None
+    ) -> Response:
+        """Return the answer of the broker at this address, or of any broker (None). The request must be repeatable.
+        Raises NetworkError, BrokerError."""
+        retries = retries or self.retries()
+        while True:
+            timeout_s = min(self.runtime.request_timeout_s, retries.remaining_s)
+            try:
+                if address is None:
+                    return await self.runtime.metadata.request_any(api, body, timeout_s=timeout_s)
+                connection = await self.runtime.connection_soon(address)
+                return await connection.request(api, body, timeout_s=timeout_s)
+            except NetworkError as error:
+                if not await retries.pause(error):
+                    hint = "" if address is None else ": see `minibroker status`"  # `request_any` gives its own hint
+                    raise type(error)(f"{error}{hint}") from error
+
+    async def is_reachable(self, address: Address) -> bool:
+        try:
+            await self.runtime.connection_soon(address)
+        except NetworkError:
+            return False
+        return True
+
+    async def until_known(self, topics: Mapping[str, int]) -> None:
+        """Wait until every broker that answers knows the topics, each with at least that many partitions, since the
+        next client may ask any broker."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KNOWN_WITHIN_S), asyncio.TaskGroup() as group:
+                for address in self.runtime.metadata.cluster.brokers.values():
+                    group.create_task(self._until_known_at(address, topics))
+
+    async def _until_known_at(self, address: Address, topics: Mapping[str, int]) -> None:
+        retries = Retries(self.runtime.world, self.runtime.connections.client_id, _FIRST_LOOK_S)
+        with suppress(NetworkError, InvalidMessage, BrokerError):
+            connection = await self.runtime.connections.open(address, Purpose.REQUESTS)
+            while True:
+                response = await connection.request(METADATA, m.MetadataRequest(list(topics)), timeout_s=KNOWN_WITHIN_S)
+                if all(t.error_code == ErrorCode.NONE and len(t.partitions) >= topics[t.name] for t in response.topics):
+                    return
+                await retries.pause("the broker does not know the topics yet")
+
+    # -- the controller --
+
+    async def at_controller(self, asked: ControllerRequest[Request, Response]) -> dict[str, MinibrokerError]:
+        """Ask the controller until each name has succeeded or failed. Return the errors by name."""
+        api = asked.api
+        errors: dict[str, MinibrokerError] = {}
+        pending = asked.names()
+        retries = self.retries(api.name)
+        was_sent = False
+        last_error: MinibrokerError = NetworkError(
+            f"{api.name}: no broker could be reached in time (see `minibroker status`)"
+        )
+        silences = 0
+        while pending:
+            connection = None
+            was_prepared = asked.is_prepared
+            try:
+                async with asyncio.timeout(retries.remaining_s):
+                    connection = await self.to_controller(api)
+                timeout_s = min(self.runtime.request_timeout_s, retries.remaining_s)
+                # The broker may take that long, and has one more second to report that it failed.
+                patience_s = timeout_s + 1.0
+                cluster = self.runtime.metadata.cluster
+                controller_id = cluster.controller_id
+                if connection.address != _connection_address(cluster.brokers.get(controller_id)):
+                    patience_s = min(patience_s, FORWARDER_PATIENCE_S * 2.0**silences)
+                body = asked.request(pending, round(timeout_s * 1_000), cluster.controller_epoch)
+                was_sent = True
+                response = await self.runtime.ask(
+                    connection,
+                    api,
+                    body,
+                    timeout_s=patience_s,
+                    is_in_charge=partial(self._is_controller, controller_id),
+                )
+            except TimeoutError:
+                pass  # the error of the attempt before says more
+            except (NetworkError, InvalidMessage) as error:
+                last_error = error
+                silences += isinstance(error, RequestTimedOut)
+                self._note_failure(connection)
+            except BrokerError as error:
+                last_error = error
+                self._note_failure(connection)
+                if not error.retriable:
+                    raise
+            else:
+                last_error = BrokerError(ErrorCode.NOT_CONTROLLER, api.name)
+                answers = asked.results(response)
+                still_pending = []
+                for name in pending:
+                    code, message = answers.get(name, (ErrorCode.UNKNOWN_SERVER_ERROR, "the answer leaves it out"))
+                    problem = BrokerError(error_of(code), message or name, is_complete=bool(message))
+                    if code == ErrorCode.NONE:
+                        continue
+                    if problem.retriable and code not in asked.final:
+                        still_pending.append(name)
+                        last_error = problem
+                    else:
+                        errors[name] = problem
+                pending = still_pending
+            if pending and (was_prepared or not asked.is_prepared):
+                if not await retries.pause(last_error):
+                    reason = or_yet(last_error, asked.may_yet) if was_sent else last_error
+                    return errors | dict.fromkeys(pending, reason)
+                await self._refresh(retries)
+        retries.succeeded()
+        return errors
+
+    async def to_controller(self, api: Api[Request, Response]) -> Connection:
+        """Return a connection to the controller. If it cannot be reached, or not soon, return one to a broker that can
+        forward the request (KIP-590): the one whose last failure is oldest.
+
+        Raises NetworkError, BrokerError(NOT_CONTROLLER)."""
+        cluster = self.runtime.metadata.cluster
+        if cluster.controller_id == NO_CONTROLLER or not cluster.brokers:
+            raise BrokerError(
+                ErrorCode.NOT_CONTROLLER, f"{api.name}: no controller can be reached (see `minibroker status`)"
+            )
+
+        def order(broker_id: int) -> tuple[bool, float]:
+            failed_at = self._failed_at.get(_connection_address(cluster.brokers[broker_id]), float("-inf"))
+            return broker_id != cluster.controller_id, failed_at
+
+        reasons: dict[str, None] = {}
+        for broker_id in sorted(cluster.brokers, key=order):
+            address = cluster.brokers[broker_id]
+            try:
+                return await self.runtime.connection_soon(address)
+            except NetworkError as error:
+                reasons[str(error)] = None
+                self.runtime.metadata.suspect(address)
+                self._failed_at[_connection_address(address)] = self.runtime.clock.monotonic()
+        raise NetworkError("; ".join(reasons))
+
+    def _note_failure(self, connection: Connection | None) -> None:
+        if connection is not None:
+            self._failed_at[connection.address] = self.runtime.clock.monotonic()
+
+    def _is_controller(self, broker_id: int) -> bool:
+        return self.runtime.metadata.cluster.controller_id in (broker_id, NO_CONTROLLER)
+
+    async def _refresh(self, retries: Retries) -> None:
+        """Find out who the controller is now. If that takes too long, the next attempt is the last one."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(retries.remaining_s):
+                await self.runtime.metadata.refreshed()
+
+
+def _connection_address(address: Address | None) -> str:
+    """Return the address as `Connection.address` has it."""
+    return "" if address is None else f"{address.host}:{address.port}"
+
+
+def or_yet(error: MinibrokerError, may_yet: str) -> MinibrokerError:
+    """Return the error of the last attempt, with the warning that some attempt may still be carried out."""
+    if isinstance(error, BrokerError):
+        said = [as_sentence(error.detail)] if error.detail else []
+        return BrokerError(error.code, " ".join([*said, may_yet]), is_complete=True)
+    return NetworkError(f"{error}. {may_yet}")
