@@ -3,9 +3,9 @@
     python -m minibroker.broker [--properties FILE] [--override NAME=VALUE]...
 
 Prints one line `TIME ready broker.id=N port=P` to stdout once it serves; logs to stderr. SIGTERM and SIGINT stop it
-cleanly (exit code 0): it lets others lead first, and prints one line `TIME handed over: ...`. A second signal ends that
-wait. What keeps it from starting or serving is one line `error: ...` on stderr (exit code 1). The environment variable
-MINIBROKER_LOG_LEVEL says what is logged.
+cleanly (exit code 0): it moves its leaders to other brokers first, and prints one line `TIME handed over: ...`. A
+second signal ends that wait. If it cannot start or fails, it prints one line `error: ...` on stderr (exit code 1). The
+environment variable MINIBROKER_LOG_LEVEL sets the log level.
 """
 
 import argparse
@@ -36,20 +36,20 @@ _TIME = "%Y-%m-%dT%H:%M:%S"
 _SAID = logging.Formatter("%(asctime)s.%(msecs)03d %(message)s", _TIME)
 LARGE_BLOCK_BYTES = 16 * 1024 * 1024
 YOUNG_OBJECTS = 10_000
-"""Python's default is 700."""
+"""New objects between two collections of the youngest generation. Python's default is 700."""
 YOUNG_COLLECTIONS = 3
-"""After so many, what has outlived them is looked at as well. Python's default is 10: for a controller that takes in
-ten thousand partitions that is 30 to 70 ms at a time."""
+"""Collections of the youngest generation between two of the next one. Python's default, 10, takes a controller with ten
+thousand partitions 30 to 70 ms at a time."""
 LONG_COLLECTION_S = 0.005
 SWITCH_INTERVAL_S = 0.0005
-"""Python's default is 0.005."""
+"""Seconds after which a thread asks for the interpreter lock. Python's default is 0.005."""
 
 
 def _parse(arguments: Sequence[str]) -> BrokerConfig:
-    """Raises InvalidConfig."""
+    """Parse the command line. Raises InvalidConfig."""
     parser = argparse.ArgumentParser(prog="python -m minibroker.broker", description="Run one broker.")
     parser.add_argument("--properties", metavar="FILE", help="settings, one NAME=VALUE a line")
-    parser.add_argument("--override", metavar="NAME=VALUE", action="append", default=[], help="wins over the file")
+    parser.add_argument("--override", metavar="NAME=VALUE", action="append", default=[], help="overrides the file")
     parsed = parser.parse_args(arguments)
     values = read_properties(parsed.properties) if parsed.properties else {}
     for text in parsed.override:
@@ -96,7 +96,7 @@ async def _run(config: BrokerConfig, world: RealWorld) -> None:
 
 
 async def _hand_over(broker: Broker, served: "asyncio.Task[None]", hurry: asyncio.Event) -> None:
-    """Until it is done, or the broker fails, or somebody is in a hurry."""
+    """Hand over until it is done, the broker fails, or a second signal arrives."""
     handing_over = asyncio.create_task(broker.hand_over(), name="controlled shutdown")
     hurried = asyncio.create_task(hurry.wait(), name="second signal")
     await asyncio.wait([served, handing_over, hurried], return_when=asyncio.FIRST_COMPLETED)
@@ -108,25 +108,31 @@ async def _hand_over(broker: Broker, served: "asyncio.Task[None]", hurry: asynci
 
 
 def _say(text: str) -> None:
-    """Print it with the time, as it stands among the lines of the log; whatever the level of the log is."""
+    """Print the text with the time in the format of the log, at any log level."""
     print(_SAID.format(logging.makeLogRecord({"msg": text})), flush=True)
 
 
 def _keep_freed_memory() -> None:
-    """glibc gives blocks of 128 KiB and more back to the kernel when they are freed, and the top of the heap too: then
-    each large request or response causes page faults, which for 64 KiB are half of the whole cost. glibc learns that
-    such blocks are common when the first of a size is freed, and then keeps up to twice as much. So free one of the
-    size of a large response. Other allocators ignore this. Rejected: mallopt through ctypes, the same by a longer way.
+    """Make glibc keep the freed blocks of large requests and responses.
+
+    By default, glibc returns freed blocks of 128 KiB and more to the kernel, and the top of the heap as well. Each
+    large request or response then causes page faults, half of the whole cost for 64 KiB. When a block of some size is
+    first freed, glibc concludes that such blocks are common, and then keeps up to twice as much. Freeing one block of
+    the size of a large response therefore suffices. Other allocators ignore this. Rejected: mallopt through ctypes,
+    which is longer.
     """
     bytearray(LARGE_BLOCK_BYTES)
 
 
 def _bound_pauses_of_the_collector() -> None:
-    """Python's collector holds the event loop while it looks at everything there is: 20 ms for a fresh broker, and 60
-    ms more for each thousand replicas. So what has outlived two collections, of which the second took long, is not
-    looked at again: each one looks at what is new. References are still counted, and free nearly everything here; what
-    this costs is the cyclic garbage that such old objects may become. Collections of the young are made rarer, since
-    most of what they look at is requests on their way."""
+    """Bound the pauses of Python's garbage collector.
+
+    The collector blocks the event loop while it traverses all objects: 20 ms for a fresh broker, and 60 ms more per
+    thousand replicas. Objects that have survived two collections, the second of which took long, are therefore frozen,
+    so that each collection only traverses newer ones. References are still counted, and free nearly everything here;
+    the cost is the cyclic garbage that frozen objects may become. Collections of young objects are made rarer, because
+    most of these belong to requests in flight.
+    """
     began_s = 0.0
 
     def after(phase: str, info: dict[str, int]) -> None:
@@ -142,15 +148,15 @@ def _bound_pauses_of_the_collector() -> None:
 
 
 def _let_other_threads_in_soon() -> None:
-    """A thread that wants to run asks the event loop's to pause once it has waited for this long. ZooKeeper's must run
-    twice for each write, to send it and to read the answer, and a controller that moves ten thousand partitions, with a
-    busy loop, makes a hundred writes one after the other."""
+    """Shorten the time after which a waiting thread takes over from the event loop's. ZooKeeper's thread must run twice
+    for each write, to send it and to read the answer, and a controller that moves ten thousand partitions, with a busy
+    loop, makes a hundred writes one after the other."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def _allow_many_files() -> None:
-    """As many as the hard limit allows, as a JVM does. Shells and systemd set a soft limit of 1,024 for the sake of
-    programs that use `select`; a broker has a file open for each segment, and a connection for each client."""
+    """Raise the limit of open files to the hard limit, as a JVM does. Shells and systemd set a soft limit of 1,024 for
+    programs that use `select`; a broker has a file open per segment and a connection per client."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

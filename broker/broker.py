@@ -1,9 +1,9 @@
-"""A broker on a World: the composition root, which makes all its parts and starts and stops them in order.
+"""A broker on a World: the composition root, which creates all parts and starts and stops them in order.
 
-The order of the start: bind (so that a taken port is known first, and a free one before it is registered) and serve
-metrics, since the rest may take long; ZooKeeper session and cluster id, data directories and recovery, then serve and
-register. Controllers see the broker only when it can take their orders; orders wait until the broker knows the epoch
-that its registration gave it.
+The order of the start: bind (so that a taken port is reported first, and a free one is known before it is registered)
+and serve metrics, since the rest may take long; ZooKeeper session and cluster id; data directories and recovery; then
+serve and register. Controllers see the broker only when it can handle their orders; orders wait until the broker knows
+the epoch of its registration.
 """
 
 import asyncio
@@ -67,11 +67,12 @@ logger = logging.getLogger("minibroker.broker")
 TIMELINE_FILE = "controller-timeline.jsonl"
 SESSION_RETRY_S = 0.05
 REGISTRATION_PATIENCE_S = 0.5
-"""How long an order waits for this broker to hear of the registration that it is meant for, before it is refused."""
+"""The maximum time that an order waits until this broker has heard of the registration that the order is meant for."""
 
 
 class Broker:
-    """One broker on a World. `start`, then `serve` until it fails or `stop`. The only class that knows all parts."""
+    """One broker on a World. `start` it, then `serve` until it fails or until `stop`. The only class that knows all
+    parts."""
 
     def __init__(self, world: World, config: BrokerConfig) -> None:
         self.config = config
@@ -109,12 +110,12 @@ class Broker:
 
     @property
     def port(self) -> int:
-        """Of the listener that clients use."""
+        """The port of the clients' listener."""
         return self.ports[DEFAULT_LISTENER]
 
     @property
     def metrics_port(self) -> int | None:
-        """None: no metrics are served."""
+        """The port of the metrics; None if they are not served."""
         return self._metrics_listener.port
 
     @property
@@ -129,8 +130,8 @@ class Broker:
     # -- life --
 
     async def start(self) -> None:
-        """Returns once this broker is registered and serves. Raises MinibrokerError naming what is in the way; whatever
-        was started by then is stopped again."""
+        """Start, and return once this broker is registered and serves. Raises MinibrokerError naming the problem; all
+        parts started by then are stopped again."""
         try:
             await self._start()
         except BaseException:
@@ -142,8 +143,8 @@ class Broker:
         secret = broker_secret(config, world.disk)
         if secret is None:
             logger.warning(
-                "neither broker.secret.file nor broker.secret is set: whoever reaches the listeners of this broker can "
-                "give it orders as a controller does, and delete its data. Set one of them, the same on all brokers"
+                "neither broker.secret.file nor broker.secret is set: anyone who can connect to this broker can send "
+                "it a controller's orders and delete its data. Set one of them, the same on all brokers"
             )
         connections = BrokerConnections(world, config.broker_id, secret)
         control = config.control_plane_listener_name
@@ -153,7 +154,7 @@ class Broker:
                 for e in config.listener_endpoints()
             ]
         )
-        config.advertised_endpoints(self.ports)  # what is wrong with them is to be known first
+        config.advertised_endpoints(self.ports)  # reports invalid addresses before anything is registered
         metrics_address = config.metrics_address()
         if metrics_address is not None:
             await self._metrics_listener.bind(*metrics_address)
@@ -323,26 +324,28 @@ class Broker:
         return await exposition(parts, self._world.clock.monotonic)
 
     async def serve(self) -> None:
-        """Until something breaks: raises its error."""
-        # Shielded: a caller that stops waiting must not cancel the future in which failures are noted.
+        """Wait until the broker fails, and raise its error."""
+        # Shielded: a caller that stops waiting must not cancel the future that records failures.
         await asyncio.shield(self._supervisor.failure)
 
     async def hand_over(self) -> HandedOver | None:
-        """Before `stop`, while it serves: let others lead what this broker leads, as far as they can, in bounded time.
-        It may be cancelled. None where `controlled.shutdown.enable` is off, or it has not started."""
+        """Move this broker's leaders to other brokers, as far as possible, in bounded time. Call it before `stop`,
+        while the broker serves; it may be cancelled. Returns None if `controlled.shutdown.enable` is off or the broker
+        has not started."""
         if self._shutdown is None or not self.config.controlled_shutdown_enable:
             return None
         return await self._shutdown.run()
 
     async def stop(self, *, clean: bool = True) -> None:
-        """Give up office, serve no more, end the session, and leave the data directory marked as clean. In that order:
-        nothing may be appended once it is marked clean, and a session that ends last would keep others waiting.
+        """Resign as controller, stop serving, end the session, and mark the data directories as clean. In that order:
+        nothing may be appended after the mark, and other brokers wait for the end of the session.
 
-        Whatever fails on the way is raised in the end, and keeps the mark from being set; a task that failed before or
-        meanwhile keeps it from being set, too. The session ends, and the files are closed, all the same."""
+        The first error is raised in the end. It prevents the mark, as does a task that failed before or meanwhile. The
+        session ends and the files are closed in any case.
+        """
         try:
             await self._stop_serving()
-            if not self._supervisor.failure.cancelled():  # as it is once all tasks have ended without a failure
+            if not self._supervisor.failure.cancelled():  # cancelled: all tasks have ended without a failure
                 clean = False
         except BaseException:
             clean = False
@@ -384,7 +387,7 @@ class Broker:
         await self._replicas.broker_config_changed(config)
 
     async def _topic_config_changed(self, topic: str, session: ZooKeeperSession) -> None:
-        """Raises as `ReplicaManager.topic_config_changed`."""
+        """Apply a topic's changed settings. Raises as `ReplicaManager.topic_config_changed` does."""
         assert self._replicas is not None
         assert self._controller is not None
         self._controller.topic_config_changed(topic)
@@ -395,7 +398,7 @@ class Broker:
         return await self._handle(request)
 
     async def _session(self) -> ZooKeeperSession:
-        """The ZooKeeper session, once there is one."""
+        """Return the ZooKeeper session, once there is one."""
         assert self._registration is not None
         while True:
             try:
@@ -404,7 +407,7 @@ class Broker:
                 await asyncio.sleep(SESSION_RETRY_S)
 
     def _has_session(self) -> bool:
-        """ZooKeeper can be reached, as far as is known."""
+        """Return whether ZooKeeper can be reached, as far as is known."""
         assert self._registration is not None
         try:
             return self._registration.session.state is SessionState.CONNECTED
@@ -412,7 +415,7 @@ class Broker:
             return False
 
     async def _in_touch(self) -> None:
-        """Returns once ZooKeeper has answered."""
+        """Wait until ZooKeeper has answered."""
         while True:
             try:
                 await (await self._session()).exists(znodes.CONTROLLER_EPOCH)
@@ -421,10 +424,9 @@ class Broker:
                 await asyncio.sleep(SESSION_RETRY_S)
 
     async def _registered_epoch(self, at_least: int) -> int:
-        """The broker epoch, once it is as high as the controller says it is: the answer to our registration may reach
-        us after the order that follows from it. Raises BrokerError(BROKER_ID_NOT_REGISTERED) where that takes too
-        long: the answer may be lost or ZooKeeper away, and a newer controller's order may wait behind this one.
-        """
+        """Return the broker epoch once it is at least the controller's value: the order may arrive before the answer to
+        the registration that it follows from. Raises BrokerError(BROKER_ID_NOT_REGISTERED) if that takes too long: the
+        answer may be lost or ZooKeeper away, and a newer controller's order may wait behind this one."""
         try:
             async with asyncio.timeout(REGISTRATION_PATIENCE_S):
                 while self.broker_epoch < at_least:
@@ -439,17 +441,17 @@ class Broker:
 
     def _registered(self, session: ZooKeeperSession, broker_epoch: int) -> None:
         assert self._leadership is not None
-        self._logs.registered(broker_epoch)  # before any order of this epoch is obeyed
+        self._logs.registered(broker_epoch)  # before any order of this epoch is carried out
         self._registered_again.set()
         self._leadership.attach(session)
 
     def _record(self, entry: Mapping[str, object]) -> None:
-        """Write down what the controller did, on a disk that takes it."""
+        """Append to the controller's timeline, on the first disk that accepts it."""
         while (home := self._timeline_home) is not None:
             if home.failure is not None or self._timeline is None:
                 self._open_timeline()
                 if self._timeline is None:
-                    return  # a broker does without, for now
+                    return  # without a usable disk, the entry is dropped
                 continue
             try:
                 self._timeline.write(entry)
@@ -461,7 +463,7 @@ class Broker:
                     return
 
     def _open_timeline(self) -> None:
-        """In the first directory that is online, if any is."""
+        """Open the timeline in the first online directory, if any."""
         self._close_timeline()
         while (home := next(iter(self._logs.online), None)) is not None:
             try:
@@ -474,7 +476,7 @@ class Broker:
         self._timeline_home = home
 
     def _read_timeline(self) -> list[dict[str, Any]]:
-        """What earlier runs of this broker have recorded last."""
+        """Return the last entries of this broker's earlier runs."""
         home = self._timeline_home
         if home is None or self._timeline is None:
             return []
@@ -490,7 +492,7 @@ class Broker:
             timeline.close()
 
     def _log_directory_failed(self, failed: LogManager) -> None:
-        """Its replicas are given up at once; what follows from that is the controller's business."""
+        """Give up the replicas of a failed directory at once; the controller decides about their leaders."""
         if self._replicas is not None:
             self._replicas.log_dir_failed()
         if not self._logs.online:
@@ -501,11 +503,11 @@ class Broker:
                     f"restart"
                 )
             )
-        elif not self._supervisor.failure.done():  # else it stops
+        elif not self._supervisor.failure.done():  # otherwise the broker is stopping
             self._supervisor.start(self._tell_of_failure(), f"notification that {failed.log_dir} has failed")
 
     async def _tell_of_failure(self) -> None:
-        """The controller, once this is noted on the other disks (Kafka's propagateLogDirEvent)."""
+        """Notify the controller, once the failure is recorded on the other disks (Kafka's propagateLogDirEvent)."""
         await self._logs.note_failed()
         await tell_of_lost_replicas(self._session, self.config.broker_id)
 

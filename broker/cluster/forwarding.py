@@ -1,7 +1,7 @@
-"""Requests that only the controller can answer, taken to it by another broker (KIP-590, Kafka's ForwardingManager).
+"""Forwards requests that only the controller can answer (KIP-590, Kafka's ForwardingManager).
 
-So a client needs to reach no particular broker, and a broker can ask for itself: the topics that are the brokers' own
-are created so. Nothing is tried again here, since whoever asked knows best whether a repetition does harm.
+Clients can therefore send them to any broker, and a broker can send its own: it creates the internal topics in this
+way. Nothing is retried here, because only the sender knows whether a repetition does harm.
 """
 
 import asyncio
@@ -19,16 +19,17 @@ from minibroker.protocol.messages import EnvelopeRequest, EnvelopeResponse, Mess
 CONNECT_TIMEOUT_S = 10.0
 """Kafka's socket.connection.setup.timeout.ms."""
 LOOK_EVERY_S = 1.0
-"""At whether the answer is still wanted, and whether that broker is still the controller."""
+"""Time between checks whether the answer is still wanted and the broker is still the controller."""
 ENVELOPE_BYTES = 256
-"""More than an envelope adds to its request."""
+"""Upper bound of the bytes that an envelope adds to its request."""
 
 Asked = TypeVar("Asked", bound=Message)
 Answered = TypeVar("Answered", bound=Message)
 
 
 class ForwardingManager:
-    """Of broker `broker_id`. Each request has a connection of its own: they are few, and the controller may change."""
+    """Forwards the requests of broker `broker_id`. Each has a connection of its own: they are few, and the controller
+    may change."""
 
     def __init__(self, broker_id: int, metadata: MetadataCache, connections: BrokerConnections) -> None:
         self._broker_id = broker_id
@@ -44,9 +45,12 @@ class ForwardingManager:
         is_from_client: bool = False,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Answered:
-        """The controller's answer. Raises BrokerError: what the controller says; INVALID_REQUEST for a request that is
-        too large; or NOT_CONTROLLER where it is not known, cannot be reached, did not answer, is no longer the
-        controller, or where the answer is not wanted any more; then the request may have been carried out."""
+        """Return the controller's answer.
+
+        Raises BrokerError: the controller's error; INVALID_REQUEST if the request is too large; or NOT_CONTROLLER if
+        the controller is unknown, unreachable, does not answer or is no longer the controller, or if the answer is no
+        longer wanted. After NOT_CONTROLLER, the request may have been carried out.
+        """
         controller_id = self._metadata.controller_id
         endpoint = self._metadata.endpoint(controller_id)
         if endpoint is None:
@@ -56,7 +60,7 @@ class ForwardingManager:
             raise BrokerError(
                 ErrorCode.INVALID_REQUEST,
                 f"a request for {api.name} of {len(request_data)} bytes is too large to be forwarded to the "
-                "controller: ask the controller itself, or for fewer topics at a time",
+                "controller: send it to the controller itself, or name fewer topics at a time",
             )
         setup_s = min(CONNECT_TIMEOUT_S, timeout_s)
         try:
@@ -70,8 +74,9 @@ class ForwardingManager:
             )
             try:
                 if not is_wanted():
-                    # It may have lain in the socket while this broker was stopped: newer ones may have been granted.
-                    raise self._no_controller(api, "whoever asked is gone")
+                    # The request may have waited in the socket while this broker was suspended, and a newer one may
+                    # have been granted.
+                    raise self._no_controller(api, "the client has disconnected")
                 envelope = EnvelopeRequest(self._broker_id, is_from_client, memoryview(request_data))
                 answer = await self._ask(connection, envelope, controller_id, timeout_s, is_wanted)
             finally:
@@ -88,13 +93,13 @@ class ForwardingManager:
         timeout_s: float,
         is_wanted: Callable[[], bool],
     ) -> EnvelopeResponse:
-        """Raises as `Connection.request`, and NetworkError where there is no use in waiting any longer."""
+        """Raise as `Connection.request` does, and NetworkError once waiting is useless."""
         answer = connection.send(apis.ENVELOPE, envelope, timeout_s=timeout_s)
         while not (await asyncio.wait([answer], timeout=LOOK_EVERY_S))[0]:
             if self._metadata.controller_id != controller_id:
-                raise NetworkError(f"broker {controller_id} has not answered, and is not the controller any more")
+                raise NetworkError(f"broker {controller_id} has not answered and is no longer the controller")
             if not is_wanted():
-                raise NetworkError("whoever asked is gone")
+                raise NetworkError("the client has disconnected")
         return answer.result()
 
     def _no_controller(self, api: apis.Api[Any, Any], reason: str) -> BrokerError:

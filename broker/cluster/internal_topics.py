@@ -1,16 +1,16 @@
-"""The topics that brokers create for themselves: `__consumer_offsets`. `__transaction_state` is to join it here."""
+"""The internal topics, which brokers create: `__consumer_offsets`, later also `__transaction_state`."""
 
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.messages import CreatableConfig, CreatableTopic
 from minibroker.protocol.model import OFFSETS_TOPIC
 
 MAX_RECORD_BYTES = 10 * 1024 * 1024
-"""A group with all its members is one record: a thousand of them, of 10 KiB each."""
+"""A group with all its members is one record: up to a thousand members of 10 KiB each."""
 REPLICATION_FACTOR_SETTINGS = {OFFSETS_TOPIC: "offsets.topic.replication.factor"}
 
 
 def internal_topics(config: BrokerConfig) -> dict[str, CreatableTopic]:
-    """By name, as this broker's settings describe them."""
+    """Return the internal topics by name, with this broker's settings."""
     offsets = CreatableTopic(
         OFFSETS_TOPIC,
         config.offsets_topic_num_partitions,

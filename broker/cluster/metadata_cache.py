@@ -1,6 +1,7 @@
-"""What the controller's UpdateMetadata requests last said: brokers, topics, leaders. Every broker answers from it.
+"""Caches the brokers, topics and leaders of the controller's latest UpdateMetadata requests.
 
-Eventually right: it trails the controller by a request, and clients refresh and retry.
+Every broker answers Metadata from this cache. It is eventually consistent: it trails the controller by a request, and
+clients refresh and retry.
 """
 
 from collections.abc import Collection, Iterable, Sequence, Set
@@ -34,11 +35,11 @@ class CachedTopic(msgspec.Struct):
     topic_id: str
     partitions: dict[int, UpdateMetadataPartition]
     num_partitions: int = 0
-    """How many there are. Until all of them are here the topic is not shown to clients: its partitions come in
-    several requests, and a client that took the first ones for all would put keys into the wrong partitions."""
+    """The number of partitions. A topic is hidden from clients until all of them are here: they arrive in several
+    requests, and a client that knew only the first ones would put keys into the wrong partitions."""
     shown: int = 0
-    """How many there were when last all of them were here. Where some are added to a topic, those are shown until all
-    the new ones are here."""
+    """The number of partitions shown to clients: those that were here when the topic was last complete. Added
+    partitions are shown once all of them are here."""
 
 
 class MetadataCache:
@@ -48,23 +49,23 @@ class MetadataCache:
         self.cluster_id: str | None = None
         self._brokers: dict[int, UpdateMetadataBroker] = {}
         self.departed: dict[int, UpdateMetadataBroker] = {}
-        """No longer alive, and not forgotten yet. Replaced when one comes or goes, never changed."""
+        """Brokers that have gone and are still remembered. Replaced on each change, never mutated."""
         self._topics: dict[str, CachedTopic] = {}
         self._names: dict[str, str] = {}
-        """Of these topics, by their ids."""
+        """The names of the topics, by their ids."""
         self._told_in_broker_epoch = NO_EPOCH
         self._has_been_told_all = False
-        """In this broker epoch. Topics come in many requests: until the last of them, one that is unknown here may
-        exist all the same, and two brokers that deny it would be believed."""
+        """Whether all topics have arrived in this broker epoch. They come in many requests. Until the last one, an
+        unknown topic may exist, and clients would believe two brokers that deny it."""
         self.told_all_epoch = NO_EPOCH
-        """Of the latest controller that has named all topics there are, in this broker epoch. Each one does when it
+        """The epoch of the latest controller that has announced all topics in this broker epoch, as each does when it
         takes office."""
 
     def update(self, request: UpdateMetadataRequest) -> list[str]:
-        """Take over a request that was found to be from the present controller. Returns the topics it spoke of.
+        """Apply a request of the current controller. Returns the topics in it.
 
-        A broker that has registered again is told of every topic there is, but not of those that were deleted while it
-        was away: so the first request in a new broker epoch begins a new picture.
+        A broker that registers again receives all existing topics, but not the deletions that it has missed. The first
+        request in a new broker epoch therefore clears the cache.
         """
         if request.broker_epoch != self._told_in_broker_epoch:
             self._told_in_broker_epoch = request.broker_epoch
@@ -99,32 +100,32 @@ class MetadataCache:
         return [state.topic_name for state in request.topic_states]
 
     def forget(self, departed: Sequence[UpdateMetadataBroker]) -> None:
-        """But not one that has come back since, and departed again."""
+        """Forget these departed brokers, except those that have returned and departed again."""
         self.departed = {
             id: broker for id, broker in self.departed.items() if not any(broker is each for each in departed)
         }
 
     def alive_epochs(self) -> dict[int, int]:
-        """The live brokers that are not about to stop, and the epochs of their present runs."""
+        """Return the broker epochs of the live brokers that are not stopping."""
         return {b.id: b.broker_epoch for b in self._brokers.values() if not b.is_shutting_down}
 
     def alive_epoch(self, broker_id: int) -> int | None:
-        """The broker epoch of a live broker's present run; None where it is not alive, or is about to stop."""
+        """Return the broker epoch of a live broker; None if it is not alive or is stopping."""
         broker = self._brokers.get(broker_id)
         return None if broker is None or broker.is_shutting_down else broker.broker_epoch
 
     def has_others_that_stay(self, broker_id: int) -> bool:
-        """Live brokers besides this one that are not about to stop."""
+        """Return whether other live brokers exist that are not stopping."""
         return any(b.id != broker_id and not b.is_shutting_down for b in self._brokers.values())
 
     def endpoint(self, broker_id: int) -> UpdateMetadataEndpoint | None:
-        """Where other brokers send it what is no order; None where it is not alive."""
+        """Return the data-plane endpoint of a broker for other brokers; None if it is not alive."""
         broker = self._brokers.get(broker_id)
         data = [] if broker is None else [e for e in broker.endpoints if e.listener != CONTROL_LISTENER]
         return next((e for e in data if e.listener == DEFAULT_LISTENER), data[0] if data else None)
 
     def control_endpoint(self, broker_id: int) -> UpdateMetadataEndpoint | None:
-        """Where a broker takes orders, and a controller what only brokers may ask; None where it is not alive."""
+        """Return the endpoint of a broker for control requests; None if it is not alive."""
         broker = self._brokers.get(broker_id)
         endpoints = {} if broker is None else {endpoint.listener: endpoint for endpoint in broker.endpoints}
         return endpoints.get(CONTROL_LISTENER) or endpoints.get(DEFAULT_LISTENER)
@@ -134,27 +135,27 @@ class MetadataCache:
         return None if cached is None else cached.topic_id
 
     def topic_with_id(self, topic_id: str) -> str | None:
-        """Its name."""
+        """Return the name of the topic with this id, or None."""
         return self._names.get(topic_id)
 
     def partition_count(self, topic: str) -> int:
-        """As clients see it; 0 where the topic is not known, or not all of it yet."""
+        """Return the number of partitions shown to clients; 0 if the topic is unknown or incomplete."""
         cached = self._topics.get(topic)
         return 0 if cached is None else cached.shown
 
     def listeners(self, broker_id: int) -> list[str]:
-        """Those with which a broker is registered; none where it is not alive."""
+        """Return the names of a broker's registered listeners; none if it is not alive."""
         broker = self._brokers.get(broker_id)
         return [] if broker is None else [endpoint.listener for endpoint in broker.endpoints]
 
     def listener_endpoint(self, broker_id: int, listener: str) -> UpdateMetadataEndpoint | None:
-        """Where a client that came by that listener finds a broker; None where it is not alive, or has none of it."""
+        """Return the broker's endpoint for clients of that listener; None if it is not alive or lacks that listener."""
         broker = self._brokers.get(broker_id)
         endpoints = [] if broker is None else broker.endpoints
         return next((endpoint for endpoint in endpoints if endpoint.listener == listener), None)
 
     def node(self, broker_id: int, listener: str) -> MetadataBroker | None:
-        """A broker as clients are told of it that came by that listener; None as for `listener_endpoint`."""
+        """Return the broker as in a Metadata answer to a client of that listener; None as for `listener_endpoint`."""
         endpoint = self.listener_endpoint(broker_id, listener)
         if endpoint is None:
             return None
@@ -165,12 +166,12 @@ class MetadataCache:
         return None if topic is None else topic.partitions.get(topic_partition.partition)
 
     def has_fewer_partitions(self, topic_partition: TopicPartition) -> bool:
-        """The topic is known, and has no partition of that number."""
+        """Return whether the topic is known and lacks this partition."""
         topic = self._topics.get(topic_partition.topic)
         return topic is not None and topic_partition.partition >= topic.num_partitions
 
     def has_leaders(self, topic: str, partitions: int) -> bool:
-        """There are this many partitions, and each has a live leader."""
+        """Return whether the topic has at least this many partitions, each with a live leader."""
         cached = self._topics.get(topic)
         return (
             cached is not None
@@ -179,7 +180,7 @@ class MetadataCache:
         )
 
     def led_by(self, brokers: Set[int], topics: Iterable[str]) -> list[str]:
-        """Of the topics, those with a partition that one of the brokers leads and is alive."""
+        """Return the topics with a partition that is led by one of these brokers, if that broker is alive here."""
         leaders = brokers & self._brokers.keys()
         if not leaders:
             return []
@@ -199,15 +200,19 @@ class MetadataCache:
         with_departed: bool = False,
         lost_leaders: Collection[int] = (),
     ) -> MetadataResponse:
-        """The answer to a Metadata request that came in by that listener; None: all topics. `topic_ids`: of topics that
-        are asked for by their ids. Unknown ones get their error code. Brokers are given with their endpoint of the same
-        listener, since a client that asks there can perhaps reach no other (a host outside of the containers' network,
-        say); brokers that lack it are left out. `with_departed`: those are named, too, which leads to nothing but a
-        refused connection, as no partition is said to be led by one. `lost_leaders`: brokers that are alive here, and
-        not named as leaders all the same.
+        """Return the answer to a Metadata request of a client of that listener.
 
-        Until this broker has been told of all topics, a request for all of them is answered with those that it knows
-        and without brokers: as from a broker that has just started, a client does not take that for an answer."""
+        - `topics`: None for all topics. Unknown topics are listed with their error code.
+        - `topic_ids`: topics requested by their ids.
+        - Brokers are given with their endpoint of the same listener, because the client may be unable to reach any
+          other (for example from outside of the containers' network); brokers without that listener are left out.
+        - `with_departed`: also list brokers that have gone. A client that connects to one is refused; no partition is
+          led by one.
+        - `lost_leaders`: brokers that are alive here but must not be named as leaders.
+
+        Until this broker has received all topics, a request for all of them is answered with the known ones and without
+        brokers. Clients do not accept that as an answer, as from a broker that has just started.
+        """
         brokers = []
         has_an_answer = topics is not None or self._has_been_told_all
         named = self._brokers | self.departed if with_departed else self._brokers

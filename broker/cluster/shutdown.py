@@ -1,13 +1,13 @@
-"""A broker that is to stop hands over what it leads first (Kafka's KafkaServer.controlledShutdown).
+"""Controlled shutdown: a stopping broker first hands its leaderships over (Kafka's KafkaServer.controlledShutdown).
 
-The problem: when a leader just goes, every write to its partitions waits until the loss was noticed and another was
-elected; and where a follower goes, until it is out of the ISR. The choice: before it stops, the broker asks the
-controller to elect others and to take it out of the ISRs. It serves on meanwhile, and tells clients that come to it
-where the new leaders are. When it stops then, nobody waits for it.
+The problem: if a leader simply disappears, every write to its partitions waits until the loss is noticed and a new
+leader is elected; if a follower disappears, until it is out of the ISR. The choice: before it stops, the broker asks
+the controller to elect other leaders and to take it out of the ISRs. Meanwhile it keeps serving and redirects clients
+to the new leaders. When it then stops, no client has to wait for it.
 
-It stops in any case. The controller is asked `controlled.shutdown.max.retries` times, since it may be moving, or lack
-another replica that is in sync: one whose broker is being restarted comes back. Where no other broker stays, as when a
-whole cluster is stopped, or the partition has no other replica, there is nothing to wait for.
+It stops in any case. It asks the controller `controlled.shutdown.max.retries` times, because the controller may be
+moving, or may lack another replica in sync while a broker restarts. If every other broker is shutting down as well, or
+a partition has no other replica, the broker does not wait.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from minibroker.protocol.model import TopicPartition
 logger = logging.getLogger("minibroker.broker")
 
 MOST_S = 15.0
-"""For all of it. A container has 30 s to stop, and files are still to be flushed then."""
+"""The limit for the whole procedure. A container has 30 s to stop, and files must still be flushed afterwards."""
 ATTEMPT_S = 5.0
-"""For one answer of the controller: in a second it moves thousands of partitions."""
+"""The limit for one answer of the controller, which moves thousands of partitions per second."""
 SHOWN = 10
-"""How many of the remaining partitions are named."""
+"""The maximum number of remaining partitions that are named."""
 _LOOK_EVERY_S = 0.05
 
 
@@ -48,14 +48,14 @@ class Elector(Protocol):
 
 class HandedOver(NamedTuple):
     moved: int
-    """How many partitions this broker led that others lead now."""
+    """The number of partitions whose leadership has moved to other brokers."""
     remaining: tuple[TopicPartition, ...]
-    """Those that it still leads, or that have too few replicas in sync without it."""
+    """Partitions that this broker still leads, or that have too few replicas in sync without it."""
     problem: str = ""
-    """Why the controller did not answer; empty: it did."""
+    """Why the controller did not answer, or empty."""
 
     def as_json(self) -> str:
-        """For whoever stops a broker, and reads what it prints."""
+        """Return the result for the program that stops the broker and reads its output."""
         shown = [str(partition) for partition in self.remaining[:SHOWN]]
         return msgspec.json.encode(
             {"moved": self.moved, "remaining": len(self.remaining), "among_them": shown, "problem": self.problem}
@@ -73,7 +73,7 @@ class ControlledShutdown:
         controller_id: Callable[[], int | None],
         broker_epoch: Callable[[], int],
     ) -> None:
-        """`controller_id`: as ZooKeeper said last."""
+        """`controller_id` returns the controller that ZooKeeper named last."""
         self._broker_id = config.broker_id
         self._attempts = config.controlled_shutdown_max_retries
         self._backoff_s = config.controlled_shutdown_retry_backoff_ms / 1_000
@@ -85,7 +85,7 @@ class ControlledShutdown:
         self._broker_epoch = broker_epoch
 
     async def run(self) -> HandedOver:
-        """Returns when others lead, or when nothing more can be done about it; after `MOST_S` at the latest."""
+        """Hand over. Returns when other brokers lead, when nothing more can be done, or after `MOST_S`."""
         led = self._led()
         problem = ""
         remaining: Sequence[TopicPartition] = [p.topic_partition for p in self._replicas.partitions()]
@@ -104,7 +104,7 @@ class ControlledShutdown:
                     except (BrokerError, NetworkError, InvalidMessage) as error:
                         problem = str(error)
                     if problem:
-                        logger.info("broker %d asks to be relieved in vain: %s", self._broker_id, problem)
+                        logger.info("broker %d could not hand over its leaders: %s", self._broker_id, problem)
                     elif not self._may_be_relieved_of(remaining):
                         break
         except TimeoutError:
@@ -118,7 +118,8 @@ class ControlledShutdown:
         return sorted(p.topic_partition for p in self._replicas.partitions() if p.is_leader)
 
     async def _ask(self) -> list[TopicPartition]:
-        """What remains here. Raises BrokerError, NetworkError, InvalidMessage."""
+        """Ask the controller and return the partitions that remain here. Raises BrokerError, NetworkError,
+        InvalidMessage."""
         epoch = self._broker_epoch()
         if self._elector.is_active:
             return await self._elector.controlled_shutdown(self._broker_id, epoch)
@@ -150,7 +151,7 @@ class ControlledShutdown:
             left_s -= _LOOK_EVERY_S
 
     def _may_be_relieved_of(self, remaining: Sequence[TopicPartition]) -> bool:
-        """Of any of them: there are other replicas, and a broker that stays and can elect one."""
+        """Return whether any of them could still move: it has other replicas, and a broker stays that can elect one."""
         if not self._metadata.has_others_that_stay(self._broker_id):
             return False
         partitions = (self._replicas.partition(topic_partition) for topic_partition in remaining)

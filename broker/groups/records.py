@@ -178,7 +178,7 @@ def _unsigned_varint(value: int) -> bytes:
 
 def decode_key(data: bytes) -> Key:
     """Raises MalformedRecord."""
-    reader = _Reader(data)
+    reader = _RecordReader(data)
     version = reader.int16()
     if version in (0, OFFSET_KEY_VERSION):
         return OffsetKey(reader.string(), reader.string(), reader.int32())
@@ -189,7 +189,7 @@ def decode_key(data: bytes) -> Key:
 
 def decode_offset_value(data: bytes) -> OffsetValue:
     """Raises MalformedRecord."""
-    reader = _Reader(data)
+    reader = _RecordReader(data)
     version = reader.int16()
     if not 0 <= version <= OFFSET_VALUE_VERSION_WITH_TOPIC_ID:
         raise MalformedRecord(f"an offset's value has version {version}: 0 to 4 are known")
@@ -209,7 +209,7 @@ def decode_offset_value(data: bytes) -> OffsetValue:
 
 def decode_group_value(data: bytes) -> GroupValue:
     """Raises MalformedRecord."""
-    reader = _Reader(data)
+    reader = _RecordReader(data)
     version = reader.int16()
     if not 0 <= version <= GROUP_VALUE_VERSION:
         raise MalformedRecord(f"a group's value has version {version}: 0 to 3 are known")
@@ -240,7 +240,7 @@ def decode_group_value(data: bytes) -> GroupValue:
     return GroupValue(protocol_type, generation_id, protocol_name, leader, state_timestamp_ms, members)
 
 
-class _Reader:
+class _RecordReader:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._position = 0

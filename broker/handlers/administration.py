@@ -18,27 +18,27 @@ from minibroker.protocol.messages import (
 from minibroker.protocol.model import ElectionType, TopicPartition
 
 
-class ElectionOutcome(Protocol):
+class ElectionResult(Protocol):
     @property
     def error(self) -> ErrorCode: ...
     @property
     def message(self) -> str: ...
     @property
     def leader_epoch(self) -> int:
-        """Of the leader who was elected, or needs not be."""
+        """The epoch of the elected leader, or of the present one if no election was needed."""
         ...
 
 
 class Administration(Protocol):
-    """The controller of this broker, as far as handlers know it. What is async raises BrokerError(NOT_CONTROLLER) where
-    another broker's controller is in office."""
+    """The controller of this broker. The async methods raise BrokerError(NOT_CONTROLLER) if another broker's controller
+    is in office."""
 
     @property
     def is_active(self) -> bool: ...
 
     def recorded_after(self, number: int, since_ms: int) -> tuple[int, Sequence[Mapping[str, Any]]]:
-        """The number of the last entry of the timeline, and the entries with a higher number than the given one that
-        are not older than that time. In office or not."""
+        """Return the number of the timeline's last entry, and the entries after `number` that are not older than
+        `since_ms`. Works in office or not."""
 
     async def create_topics(
         self, topics: Sequence[CreatableTopic], *, validate_only: bool, controller_epoch: int
@@ -61,7 +61,7 @@ class Administration(Protocol):
         *,
         controller_epoch: int,
         is_wanted: Callable[[], bool],
-    ) -> Mapping[TopicPartition, ElectionOutcome]: ...
+    ) -> Mapping[TopicPartition, ElectionResult]: ...
 
     async def alter_partition_reassignments(
         self, topics: Sequence[ReassignableTopic]

@@ -1,4 +1,4 @@
-"""BrokerHandshake and BrokerAuthenticate: another broker proves who it is, before it asks for what only brokers may."""
+"""BrokerHandshake and BrokerAuthenticate: another broker authenticates itself before it sends requests of brokers."""
 
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.network.request_channel import Request

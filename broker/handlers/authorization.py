@@ -1,7 +1,7 @@
-"""Who may ask what: the proofs of other brokers, and the one place where `Api.caller` is enforced.
+"""Authorizes requests: verifies the proofs of other brokers, and is the one place that enforces `Api.caller`.
 
-A connection is anonymous until its broker has proved who it is (`protocol/connections/broker_proof.py`). Without a
-secret none can, and none has to.
+A connection is anonymous until its broker has authenticated itself (`protocol/connections/broker_proof.py`). Without a
+secret, no broker can or must do so.
 """
 
 import logging
@@ -37,7 +37,7 @@ LOG_INTERVAL_S = 1.0
 
 
 def why_refused(api: Api[Any, Any], body: Message, principal: Principal) -> str | None:
-    """Why this principal may not ask this; None: it may. A broker speaks for itself alone."""
+    """Return why this principal may not send this request, or None. A broker speaks for itself alone."""
     claims: int | None = None
     if api.caller is Caller.READER:
         assert isinstance(body, FetchRequest | ListOffsetsRequest | OffsetForLeaderEpochRequest)
@@ -56,7 +56,8 @@ def why_refused(api: Api[Any, Any], body: Message, principal: Principal) -> str 
 
 
 class Authorizer:
-    """`monotonic` is the clock; the log gets one line a second at most, whatever is refused."""
+    """Checks requests and authenticates brokers. Refusals are logged at most once per second by the clock
+    `monotonic`."""
 
     def __init__(self, broker_id: int, secret: bytes | None, random: Random, monotonic: Callable[[], float]) -> None:
         self._broker_id = broker_id
@@ -66,14 +67,15 @@ class Authorizer:
         self._log_after_s = 0.0
 
     def check(self, request: Request) -> None:
-        """Raises BrokerError(CLUSTER_AUTHORIZATION_FAILED) for what the sender of this request may not ask."""
+        """Raise BrokerError(CLUSTER_AUTHORIZATION_FAILED) if the sender may not send this request."""
         if self._secret is not None:
             reason = why_refused(request.api, request.body, request.principal)
             if reason is not None:
                 raise self._refusal(request, reason)
 
     def challenge(self, request: Request) -> BrokerHandshakeResponse:
-        """This broker's proof, and the nonce for the other's. Raises BrokerError(CLUSTER_AUTHORIZATION_FAILED)."""
+        """Return this broker's proof, and the nonce for the other's. Raises
+        BrokerError(CLUSTER_AUTHORIZATION_FAILED)."""
         body, session = request.body, request.session
         assert isinstance(body, BrokerHandshakeRequest)
         session.principal, session.handshake = ANONYMOUS, None
@@ -86,15 +88,15 @@ class Authorizer:
         return BrokerHandshakeResponse(nonce, session.handshake.accepting_proof(self._secret))
 
     def authenticate(self, request: Request) -> BrokerAuthenticateResponse:
-        """From now on the connection is that broker's. Raises BrokerError(CLUSTER_AUTHORIZATION_FAILED); then it is as
-        anonymous as before, and the handshake is spent."""
+        """Authenticate the connection as the broker's. Raises BrokerError(CLUSTER_AUTHORIZATION_FAILED); the connection
+        then stays anonymous, and the handshake is used up."""
         body, session = request.body, request.session
         assert isinstance(body, BrokerAuthenticateRequest)
         handshake, session.handshake = session.handshake, None
         if self._secret is None or handshake is None:
-            raise self._refusal(request, "a proof that no handshake has asked for")
+            raise self._refusal(request, "a proof without a handshake")
         if not is_same(body.proof, handshake.connecting_proof(self._secret)):
-            raise self._refusal(request, f"that is not a proof of broker {handshake.connecting_id}")
+            raise self._refusal(request, f"the proof of broker {handshake.connecting_id} is wrong")
         session.principal = Principal(handshake.connecting_id)
         return BrokerAuthenticateResponse()
 

@@ -1,5 +1,5 @@
-"""What a client may do with a topic, a group and the cluster (KIP-430): without ACLs all that there is to do (Kafka's
-AclEntry.supportedOperations)."""
+"""The operations that a client may perform on a topic, a group and the cluster (KIP-430). Without ACLs, these are all
+supported ones (Kafka's AclEntry.supportedOperations)."""
 
 from enum import IntEnum
 
@@ -20,7 +20,7 @@ class AclOperation(IntEnum):
 
 
 def _bits(*operations: AclOperation) -> int:
-    """Return the operations as Kafka's protocol has them: bit N for operation N."""
+    """Return the operations as in Kafka's protocol: bit N for operation N."""
     return sum(1 << operation for operation in operations)
 
 

@@ -1,6 +1,9 @@
-"""Topics that are created because a client needs them (Kafka's AutoTopicCreationManager): with
-auto.create.topics.enable, each topic that a client names, if it lets topics be created; and `__consumer_offsets`, if
-the controller could not create it when the cluster formed (`controller/handlers/internal_topics.py`)."""
+"""Creates topics on demand (Kafka's AutoTopicCreationManager).
+
+With auto.create.topics.enable, these are the topics that a client names, if it allows the creation.
+`__consumer_offsets` is created on demand if the controller could not create it when the cluster formed
+(`controller/handlers/internal_topics.py`).
+"""
 
 import asyncio
 import logging
@@ -19,9 +22,9 @@ logger = logging.getLogger("minibroker.topics")
 
 TIMEOUT_S = 10.0
 PAUSE_S = 0.5
-"""After an attempt, before the next one is made where somebody asks."""
+"""Pause after an attempt, before the next request for the topic starts another one."""
 MAX_UNDER_WAY = 1_000
-"""Topics. Whoever asks for more asks again."""
+"""Topics being created at a time. Clients that ask for more ask again."""
 
 
 class AutoTopicCreation:
@@ -33,7 +36,7 @@ class AutoTopicCreation:
         start_task: Callable[[Coroutine[Any, Any, None], str], object],
     ) -> None:
         self.is_enabled = config.auto_create_topics_enable
-        """For topics that clients name."""
+        """Whether topics that clients name are created."""
         self._internal = internal_topics(config)
         self._administration = administration
         self._forwarding = forwarding
@@ -43,11 +46,11 @@ class AutoTopicCreation:
         self._internal_problems: dict[str, str] = {}
 
     def why_missing(self, name: str) -> str:
-        """Why an internal topic, for which `create_soon` was called, is not there yet."""
+        """Return why an internal topic is missing after a call of `create_soon`."""
         return self._internal_problems.get(name, f"{name} is being created")
 
     def create_soon(self, names: Sequence[str]) -> None:
-        """Those of which the creation is not under way. Whoever needs one asks again, and finds it."""
+        """Start creating the topics that are not being created already. Clients ask again until the topic exists."""
         room = MAX_UNDER_WAY - len(self._under_way)
         new = [name for name in names if name not in self._under_way][:room]
         if new:
@@ -63,7 +66,7 @@ class AutoTopicCreation:
                     self._problem = ""
                     self._internal_problems.pop(result.name, None)
         except (BrokerError, TimeoutError) as error:
-            # asyncio's TimeoutError has no text.
+            # asyncio's TimeoutError has no text
             self._report(names, str(error) or f"not done within {TIMEOUT_S:.0f} s; is ZooKeeper away?")
         finally:
             await asyncio.sleep(PAUSE_S)
@@ -75,7 +78,7 @@ class AutoTopicCreation:
         if self._administration.is_active:
             async with asyncio.timeout(TIMEOUT_S):
                 return await self._administration.create_topics(topics, validate_only=False, controller_epoch=-1)
-        # 0 ms: whoever asks again sees when the leaders are there.
+        # 0 ms: the client asks again and then sees whether there are leaders
         request = CreateTopicsRequest(topics, 0)
         answer = await self._forwarding.request(CREATE_TOPICS, request, timeout_s=TIMEOUT_S)
         for result in answer.topics:

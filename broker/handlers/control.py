@@ -1,9 +1,9 @@
-"""LeaderAndIsr, StopReplica, UpdateMetadata: what the controller orders.
+"""LeaderAndIsr, StopReplica, UpdateMetadata: the controller's requests.
 
-Two epochs and a number fence each order. The controller's: an order of a deposed controller is refused. The broker's
-(KIP-380): an order that was meant for an earlier run of this broker is refused, for good, and one that is for a run
-which this broker does not know of yet (its registration succeeded, but the answer is on its way, or lost) waits a
-moment and is refused with another error, upon which the controller sends it again.
+Two epochs and a number fence each request. The controller epoch rejects requests of a deposed controller. The broker
+epoch (KIP-380) permanently rejects requests for an earlier run of this broker. A request for a run that this broker
+does not know of yet (its registration succeeded, but the answer is on its way, or lost) waits a moment and is rejected
+with another error, after which the controller sends it again.
 """
 
 import asyncio
@@ -22,17 +22,18 @@ from minibroker.protocol.messages import (
 )
 
 DEPARTED_NAMED_S = 5.0
-"""For so long clients that drop who is not named are told of a broker that has gone. librdkafka (2.10 and later) would
-else lose sight, for a second, of the new leaders that it reads in the same answer."""
+"""Time for which a departed broker is still named to clients that drop unnamed brokers. Without this, librdkafka (2.10
+and later) would ignore, for a second, the new leaders in the same answer."""
 
 
 async def _fence(services: Services, request: LeaderAndIsrRequest | StopReplicaRequest | UpdateMetadataRequest) -> None:
-    """Raises BrokerError(STALE_CONTROLLER_EPOCH | STALE_BROKER_EPOCH | BROKER_ID_NOT_REGISTERED)."""
+    """Raise BrokerError(STALE_CONTROLLER_EPOCH | STALE_BROKER_EPOCH | BROKER_ID_NOT_REGISTERED) for an outdated
+    request."""
     if request.controller_epoch < services.control_epoch.highest:
         raise BrokerError(
             ErrorCode.STALE_CONTROLLER_EPOCH,
             f"controller {request.controller_id} has epoch {request.controller_epoch}, "
-            f"but epoch {services.control_epoch.highest} was seen",
+            f"but this broker has seen epoch {services.control_epoch.highest}",
         )
     own_epoch = await services.registered_epoch(request.broker_epoch)
     if request.broker_epoch < own_epoch:
@@ -52,8 +53,8 @@ async def _fence(services: Services, request: LeaderAndIsrRequest | StopReplicaR
 
 
 def _is_late(last: tuple[int, int, int], order: tuple[int, int, int]) -> bool:
-    """Whether an order comes after later ones of the same controller have been carried out, over a connection that the
-    controller has given up since. The same number again is a repetition, which does no harm."""
+    """Return whether later orders of the same controller have been carried out already. Such an order comes over a
+    connection that the controller has given up. The same number again is a repetition, which does no harm."""
     return order[:2] == last[:2] and 0 < order[2] < last[2]
 
 
@@ -107,6 +108,7 @@ async def handle_update_metadata(services: Services, request: Request) -> None:
         services.groups.removal.topics_gone(gone)
     if body.names_the_last:
         await services.replicas.delete_strays()
-    if services.metadata.alive_epochs() != alive_before:  # not for each of the requests that tell of many partitions
+    # many requests carry only partitions and do not change the live brokers
+    if services.metadata.alive_epochs() != alive_before:
         services.replicas.reconsider_isrs()
     request.respond(UpdateMetadataResponse(ErrorCode.NONE))

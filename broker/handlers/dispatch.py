@@ -1,4 +1,4 @@
-"""The table of handlers: API key to the function that answers it (Kafka's KafkaApis)."""
+"""The dispatch table: the handler of each API (Kafka's KafkaApis)."""
 
 from collections.abc import Awaitable, Callable
 
@@ -14,7 +14,7 @@ from minibroker.broker.handlers.administering.timeline import handle_describe_ti
 from minibroker.broker.handlers.authentication import handle_broker_authenticate, handle_broker_handshake
 from minibroker.broker.handlers.control import handle_leader_and_isr, handle_stop_replica, handle_update_metadata
 from minibroker.broker.handlers.fetch import handle_fetch
-from minibroker.broker.handlers.forwarding import handle_envelope, handle_or_forward
+from minibroker.broker.handlers.forwarding import CONTROLLER_HANDLERS, handle_envelope, handle_or_forward
 from minibroker.broker.handlers.groups import (
     handle_delete_groups,
     handle_describe_groups,
@@ -58,9 +58,7 @@ HANDLERS: dict[int, Handler] = {
     apis.DESCRIBE_GROUPS.key: handle_describe_groups,
     apis.LIST_GROUPS.key: handle_list_groups,
     apis.API_VERSIONS.key: handle_api_versions,
-    apis.CREATE_TOPICS.key: handle_or_forward,
-    apis.DELETE_TOPICS.key: handle_or_forward,
-    apis.CREATE_PARTITIONS.key: handle_or_forward,
+    **dict.fromkeys(CONTROLLER_HANDLERS, handle_or_forward),
     apis.DELETE_RECORDS.key: handle_delete_records,
     apis.INIT_PRODUCER_ID.key: handle_init_producer_id,
     apis.OFFSET_FOR_LEADER_EPOCH.key: handle_offset_for_leader_epoch,
@@ -70,9 +68,6 @@ HANDLERS: dict[int, Handler] = {
     apis.DESCRIBE_LOG_DIRS.key: handle_describe_log_dirs,
     apis.DELETE_GROUPS.key: handle_delete_groups,
     apis.OFFSET_DELETE.key: handle_offset_delete,
-    apis.ELECT_LEADERS.key: handle_or_forward,
-    apis.ALTER_PARTITION_REASSIGNMENTS.key: handle_or_forward,
-    apis.LIST_PARTITION_REASSIGNMENTS.key: handle_or_forward,
     apis.INCREMENTAL_ALTER_CONFIGS.key: handle_incremental_alter_configs,
     apis.ENVELOPE.key: handle_envelope,
     apis.DESCRIBE_CLUSTER.key: handle_describe_cluster,
@@ -84,8 +79,8 @@ HANDLERS: dict[int, Handler] = {
 
 
 def dispatcher(services: Services) -> RequestHandler:
-    """What the server calls for each request. A BrokerError raised answers the request with its code; so does one that
-    says that the sender may not ask this (`Api.caller`)."""
+    """Return the function that the server calls for each request. It raises BrokerError if the sender may not send this
+    request (`Api.caller`); the server answers a BrokerError with its code."""
 
     def dispatch(request: Request) -> Awaitable[Continuation | None]:
         if request.api.caller is not apis.Caller.ANYBODY:

@@ -1,18 +1,18 @@
-"""Fetch: for consumers up to the high watermark, for followers up to the end.
+"""Fetch: for consumers up to the high watermark, for followers up to the log end.
 
 Compaction leaves batches without records: for producers' state, at the end of a segment, at the beginning of a leader
-epoch. Followers need all of them. Consumers need none, and some cannot get past an answer with nothing else: kafka-go
-asks for the same offset for ever, kafkajs reads nothing, and librdkafka takes the eleventh for a fetch size that is too
-small. So an answer to a consumer that would begin with such batches begins with the next one that has records. A run of
-them may be long: it is gone over in slices, while others have the loop. If none follows below the high watermark, the
-answer has the last of them alone, by which a consumer that steps over it comes to the end. (Control batches count as
-records: clients know them.) Kafka sends what is there.
+epoch. Followers need all of them. Consumers need none, and some fail on an answer with nothing else: kafka-go requests
+the same offset forever, kafkajs reads nothing, and librdkafka concludes from the eleventh that its fetch size is too
+small. An answer to a consumer therefore skips such batches at its beginning. A run of them may be long, so it is read
+in slices, between which other tasks run. If no records follow below the high watermark, the answer has the last of
+these batches alone, so that a consumer that skips it reaches the end. (Control batches count as records: clients know
+them.) Kafka sends the batches as they are.
 """
 
 from collections.abc import Generator
 
 from minibroker.broker.handlers.node_endpoints import node_endpoints
-from minibroker.broker.handlers.services import Services, answer_in_background, check_named_once
+from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.manager import FetchAnswer
 from minibroker.broker.replication.partition import CONSUMER
@@ -32,31 +32,31 @@ from minibroker.protocol.records import HEADER_SIZE
 from minibroker.protocol.records.compression import Compression
 
 MOST_AT_ONCE_BYTES = 4 * 1024 * 1024
-"""Of records in one answer, whatever the request and `fetch.max.bytes` allow: they are read and sent in one go, which
-takes half a millisecond or more for each MiB, and others wait meanwhile. Who wants more asks again at once: the round
-trip is little beside that. (A first batch that is larger is sent all the same.)"""
+"""The maximum bytes of records in one answer, regardless of the request and `fetch.max.bytes`. They are read and sent
+in one go, which blocks the loop for half a millisecond or more per MiB. A client that wants more asks again at once;
+the round trip is short in comparison. (A larger first batch is sent nevertheless.)"""
 MOST_TO_CONSUMERS_BYTES = 1024 * 1024
-"""Of records in one answer to a consumer of ours that does not wait for much (`most_bytes`): it often runs on the same
-machine, and, busy with what it has, waits for its core while the broker sends."""
+"""The same for our own consumers that do not wait for much (`most_bytes`). Such a consumer often runs on the same
+machine and, busy with earlier records, waits for its core while the broker sends."""
 MOST_TO_KAFKA_CONSUMERS_BYTES = 2 * 1024 * 1024
-"""The same, to one of Kafka's clients. librdkafka rests for a second whenever it has 100,000 records: the more the
-answers under way bring, the fewer such rests there are."""
+"""The same for Kafka's clients. librdkafka pauses for a second whenever it has 100,000 records; larger answers in
+flight mean fewer such pauses."""
 
 
 _COUNT_START = HEADER_SIZE - 4
 _NO_RECORDS = bytes(4)
-"""How many records there are is said at the end of a batch's header."""
+"""The last four bytes of a batch's header are the number of its records."""
 
 
 def most_bytes(min_bytes: int, usual: int) -> int:
-    """What an answer may hold, usually `usual`. Who waits for much gets it in one: cut, the rest would be too little to
-    be answered, and wait for more although it was there with the others."""
+    """Return the maximum size of an answer, usually `usual`. A client that waits for more gets it in one answer: the
+    rest of a split answer would be too small to be sent, and would wait although it was already there."""
     return MOST_AT_ONCE_BYTES if min_bytes > usual // 2 else usual
 
 
 def _name_topics(services: Services, body: FetchRequest) -> list[FetchTopicResponse]:
-    """Name the topics that are asked for by their ids alone, as Kafka's clients do from version 13 on (KIP-516). Return
-    the answer for those that are not known here; the client is to hear of them at once."""
+    """Fill in the names of topics that are requested by id only, as Kafka's clients do from version 13 on (KIP-516).
+    Return the answers for unknown ids, which the client receives at once."""
     unknown: list[FetchTopic] = []
     for topic in body.topics:
         if not topic.topic:
@@ -90,7 +90,7 @@ async def handle_fetch(services: Services, request: Request) -> None:
         "a partition", [(topic.topic, part.partition) for topic in body.topics for part in topic.partitions]
     )
     if body.replica_id < -1:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"replica_id is {body.replica_id}; -1 is a consumer's")
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"replica_id is {body.replica_id}; give -1 for a consumer")
     if body.max_bytes < 0:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"max_bytes is {body.max_bytes}; it must be 0 or more")
     for topic in body.topics:
@@ -120,7 +120,7 @@ async def handle_fetch(services: Services, request: Request) -> None:
 
     def respond_to_consumer(answer: FetchAnswer) -> None:
         if any(_begins_emptied(response) for _, response in answer):
-            answer_in_background(services, request, lambda: read_on(answer))
+            answer_later(services, request, None, lambda: read_on(answer))
         else:
             respond_to_client(answer)
 
@@ -138,11 +138,11 @@ async def handle_fetch(services: Services, request: Request) -> None:
             next(search)
         except StopIteration as found:
             if found.value:
-                answer_in_background(services, request, lambda: transcode(answer))
+                answer_later(services, request, None, lambda: transcode(answer))
             else:
                 respond(answer)
         else:
-            answer_in_background(services, request, lambda: search_on(answer, search))
+            answer_later(services, request, None, lambda: search_on(answer, search))
 
     async def search_on(answer: FetchAnswer, search: Generator[None, None, bool]) -> None:
         if await Slices().finish(search):
@@ -160,12 +160,12 @@ async def handle_fetch(services: Services, request: Request) -> None:
 
 
 def _begins_emptied(response: FetchPartitionResponse) -> bool:
-    """With a batch without records."""
+    """Return whether the records begin with an empty batch."""
     return response.records[_COUNT_START:HEADER_SIZE] == _NO_RECORDS
 
 
 async def _past_emptied(services: Services, body: FetchRequest, answer: FetchAnswer) -> FetchAnswer:
-    """The answer, within the limits of the request, with records in the place of batches without any."""
+    """Return the answer, within the limits of the request, with records in place of empty batches."""
     fetches = {TopicPartition(t.topic, fetch.partition): fetch for t in body.topics for fetch in t.partitions}
     kept = sum(len(response.records) for _, response in answer if not _begins_emptied(response))
     left, at_least_one = max(0, services.replicas.max_bytes(body) - kept), not kept
@@ -186,7 +186,8 @@ async def _past_emptied(services: Services, body: FetchRequest, answer: FetchAns
 def _without_zstd(
     services: Services, topic_partition: TopicPartition, response: FetchPartitionResponse
 ) -> tuple[TopicPartition, FetchPartitionResponse]:
-    """A client that is older than zstd gets nothing of a topic with `compression.type=zstd`, as in Kafka."""
+    """Replace the records of a topic with `compression.type=zstd` by an error, as in Kafka, for a client older than
+    zstd."""
     partition = services.replicas.partition(topic_partition)
     if partition is None or partition.log.config.compression is not Compression.ZSTD:
         return topic_partition, response

@@ -1,6 +1,6 @@
-"""Requests that only the controller can serve: any broker forwards them (`broker/cluster/forwarding.py`).
+"""Requests that only the controller can serve; any broker forwards them (`broker/cluster/forwarding.py`).
 
-The controller answers what comes in an envelope itself, or with NOT_CONTROLLER: nothing is forwarded twice.
+The controller answers forwarded requests itself, or with NOT_CONTROLLER: no request is forwarded twice.
 """
 
 from minibroker.broker.handlers.administering.elections import handle_elect_leaders
@@ -27,7 +27,7 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import ANONYMOUS, Principal
 
-HANDLERS = {
+CONTROLLER_HANDLERS = {
     apis.CREATE_TOPICS.key: handle_create_topics,
     apis.DELETE_TOPICS.key: handle_delete_topics,
     apis.CREATE_PARTITIONS.key: handle_create_partitions,
@@ -35,13 +35,13 @@ HANDLERS = {
     apis.ALTER_PARTITION_REASSIGNMENTS.key: handle_alter_partition_reassignments,
     apis.LIST_PARTITION_REASSIGNMENTS.key: handle_list_partition_reassignments,
 }
-"""What is forwarded, and what the controller does with it."""
+"""The forwarded APIs and the controller's handlers for them."""
 
 
 async def handle_or_forward(services: Services, request: Request) -> None:
-    """As the controller, or by the controller."""
+    """Handle the request if this broker is the controller, otherwise forward it."""
     if services.administration.is_active:
-        await HANDLERS[request.api.key](services, request)
+        await CONTROLLER_HANDLERS[request.api.key](services, request)
         return
     body = request.body
     assert isinstance(
@@ -53,7 +53,7 @@ async def handle_or_forward(services: Services, request: Request) -> None:
         | AlterPartitionReassignmentsRequest
         | ListPartitionReassignmentsRequest,
     )
-    # A second more than the controller has, so that it can say what was not done in time.
+    # One second more than the controller has, so that it can report what was not done in time.
     timeout_ms = max(body.timeout_ms, 0) + LEAST_TIMEOUT_MS
 
     async def forward() -> None:
@@ -71,12 +71,13 @@ async def handle_or_forward(services: Services, request: Request) -> None:
 
 
 async def handle_envelope(services: Services, request: Request) -> None:
-    """Raises BrokerError: INVALID_REQUEST for what is not forwarded, and for nonsense; UNSUPPORTED_VERSION."""
+    """Raise BrokerError: INVALID_REQUEST for a malformed request or an API that is not forwarded;
+    UNSUPPORTED_VERSION."""
     body = request.body
     assert isinstance(body, EnvelopeRequest)
     try:
         envelope = apis.decode_request_envelope(body.request_data)
-        handler = HANDLERS.get(envelope.api_key)
+        handler = CONTROLLER_HANDLERS.get(envelope.api_key)
         if handler is None:
             raise InvalidMessage(f"API {envelope.api_key} is not forwarded")
         api = apis.APIS[envelope.api_key]
@@ -98,7 +99,7 @@ async def handle_envelope(services: Services, request: Request) -> None:
 
 
 class _Enveloped:
-    """Where a request comes from that came in an envelope. Its answer goes into the envelope's."""
+    """The source of a request that came in an envelope. Its answer goes into the envelope's."""
 
     def __init__(self, outer: Request, principal: Principal) -> None:
         self._outer = outer
@@ -109,7 +110,7 @@ class _Enveloped:
 
     @property
     def dialect(self) -> Dialect:
-        """Brokers speak our own."""
+        """The dialect of the forwarding broker: our own."""
         return self._outer.source.dialect
 
     @property
@@ -117,19 +118,19 @@ class _Enveloped:
         return self._outer.closed
 
     def introduced(self, name: str, version: str) -> None:
-        """Brokers do not say it for others."""
+        """Forwarding brokers do not report the client's software."""
 
     def answered(self, request: Request, answer: Answer | None) -> None:
-        if answer is None:  # the broker that brought it is gone
+        if answer is None:  # the forwarding broker is gone
             self._outer.respond_nothing()
         else:
             self._outer.respond(EnvelopeResponse(memoryview(b"".join(answer))[4:]))
 
     def handled(self, *, wake: bool) -> None:
-        """The envelope is what was dispatched."""
+        """Only the envelope was dispatched."""
 
     def close_connection(self, reason: str) -> None:
         self._outer.close_connection(reason)
 
     def room_in_channel(self) -> None:
-        """It was never offered to the channel."""
+        """The request was never offered to the channel."""

@@ -1,4 +1,4 @@
-"""Groups: who coordinates one, its members, and its offsets. Labels R1..R7: ARCHITECTURE.md."""
+"""The requests of groups: find a coordinator, members, and offsets. Labels R1..R7: ARCHITECTURE.md."""
 
 from minibroker.broker.groups.listing import describe, list_groups
 from minibroker.broker.handlers.authorized_operations import ON_GROUP
@@ -17,19 +17,21 @@ from minibroker.protocol.model import (
 )
 
 DELETION_TIMEOUT_MS = 30_000
-"""Of all groups in a request together."""
+"""The limit for all groups of a request together."""
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 """The `key_type` of FindCoordinator."""
+NO_METADATA = "this broker has not received the cluster's metadata yet"
 
 
 async def handle_find_coordinator(services: Services, request: Request) -> None:
-    """R1. The broker that leads the group's partition of `__consumer_offsets`. COORDINATOR_NOT_AVAILABLE: there is none
-    yet, ask again; the message says why.
+    """R1. Return the broker that leads the group's partition of `__consumer_offsets`. COORDINATOR_NOT_AVAILABLE: there
+    is none yet, so the client should ask again; the message says why.
 
-    There are no transactions yet, and each client is to give up with a reason. librdkafka retries whatever
-    FindCoordinator answers but for two errors of authorization, with which it prints the message. franz-go retries all
-    errors of FindCoordinator, without a pause; so it is sent to this broker, whose answer to InitProducerId it takes
-    for final. The other clients give up either way."""
+    There are no transactions yet, and each client should give up with a reason. librdkafka retries all errors of
+    FindCoordinator except for two of authorization, whose message it prints. franz-go retries all of them without a
+    pause, so it is sent to this broker, whose answer to InitProducerId it accepts as final. The other clients give up
+    in either case.
+    """
     body = request.body
     assert isinstance(body, g.FindCoordinatorRequest)
     coordinators = [_coordinator(services, request, body, key) for key in body.coordinator_keys]
@@ -45,7 +47,7 @@ def _coordinator(services: Services, request: Request, body: g.FindCoordinatorRe
             me = services.configs.static.broker_id
             endpoint = services.metadata.listener_endpoint(me, request.listener)
             if endpoint is None:
-                return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, "this broker has not been told what there is yet")
+                return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, NO_METADATA)
             return g.Coordinator(key, me, endpoint.host, endpoint.port, ErrorCode.NONE)
         warn_of_transactions(request, key)
         return refuse(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS)
@@ -53,7 +55,7 @@ def _coordinator(services: Services, request: Request, body: g.FindCoordinatorRe
         return refuse(ErrorCode.INVALID_REQUEST, f"key type {body.key_type}: there are groups (0) and transactions (1)")
     partitions = services.metadata.partition_count(OFFSETS_TOPIC)
     if services.metadata.told_all_epoch == NO_EPOCH:
-        return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, "this broker has not been told what there is yet")
+        return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, NO_METADATA)
     if not partitions:
         services.auto_topic_creation.create_soon([OFFSETS_TOPIC])
         return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, services.auto_topic_creation.why_missing(OFFSETS_TOPIC))
@@ -76,9 +78,10 @@ def _coordinator(services: Services, request: Request, body: g.FindCoordinatorRe
 
 
 async def handle_join_group(services: Services, request: Request) -> None:
-    """Raises BrokerError(INVALID_REQUEST) for a name that a record of the group has no room for.
+    """Raise BrokerError(INVALID_REQUEST) for a name that does not fit into a record of the group.
 
-    As in Kafka, there is no other rule: that of its Java client for group.instance.id is not its broker's."""
+    As in Kafka, there is no other rule; the Java client's rule for group.instance.id is not the broker's.
+    """
     body = request.body
     assert isinstance(body, g.JoinGroupRequest)
     protocols = [("a protocol's name", protocol.name) for protocol in body.protocols]
@@ -136,7 +139,7 @@ async def handle_offset_delete(services: Services, request: Request) -> None:
 async def handle_describe_groups(services: Services, request: Request) -> None:
     body = request.body
     assert isinstance(body, g.DescribeGroupsRequest)
-    # Each once: it may be large, and a small request name it often.
+    # each once: a description may be large, and a small request could name a group often
     groups = [describe(services.groups.terms, group_id) for group_id in dict.fromkeys(body.groups)]
     if body.include_authorized_operations:
         for group in groups:
@@ -152,7 +155,7 @@ async def handle_list_groups(services: Services, request: Request) -> None:
 
 
 async def handle_delete_groups(services: Services, request: Request) -> None:
-    """Answers when the log says so."""
+    """Answer once the log has the tombstones."""
     body = request.body
     assert isinstance(body, g.DeleteGroupsRequest)
 

@@ -1,8 +1,7 @@
-"""ListOffsets and OffsetForLeaderEpoch: where to begin reading, and where an epoch ended.
+"""ListOffsets and OffsetForLeaderEpoch: offsets by time, and the ends of leader epochs.
 
-A request may name every partition that there is, and a timestamp costs some reading for each: as much as a segment,
-where the records that its index knows of are deleted. So the work is done in slices, between which others have the
-event loop.
+A request may name every partition of the cluster, and each timestamp needs some reading: up to a whole segment if the
+records that its index points to are deleted. The work is therefore done in slices, between which other tasks run.
 """
 
 from minibroker.broker.handlers.services import Services

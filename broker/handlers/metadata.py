@@ -1,8 +1,8 @@
-"""Metadata, DescribeCluster and ApiVersions: what a client asks first, and again when a leader dies.
+"""Metadata, DescribeCluster and ApiVersions: the first requests of a client, repeated when a leader dies.
 
-librdkafka asks in the millisecond in which its connection breaks, before any successor can have been elected. Told of
-the dead leader it would rest for a second, and told of none for a tenth of one, at best. So where this broker has just
-lost that leader, too, the answer waits for the election, which takes less.
+librdkafka asks in the millisecond in which its connection breaks, before any successor can have been elected. If the
+answer named the dead leader, it would pause for a second; if it named none, for at least a tenth of a second. If this
+broker has just lost the leader as well, the answer therefore waits for the election, which is shorter.
 """
 
 import re
@@ -29,20 +29,20 @@ from minibroker.protocol.messages import (
 )
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
-"""As KIP-511 has it."""
+"""The rule of KIP-511."""
 
 ELECTION_MS = 300
-"""For so long an answer waits for one: a few times what it takes."""
+"""The maximum time that an answer waits for an election, several times its usual duration."""
 ELECTIONS = "(elections)"
-"""What answers that wait for one are watched under, and no topic is called."""
+"""The key under which answers wait for an election; no topic has this name."""
 _MOST_TOPICS = 100
-"""That a request which may wait names. Those for more, or for all, are of tools, and cost too much to be answered many
-at a time."""
+"""The maximum number of topics of a request that may wait. Requests for more topics come from tools, and are too
+expensive to answer many at a time."""
 
 
 class DelayedMetadata(DelayedOperation):
-    """Completes when none of the topics is led by a broker that was just lost. It is checked whenever anything is told
-    of leaders: so each topic is looked at until it is settled, and not again."""
+    """Completes when none of the topics is led by a broker that was just lost. It is checked on each change of leaders,
+    and drops each topic once that one is settled."""
 
     def __init__(
         self, topics: list[str], led_by_lost: Callable[[list[str]], list[str]], respond: Callable[[], None]
@@ -67,7 +67,7 @@ class DelayedMetadata(DelayedOperation):
 
 
 async def handle_metadata(services: Services, request: Request) -> None:
-    """A topic that does not exist and may be created is LEADER_NOT_AVAILABLE: who asks again finds it."""
+    """Answer with the topics' metadata. A missing topic that may be created is LEADER_NOT_AVAILABLE until it exists."""
     body = request.body
     assert isinstance(body, MetadataRequest)
 
@@ -84,7 +84,7 @@ async def handle_metadata(services: Services, request: Request) -> None:
 
     created: Collection[str] = ()
     if body.topics and body.allow_auto_topic_creation and services.auto_topic_creation.is_enabled:
-        # At once: the next request of the connection does not wait for an answer that does, and may delete topics.
+        # at once: the connection's next request does not wait for a delayed answer, and may delete topics
         described = _described(services, request, body, ())
         created = [topic.name for topic in _missing(described) if may_change(topic.name, request)]
         services.auto_topic_creation.create_soon(created)
@@ -120,7 +120,7 @@ def _missing(described: MetadataResponse) -> list[MetadataTopic]:
 
 
 async def handle_api_versions(services: Services, request: Request) -> None:
-    """Raises BrokerError(INVALID_REQUEST) for a client software name or version that is none."""
+    """Raise BrokerError(INVALID_REQUEST) for an invalid client software name or version."""
     body = request.body
     assert isinstance(body, ApiVersionsRequest)
     name, version = body.client_software_name, body.client_software_version
@@ -135,11 +135,11 @@ async def handle_api_versions(services: Services, request: Request) -> None:
 
 
 async def handle_describe_cluster(services: Services, request: Request) -> None:
-    """Raises BrokerError(INVALID_REQUEST) where controllers are asked for: each of them is a broker."""
+    """Raise BrokerError(INVALID_REQUEST) if controllers are requested: every controller is a broker."""
     body = request.body
     assert isinstance(body, DescribeClusterRequest)
     if body.endpoint_type != BROKER_ENDPOINTS:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"endpoint type {body.endpoint_type}: there are brokers (1) alone")
+        raise BrokerError(ErrorCode.INVALID_REQUEST, f"endpoint type {body.endpoint_type}: only brokers (1) exist")
     known = services.metadata.describe((), request.listener)
     request.respond(
         DescribeClusterResponse(

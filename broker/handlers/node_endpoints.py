@@ -1,4 +1,4 @@
-"""Where the leaders are that an answer to Produce or Fetch names beside its errors (KIP-951)."""
+"""The endpoints of the leaders that an answer to Produce or Fetch names with its errors (KIP-951)."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from minibroker.protocol.messages import FetchPartitionResponse, MetadataBroker,
 def node_endpoints(
     services: Services, request: Request, partitions: Iterable[ProducePartitionResponse | FetchPartitionResponse]
 ) -> list[MetadataBroker]:
-    """Return each live leader once, with its endpoint of the listener by which the request came."""
+    """Return each live leader once, with its endpoint of the request's listener."""
     leaders = {
         partition.current_leader_id
         for partition in partitions

@@ -1,4 +1,4 @@
-"""Produce: append as leader, answer when the acks asked for are there. Labels P1..P7: ARCHITECTURE.md."""
+"""Produce: append as leader, and answer when the requested acks are there. Labels P1..P7: ARCHITECTURE.md."""
 
 from collections.abc import Iterable
 from itertools import compress
@@ -29,8 +29,8 @@ LEGAL_ACKS = (-1, 0, 1)
 
 
 async def handle_produce(services: Services, request: Request) -> Continuation | None:
-    """P3. Each partition succeeds or fails by itself. With acks 0 nothing is answered; an error then closes the
-    connection, which is all that such a producer can notice."""
+    """P3. Each partition succeeds or fails by itself. With acks 0 there is no answer; an error then closes the
+    connection, which is the only sign that such a producer can notice."""
     body = request.body
     assert isinstance(body, ProduceRequest)
     if body.acks not in LEGAL_ACKS:
@@ -62,7 +62,7 @@ async def handle_produce(services: Services, request: Request) -> Continuation |
 
 
 def _needs_a_look(services: Services, entry: ToAppend) -> bool:
-    """Before it is appended, which may take seconds."""
+    """Return whether the batch must be checked before the append, which may take seconds."""
     return services.replicas.is_to_be_rewritten_for(entry) is not None or services.replicas.takes_long(entry)
 
 
@@ -73,8 +73,8 @@ async def _look_and_append(
     entries: list[ToAppend],
     refused: dict[TopicPartition, ProduceStatus],
 ) -> None:
-    """The connection's next request waits for this: the batches that a producer sends after these must come after
-    them."""
+    """Check, rewrite and append the batches. The connection's next request waits for this, because a producer's later
+    batches must come after these."""
     taken: list[ToAppend] = []
     room = MAX_RECORD_ERRORS
     left = entries[::-1]
@@ -94,7 +94,7 @@ async def _look_and_append(
             room = _bound_record_errors([status], room)
         else:
             taken.append(entry)
-        if not left:  # a topic's settings, or its leader, may have changed meanwhile
+        if not left:  # the topic's settings or leader may have changed meanwhile
             again = [_needs_a_look(services, each) for each in taken]
             left = list(compress(taken, again))
             taken = list(compress(taken, map(not_, again)))
@@ -102,7 +102,7 @@ async def _look_and_append(
 
 
 def _is_moot(request: Request, body: ProduceRequest) -> bool:
-    """Its sender has gone, and will send it again over another connection."""
+    """Return whether the sender has disconnected and will send the batch again over another connection."""
     return request.closed and body.acks != 0
 
 
@@ -135,12 +135,12 @@ def _append(
         )
 
     services.replicas.produce(entries, acks=body.acks, timeout_ms=max(body.timeout_ms, 0), respond=respond)
-    body.topic_data.clear()  # it is in the log, so the frame need not stay in memory for as long as replicas take
+    body.topic_data.clear()  # the records are in the log, so the frame can be released while the replicas fetch
 
 
 def _bound_record_errors(statuses: Iterable[ProduceStatus], room: int = MAX_RECORD_ERRORS) -> int:
-    """Leave out what is beyond so many in all partitions together: a batch of 70 bytes may have a million records
-    without a key. Return the room that is left."""
+    """Limit the record errors of all partitions together: a batch of 70 bytes may have a million records without a key.
+    Return the remaining room."""
     for status in statuses:
         errors = status.response.record_errors
         if errors:
@@ -154,11 +154,11 @@ def _are_columns(records: Buffer) -> bool:
 
 
 def _refuse_zstd(records: Buffer, version: int) -> None:
-    """As Kafka does: who reads with a client as old as the producer's could not make sense of it."""
+    """Reject zstd from an older producer, as Kafka does: consumers as old as it could not read the records."""
     try:
         compression = parse_header(records).attributes & COMPRESSION_MASK
     except CorruptRecord:
-        return  # for the log to find
+        return  # the append reports it
     if compression == Compression.ZSTD:
         raise BrokerError(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,

@@ -1,4 +1,5 @@
-"""InitProducerId: an identity for an idempotent producer. DescribeProducers: who of them has written to a partition."""
+"""InitProducerId: an id for an idempotent producer. DescribeProducers: the producers that have written to a
+partition."""
 
 import logging
 
@@ -21,11 +22,11 @@ logger = logging.getLogger("minibroker.transactions")
 
 NO_TRANSACTIONS = "there are no transactions yet: remove transactional.id; the producer can be idempotent without it"
 TIMEOUT_MS = 5_000
-"""For a new block of ids. The client asks again, perhaps another broker."""
+"""The limit for fetching a new block of ids. After that, the client asks again, perhaps another broker."""
 
 
 async def handle_init_producer_id(services: Services, request: Request) -> None:
-    """Every call gets an id that was never given out before, with epoch 0."""
+    """Answer with an unused producer id, with epoch 0."""
     body = request.body
     assert isinstance(body, InitProducerIdRequest)
     if body.transactional_id is not None:
@@ -35,7 +36,7 @@ async def handle_init_producer_id(services: Services, request: Request) -> None:
 
 
 def warn_of_transactions(request: Request, transactional_id: str) -> None:
-    """Log it once for each connection: not all clients show the reason."""
+    """Log the rejection once per connection, because not all clients show the reason."""
     session = request.source.session
     if not session.wants_transactions:
         session.wants_transactions = True
@@ -52,7 +53,7 @@ async def _grant(services: Services, request: Request) -> None:
 
 
 async def handle_describe_producers(services: Services, request: Request) -> None:
-    """KIP-664. Of any replica: a follower knows what it has."""
+    """Answer DescribeProducers (KIP-664) for any replica; a follower reports the producers that it knows."""
     body = request.body
     assert isinstance(body, DescribeProducersRequest)
     check_named_once("a partition", [(topic.name, index) for topic in body.topics for index in topic.partition_indexes])

@@ -1,4 +1,4 @@
-"""What handlers work with. The composition root fills it in."""
+"""The parts of the broker that handlers use. The composition root fills them in."""
 
 import asyncio
 import logging
@@ -27,10 +27,10 @@ logger = logging.getLogger("minibroker.handlers")
 
 
 class ControlEpoch(msgspec.Struct):
-    """From which controllers this broker takes orders, and the last order that it took."""
+    """The controller epoch that this broker accepts orders from, and the last accepted order."""
 
     highest: int = -1
-    """The highest controller epoch of an order so far: lower ones are refused."""
+    """The highest controller epoch of an order so far; lower ones are rejected."""
     last_order: tuple[int, int, int] = (-1, -1, 0)
     """Controller epoch, broker epoch, number."""
 
@@ -46,37 +46,34 @@ class Services(msgspec.Struct):
     transcoder: Transcoder
     topic_purgatory: Purgatory[DelayedOperation]
     metadata_answers: SlicedCalls
-    """Those that have waited for an election."""
+    """Answers that have waited for an election."""
     control_epoch: ControlEpoch
     authorizer: Authorizer
     configs: DynamicConfigManager
     sessions: Callable[[], Awaitable[ZooKeeperSession]]
     """Waits until there is a ZooKeeper session."""
     registered_epoch: Callable[[int], Awaitable[int]]
-    """This broker's epoch, once it is known to be at least the given one. Raises BrokerError(BROKER_ID_NOT_REGISTERED)
-    where that takes long."""
+    """Returns this broker's epoch once it is at least the given one. Raises BrokerError(BROKER_ID_NOT_REGISTERED) if
+    that takes too long."""
     background: Callable[[Coroutine[Any, Any, None], str], object]
     """Starts a task that the broker owns; the second argument is its name."""
 
 
 def check_named_once(what: str, names: Sequence[object]) -> None:
-    """Raises BrokerError(INVALID_REQUEST) where two are the same: small requests would have large answers otherwise."""
+    """Raise BrokerError(INVALID_REQUEST) if two names are equal: otherwise, small requests could have large answers."""
     if len(set(names)) != len(names):
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"{what} is named twice in the request")
 
 
-def answer_later(services: Services, request: Request, timeout_ms: int, answer: Callable[[], Awaitable[None]]) -> None:
-    """Let `answer` answer the request in a task of its own, or report REQUEST_TIMED_OUT.
+def answer_later(
+    services: Services, request: Request, timeout_ms: int | None, answer: Callable[[], Awaitable[None]]
+) -> None:
+    """Answer the request in a task of its own, or with REQUEST_TIMED_OUT if it waits longer than `timeout_ms`.
 
-    For what waits for ZooKeeper. There are few request handlers: if they waited themselves, a ZooKeeper that is away
-    would keep everybody from producing and fetching, which do not need it.
+    Use it for answers that wait for ZooKeeper or take long. There are few request handlers: if these waited themselves,
+    a ZooKeeper outage would also stop produce and fetch requests, which do not need it.
     """
     services.background(_answer(request, timeout_ms, answer), f"answer to {request!r}")
-
-
-def answer_in_background(services: Services, request: Request, answer: Callable[[], Awaitable[None]]) -> None:
-    """`answer_later`, for what waits for nobody, but takes a while."""
-    services.background(_answer(request, None, answer), f"answer to {request!r}")
 
 
 async def _answer(request: Request, timeout_ms: int | None, answer: Callable[[], Awaitable[None]]) -> None:

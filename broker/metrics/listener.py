@@ -1,17 +1,17 @@
-"""The HTTP side of the metrics: GET /metrics on a listener of its own, inside the broker's event loop.
+"""Serves the metrics over HTTP: GET /metrics on a listener of its own, inside the broker's event loop.
 
-The problem. What is exported belongs to the event loop, so `prometheus_client.start_http_server`, whose thread reads
+The problem. The exported values belong to the event loop. `prometheus_client.start_http_server`, whose thread reads
 while the loop writes, would race with it, and could not run in the simulation. An ASGI server would be a second set of
 tasks, limits and signal handlers beside the broker's, for one page.
 
-The choice. h11 parses and formats (a parser of HTTP/1.1 that does no I/O, strict about what it takes), and this module
-moves the bytes through the World's network. Every connection serves one request and has TIMEOUT_S in all for sending
-it, waiting, and reading the answer; there are never more than MAX_CONNECTIONS, and none may send more than
-MAX_REQUEST_BYTES of head. Scrapes are rendered one after the other, so that a crowd of scrapers costs the broker's
-clients no more than a single one does at a time.
+The choice. h11, a strict parser of HTTP/1.1 without I/O, parses and formats, and this module moves the bytes through
+the World's network. Every connection serves one request and has TIMEOUT_S in total for sending it, waiting, and reading
+the answer. There are never more than MAX_CONNECTIONS, and none may send more than MAX_REQUEST_BYTES of head. Scrapes
+are rendered one after the other, so many scrapers cost the broker's clients no more than one at a time.
 
-After its answer a connection ends its own side and reads on, throwing away what comes, until the peer has ended its
-side too: closed with bytes unread, the operating system would send a reset, which can destroy the answer on its way.
+After its answer, a connection closes its sending side, then reads and discards until the peer has closed its side as
+well. If it were closed with unread bytes, the operating system would send a reset, which can destroy the answer on its
+way.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ MAX_CONNECTIONS = 16
 MAX_REQUEST_BYTES = 8 * 1024
 PIECE_BYTES = 1024
 MAX_DISCARDED_BYTES = 1024 * 1024
-"""Of what a peer sends beyond its request, such as a body that nobody asked for."""
+"""Bytes discarded after a request, such as an unexpected body, before the connection is aborted."""
 TIMEOUT_S = 10.0
 
 
 class MetricsListener:
-    """`render` is awaited for the text at each scrape, never twice at a time. Use: `bind`, `start`, `close`."""
+    """Awaits `render` for the text of each scrape, never twice at a time. Use: `bind`, `start`, `close`."""
 
     def __init__(self, network: Network, render: Callable[[], Awaitable[bytes]]) -> None:
         self._network = network
@@ -54,7 +54,7 @@ class MetricsListener:
         self._nobody_left.set()
 
     async def bind(self, host: str, port: int) -> None:
-        """Port 0 takes a free one. Raises NetworkError with the remedy."""
+        """Bind the address. Port 0 takes a free port. Raises NetworkError with the remedy."""
         try:
             self._listener = await self._network.listen(host, port)
         except OSError as error:
@@ -65,7 +65,7 @@ class MetricsListener:
 
     @property
     def port(self) -> int | None:
-        """None before `bind`."""
+        """The port; None before `bind`."""
         return None if self._listener is None else self._listener.port
 
     def start(self) -> None:
@@ -74,7 +74,7 @@ class MetricsListener:
         self._listener.start(self._accept)
 
     async def close(self) -> None:
-        """Returns when every connection is closed and nothing runs any more."""
+        """Close the listener and all connections, and wait for all tasks."""
         if self._listener is not None:
             await self._listener.close()
         for task in self._attaching:
@@ -97,7 +97,7 @@ class MetricsListener:
         try:
             await incoming.attach(lambda: _Connection(self, incoming.peer))
         except OSError as error:
-            logger.info("%s was gone before it was accepted: %s", incoming.peer, error)
+            logger.info("%s disconnected before it was accepted: %s", incoming.peer, error)
 
     # -- for its connections --
 
@@ -138,7 +138,7 @@ class _Connection(asyncio.Protocol):
         self._listener.joined(self)
 
     def data_received(self, data: bytes) -> None:
-        # In small pieces, since h11 looks at the limit only where a head is not complete yet.
+        # in small pieces, because h11 checks the limit only while the head is incomplete
         position = 0
         while position < len(data) and self._request is None and not self._answered:
             self._receive(data[position : position + PIECE_BYTES])
@@ -148,7 +148,7 @@ class _Connection(asyncio.Protocol):
             self.abort()
 
     def eof_received(self) -> bool:
-        """A peer that has ended its side may still wait for the answer."""
+        """Keep the connection open for the answer, which the peer may still expect."""
         self._peer_ended = True
         if self._request is None and not self._answered:
             self._receive(b"")
@@ -167,7 +167,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _time_is_up(self) -> None:
-        logger.info("%s, closed: its request and the answer have taken more than %g s", self._peer, TIMEOUT_S)
+        logger.info("%s, closed: its request and the answer took more than %g s", self._peer, TIMEOUT_S)
         self.abort()
 
     # -- inside --
@@ -200,7 +200,7 @@ class _Connection(asyncio.Protocol):
     async def _answer_scrape(self) -> None:
         try:
             text = await self._listener.text()
-        except Exception:  # logged and answered: a broker must not fail because it cannot be measured
+        except Exception:  # logged and answered: failing metrics must not stop the broker
             logger.exception("the metrics could not be rendered")
             self._answer_with_text(HTTPStatus.INTERNAL_SERVER_ERROR, "see the broker's log")
         else:

@@ -1,8 +1,8 @@
-"""Log lines about many partitions: one for what happens to all of them at once.
+"""Gathers log lines about many partitions into one.
 
-A failover moves hundreds of partitions within milliseconds, each by itself. A line for each would bury the few lines
-that a person looks for, so what comes shortly after the first is told with it. What becomes of each single partition
-is logged at DEBUG, and the controller's timeline has it, too.
+A failover moves hundreds of partitions within milliseconds, one by one. A line for each would bury the few lines that
+an operator looks for, so events shortly after the first are logged together with it. The fate of each single partition
+is logged at DEBUG and recorded in the controller's timeline.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ NAMED = 3
 
 
 def named(partitions: Collection[TopicPartition], limit: int = NAMED) -> str:
-    """`orders-0, orders-1, orders-2 and 57 more`: users' partitions before the brokers' own."""
+    """Return `orders-0, orders-1, orders-2 and 57 more`, with users' partitions before the brokers' own."""
     ordered = sorted(partitions, key=lambda partition: (partition.topic in INTERNAL_TOPICS, partition))
     shown = ", ".join(str(partition) for partition in ordered[:limit])
     return shown if len(partitions) <= limit else f"{shown} and {len(partitions) - limit} more"
 
 
 class Gathered(Generic[T]):
-    """`say` is called with all that was added within `gather_s` of the first, and on `close`."""
+    """Calls `say` with all items added within `gather_s` of the first, and on `close`."""
 
     def __init__(self, say: Callable[[list[T]], None], gather_s: float = GATHER_S) -> None:
         self._say = say

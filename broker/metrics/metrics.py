@@ -1,18 +1,18 @@
-"""What a broker tells Prometheus: Kafka's metrics, by the names that Prometheus users know them by.
+"""Exports a broker's metrics to Prometheus: Kafka's metrics, by the names that Prometheus users know.
 
-The problem. Metrics must cost the hot path nothing to speak of, and a scrape must not hold up the loop: a thousand
-partitions with a few values each take the library 30 ms to format.
+The problem. Metrics must cost the hot path next to nothing, and a scrape must not block the loop: the library takes 30
+ms to format a thousand partitions with a few values each.
 
-The choice. The broker's parts count in plain attributes (`ApiMetrics`, `Traffic`, `EventTimes`, ...). A scrape reads
-them, turns them into prometheus_client's metric families, at most PART_SAMPLES samples at a time, has the library
-format each part, and sleeps whenever its slice is over. So the values of one scrape are not all of the same moment;
-neither are those of several brokers.
+The choice. The broker's parts count in plain attributes (`ApiMetrics`, `Traffic`, ...). A scrape reads them, turns them
+into prometheus_client's metric families, at most PART_SAMPLES samples at a time, has the library format each part, and
+sleeps whenever its slice is over. The values of one scrape are therefore not all of the same moment; neither are those
+of several brokers.
 
 Names. Kafka's `kafka.server:type=ReplicaManager,name=LeaderCount` is `kafka_server_replicamanager_leadercount`. A rate
-(`IsrShrinksPerSec`) is a counter (`..._isrshrinks_total`), of which `rate()` makes what Kafka shows. A time
+(`IsrShrinksPerSec`) is a counter (`..._isrshrinks_total`); `rate()` computes the value that Kafka shows. A time
 (`TotalTimeMs`) is a summary in milliseconds (`..._totaltimems_count`, `..._totaltimems_sum`): the quotient of their
-rates is the mean. There is no sum over all topics beside the values by topic, which `sum()` would count twice.
-What Kafka does not have begins with `minibroker_`.
+rates is the mean. There is no sum over all topics beside the values by topic, because `sum()` would count it twice.
+Metrics that Kafka lacks begin with `minibroker_`.
 
 Rejected: prometheus_client's own Counter and Histogram objects, updated by requests (a lock and a dictionary look-up
 each); formatting in a thread (it races with the loop, and takes the interpreter lock from it for 5 ms at a time).
@@ -49,7 +49,7 @@ from minibroker.protocol.apis import Plane
 from minibroker.protocol.recovery_progress import METRICS as RECOVERY_METRICS
 
 PART_SAMPLES = 100
-"""Formatted in one go: half a millisecond."""
+"""Samples formatted in one go, which takes half a millisecond."""
 SLICE_S = 0.001
 PAUSE_S = 0.001
 
@@ -57,7 +57,7 @@ PROBE_INTERVAL_S = 0.1
 PROBES_PER_WINDOW = 600
 
 
-# --- The controller, as far as it is measured (inside the broker only the composition root imports it) -------------
+# --- The controller's measurements (only the composition root imports the controller) -----------------------------
 
 
 class ClusterPicture(Protocol):
@@ -75,7 +75,7 @@ class ClusterPicture(Protocol):
     def preferred_replica_imbalance_count(self) -> int: ...
 
 
-class EventTimes(Protocol):
+class MeasuredTimes(Protocol):
     @property
     def count(self) -> int: ...
     @property
@@ -87,15 +87,15 @@ class EventTimes(Protocol):
 class MeasuredController(Protocol):
     @property
     def state(self) -> ClusterPicture | None:
-        """None while not in office."""
+        """None if this controller is not in office."""
         ...
 
     @property
     def queued_events(self) -> int: ...
 
     @property
-    def event_times(self) -> Mapping[str, EventTimes]:
-        """By the name of the event."""
+    def event_times(self) -> Mapping[str, MeasuredTimes]:
+        """The times of each event, by its name."""
         ...
 
     @property
@@ -136,22 +136,22 @@ CONTROLLER_STATES = {
     "ListPartitionReassignments": "listpartitionreassignment",
     "ControlledShutdownRequest": "controlledshutdown",
 }
-"""Event -> Kafka's ControllerState in which it is handled, or a name in Kafka's manner where there is none. The time
-in BrokerChange is Kafka's LeaderElectionRateAndTimeMs."""
+"""Maps each event to Kafka's ControllerState in which it is handled, or to a name in Kafka's style if there is none.
+The time in BrokerChange is Kafka's LeaderElectionRateAndTimeMs."""
 
 
 # --- The lag of the event loop -------------------------------------------------------------------------------------
 
 
 class LoopLag:
-    """How late the loop is for a timer, measured ten times a second while `probe` runs. uvloop's timers are whole
-    milliseconds, so less than one means nothing."""
+    """The lateness of the loop's timers, measured ten times a second while `probe` runs. uvloop's timers have a
+    resolution of one millisecond, so smaller values mean nothing."""
 
     BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
     def __init__(self) -> None:
         self.counts = [0] * (len(self.BOUNDS_S) + 1)
-        """Probes by the bound that they did not exceed; the last is for those beyond all bounds."""
+        """Probes by the smallest bound that they did not exceed; the last counter is for those beyond all bounds."""
         self.sum_s = 0.0
         self._max_s = 0.0
         self._max_before_s = 0.0
@@ -159,7 +159,7 @@ class LoopLag:
 
     @property
     def max_s(self) -> float:
-        """The largest of the last one to two minutes."""
+        """The largest lag of the last one to two minutes."""
         return max(self._max_s, self._max_before_s)
 
     def observe(self, lag_s: float) -> None:
@@ -171,7 +171,7 @@ class LoopLag:
         self.counts[bisect_left(self.BOUNDS_S, lag_s)] += 1
 
     async def probe(self, clock: Callable[[], float]) -> None:
-        """Until it is cancelled."""
+        """Measure until cancelled."""
         while True:
             due = clock() + PROBE_INTERVAL_S
             await asyncio.sleep(PROBE_INTERVAL_S)
@@ -182,7 +182,7 @@ class LoopLag:
 
 
 class _Field(NamedTuple):
-    """A metric that every one of some objects has."""
+    """A metric that each of several objects has."""
 
     name: str
     documentation: str
@@ -204,7 +204,7 @@ REQUEST_TIMES: tuple[tuple[str, str, Callable[[ApiMetrics], tuple[int, float]]],
     ),
     (
         "responsesendtimems",
-        "Milliseconds from an answer to when the operating system was given it",
+        "Milliseconds from an answer until it was written to the socket",
         lambda api: (api.answered, api.send_s),
     ),
 )
@@ -217,7 +217,7 @@ REQUEST_COUNTERS = (
 
 UNAUTHORIZED = _Field(
     "requests_unauthorized",
-    "Requests refused because only a broker may ask that, and the sender has not proved that it is that broker",
+    "Requests refused because only brokers may send them, and the sender has not proved that it is that broker",
     lambda api: api.unauthorized,
 )
 
@@ -260,26 +260,24 @@ TRAFFIC_COUNTERS = (
 )
 
 TRANSCODING_COUNTERS = (
-    _Field(
-        "records", "Records that were turned into Kafka's, without those from the cache", lambda stats: stats.records
-    ),
-    _Field("bytes", "Bytes of the batches that were made of them", lambda stats: stats.bytes),
-    _Field("seconds", "Seconds in which that was done", lambda stats: stats.seconds),
+    _Field("records", "Records converted, excluding those from the cache", lambda stats: stats.records),
+    _Field("bytes", "Bytes of the converted batches", lambda stats: stats.bytes),
+    _Field("seconds", "Seconds spent on converting them", lambda stats: stats.seconds),
 )
 LOG_GAUGES = (
     _Field("size", "Bytes of the log's batches", lambda log: log.size),
     _Field("logstartoffset", "The first offset", lambda log: log.log_start_offset),
-    _Field("logendoffset", "The offset that the next record gets", lambda log: log.log_end_offset),
+    _Field("logendoffset", "The offset of the next record", lambda log: log.log_end_offset),
 )
 
 RECOVERY_DOCUMENTATION = {
-    "logs": "Logs that were found when the broker started",
-    "remaining_logs": "Those of them that are not open yet",
-    "remaining_segments": "Segments that are to be read before their logs are open, and have not been",
-    "bytes": "Bytes of all segments that were to be read when the broker started",
-    "remaining_bytes": "Those of them that have not been read yet",
+    "logs": "Logs found when the broker started",
+    "remaining_logs": "Logs of these that are not open yet",
+    "remaining_segments": "Segments that must still be read before their logs open",
+    "bytes": "Bytes of all segments that had to be read when the broker started",
+    "remaining_bytes": "Bytes of these that have not been read yet",
 }
-"""By field of RecoveryProgress."""
+"""Help texts by field of RecoveryProgress."""
 
 LED_PARTITION_GAUGES = (
     _Field("replicascount", "Replicas assigned, of partitions led here", lambda partition: len(partition.assignment)),
@@ -288,7 +286,7 @@ LED_PARTITION_GAUGES = (
 
 
 class BrokerMetrics(Collector):
-    """Reads the counters of a broker's parts. Belongs to the event loop, as they do."""
+    """Reads the counters of a broker's parts. Use it on the event loop only, as they are."""
 
     def __init__(
         self,
@@ -311,7 +309,7 @@ class BrokerMetrics(Collector):
         self._transcoder = transcoder
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, in parts: parts of the same name that follow each other are one family."""
+        """Return every family, in parts. Consecutive parts of the same name are one family."""
         yield from self._of_the_network()
         yield from self._of_replication()
         yield from self._of_groups()
@@ -340,7 +338,7 @@ class BrokerMetrics(Collector):
         yield from _counters("kafka_", HANDLER_BUSY, ["plane"], planes)
         software = GaugeMetricFamily(
             "kafka_server_socket_server_metrics_connections",
-            "Open connections of clients that say what they are (KIP-511)",
+            "Open connections of clients that report their software (KIP-511)",
             labels=["clientsoftwarename", "clientsoftwareversion"],
         )
         for names, connections in sorted(counts.client_software.connections.items()):
@@ -349,8 +347,8 @@ class BrokerMetrics(Collector):
         for name, documentation, count in (
             ("connections_opened", "Connections accepted", counts.connections_opened),
             ("connections_refused", "Connections refused over a limit", counts.connections_refused),
-            ("connections_closed_for_bad_input", "Connections closed because of what they sent", counts.bad_input),
-            ("connections_closed_idle", "Connections closed because nothing came", counts.idle_closed),
+            ("connections_closed_for_bad_input", "Connections closed because of invalid input", counts.bad_input),
+            ("connections_closed_idle", "Connections closed because they were idle", counts.idle_closed),
             ("connections_closed_slow", "Connections closed because their peer was too slow", counts.slow_closed),
         ):
             yield CounterMetricFamily(f"minibroker_network_{name}", documentation, count)
@@ -386,7 +384,7 @@ class BrokerMetrics(Collector):
             yield GaugeMetricFamily(f"kafka_server_replicamanager_{name}", documentation, value)
         yield GaugeMetricFamily(
             "kafka_log_logcleanermanager_uncleanable_partitions_count",
-            "Replicas that are not compacted any more, since their log could not be read",
+            "Replicas that are no longer compacted, because their log could not be read",
             replicas.cleaner.uncleanable,
         )
         yield CounterMetricFamily(
@@ -394,7 +392,7 @@ class BrokerMetrics(Collector):
         )
         yield CounterMetricFamily(
             "minibroker_replicas_healed",
-            "Damaged replicas that were deleted, to be copied from their leader again",
+            "Damaged replicas that were deleted and copied from their leader again",
             replicas.healer.healed,
         )
         for name, documentation, count in (
@@ -404,14 +402,14 @@ class BrokerMetrics(Collector):
             ("delayeddeleterecordsmetrics_expires", "DeleteRecords requests timed out", replicas.expired_deletions),
             (
                 "delayedfetchmetrics_expires",
-                "Fetch requests answered because their time was up",
+                "Fetch requests answered at their deadline",
                 replicas.expired_fetches,
             ),
         ):
             yield CounterMetricFamily(f"kafka_server_{name}", documentation, count)
         purgatory_size = GaugeMetricFamily(
             "kafka_server_delayedoperationpurgatory_purgatorysize",
-            "Operations watched, once per key, completed ones not purged yet included",
+            "Operations watched, counted once per key, including completed ones that are not yet purged",
             labels=["delayedoperation"],
         )
         delayed = GaugeMetricFamily(
@@ -441,20 +439,20 @@ class BrokerMetrics(Collector):
         prefix = "kafka_server_groupmetadatamanager_"
         yield GaugeMetricFamily(f"{prefix}numgroups", "Groups coordinated here", sum(counts.values()))
         for state, count in counts.items():
-            if state is not GroupState.DEAD:  # those are gone
+            if state is not GroupState.DEAD:
                 name = f"{prefix}numgroups{state.value.lower()}"
                 yield GaugeMetricFamily(name, f"Groups coordinated here in the state {state.value}", count)
         yield GaugeMetricFamily(f"{prefix}numoffsets", "Committed offsets of groups coordinated here", offsets)
         for name, documentation, count in (
             ("completed_rebalance", "Generations begun", members.rebalances),
             ("offset_commit", "Offsets committed", commits.committed),
-            ("offset_deletion", "Committed offsets deleted because somebody asked for it", commits.deleted),
-            ("offset_expiration", "Committed offsets deleted because nobody used them", self._groups.removal.expired),
+            ("offset_deletion", "Committed offsets deleted on request", commits.deleted),
+            ("offset_expiration", "Committed offsets deleted because they were unused", self._groups.removal.expired),
         ):
             yield CounterMetricFamily(f"kafka_server_group_coordinator_metrics_{name}", documentation, count)
         load = SummaryMetricFamily(
             "kafka_server_group_coordinator_metrics_partition_load_time_ms",
-            "Milliseconds until the groups of a partition that this broker has begun to lead were loaded",
+            "Milliseconds until this broker had loaded the groups of a partition that it began to lead",
         )
         load.add_metric([], terms.loads, terms.load_s * 1_000)
         yield load
@@ -463,15 +461,15 @@ class BrokerMetrics(Collector):
         controller = self._controller
         state = controller.state
         for name, documentation, value in (
-            ("activecontrollercount", "1 where this broker is the controller", int(state is not None)),
+            ("activecontrollercount", "1 if this broker is the controller", int(state is not None)),
             (
                 "offlinepartitionscount",
-                "Partitions without a live leader (0 where this broker is not the controller, like those that follow)",
+                "Partitions without a live leader (0, like the following ones, if this broker is not the controller)",
                 0 if state is None else state.offline_partition_count(),
             ),
             (
                 "preferredreplicaimbalancecount",
-                "Partitions that their preferred leader, the first of their replicas, does not lead",
+                "Partitions not led by their preferred leader, the first of their replicas",
                 0 if state is None else state.preferred_replica_imbalance_count(),
             ),
             ("activebrokercount", "Live brokers", 0 if state is None else len(state.live_brokers)),
@@ -480,7 +478,7 @@ class BrokerMetrics(Collector):
             ("topicstodeletecount", "Topics to be deleted", 0 if state is None else len(state.topics_to_delete)),
             (
                 "topicsineligibletodeletecount",
-                "Those whose deletion waits",
+                "Topics whose deletion waits",
                 0 if state is None else len(state.ineligible_topics),
             ),
         ):
@@ -492,14 +490,14 @@ class BrokerMetrics(Collector):
         )
         yield CounterMetricFamily(
             "kafka_controller_controllerstats_uncleanleaderelections",
-            "Leaders elected that may lack acknowledged records: by the topic's setting, or for the longest log where "
-            "no replica's can be trusted",
+            "Leaders elected that may lack acknowledged records: by the topic's setting, or for the longest log if no "
+            "replica's log can be trusted",
             controller.unclean_elections,
         )
         times = controller.event_times
         yield SummaryMetricFamily(
             "kafka_controller_controllereventmanager_eventqueuetimems",
-            "Milliseconds that the controller's events have waited",
+            "Milliseconds for which the controller's events have waited",
             sum(of_event.count for of_event in times.values()),
             sum(of_event.queued_s for of_event in times.values()) * 1_000,
         )
@@ -507,7 +505,7 @@ class BrokerMetrics(Collector):
             of_state = [of for event, of in times.items() if CONTROLLER_STATES.get(event) == controller_state]
             yield SummaryMetricFamily(
                 f"kafka_controller_controllerstats_{controller_state}rateandtimems",
-                "Milliseconds that the controller has spent in this state, and how often it was in it",
+                "Milliseconds that the controller has spent in this state, and the number of times",
                 sum(of_event.count for of_event in of_state),
                 sum(of_event.total_s for of_event in of_state) * 1_000,
             )
@@ -517,7 +515,7 @@ class BrokerMetrics(Collector):
         bounds = [*(str(bound) for bound in lag.BOUNDS_S), "+Inf"]
         yield HistogramMetricFamily(
             "minibroker_eventloop_lag_seconds",
-            "How late the event loop is for a timer, ten times a second",
+            "The lateness of the event loop's timers, measured ten times a second",
             buckets=list(zip(bounds, accumulate(lag.counts), strict=True)),
             sum_value=lag.sum_s,
         )
@@ -531,23 +529,23 @@ class BrokerMetrics(Collector):
         for field in TRANSCODING_COUNTERS:
             yield from _counters("minibroker_transcoding_", field, ["request"], rows)
         for name, documentation, value in (
-            ("hits", "Batches that were transcoded for an earlier fetch", transcoder.cache_hits),
+            ("hits", "Batches already transcoded for an earlier fetch", transcoder.cache_hits),
             ("misses", "Batches that had to be transcoded for a fetch", transcoder.cache_misses),
         ):
             yield CounterMetricFamily(f"minibroker_transcoding_cache_{name}", documentation, value)
         yield GaugeMetricFamily(
-            "minibroker_transcoding_cache_bytes", "Of transcoded batches that are kept", transcoder.cached_bytes
+            "minibroker_transcoding_cache_bytes", "Bytes of the cached transcoded batches", transcoder.cached_bytes
         )
 
     def _of_the_logs(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             "minibroker_log_longest_flush_seconds",
-            "For how long the disk has been at work at the flush of a log that is under way, the longest of them",
+            "Duration of the longest flush of a log that is in progress",
             max((log.flushing_for_s for log in self._logs.logs()), default=0.0),
         )
         yield GaugeMetricFamily(
             "kafka_log_logmanager_offlinelogdirectorycount",
-            "Log directories that could not be opened, or have failed",
+            "Log directories that could not be opened or have failed",
             len(self._logs.offline),
         )
         logs = [(_labels(log), log) for log in self._logs.logs()]
@@ -556,7 +554,7 @@ class BrokerMetrics(Collector):
 
 
 def recovery_metrics(logs: LogDirs) -> Iterator[Metric]:
-    """All that there is to tell while the logs are being opened."""
+    """Return the metrics that exist while the logs are being opened."""
     progress = logs.recovery
     for field, name in RECOVERY_METRICS.items():
         family = GaugeMetricFamily(name, RECOVERY_DOCUMENTATION[field], labels=["dir"])
@@ -566,7 +564,7 @@ def recovery_metrics(logs: LogDirs) -> Iterator[Metric]:
 
 
 Rows = Sequence[tuple[list[str], Any]]
-"""Label values, and the object that has the value."""
+"""Label values, and the measured object."""
 
 
 def _labels(log: Log) -> list[str]:
@@ -605,9 +603,9 @@ class _One(Collector):
 
 
 async def exposition(parts: Iterable[Metric], clock: Callable[[], float]) -> bytes:
-    """The metrics as Prometheus's text format, version 0.0.4. `clock` is in seconds.
+    """Return the metrics in Prometheus's text format, version 0.0.4. `clock` is in seconds.
 
-    Parts are taken one at a time, and between them the loop gets its turn as soon as SLICE_S have passed.
+    Parts are taken one at a time, and the loop runs between them as soon as SLICE_S have passed.
     """
     pieces: list[bytes] = []
     name = ""
@@ -615,7 +613,7 @@ async def exposition(parts: Iterable[Metric], clock: Callable[[], float]) -> byt
     for part in parts:
         text = generate_latest(_One(part))
         if part.name == name:
-            text = text.split(b"\n", 2)[2]  # without the HELP and TYPE lines, which are above the first part
+            text = text.split(b"\n", 2)[2]  # without the HELP and TYPE lines, which precede the first part
         name = part.name
         pieces.append(text)
         if clock() >= slice_ends_at:

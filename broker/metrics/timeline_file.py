@@ -1,4 +1,4 @@
-"""The controller's timeline on disk: a line of JSON per event, in two files of bounded size."""
+"""The controller's timeline on disk: one line of JSON per event, in two files of bounded size."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,13 +9,14 @@ from minibroker.protocol.world import Disk, File
 
 MAX_BYTES = 8 * 1024 * 1024
 MAX_READ_BYTES = 1024 * 1024
-"""At the start of a broker, which must not take long."""
+"""Bytes read when the broker starts, which must not take long."""
 
 
 class TimelineFile:
-    """Appends to `path`; once it is full it becomes `path.1`, in place of the former one, and a new one begins.
+    """Appends to `path`. A full file is renamed to `path.1`, replacing the previous one, and a new file begins.
 
-    A record for people: it is not synced. Raises OSError; what was written in part is written over by the next line.
+    The timeline is a record for operators: it is not synced. Raises OSError; the next line overwrites one that was
+    written in part.
     """
 
     def __init__(self, disk: Disk, path: str) -> None:
@@ -38,9 +39,9 @@ class TimelineFile:
 
 
 def read_last(disk: Disk, path: str, count: int) -> list[dict[str, Any]]:
-    """The last entries of both files, `count` of them or as many as are in their last MAX_READ_BYTES, oldest first.
+    """Return the last `count` entries of both files, or as many as are in their last MAX_READ_BYTES, oldest first.
 
-    Lines that are damaged, or from before entries were numbered, are left out. Raises OSError.
+    Damaged lines, and lines from before entries were numbered, are left out. Raises OSError.
     """
     data = b""
     for part in (path, path + ".1"):
@@ -65,7 +66,7 @@ def _tail(disk: Disk, path: str, size: int) -> bytes:
 
 
 class _Numbered(msgspec.Struct):
-    """What every entry has."""
+    """The fields of every entry."""
 
     number: int
     time_ms: int

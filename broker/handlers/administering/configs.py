@@ -1,11 +1,13 @@
-"""DescribeConfigs, IncrementalAlterConfigs and AlterConfigs (KIP-226, KIP-339): of a topic and of the brokers' default
-(the empty name) at any broker, of a broker at itself. Its `advertised.listeners` can be changed at any broker: where
-they are wrong, nobody reaches it.
+"""DescribeConfigs, IncrementalAlterConfigs and AlterConfigs (KIP-226, KIP-339).
 
-The broker that is asked writes, in one multi: the settings, provided that they are still those that it has read (their
-version) and that the topic is still the one that it has looked at (the node of its id), and the notification. So of two
-that change the same settings one begins anew, a topic that was made again meanwhile gets nothing that was meant for the
-one before, and whoever is killed has either changed the settings and told everybody, or neither.
+Any broker serves the settings of topics and of all brokers (the empty name); a broker's settings are served by itself.
+Only `advertised.listeners` of a broker can be changed at any broker, because no client reaches a broker whose addresses
+are wrong.
+
+The broker writes three things in one multi: the settings, if they are still those that it has read (their version); a
+check that the topic is still the one that it has read (the node of its id); and the notification. If two requests
+change the same settings, one of them starts again. A topic that was created again does not receive settings that were
+meant for its predecessor. A broker that is killed has either changed the settings and notified all brokers, or neither.
 """
 
 import asyncio
@@ -90,13 +92,13 @@ from minibroker.protocol.znodes import MalformedZnode, TopicZnode
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 TIMEOUT_MS = 20_000
-"""Neither request has a timeout of its own. Less than a client's default."""
+"""The limit for each request, which has no timeout of its own. It is below the clients' default."""
 RETRY_S = 0.05
 LONGEST_MESSAGE = 2_000
-"""It may quote a value, which may be as long as any string."""
+"""The maximum length of an error message, which may quote a long value."""
 
 Layer = tuple[ConfigSource, Mapping[str, str]]
-"""Values that are given in one place, by the names that they have there."""
+"""The values that are set at one source, by their names there."""
 
 
 async def handle_describe_configs(services: Services, request: Request) -> None:
@@ -107,7 +109,7 @@ async def handle_describe_configs(services: Services, request: Request) -> None:
     async def answer() -> None:
         results = []
         slices = Slices()
-        reader = _Reader(services.configs, services.sessions)
+        reader = _SessionReader(services.configs, services.sessions)
         for resource in body.resources:
             await slices.breathe()
             try:
@@ -131,7 +133,7 @@ def _description(
 
 
 async def handle_incremental_alter_configs(services: Services, request: Request) -> None:
-    """Answers when the new settings are in ZooKeeper; the brokers hear of them soon."""
+    """Answer when the new settings are in ZooKeeper; the brokers apply them soon after."""
     body = request.body
     assert isinstance(body, IncrementalAlterConfigsRequest)
 
@@ -143,7 +145,7 @@ async def handle_incremental_alter_configs(services: Services, request: Request)
 
 
 async def handle_alter_configs(services: Services, request: Request) -> None:
-    """As `handle_incremental_alter_configs`: what is given is set, and what is set and not given deleted."""
+    """Like `handle_incremental_alter_configs`, but the given settings replace all present ones."""
     body = request.body
     assert isinstance(body, AlterConfigsRequest)
 
@@ -178,15 +180,15 @@ Sessions = Callable[[], Awaitable[ZooKeeperSession]]
 # --- Reading ---------------------------------------------------------------------------------------------------
 
 
-class _Found(msgspec.Struct):
-    """A resource as ZooKeeper has it."""
+class _StoredConfigs(msgspec.Struct):
+    """A resource's settings in ZooKeeper."""
 
     path: str
     values: Mapping[str, str]
     version: int | None
-    """None: nothing is set there."""
+    """None: nothing is set."""
     changed_in: int = 0
-    """The transaction that has changed them last (the mzxid). 0: nothing is set there."""
+    """The transaction of the last change (the mzxid). 0: nothing is set."""
     topic: TopicZnode | None = None
 
     @property
@@ -198,19 +200,19 @@ _BROKER_ID = re.compile("0|[1-9][0-9]{0,9}")
 
 
 def _is_of_another(services: Services, kind: int, name: str) -> bool:
-    """Whether it is another broker whose settings these are."""
+    """Return whether these are the settings of another broker."""
     return kind == ResourceType.BROKER and name not in ("", str(services.configs.static.broker_id))
 
 
-async def _find(session: ZooKeeperSession, kind: int, name: str) -> _Found:
-    """Raises BrokerError, ConnectionLoss, SessionExpired."""
+async def _find(session: ZooKeeperSession, kind: int, name: str) -> _StoredConfigs:
+    """Read a resource's settings. Raises BrokerError, ConnectionLoss, SessionExpired."""
     topic = None
     if kind == ResourceType.TOPIC:
         problem = topic_name_problem(name)
         if problem is not None:
             raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
         try:
-            # First: settings that are read after the id are those of this topic, or of one whose id is another.
+            # The id is read first: settings read after it belong to this topic, or to one with another id.
             data, _ = await session.get(znodes.topic_path(name))
             topic = znodes.decode_topic(name, data)
         except NoNode:
@@ -222,31 +224,33 @@ async def _find(session: ZooKeeperSession, kind: int, name: str) -> _Found:
         if name and not _BROKER_ID.fullmatch(name):
             raise BrokerError(
                 ErrorCode.INVALID_REQUEST,
-                f"{name!r} is no broker's id: give a whole number, or leave the name empty for what holds for all "
+                f"{name!r} is not a broker's id: give a whole number, or leave the name empty for the settings of all "
                 f"brokers",
             )
         path = znodes.broker_config_path(int(name) if name else None)
     else:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{kind} is no resource with settings: 2 is a topic, 4 a broker")
+        raise BrokerError(
+            ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings: give 2 (topic) or 4 (broker)"
+        )
     try:
         data, stat = await session.get(path)
-        return _Found(path, from_earlier_release(znodes.decode_config(path, data)), stat.version, stat.mzxid, topic)
+        return _StoredConfigs(path, from_earlier_release(znodes.decode_config(path, data)), stat.version, stat.mzxid, topic)
     except NoNode:
-        return _Found(path, {}, None, topic=topic)
+        return _StoredConfigs(path, {}, None, topic=topic)
     except MalformedZnode as error:
         raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from error
 
 
-class _Reader:
-    """Of several resources, from a session that has caught up once."""
+class _SessionReader:
+    """Reads several resources from a session that has caught up once."""
 
     def __init__(self, configs: DynamicConfigManager, sessions: Sessions) -> None:
         self._configs = configs
         self._sessions = sessions
         self._session: ZooKeeperSession | None = None
 
-    async def find(self, kind: int, name: str) -> _Found:
-        """However long it takes. Raises BrokerError."""
+    async def find(self, kind: int, name: str) -> _StoredConfigs:
+        """Read a resource's settings, waiting for ZooKeeper if necessary. Raises BrokerError."""
         while True:
             try:
                 if self._session is None:
@@ -260,8 +264,8 @@ class _Reader:
                 await asyncio.sleep(RETRY_S)
 
 
-def _refusal(configs: DynamicConfigManager, found: _Found, name: str) -> str | None:
-    """Why what ZooKeeper has does not hold; None: it does."""
+def _refusal(configs: DynamicConfigManager, found: _StoredConfigs, name: str) -> str | None:
+    """Return why the settings in ZooKeeper are not in force, or None."""
     try:
         if found.topic is not None:
             topic_config_in_zookeeper(found.values)
@@ -270,18 +274,18 @@ def _refusal(configs: DynamicConfigManager, found: _Found, name: str) -> str | N
         else:
             with_dynamic(configs.static, found.values, configs.own)
     except InvalidConfig as error:
-        return f"{found.path} is refused, what held before holds on: {error}"[:LONGEST_MESSAGE]
+        return f"the settings in {found.path} are invalid; the previous ones stay in force: {error}"[:LONGEST_MESSAGE]
     return None
 
 
 def _described(
     configs: DynamicConfigManager,
-    found: _Found,
+    found: _StoredConfigs,
     asked: DescribeConfigsResource,
     request: DescribeConfigsRequest,
     held: Mapping[str, str],
 ) -> list[DescribeConfigsEntry]:
-    """`held`: what holds of a topic's own settings here, where those in ZooKeeper do not."""
+    """Describe a resource. `held` has the topic's settings that are in force here if those in ZooKeeper are invalid."""
     problem = _refusal(configs, found, asked.resource_name)
     given = found.values
     if problem is not None:
@@ -308,7 +312,7 @@ def _described(
         known = [name for name in _names(BrokerConfig) if name in given or name in found.values]
         entries = [_entry(BrokerConfig, name, _synonyms(name, [layer])) for name in known]
         entries += _unknown_of_brokers([(ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, given), layer])
-    if asked.configuration_keys:  # none is all, as in Kafka
+    if asked.configuration_keys:  # no keys mean all settings, as in Kafka
         entries = [entry for entry in entries if entry.name in asked.configuration_keys]
     for entry in entries:
         if entry.name in given:
@@ -322,7 +326,7 @@ def _described(
 
 
 def static_texts(config: BrokerConfig) -> dict[str, str]:
-    """What the broker was started with, as far as that can be told: what differs from the default."""
+    """Return the settings that the broker was started with, as far as known: those that differ from their defaults."""
     defaults = default_texts(BrokerConfig)
     return {name: value for name, value in as_texts(config).items() if defaults.get(name) != value}
 
@@ -331,7 +335,7 @@ def _names(schema: type[msgspec.Struct]) -> list[str]:
     return sorted(field.encode_name for field in msgspec.structs.fields(schema))
 
 
-def _entries_of_topic(found: _Found, of_brokers: Sequence[Layer]) -> list[DescribeConfigsEntry]:
+def _entries_of_topic(found: _StoredConfigs, of_brokers: Sequence[Layer]) -> list[DescribeConfigsEntry]:
     own: Layer = (ConfigSource.DYNAMIC_TOPIC_CONFIG, found.values)
     entries = []
     for name in _names(TopicConfig):
@@ -346,7 +350,7 @@ def _entries_of_topic(found: _Found, of_brokers: Sequence[Layer]) -> list[Descri
 
 
 def _synonyms(name: str, layers: Sequence[Layer]) -> list[DescribeConfigsSynonym]:
-    """Where it is given, the one that holds first."""
+    """Return the sources of a setting, the effective one first."""
     return [
         DescribeConfigsSynonym(name, None if name in SENSITIVE else values[name], source)
         for source, values in layers
@@ -370,14 +374,14 @@ def _entry(schema: type[msgspec.Struct], name: str, synonyms: list[DescribeConfi
 def _unknown(
     schema: type[msgspec.Struct], given: Mapping[str, str], source: ConfigSource
 ) -> list[DescribeConfigsEntry]:
-    """What is no setting. Of a topic it was put into ZooKeeper by hand, and until it is deleted, nothing beside it
-    takes effect. Its value is not shown, as in Kafka: it may be a secret."""
+    """Describe unknown names. Those of a topic were added to ZooKeeper by hand. Their values are not shown, as in
+    Kafka, because they may be secrets."""
     names = sorted(given.keys() - known_names(schema))
     return [DescribeConfigsEntry(name, None, False, source, True, [], ConfigType.UNKNOWN) for name in names]
 
 
 def _unknown_of_brokers(layers: Sequence[Layer]) -> list[DescribeConfigsEntry]:
-    """What tools may set, each where it is given first."""
+    """Describe the unknown names that tools may set, each at its first source."""
     found: dict[str, DescribeConfigsEntry] = {}
     for source, values in layers:
         for entry in _unknown(BrokerConfig, values, source):
@@ -390,8 +394,8 @@ def _unknown_of_brokers(layers: Sequence[Layer]) -> list[DescribeConfigsEntry]:
 
 
 class _Outdated(BrokerError):
-    """The settings have been changed since whoever asks has looked, or are those of another topic. The request may have
-    been on its way for long, and newer ones been granted."""
+    """The settings have changed since the client read them, or belong to another topic. The request may have been
+    delayed while newer ones were granted."""
 
     def __init__(self, code: ErrorCode, message: str, topic_id: str, version: int) -> None:
         super().__init__(code, message)
@@ -399,10 +403,10 @@ class _Outdated(BrokerError):
         self.version = version
 
 
-def _check_version(found: _Found, asked: AlterConfigsResource) -> None:
+def _check_version(found: _StoredConfigs, asked: AlterConfigsResource) -> None:
     topic_id = found.topic.topic_id if found.topic is not None else ""
     if asked.topic_id not in ("", topic_id):
-        message = f"topic {asked.resource_name!r} was deleted and created again meanwhile: look at the new one first"
+        message = f"topic {asked.resource_name!r} was deleted and created again meanwhile: describe the new one first"
         raise _Outdated(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message, topic_id, found.changed_in)
     if asked.known_version not in (ANY_VERSION, found.changed_in):
         message = f"the settings in {found.path} have been changed meanwhile"
@@ -410,13 +414,13 @@ def _check_version(found: _Found, asked: AlterConfigsResource) -> None:
 
 
 async def _alter(services: Services, given: AlterConfigsResource | ReplacedConfigs, validate_only: bool) -> None:
-    """Raises BrokerError, and then nothing was changed; unless a write whose answer was lost had changed it, as it was
-    to be."""
+    """Change the settings of a resource. Raises BrokerError, and then nothing was changed, unless an earlier write
+    whose answer was lost has made this very change."""
     configs, sessions = services.configs, services.sessions
     topic_id = ""
     while True:
         try:
-            found = await _Reader(configs, sessions).find(given.resource_type, given.resource_name)
+            found = await _SessionReader(configs, sessions).find(given.resource_type, given.resource_name)
             session = await sessions()
             asked = given if isinstance(given, AlterConfigsResource) else _changes(found, given)
             if topic_id:
@@ -431,15 +435,16 @@ async def _alter(services: Services, given: AlterConfigsResource | ReplacedConfi
         except (ConnectionLoss, SessionExpired):
             await asyncio.sleep(RETRY_S)
         except MultiFailed as refused:
-            # Somebody else has changed the settings, or the topic is gone: that is looked at again.
+            # Another request has changed the settings, or the topic is gone: start again.
             if not isinstance(refused.cause, BadVersion | NodeExists | NoNode):
                 raise
             await asyncio.sleep(RETRY_S)
 
 
-def _changes(found: _Found, given: ReplacedConfigs) -> AlterConfigsResource:
-    """Only of what is another now: some settings may be repeated, but not changed. One that stays for good stays also
-    where it is not named: the tools of Kafka's do not know it. Raises BrokerError."""
+def _changes(found: _StoredConfigs, given: ReplacedConfigs) -> AlterConfigsResource:
+    """Return the changes that lead to the given settings. Equal values are left out, because some settings may be
+    repeated but not changed. `durability` stays even if it is missing, because Kafka's tools do not know it. Raises
+    BrokerError."""
     check_changed_once([config.name for config in given.configs])
     names = {config.name for config in given.configs}
     holds = {DURABILITY: REPLICATED, **found.values}
@@ -453,7 +458,7 @@ def _changes(found: _Found, given: ReplacedConfigs) -> AlterConfigsResource:
     return AlterConfigsResource(given.resource_type, given.resource_name, changes)
 
 
-def _altered(services: Services, found: _Found, asked: AlterConfigsResource) -> dict[str, str]:
+def _altered(services: Services, found: _StoredConfigs, asked: AlterConfigsResource) -> dict[str, str]:
     configs, name, changes = services.configs, asked.resource_name, asked.configs
     if _is_of_another(services, asked.resource_type, name):
         listeners = services.metadata.listeners(int(name))
@@ -464,7 +469,7 @@ def _altered(services: Services, found: _Found, asked: AlterConfigsResource) -> 
     return altered_broker(found.values, changes, configs.static, below, is_for_all=not name)
 
 
-def _write(found: _Found, name: str, values: Mapping[str, str]) -> list[Operation]:
+def _write(found: _StoredConfigs, name: str, values: Mapping[str, str]) -> list[Operation]:
     data = znodes.encode_config(values)
     operations: list[Operation] = []
     if found.topic is not None:
@@ -479,5 +484,5 @@ def _write(found: _Found, name: str, values: Mapping[str, str]) -> list[Operatio
     return [
         *operations,
         Create(znodes.CONFIG_CHANGE_PREFIX, notification, sequence=True),
-        SetData(znodes.CONFIG_CHANGES, b""),  # its version is that of all settings
+        SetData(znodes.CONFIG_CHANGES, b""),  # its version counts all changes of settings
     ]

@@ -1,10 +1,10 @@
-"""DeleteRecords: let logs begin later, and answer when no replica that may become leader has what came before."""
+"""DeleteRecords: advance the start of logs, and answer when no replica that may become leader has the earlier
+records."""
 
-from minibroker.broker.handlers.services import Services
+from minibroker.broker.handlers.services import Services, check_named_once
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.delayed import DeletionStatus
 from minibroker.broker.scheduling.slices import Slices
-from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
@@ -14,12 +14,13 @@ from minibroker.protocol.messages import (
 from minibroker.protocol.model import TopicPartition
 
 LEAST_TIMEOUT_MS = 1_000
-"""For the disks of the replicas. Kafka confirms a deletion before it is on any disk, so a client that gives it no time
-at all, as librdkafka's tests do, is told of its success."""
+"""The minimum time for the disks of the replicas. Kafka confirms a deletion before it is on any disk, so a client that
+allows no time at all, as in librdkafka's tests, still receives a confirmation."""
 
 
 async def handle_delete_records(services: Services, request: Request) -> None:
-    """Each partition succeeds or fails by itself. In slices, since a log that becomes empty begins a new segment."""
+    """Answer DeleteRecords. Each partition succeeds or fails by itself. The work is done in slices, because a log that
+    becomes empty begins a new segment."""
     body = request.body
     assert isinstance(body, DeleteRecordsRequest)
     entries = [
@@ -27,8 +28,7 @@ async def handle_delete_records(services: Services, request: Request) -> None:
         for topic in body.topics
         for asked in topic.partitions
     ]
-    if len({topic_partition for topic_partition, _, _ in entries}) != len(entries):
-        raise BrokerError(ErrorCode.INVALID_REQUEST, "a partition is named twice in the request")
+    check_named_once("a partition", [topic_partition for topic_partition, _, _ in entries])
     slices = Slices()
     statuses: dict[TopicPartition, DeletionStatus] = {}
     for topic_partition, topic_id, offset in entries:

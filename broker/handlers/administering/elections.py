@@ -1,10 +1,10 @@
-"""ElectLeaders: the controller's broker takes it, and answers when the new leaders are what clients are told."""
+"""ElectLeaders: served by the controller's broker, and answered when its metadata shows the new leaders."""
 
 from collections.abc import Callable, Iterable, Mapping
 
 from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.handlers.administering.topics import LEAST_TIMEOUT_MS
-from minibroker.broker.handlers.administration import ElectionOutcome
+from minibroker.broker.handlers.administration import ElectionResult
 from minibroker.broker.handlers.services import Services, answer_later
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.scheduling.purgatory import DelayedOperation
@@ -19,13 +19,13 @@ from minibroker.protocol.model import NO_EPOCH, ElectionType, TopicPartition
 
 
 class DelayedElectLeader(DelayedOperation):
-    """Completes when this broker's metadata shows every leader who was elected (Kafka's DelayedElectLeader), now or
-    before. Where it does not at the deadline, the leader is elected nevertheless, and reported as REQUEST_TIMED_OUT."""
+    """Completes when this broker's metadata shows every elected leader (Kafka's DelayedElectLeader). A leader that is
+    not shown at the deadline is elected nevertheless, and reported as REQUEST_TIMED_OUT."""
 
     def __init__(
         self,
         timeout_ms: int,
-        outcomes: Mapping[TopicPartition, ElectionOutcome],
+        outcomes: Mapping[TopicPartition, ElectionResult],
         metadata: MetadataCache,
         respond: Callable[[Iterable[TopicPartition]], None],
     ) -> None:
@@ -45,12 +45,11 @@ class DelayedElectLeader(DelayedOperation):
         self._respond(self._not_shown())
 
     def on_expiration(self) -> None:
-        """The answer says it all."""
+        """The answer reports the timeout."""
 
 
 async def handle_elect_leaders(services: Services, request: Request) -> None:
-    """Raises BrokerError: INVALID_REQUEST for a type of election that there is not; NOT_CONTROLLER on any other
-    broker."""
+    """Raise BrokerError: INVALID_REQUEST for an unknown type of election; NOT_CONTROLLER on any other broker."""
     body = request.body
     assert isinstance(body, ElectLeadersRequest)
     try:
@@ -87,7 +86,7 @@ async def _elect(services: Services, request: Request, body: ElectLeadersRequest
 
 
 def _response(
-    outcomes: Mapping[TopicPartition, ElectionOutcome], late: frozenset[TopicPartition]
+    outcomes: Mapping[TopicPartition, ElectionResult], late: frozenset[TopicPartition]
 ) -> ElectLeadersResponse:
     topics: dict[str, ElectLeadersTopicResult] = {}
     for partition, outcome in outcomes.items():

@@ -1,13 +1,12 @@
-"""DescribeLogDirs: what is in each log directory of this broker, how much room there is, and which are offline.
-AlterReplicaLogDirs: replicas are to be moved from one to another.
-"""
+"""DescribeLogDirs: the replicas, space and state of each log directory of this broker. AlterReplicaLogDirs: moves
+replicas between them."""
 
-import asyncio
 import logging
 from collections.abc import Collection
 
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.network.request_channel import Request
+from minibroker.broker.scheduling.slices import Slices
 from minibroker.broker.storage.log import Log
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
@@ -25,9 +24,6 @@ from minibroker.protocol.model import TopicPartition
 
 logger = logging.getLogger("minibroker.handlers")
 
-LOGS_PER_SLICE = 500
-BREATH_S = 0.001
-
 
 async def handle_describe_log_dirs(services: Services, request: Request) -> None:
     body = request.body
@@ -44,7 +40,7 @@ async def handle_describe_log_dirs(services: Services, request: Request) -> None
             if wanted is None or replica in wanted:
                 described = DescribeLogDirsPartition(replica.partition, size, lag, is_future_key=True)
                 topics.setdefault(replica.topic, DescribeLogDirsTopic(replica.topic, [])).partitions.append(described)
-        reason = log_dirs.offline.get(path)  # asked last: it may have failed meanwhile
+        reason = log_dirs.offline.get(path)  # read last: the directory may have failed meanwhile
         if reason is None:
             result = DescribeLogDirsResult(ErrorCode.NONE, path, [*topics.values()], total_bytes, usable_bytes)
         else:
@@ -57,9 +53,9 @@ async def _topics(
     services: Services, logs: list[Log], wanted: Collection[TopicPartition] | None
 ) -> dict[str, DescribeLogDirsTopic]:
     topics: dict[str, DescribeLogDirsTopic] = {}
-    for number, log in enumerate(sorted(logs, key=lambda log: log.partition), 1):
-        if number % LOGS_PER_SLICE == 0:
-            await asyncio.sleep(BREATH_S)
+    slices = Slices()
+    for log in sorted(logs, key=lambda log: log.partition):
+        await slices.breathe()
         topic, index = log.partition
         if wanted is not None and log.partition not in wanted:
             continue
@@ -71,8 +67,8 @@ async def _topics(
 
 
 async def handle_alter_replica_log_dirs(services: Services, request: Request) -> None:
-    """Each move is begun, or refused, by itself. Of a replica that is named twice the last directory counts, as in
-    Kafka. What Kafka does beyond that is left out: it remembers the directory for a replica that it does not have."""
+    """Begin or reject each move by itself. If a replica is named twice, the last directory counts, as in Kafka. Unlike
+    Kafka, this broker does not remember a directory for a replica that it does not have."""
     body = request.body
     assert isinstance(body, AlterReplicaLogDirsRequest)
     wanted = {
@@ -82,7 +78,8 @@ async def handle_alter_replica_log_dirs(services: Services, request: Request) ->
         for index in topic.partitions
     }
     results: dict[str, AlterReplicaLogDirTopicResult] = {}
-    for number, ((topic, index), path) in enumerate(wanted.items(), 1):
+    slices = Slices()
+    for (topic, index), path in wanted.items():
         code = ErrorCode.NONE
         try:
             services.replicas.mover.move(TopicPartition(topic, index), path)
@@ -91,6 +88,5 @@ async def handle_alter_replica_log_dirs(services: Services, request: Request) ->
             code = error.code
         result = results.setdefault(topic, AlterReplicaLogDirTopicResult(topic, []))
         result.partitions.append(AlterReplicaLogDirPartitionResult(index, code))
-        if number % LOGS_PER_SLICE == 0:
-            await asyncio.sleep(BREATH_S)
+        await slices.breathe()
     request.respond(AlterReplicaLogDirsResponse(0, [*results.values()]))

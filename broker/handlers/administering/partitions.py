@@ -1,4 +1,4 @@
-"""CreatePartitions: the controller's broker takes it, and answers when the new partitions have leaders."""
+"""CreatePartitions: served by the controller's broker, and answered when the new partitions have leaders."""
 
 from minibroker.broker.handlers.administering.topics import LEAST_TIMEOUT_MS, DelayedCreatePartitions, may_change
 from minibroker.broker.handlers.services import Services, answer_later
@@ -18,7 +18,7 @@ def _without_leaders(result: CreatePartitionsTopicResult) -> str:
 
 
 async def handle_create_partitions(services: Services, request: Request) -> None:
-    """Raises BrokerError(NOT_CONTROLLER) on any other broker."""
+    """Raise BrokerError(NOT_CONTROLLER) on any other broker."""
     body = request.body
     assert isinstance(body, CreatePartitionsRequest)
     answer_later(services, request, max(body.timeout_ms, LEAST_TIMEOUT_MS), lambda: _create(services, request, body))
@@ -30,7 +30,7 @@ async def _create(services: Services, request: Request, body: CreatePartitionsRe
     refused = dict.fromkeys(topic.name for topic in body.topics if not may_change(topic.name, request))
     results += [
         CreatePartitionsTopicResult(
-            name, ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is the brokers' own: nobody else may change it"
+            name, ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is the brokers' own: clients cannot change it"
         )
         for name in refused
     ]

@@ -1,4 +1,4 @@
-"""AlterPartitionReassignments and ListPartitionReassignments (KIP-455): the controller's broker takes them."""
+"""AlterPartitionReassignments and ListPartitionReassignments (KIP-455): served by the controller's broker."""
 
 from minibroker.broker.handlers.administering.topics import LEAST_TIMEOUT_MS
 from minibroker.broker.handlers.services import Services, answer_later
@@ -13,7 +13,7 @@ from minibroker.protocol.messages import (
 
 
 async def handle_alter_partition_reassignments(services: Services, request: Request) -> None:
-    """Answers once the reassignments are on record and have begun; they go on by themselves. Raises
+    """Answer once the reassignments are recorded and have begun; they continue on their own. Raises
     BrokerError(NOT_CONTROLLER) on any other broker."""
     body = request.body
     assert isinstance(body, AlterPartitionReassignmentsRequest)
@@ -26,7 +26,7 @@ async def handle_alter_partition_reassignments(services: Services, request: Requ
 
 
 async def handle_list_partition_reassignments(services: Services, request: Request) -> None:
-    """Raises BrokerError(NOT_CONTROLLER) on any other broker."""
+    """Raise BrokerError(NOT_CONTROLLER) on any other broker."""
     body = request.body
     assert isinstance(body, ListPartitionReassignmentsRequest)
 

@@ -1,4 +1,4 @@
-"""ControlledShutdown: another broker is about to stop, and this one, as the controller, lets others lead."""
+"""ControlledShutdown: another broker is about to stop, and this one, as the controller, moves its leaders."""
 
 from minibroker.broker.handlers.services import Services, answer_later
 from minibroker.broker.network.request_channel import Request
@@ -6,7 +6,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import ControlledShutdownRequest, ControlledShutdownResponse, RemainingPartition
 
 TIMEOUT_MS = 30_000
-"""The broker that asks has given up long before."""
+"""The stopping broker gives up long before this."""
 
 
 async def handle_controlled_shutdown(services: Services, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""DescribeTimeline: what the controller of this broker did, whenever it was in office."""
+"""DescribeTimeline: the actions of this broker's controller in all its terms of office."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import DescribeTimelineRequest, DescribeTimelineResponse
 
 MAX_BYTES = 256 * 1024
-"""Of an answer, unless its first entry alone is larger: about a millisecond of work."""
+"""The size limit of an answer, unless its first entry is larger. It takes about a millisecond."""
 
 
 async def handle_describe_timeline(services: Services, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""CreateTopics and DeleteTopics: the controller's broker takes them, and answers when the cluster has followed."""
+"""CreateTopics and DeleteTopics: served by the controller's broker, and answered when the cluster has followed."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from minibroker.protocol.messages import (
 from minibroker.protocol.model import ANONYMOUS, INTERNAL_TOPICS
 
 LEAST_TIMEOUT_MS = 1_000
-"""For the controller's part: a request that does not wait for leaders still waits to hear the outcome."""
+"""The minimum time for the controller: a request that does not wait for leaders still waits for the outcome."""
 
 
 def may_change(topic: str, request: Request) -> bool:
-    """Whether whoever asks may create, change or delete a topic of that name."""
-    # A name that differs from the brokers' own by a dot alone would keep them from creating their topic.
+    """Return whether the sender may create, change or delete a topic of that name."""
+    # a name that differs from an internal topic's by a dot alone would prevent that topic's creation
     return topic.replace(".", "_") not in INTERNAL_TOPICS or request.principal != ANONYMOUS
 
 
@@ -34,10 +34,9 @@ Result = TypeVar("Result", CreatableTopicResult, CreatePartitionsTopicResult)
 
 
 class DelayedCreatePartitions(DelayedOperation, Generic[Result]):
-    """Completes when every topic that was created, or has got partitions, has leaders for all of them, as far as this
-    broker's metadata tells. What has none at the deadline is there nevertheless, and reported as REQUEST_TIMED_OUT with
-    what `describe` says of it (Kafka's class of that name).
-    """
+    """Completes when this broker's metadata shows a leader for each partition of the created or extended topics
+    (Kafka's class of that name). Topics without one at the deadline exist nevertheless, and are reported as
+    REQUEST_TIMED_OUT with the text of `describe`."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class DelayedCreatePartitions(DelayedOperation, Generic[Result]):
         self._respond(self._results)
 
     def on_expiration(self) -> None:
-        """The answer says it all."""
+        """The answer reports the timeout."""
 
 
 def _without_leaders(result: CreatableTopicResult) -> str:
@@ -74,7 +73,7 @@ def _without_leaders(result: CreatableTopicResult) -> str:
 
 
 async def handle_create_topics(services: Services, request: Request) -> None:
-    """Raises BrokerError(NOT_CONTROLLER) on any other broker."""
+    """Raise BrokerError(NOT_CONTROLLER) on any other broker."""
     body = request.body
     assert isinstance(body, CreateTopicsRequest)
     answer_later(services, request, max(body.timeout_ms, LEAST_TIMEOUT_MS), lambda: _create(services, request, body))
@@ -90,7 +89,7 @@ async def _create(services: Services, request: Request, body: CreateTopicsReques
         for topic in body.topics
         if not may_change(topic.name, request)
     ]
-    # All results for a name that the request repeats are the same.
+    # the results for a repeated name are equal
     results = list({result.name: result for result in results}.values())
 
     def respond(results: list[CreatableTopicResult]) -> None:
@@ -107,14 +106,14 @@ async def _create(services: Services, request: Request, body: CreateTopicsReques
 
 
 async def handle_delete_topics(services: Services, request: Request) -> None:
-    """Answers once the topics are gone and their names free, or with REQUEST_TIMED_OUT and what they wait for: at the
-    deadline, or as soon as that is something that may last, as a broker that is down. The deletion is recorded then,
-    which cannot be undone, and goes on by itself. (Kafka's DelayedDeleteTopics waits until no broker shows them.)
-    Raises BrokerError(NOT_CONTROLLER) on any other broker."""
+    """Answer once the topics are gone and their names are free. Otherwise answer REQUEST_TIMED_OUT with the reason: at
+    the deadline, or as soon as the reason may last, such as a broker that is down. The deletion is recorded then,
+    cannot be undone, and continues on its own. (Kafka's DelayedDeleteTopics waits until no broker shows them.) Raises
+    BrokerError(NOT_CONTROLLER) on any other broker."""
     body = request.body
     assert isinstance(body, DeleteTopicsRequest)
     waits_until = asyncio.get_running_loop().time() + max(body.timeout_ms, 0) / 1_000
-    # The rest is for ZooKeeper, without which nothing can be said of any topic.
+    # the additional time is for ZooKeeper, without which no topic's state is known
     timeout_ms = max(body.timeout_ms, 0) + LEAST_TIMEOUT_MS // 2
     answer_later(services, request, timeout_ms, lambda: _delete(services, request, body, waits_until))
 
@@ -125,7 +124,7 @@ async def _delete(services: Services, request: Request, body: DeleteTopicsReques
     for named, topic_id in zip_longest(body.topics, body.topic_ids[: len(body.topics)], fillvalue=""):
         name = named or (services.metadata.topic_with_id(topic_id) if topic_id else "")
         if name is None:
-            code, message = ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic of the id {topic_id}"
+            code, message = ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with the id {topic_id}"
             unknown.append(DeletableTopicResult("", topic_id, code, message))
         else:
             topics[name] = topic_id
@@ -149,4 +148,4 @@ async def _delete(services: Services, request: Request, body: DeleteTopicsReques
 
 
 def _brokers_own(topic: str) -> str:
-    return f"topic {topic!r} is the brokers' own: they create it when it is needed, and nobody else may delete it"
+    return f"topic {topic!r} is the brokers' own: they create it when it is needed, and clients cannot delete it"

@@ -164,13 +164,13 @@ def test_a_broker_speaks_for_itself_alone() -> None:
 def test_a_proof_is_worth_something_once_and_on_its_own_connection() -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         connection = await connect(world, 0)
-        assert "no handshake has asked for" in await refusal_of(authenticate(connection, bytes(32)))
+        assert "a proof without a handshake" in await refusal_of(authenticate(connection, bytes(32)))
         proof = await prove(connection, world, 1, 0)
-        assert "no handshake has asked for" in await refusal_of(authenticate(connection, proof))
+        assert "a proof without a handshake" in await refusal_of(authenticate(connection, proof))
         for replayed_to in (0, 2):
             other = await connect(world, replayed_to)
             await shake_hands(other, world.random, 1, replayed_to)
-            assert "not a proof of broker 1" in await refusal_of(authenticate(other, proof))
+            assert "the proof of broker 1 is wrong" in await refusal_of(authenticate(other, proof))
             assert await is_refused(other, *forged_orders(cluster, replayed_to, ORDERS, 1)[0])
 
     with_cluster(program)
@@ -181,7 +181,7 @@ def test_the_proof_of_a_broker_proves_nothing_of_its_caller() -> None:
         connection = await connect(world, 0)
         nonce = world.random.randbytes(m.PROOF_BYTES)
         answer = await connection.request(BROKER_HANDSHAKE, m.BrokerHandshakeRequest(0, 0, nonce))
-        assert "not a proof of broker 0" in await refusal_of(authenticate(connection, answer.proof))
+        assert "the proof of broker 0 is wrong" in await refusal_of(authenticate(connection, answer.proof))
 
     with_cluster(program)
 

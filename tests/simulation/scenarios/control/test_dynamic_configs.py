@@ -266,7 +266,7 @@ def test_what_was_edited_to_nonsense_is_described_as_it_holds_and_why_it_is_refu
             assert entries[name].value == "5000"
             for problem in (entries[name].problem, entries["typo"].problem):
                 assert problem is not None
-                assert f"{path} is refused, what held before holds on" in problem
+                assert f"the settings in {path} are invalid; the previous ones stay in force" in problem
             assert all(entry.problem is None for entry in entries.values() if entry.name not in (name, "typo"))
             zookeeper.make(path, znodes.encode_config({name: "5000"}))
             assert (await admin.describe_configs([resource]))[resource][name] == before[name]
