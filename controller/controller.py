@@ -45,7 +45,7 @@ from minibroker.protocol.messages import (
     ReassignableTopic,
     ReassignableTopicResponse,
 )
-from minibroker.protocol.model import NO_EPOCH, Broker, ElectionType, TopicPartition
+from minibroker.protocol.model import NO_EPOCH, ElectionType, RegisteredBroker, TopicPartition
 from minibroker.protocol.world import SessionState, World, ZooKeeperSession
 
 __all__ = ["Controller", "ControllerSettings", "Probe"]
@@ -76,7 +76,7 @@ class Controller:
         probe: Probe,
         validate_config: ConfigCheck,
         read_defaults: Callable[[ZooKeeperSession], Awaitable[object]],
-        on_brokers_changed: Callable[[tuple[Broker, ...]], None],
+        on_brokers_changed: Callable[[tuple[RegisteredBroker, ...]], None],
         request_resign: Callable[[str], None],
         timeline_sink: Sink,
     ) -> None:

@@ -17,7 +17,7 @@ from minibroker.controller.decisions import events
 from minibroker.controller.decisions.cluster_state import ClusterState
 from minibroker.controller.event_loop import EventLoop, Handler
 from minibroker.controller.executing.access import ControllerMoved, ZooKeeperAccess
-from minibroker.controller.executing.executor import Executor
+from minibroker.controller.executing.executor import PlanExecutor
 from minibroker.controller.executing.gather import Gather
 from minibroker.controller.executing.outbox import Outbox
 from minibroker.controller.handlers.brokers import BrokerEvents
@@ -76,7 +76,7 @@ class Tenure:
             events.PartitionModifications: self._topic_modified
         }
         gather = Gather(self._access, epoch, watchers, timeline.note)
-        executor = Executor(self._access, self.state, epoch_version, self._outbox, timeline)
+        executor = PlanExecutor(self._access, self.state, epoch_version, self._outbox, timeline)
         steps = Steps(
             world, settings, hooks, self.state, gather, executor, timeline, post, self.deletion_news, asyncio.Event()
         )

@@ -57,7 +57,7 @@ class Endpoint(NamedTuple):
     port: int
 
 
-class Broker(msgspec.Struct, frozen=True):
+class RegisteredBroker(msgspec.Struct, frozen=True):
     """A registered broker. `epoch` is the czxid of its znode (KIP-380): it changes with every registration.
 
     `trusted_since`: all that the broker has written since that broker epoch is still on its disk (or in the memory of

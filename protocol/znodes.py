@@ -22,9 +22,9 @@ from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.messages import BrokerEpochs, Int32, Int64, Name, Replicas, TopicId
 from minibroker.protocol.model import (
     DEFAULT_LISTENER,
-    Broker,
     Endpoint,
     LeaderAndIsr,
+    RegisteredBroker,
     ReplicaAssignment,
     TopicPartition,
     topic_name_problem,
@@ -187,8 +187,9 @@ def encode_broker(
     synced_since: int | None = None,
     secret: str | None = None,
 ) -> bytes:
-    """`trusted_since` and `synced_since`: as in `Broker`, or SINCE_THIS_REGISTRATION; the latter is as the former where
-    it is None. `secret`: its fingerprint (`broker_proof`)."""
+    """Encode a broker's registration. `trusted_since` and `synced_since`: as in `RegisteredBroker`, or
+    SINCE_THIS_REGISTRATION; if `synced_since` is None, it equals `trusted_since`. `secret`: the secret's fingerprint
+    (`broker_proof`)."""
     plain = next((e for e in endpoints if e.listener == DEFAULT_LISTENER), None)
     return msgspec.json.encode(
         _BrokerJson(
@@ -205,7 +206,7 @@ def encode_broker(
     )
 
 
-def decode_broker(broker_id: int, data: bytes, epoch: int) -> Broker:
+def decode_broker(broker_id: int, data: bytes, epoch: int) -> RegisteredBroker:
     """`epoch` is the czxid of the znode."""
     path = broker_path(broker_id)
     node: _BrokerJson = _decode(path, data, _BrokerJson)
@@ -218,7 +219,7 @@ def decode_broker(broker_id: int, data: bytes, epoch: int) -> Broker:
             raise MalformedZnode(f"the znode {path} has an endpoint {text!r}: NAME://HOST:PORT is expected")
         endpoints.append(Endpoint(listener, host.removeprefix("[").removesuffix("]"), port_number))
     synced_since = node.trusted_since if node.synced_since is None else node.synced_since
-    return Broker(
+    return RegisteredBroker(
         broker_id,
         epoch,
         tuple(endpoints),

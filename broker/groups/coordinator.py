@@ -15,7 +15,15 @@ from random import Random
 
 from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.groups.delayed import DelayedHeartbeat, DelayedJoin, DelayedSync
-from minibroker.broker.groups.group import NO_GENERATION, Group, JoinWaiter, Member, Protocols, SyncWaiter, never
+from minibroker.broker.groups.group import (
+    NO_GENERATION,
+    Group,
+    JoinWaiter,
+    MemberMetadata,
+    Protocols,
+    SyncWaiter,
+    never,
+)
 from minibroker.broker.groups.records import encode_group_key, encode_group_value
 from minibroker.broker.groups.states import GroupState
 from minibroker.broker.groups.terms import Outcome, Term, TermListener, Terms
@@ -122,7 +130,7 @@ class GroupCoordinator(TermListener):
         assert term is not None
         assert group is not None
         protocols: Protocols = tuple((protocol.name, bytes(protocol.metadata)) for protocol in body.protocols)
-        joining = Member(
+        joining = MemberMetadata(
             body.member_id,
             body.group_instance_id,
             client_id,
@@ -170,7 +178,7 @@ class GroupCoordinator(TermListener):
             group = Group(body.group_id)
         return _E.NONE, term, group
 
-    def _join_new(self, term: Term, group: Group, joining: Member, body: g.JoinGroupRequest) -> None:
+    def _join_new(self, term: Term, group: Group, joining: MemberMetadata, body: g.JoinGroupRequest) -> None:
         assert joining.join_waiter is not None
         name = joining.client_id if joining.group_instance_id is None else joining.group_instance_id
         joining.member_id = f"{name[:MOST_OF_CLIENT_ID]}-{self._random.randbytes(16).hex()}"
@@ -184,7 +192,7 @@ class GroupCoordinator(TermListener):
         else:
             self._add(term, group, joining, body)
 
-    def _join_known(self, term: Term, group: Group, joining: Member, body: g.JoinGroupRequest) -> None:
+    def _join_known(self, term: Term, group: Group, joining: MemberMetadata, body: g.JoinGroupRequest) -> None:
         respond = joining.join_waiter
         assert respond is not None
         if joining.member_id in group.pending_members:
@@ -208,7 +216,7 @@ class GroupCoordinator(TermListener):
         self._session_begins(term, group, member)
         self._prepare_rebalance(term, group, f"member {member.member_id} joins again{_because(body.reason)}")
 
-    def _add(self, term: Term, group: Group, member: Member, body: g.JoinGroupRequest) -> None:
+    def _add(self, term: Term, group: Group, member: MemberMetadata, body: g.JoinGroupRequest) -> None:
         term.groups[group.group_id] = group
         member.is_new = True
         group.new_member_added = True
@@ -218,7 +226,7 @@ class GroupCoordinator(TermListener):
 
     # -- static members that come back (KIP-345) --
 
-    def _replace(self, term: Term, group: Group, joining: Member, body: g.JoinGroupRequest) -> None:
+    def _replace(self, term: Term, group: Group, joining: MemberMetadata, body: g.JoinGroupRequest) -> None:
         """A static member has returned without its member id. It takes its old place under a new id, and a process that
         still uses the old id is fenced. In a stable group it receives its old assignment without a rebalance as soon as
         the log has the new id, except in three cases, which cause a rebalance (in Kafka they go unnoticed until another
@@ -233,7 +241,7 @@ class GroupCoordinator(TermListener):
         assert name is not None
         assert respond is not None
         member = group.members[group.static_members[name]]
-        before = Member(
+        before = MemberMetadata(
             member.member_id,
             name,
             member.client_id,
@@ -271,7 +279,7 @@ class GroupCoordinator(TermListener):
                     group.seen_counts = self._partition_counts(group)
                 self._store_return(term, group, member, before)
 
-    def _store_return(self, term: Term, group: Group, member: Member, before: Member) -> None:
+    def _store_return(self, term: Term, group: Group, member: MemberMetadata, before: MemberMetadata) -> None:
         member_id, respond, generation = member.member_id, member.join_waiter, group.generation_id
 
         def stored(outcome: Outcome) -> None:
@@ -502,7 +510,7 @@ class GroupCoordinator(TermListener):
 
         self._store_group(term, group, assignments, stored)
 
-    def _has_synced(self, group: Group, member: Member) -> None:
+    def _has_synced(self, group: Group, member: MemberMetadata) -> None:
         group.pending_sync.pop(member.member_id, None)
         if not group.pending_sync:
             self._heartbeats.check_soon(group)
@@ -555,15 +563,15 @@ class GroupCoordinator(TermListener):
 
     # -- sessions --
 
-    def _heard_of(self, member: Member) -> None:
+    def _heard_of(self, member: MemberMetadata) -> None:
         timeout_ms = NEW_MEMBER_TIMEOUT_MS if member.is_new else member.session_timeout_ms
         member.session_end_s = self._clock.monotonic() + timeout_ms / 1_000
 
-    def _session_begins(self, term: Term, group: Group, member: Member) -> None:
+    def _session_begins(self, term: Term, group: Group, member: MemberMetadata) -> None:
         self._heard_of(member)
         self._watch_session(term, group, member)
 
-    def _watch_session(self, term: Term, group: Group, member: Member) -> None:
+    def _watch_session(self, term: Term, group: Group, member: MemberMetadata) -> None:
         """Watch the member's session until its currently known end. Call this again if the session may end sooner, or
         under another id; the previous watch then ends."""
         member_id = member.member_id
@@ -591,7 +599,7 @@ class GroupCoordinator(TermListener):
         operation = DelayedHeartbeat(left_ms, is_over, expired)
         self._heartbeats.try_complete_else_watch(operation, [(group, member_id)])
 
-    def _await_joining(self, term: Term, group: Group, joining: Member) -> None:
+    def _await_joining(self, term: Term, group: Group, joining: MemberMetadata) -> None:
         """Expect the member to join with the id that it received, within a session timeout."""
         member_id = joining.member_id
 
@@ -618,7 +626,7 @@ def why_not_in_generation(
     return error
 
 
-def _joined(group: Group, member: Member, *, with_members: bool, skip: bool = False) -> g.JoinGroupResponse:
+def _joined(group: Group, member: MemberMetadata, *, with_members: bool, skip: bool = False) -> g.JoinGroupResponse:
     """`skip`: the leader need not compute an assignment (KIP-814)."""
     return g.JoinGroupResponse(
         0,
@@ -633,7 +641,7 @@ def _joined(group: Group, member: Member, *, with_members: bool, skip: bool = Fa
     )
 
 
-def _assigned(group: Group, member: Member) -> g.SyncGroupResponse:
+def _assigned(group: Group, member: MemberMetadata) -> g.SyncGroupResponse:
     return g.SyncGroupResponse(0, _E.NONE, group.protocol_type, group.protocol_name, member.assignment)
 
 
@@ -645,14 +653,14 @@ def _refused_join(code: ErrorCode, member_id: str) -> g.JoinGroupResponse:
     return g.JoinGroupResponse(0, code, NO_GENERATION, member_id=member_id)
 
 
-def _answer_join(member: Member, response: g.JoinGroupResponse) -> None:
+def _answer_join(member: MemberMetadata, response: g.JoinGroupResponse) -> None:
     waiter, member.join_waiter = member.join_waiter, None
     member.is_gone = never
     if waiter is not None:
         waiter(response)
 
 
-def _answer_sync(member: Member, response: g.SyncGroupResponse) -> None:
+def _answer_sync(member: MemberMetadata, response: g.SyncGroupResponse) -> None:
     waiter, member.sync_waiter = member.sync_waiter, None
     if waiter is not None:
         waiter(response)

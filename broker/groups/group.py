@@ -33,7 +33,7 @@ def never() -> bool:
     return False
 
 
-class Member:
+class MemberMetadata:
     def __init__(
         self,
         member_id: str,
@@ -99,7 +99,7 @@ class Group:
         """The highest generation number that any coordinator may have used."""
         self.protocol_name: str | None = None
         self.leader_id: str | None = None
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, MemberMetadata] = {}
         self.static_members: dict[str, str] = {}
         """The member id of each static member, by its name."""
         self.pending_members: dict[str, None] = {}
@@ -153,7 +153,7 @@ class Group:
 
     # -- members --
 
-    def add(self, member: Member, protocol_type: str) -> None:
+    def add(self, member: MemberMetadata, protocol_type: str) -> None:
         assert member.member_id not in self.members
         if not self.members:
             self.protocol_type = protocol_type
@@ -165,7 +165,7 @@ class Group:
         self._count(member.protocols, 1)
         self.pending_members.pop(member.member_id, None)
 
-    def remove(self, member_id: str) -> Member | None:
+    def remove(self, member_id: str) -> MemberMetadata | None:
         """Remove the member and return it with its waiters."""
         member = self.members.pop(member_id, None)
         self.pending_members.pop(member_id, None)
@@ -179,7 +179,7 @@ class Group:
             self.leader_id = next(iter(self.members), None)
         return member
 
-    def update(self, member: Member, joining: Member) -> None:
+    def update(self, member: MemberMetadata, joining: MemberMetadata) -> None:
         """Update the member with the values of its new join request, or restore earlier ones."""
         self._count(member.protocols, -1)
         member.protocols = joining.protocols
@@ -427,7 +427,7 @@ def group_from(group_id: str, value: GroupValue, now_s: float, terms_since: int 
     group.protocol_name = value.protocol_name
     group.state_since_s = now_s
     for stored in value.members:
-        member = Member(
+        member = MemberMetadata(
             stored.member_id,
             stored.group_instance_id,
             stored.client_id,

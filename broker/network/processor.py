@@ -87,7 +87,7 @@ class Processor:
         self.clock = clock
         native = NativeListener(listener, plane, settings.socket_request_max_bytes)
         kafka = KafkaListener(settings.socket_request_max_bytes)
-        self.new_dialect: Callable[[Connection], Dialect] = lambda connection: FirstFrame(
+        self.new_dialect: Callable[[ServerConnection], Dialect] = lambda connection: FirstFrame(
             lambda: NativeDialect(native),
             lambda: KafkaDialect(kafka),
             connection.chose_dialect,
@@ -96,16 +96,16 @@ class Processor:
         """Creates the dialect of a connection."""
         if plane is Plane.CONTROL:  # only brokers connect here, with our own dialect
             self.new_dialect = lambda connection: NativeDialect(native)
-        self.connections: dict[Connection, None] = {}
+        self.connections: dict[ServerConnection, None] = {}
         self._nobody_left = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._to_flush: list[Connection] = []
+        self._to_flush: list[ServerConnection] = []
         self._nobody_left.set()
         self._sweep_timer: asyncio.TimerHandle | None = None
 
     async def adopt(self, incoming: Incoming, on_lost: Callable[[], None]) -> None:
         """Take over a connection. Raises OSError, and then does not call `on_lost`."""
-        await incoming.attach(lambda: Connection(self, incoming.peer, on_lost))
+        await incoming.attach(lambda: ServerConnection(self, incoming.peer, on_lost))
 
     def start(self) -> None:
         """Begin to check deadlines."""
@@ -125,7 +125,7 @@ class Processor:
                 connection.abort()
             await self._nobody_left.wait()
 
-    def flush_soon(self, connection: Connection) -> None:
+    def flush_soon(self, connection: ServerConnection) -> None:
         """Call `connection.flush` once the handlers are done in this turn of the loop."""
         self._to_flush.append(connection)
         if len(self._to_flush) == 1:
@@ -136,12 +136,12 @@ class Processor:
         for connection in to_flush:
             connection.flush()
 
-    def joined(self, connection: Connection) -> None:
+    def joined(self, connection: ServerConnection) -> None:
         self.connections[connection] = None
         self._nobody_left.clear()
         self.metrics.connections_opened += 1
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: ServerConnection) -> None:
         del self.connections[connection]
         if not self.connections:
             self._nobody_left.set()
@@ -158,7 +158,7 @@ class Processor:
         self.start()
 
 
-class Connection(asyncio.BufferedProtocol):
+class ServerConnection(asyncio.BufferedProtocol):
     """One connection, from `connection_made` until all of its requests have been handled. See the head of this
     module."""
 

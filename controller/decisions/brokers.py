@@ -46,20 +46,20 @@ from minibroker.controller.decisions.plan import (
 from minibroker.controller.decisions.states.partition import PartitionState
 from minibroker.controller.decisions.states.replica import PartitionReplica, ReplicaState
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition, min_insync_replicas
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, RegisteredBroker, TopicPartition, min_insync_replicas
 from minibroker.protocol.znodes import delete_topic_path, partitions_path
 
 
 class BrokerDifference(NamedTuple):
     """What the registered brokers are, compared to those known to live. Each in the order of the ids."""
 
-    added: tuple[Broker, ...]
+    added: tuple[RegisteredBroker, ...]
     lost: tuple[int, ...]
-    bounced: tuple[Broker, ...]
+    bounced: tuple[RegisteredBroker, ...]
     """Registered again since: the same id with another epoch. To be treated as lost, then as added."""
 
 
-def difference(live: Mapping[int, Broker], registered: Mapping[int, Broker]) -> BrokerDifference:
+def difference(live: Mapping[int, RegisteredBroker], registered: Mapping[int, RegisteredBroker]) -> BrokerDifference:
     return BrokerDifference(
         added=tuple(registered[b] for b in sorted(registered) if b not in live),
         lost=tuple(b for b in sorted(live) if b not in registered),
@@ -165,7 +165,7 @@ def suspected(broker_id: int, broker_epoch: int) -> Plan:
     return builder.build()
 
 
-def added(state: ClusterState, brokers: Iterable[Broker]) -> Plan:
+def added(state: ClusterState, brokers: Iterable[RegisteredBroker]) -> Plan:
     """Take brokers into the picture, and tell them everything before they are told anything else.
 
     `settle` over `affected_by` them and the partitions without a leader comes next.

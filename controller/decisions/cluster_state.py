@@ -15,7 +15,7 @@ from typing import NamedTuple, assert_never
 
 from minibroker.controller.decisions.states.partition import PartitionState
 from minibroker.controller.decisions.states.replica import PartitionReplica, ReplicaState
-from minibroker.protocol.model import NO_LEADER, Broker, LeaderAndIsr, ReplicaAssignment, TopicPartition
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, RegisteredBroker, ReplicaAssignment, TopicPartition
 from minibroker.protocol.znodes import TopicZnode
 
 NOT_WRITTEN = -1
@@ -28,7 +28,7 @@ _SHOWN = 20
 
 
 class BrokerAdded(NamedTuple):
-    broker: Broker
+    broker: RegisteredBroker
 
     def __str__(self) -> str:
         return f"broker {self.broker.id} (epoch {self.broker.epoch}) joins"
@@ -234,7 +234,7 @@ class TopicSettings(NamedTuple):
 class Snapshot(NamedTuple):
     """Everything in ZooKeeper that concerns a controller. What could not be decoded is named, not left out."""
 
-    brokers: Mapping[int, Broker]
+    brokers: Mapping[int, RegisteredBroker]
     topics: Mapping[str, TopicZnode]
     states: Mapping[TopicPartition, LeaderAndIsr]
     topics_to_delete: tuple[str, ...] = ()
@@ -253,7 +253,7 @@ class ClusterState:
     def __init__(self, controller_id: int, controller_epoch: int) -> None:
         self.controller_id = controller_id
         self.controller_epoch = controller_epoch
-        self.live_brokers: dict[int, Broker] = {}
+        self.live_brokers: dict[int, RegisteredBroker] = {}
         self.shutting_down_brokers: set[int] = set()
         """Live brokers that are about to stop: they get no leadership, no place in an ISR, and no new replicas. Until
         they are gone, or registered again."""
@@ -355,11 +355,11 @@ class ClusterState:
         """In the order of the assignment."""
         return tuple(b for b in self.assignments[partition] if self.is_live(partition, b))
 
-    def live_brokers_of(self, partition: TopicPartition) -> dict[int, Broker]:
+    def live_brokers_of(self, partition: TopicPartition) -> dict[int, RegisteredBroker]:
         """The brokers of `live_replicas`."""
         return {b: self.live_brokers[b] for b in self.live_replicas(partition)}
 
-    def staying_brokers_of(self, partition: TopicPartition) -> dict[int, Broker]:
+    def staying_brokers_of(self, partition: TopicPartition) -> dict[int, RegisteredBroker]:
         """Those of them that are not about to stop."""
         return {b: br for b, br in self.live_brokers_of(partition).items() if b not in self.shutting_down_brokers}
 

@@ -50,7 +50,7 @@ class Attempt(Enum):
     STOOD = "a connection stood for a while, and has ended"
 
 
-class Trouble(NamedTuple):
+class UnreachableBroker(NamedTuple):
     """A broker that could not be reached when it was last tried."""
 
     epoch: int
@@ -103,7 +103,9 @@ def in_a_row(last: Suspicion | None, now_s: float) -> int:
     return min(last.in_a_row, MAX_IN_A_ROW)
 
 
-def remembered(trouble: Trouble | None, broker_epoch: int, now_s: float, detection_s: float) -> Trouble | None:
+def remembered(
+    trouble: UnreachableBroker | None, broker_epoch: int, now_s: float, detection_s: float
+) -> UnreachableBroker | None:
     """What the last watch of this epoch saw, if that was just now: a broker that has removed a crashed controller, and
     then takes its office, need not find out again that it has crashed."""
     if trouble is None or trouble.epoch != broker_epoch:
@@ -111,7 +113,7 @@ def remembered(trouble: Trouble | None, broker_epoch: int, now_s: float, detecti
     return trouble if now_s - trouble.seen_s < detection_s else None
 
 
-def begin(trouble: Trouble | None, suspicions_in_a_row: int) -> Watched:
+def begin(trouble: UnreachableBroker | None, suspicions_in_a_row: int) -> Watched:
     """A watch that starts from what is remembered. What the broker was suspected for has been judged: another suspicion
     takes its full time."""
     if trouble is None:
@@ -126,7 +128,7 @@ def connect_timeout_s(watched: Watched, now_s: float, detection_s: float) -> flo
     return min(max(due_s - now_s, RETRY_PAUSE_S), detection_s)
 
 
-def probe_timeout_s(trouble: Trouble | None, now_s: float, detection_s: float) -> float:
+def probe_timeout_s(trouble: UnreachableBroker | None, now_s: float, detection_s: float) -> float:
     """How long to wait for the answer of a broker that is probed, not watched."""
     return detection_s if trouble is None else max(trouble.since_s + detection_s - now_s, RETRY_PAUSE_S)
 

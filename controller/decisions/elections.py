@@ -7,7 +7,8 @@ for it, or takes it back without its tail, though others have all that was ackno
 
 The choice: what was acknowledged is in the log of every *trusted* member of the ISR and of the eligible replicas.
 - Each of them is on record with the broker epoch in which it was known to have it all. It is trusted while its broker
-  lives and says that it has lost nothing since that epoch (`Broker.trusted_since`). An unknown epoch is believed.
+  lives and says that it has lost nothing since that epoch (`RegisteredBroker.trusted_since`). An unknown epoch is
+  believed.
 - Eligible are those that left the ISR when it fell below min.insync.replicas: nothing is committed from then on
   (`broker/replication/isr.py`), so they still have everything (`model.eligible_after`). That number is the leader's, as
   the state says (`LeaderAndIsr.to_commit`), whatever the controller has heard of settings. Those that left because they
@@ -15,7 +16,7 @@ The choice: what was acknowledged is in the log of every *trusted* member of the
   leader strikes them off (`Partition.isr_to_propose`). For where one host lost its power, the others may have, too, and
   nobody has noticed yet: then what is left of the ISR commits nothing, and its logs may be shorter.
 - In a topic with durability=synced they stand for what they had flushed, so they are trusted while their broker says
-  that nothing of that is lost (`Broker.synced_since`): after a power cut too, of all brokers at once.
+  that nothing of that is lost (`RegisteredBroker.synced_since`): after a power cut too, of all brokers at once.
 - The first replica in the assignment that is trusted and in the ISR is elected, or else the first that is trusted and
   eligible. Where there is neither, there is no leader, and the ISR and the eligible stay on record as they are: any of
   them that comes back and is trusted has everything, and the last member never leaves.
@@ -47,15 +48,15 @@ from minibroker.protocol.model import (
     INITIAL_LEADER_EPOCH,
     NO_EPOCH,
     NO_LEADER,
-    Broker,
     LeaderAndIsr,
     Member,
+    RegisteredBroker,
     ReplicaAssignment,
     eligible_after,
     leader_and_isr,
 )
 
-Live = Mapping[int, Broker]
+Live = Mapping[int, RegisteredBroker]
 """The brokers that may be elected at all: those that are up and whose log directory works."""
 
 
@@ -83,7 +84,7 @@ def is_trusted(member: Member, live: Live) -> bool:
     return broker is not None and (member.epoch == NO_EPOCH or member.epoch >= broker.trusted_since)
 
 
-def trusted_by_what_is_flushed(live: Live) -> dict[int, Broker]:
+def trusted_by_what_is_flushed(live: Live) -> dict[int, RegisteredBroker]:
     """For a topic with durability=synced: as `live`, but believed for what was flushed."""
     return {b: msgspec.structs.replace(broker, trusted_since=broker.synced_since) for b, broker in live.items()}
 

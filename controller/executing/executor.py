@@ -140,7 +140,7 @@ class _Batch(NamedTuple):
     """For each write, the index of its last operation: the version of a state is in that one's result."""
 
 
-class Executor:
+class PlanExecutor:
     """One tenure's. `execute` raises ControllerMoved, SessionExpired, and ZooKeeperErrors that are not expected."""
 
     def __init__(

@@ -15,7 +15,14 @@ from minibroker.controller.decisions import events
 from minibroker.controller.decisions.cluster_state import TopicSettings
 from minibroker.controller.executing.access import ZooKeeperAccess
 from minibroker.protocol import znodes
-from minibroker.protocol.model import DURABILITY, SYNCED, Broker, LeaderAndIsr, TopicPartition, topic_name_problem
+from minibroker.protocol.model import (
+    DURABILITY,
+    SYNCED,
+    LeaderAndIsr,
+    RegisteredBroker,
+    TopicPartition,
+    topic_name_problem,
+)
 from minibroker.protocol.world import NodeExists, NoNode, Stat, Watcher, ZooKeeperSession
 from minibroker.protocol.znodes import MalformedZnode, Reassignment, TopicZnode
 
@@ -46,7 +53,7 @@ class Overview(NamedTuple):
     log_dir_notifications: Sequence[str]
 
 
-class Topics(NamedTuple):
+class TopicZnodes(NamedTuple):
     read: Mapping[str, TopicZnode]
     malformed: Mapping[str, str]
     """What is wrong with those that make no sense, and what could be written there."""
@@ -112,7 +119,7 @@ class Gather:
             [f"{znodes.LOG_DIR_EVENTS}/{name}" for name in log_dir_failures or []],
         )
 
-    async def brokers(self, known: Iterable[int]) -> dict[int, Broker]:
+    async def brokers(self, known: Iterable[int]) -> dict[int, RegisteredBroker]:
         """The brokers that are registered now. The data of `known` ones is asked for in the same go as the list."""
         guess = sorted(known)
         calls: list[_List | _Get] = [lambda: self._children(znodes.BROKER_IDS, self._watchers[events.BrokerChange])]
@@ -131,26 +138,26 @@ class Gather:
         [stat] = await self._access.read([lambda: self._session.exists(znodes.broker_path(broker_id))])
         return stat.czxid if stat is not None else None
 
-    async def registered(self, broker_ids: Sequence[int]) -> dict[int, Broker]:
+    async def registered(self, broker_ids: Sequence[int]) -> dict[int, RegisteredBroker]:
         """Those of the brokers that are registered. Registrations that make no sense are watched."""
-        brokers: dict[int, Broker] = {}
+        brokers: dict[int, RegisteredBroker] = {}
         await self._read_brokers(broker_ids, brokers)
         await self._watch_unreadable(broker_ids, brokers)
         return brokers
 
-    async def _watch_unreadable(self, broker_ids: Iterable[int], brokers: dict[int, Broker]) -> None:
+    async def _watch_unreadable(self, broker_ids: Iterable[int], brokers: dict[int, RegisteredBroker]) -> None:
         unreadable = [broker_id for broker_id in broker_ids if znodes.broker_path(broker_id) in self._problems]
         await self._read_brokers(unreadable, brokers, self._watchers[events.BrokerChange])
 
     async def _read_brokers(
-        self, broker_ids: Sequence[int], brokers: dict[int, Broker], watcher: Watcher | None = None
+        self, broker_ids: Sequence[int], brokers: dict[int, RegisteredBroker], watcher: Watcher | None = None
     ) -> None:
         nodes = await self._access.read([self._getter(znodes.broker_path(b), watcher) for b in broker_ids])
         for broker_id, node in zip(broker_ids, nodes, strict=True):
             if node is not None:
                 self._decode_broker(broker_id, node, brokers)
 
-    def _decode_broker(self, broker_id: int, node: tuple[bytes, Stat], brokers: dict[int, Broker]) -> None:
+    def _decode_broker(self, broker_id: int, node: tuple[bytes, Stat], brokers: dict[int, RegisteredBroker]) -> None:
         data, stat = node
         path = znodes.broker_path(broker_id)
         try:
@@ -169,7 +176,7 @@ class Gather:
         )
         return names or []
 
-    async def topics(self, names: Sequence[str], *, watch: bool = True, known: Container[str] = ()) -> Topics:
+    async def topics(self, names: Sequence[str], *, watch: bool = True, known: Container[str] = ()) -> TopicZnodes:
         """Those that are there, each watched from now on, unless it is a second look at one that is. Nothing is noted
         of the `known` ones: what makes no sense there is put back."""
         watcher = self._watchers[events.PartitionModifications] if watch else None
@@ -192,7 +199,7 @@ class Gather:
             if example:
                 malformed[name] = f"{problem}, as in {example}, with all replicas of each partition (these are in sync)"
             self._note(znodes.topic_path(name), problem, f"topic {name} is ignored: {malformed[name]}")
-        return Topics(read, malformed, versions, changed_in)
+        return TopicZnodes(read, malformed, versions, changed_in)
 
     async def _example(self, topic: str) -> str:
         """What could be written to the topic's znode, as far as the nodes below it tell; empty where they do not."""

@@ -40,7 +40,7 @@ from minibroker.protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, Api
 from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
-from minibroker.protocol.model import Broker, Endpoint, TopicPartition
+from minibroker.protocol.model import Endpoint, RegisteredBroker, TopicPartition
 from minibroker.protocol.world import Clock
 
 RETRY_PAUSE_S = 0.1
@@ -88,7 +88,7 @@ class Outbox:
         self._channels: dict[int, _Channel] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
-    def add_broker(self, broker: Broker) -> None:
+    def add_broker(self, broker: RegisteredBroker) -> None:
         self.remove_broker(broker.id)
         endpoint = control_endpoint(broker)
         if endpoint is None:
@@ -224,7 +224,7 @@ class Outbox:
 
 @dataclass(eq=False)
 class _Channel:
-    broker: Broker
+    broker: RegisteredBroker
     endpoint: Endpoint
     queue: deque[tuple[Outgoing, float]] = field(default_factory=deque)
     """With the time at which each was queued."""

@@ -18,8 +18,8 @@ from minibroker.protocol.model import (
     DEFAULT_LISTENER,
     NO_EPOCH,
     NO_LEADER,
-    Broker,
     Endpoint,
+    RegisteredBroker,
     TopicPartition,
 )
 
@@ -35,12 +35,12 @@ _MEMBER_BYTES = 14
 _TOPIC_BYTES = 40
 
 
-def control_endpoint(broker: Broker) -> Endpoint | None:
+def control_endpoint(broker: RegisteredBroker) -> Endpoint | None:
     """Where the broker takes control requests."""
     return broker.endpoint(CONTROL_LISTENER) or broker.endpoint(DEFAULT_LISTENER)
 
 
-def data_endpoint(broker: Broker) -> Endpoint | None:
+def data_endpoint(broker: RegisteredBroker) -> Endpoint | None:
     """Where followers fetch from the broker."""
     plain = broker.endpoint(DEFAULT_LISTENER)
     return plain or next((e for e in broker.endpoints if e.listener != CONTROL_LISTENER), None)
@@ -52,7 +52,7 @@ Described = dict[TopicPartition, m.LeaderAndIsrPartition]
 
 def leader_and_isr(
     state: ClusterState,
-    broker: Broker,
+    broker: RegisteredBroker,
     partitions: Sequence[TopicPartition],
     new: frozenset[TopicPartition],
     described: Described,
@@ -73,7 +73,7 @@ def leader_and_isr(
 
 def _leader_and_isr(
     state: ClusterState,
-    broker: Broker,
+    broker: RegisteredBroker,
     known: Sequence[TopicPartition],
     new: frozenset[TopicPartition],
     described: Described,
@@ -128,7 +128,7 @@ def _replica_state(
 
 def update_metadata(
     state: ClusterState, update: MetadataUpdate
-) -> Iterator[Callable[[Broker], m.UpdateMetadataRequest]]:
+) -> Iterator[Callable[[RegisteredBroker], m.UpdateMetadataRequest]]:
     """The requests of one update, to be made out to each of its brokers; they share everything but its epoch."""
     live = [
         m.UpdateMetadataBroker(
@@ -146,7 +146,9 @@ def update_metadata(
     if deleted or not parts:
         parts.append(())
 
-    def made_out(topics: list[m.UpdateMetadataTopic], *, is_last: bool) -> Callable[[Broker], m.UpdateMetadataRequest]:
+    def made_out(
+        topics: list[m.UpdateMetadataTopic], *, is_last: bool
+    ) -> Callable[[RegisteredBroker], m.UpdateMetadataRequest]:
         names_the_last = update.names_the_last and is_last
         return lambda broker: m.UpdateMetadataRequest(
             state.controller_id, state.controller_epoch, broker.epoch, topics, live, names_the_last=names_the_last
@@ -180,7 +182,7 @@ def _metadata_state(state: ClusterState, partition: TopicPartition) -> m.UpdateM
 
 
 def stop_replica(
-    state: ClusterState, broker: Broker, stops: Sequence[StopReplica]
+    state: ClusterState, broker: RegisteredBroker, stops: Sequence[StopReplica]
 ) -> Iterator[tuple[m.StopReplicaRequest, tuple[TopicPartition, ...]]]:
     """The requests for one broker, each with its partitions."""
     deleted = {stop.replica.partition: stop.delete for stop in stops}

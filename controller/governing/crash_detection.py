@@ -31,10 +31,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from minibroker.controller.background import start_in_background, stop_in_background
 from minibroker.controller.decisions import crashes
-from minibroker.controller.decisions.crashes import Attempt, Suspicion, Trouble
+from minibroker.controller.decisions.crashes import Attempt, Suspicion, UnreachableBroker
 from minibroker.controller.executing.requests import control_endpoint
 from minibroker.protocol.connections.keepalive import OF_CRASH_DETECTION, keep_alive
-from minibroker.protocol.model import Broker, Endpoint
+from minibroker.protocol.model import Endpoint, RegisteredBroker
 from minibroker.protocol.world import Clock, Network
 
 _log = logging.getLogger("minibroker.controller")
@@ -81,7 +81,7 @@ class CrashDetector:
         self._detection_s = detection_ms / 1_000
         self._in_touch = in_touch
         self._listeners: list[SuspicionListener] = []
-        self._troubles: dict[int, Trouble] = {}
+        self._troubles: dict[int, UnreachableBroker] = {}
         self._suspicions: dict[int, Suspicion] = {}
         self._watches: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -90,7 +90,7 @@ class CrashDetector:
         """Listeners are called in the order in which they were added."""
         self._listeners.append(listener)
 
-    def follow(self, brokers: Iterable[Broker]) -> None:
+    def follow(self, brokers: Iterable[RegisteredBroker]) -> None:
         """Watch these brokers, in their present epochs, and no others."""
         wanted = {(broker.id, broker.epoch): broker for broker in brokers}
         for key in [key for key in self._watches if key not in wanted]:
@@ -109,7 +109,7 @@ class CrashDetector:
         trouble = self._troubles.get(broker_id)
         return 0.0 if trouble is None else (trouble.seen_s - trouble.since_s) * 1_000
 
-    async def probe(self, brokers: Sequence[Broker]) -> list[int]:
+    async def probe(self, brokers: Sequence[RegisteredBroker]) -> list[int]:
         """The ids of those that are not running: their control listener refuses, or they have been unreachable for
         `broker.crash.detection.ms` by now. Takes no longer than that; a broker that was not known to be in trouble and
         cannot be reached within that time is left to the watch."""
@@ -120,7 +120,7 @@ class CrashDetector:
         self.follow(())
         await stop_in_background(list(self._ending))
 
-    async def _is_gone(self, broker: Broker) -> bool:
+    async def _is_gone(self, broker: RegisteredBroker) -> bool:
         endpoint = control_endpoint(broker)
         if endpoint is None:
             return False
@@ -144,7 +144,7 @@ class CrashDetector:
             return False
         return True
 
-    async def _watch(self, broker: Broker, endpoint: Endpoint) -> None:
+    async def _watch(self, broker: RegisteredBroker, endpoint: Endpoint) -> None:
         suspicions = crashes.in_a_row(self._suspicions.get(broker.id), self._clock.monotonic())
         watched = crashes.begin(self._remembered(broker), suspicions)
         while True:
@@ -155,7 +155,7 @@ class CrashDetector:
             now_s = self._clock.monotonic()
             watched, is_suspect, pause_s = crashes.decide(watched, attempt, now_s, self._detection_s)
             since_s = watched.since_s(now_s)
-            self._troubles[broker.id] = Trouble(broker.epoch, since_s, now_s, watched.has_stood)
+            self._troubles[broker.id] = UnreachableBroker(broker.epoch, since_s, now_s, watched.has_stood)
             if not is_suspect:
                 await asyncio.sleep(pause_s)
                 continue
@@ -172,7 +172,7 @@ class CrashDetector:
                 listener(broker.id, broker.epoch, f"{endpoint.host}:{endpoint.port}: {reason}")
             return
 
-    async def _look(self, broker: Broker, endpoint: Endpoint, timeout_s: float) -> tuple[Attempt, str]:
+    async def _look(self, broker: RegisteredBroker, endpoint: Endpoint, timeout_s: float) -> tuple[Attempt, str]:
         """What came of an attempt to connect, also in words. Where it made a connection, returns once that has
         ended."""
         try:
@@ -206,6 +206,6 @@ class CrashDetector:
         self._troubles.clear()
         return True
 
-    def _remembered(self, broker: Broker) -> Trouble | None:
+    def _remembered(self, broker: RegisteredBroker) -> UnreachableBroker | None:
         trouble = self._troubles.get(broker.id)
         return crashes.remembered(trouble, broker.epoch, self._clock.monotonic(), self._detection_s)

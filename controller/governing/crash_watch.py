@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 from minibroker.controller.governing.crash_detection import CrashDetector
 from minibroker.protocol import znodes
-from minibroker.protocol.model import NO_EPOCH, Broker
+from minibroker.protocol.model import NO_EPOCH, RegisteredBroker
 from minibroker.protocol.world import ConnectionLoss, NoNode, SessionExpired, ZooKeeperSession
 from minibroker.protocol.znodes import MalformedZnode
 
@@ -34,11 +34,11 @@ class CrashWatch:
         self._sessions = sessions
         self._start = start
         self._remove_controller = remove_controller
-        self._brokers: tuple[Broker, ...] = ()
-        self._controller: Broker | None = None
+        self._brokers: tuple[RegisteredBroker, ...] = ()
+        self._controller: RegisteredBroker | None = None
         self._controller_epoch = NO_EPOCH
 
-    def brokers_changed(self, brokers: tuple[Broker, ...]) -> None:
+    def brokers_changed(self, brokers: tuple[RegisteredBroker, ...]) -> None:
         """This broker's controller has a new picture of the live brokers, or none, once it is out of office."""
         self._brokers = tuple(broker for broker in brokers if broker.id != self._broker_id)
         self._follow()

@@ -75,7 +75,7 @@ NO_SESSION = 0
 """The owner of a node that is not ephemeral."""
 
 
-class Term(NamedTuple):
+class OfficeTerm(NamedTuple):
     """A term of office. `epoch_version` is the data version of /controller_epoch as its election left it."""
 
     epoch: int
@@ -101,7 +101,7 @@ class LeadershipVerdict(Enum):
     INVALID = "/controller belongs to this session, but does not name the broker and the term that it should"
 
 
-def judge_leadership(seen: Seen, broker_id: int, session_id: int, claim: Term | None) -> LeadershipVerdict:
+def judge_leadership(seen: Seen, broker_id: int, session_id: int, claim: OfficeTerm | None) -> LeadershipVerdict:
     """What the two nodes mean for broker `broker_id`, whose last race claimed the term `claim`."""
     if seen.controller_id is None:
         return LeadershipVerdict.VACANT
@@ -145,8 +145,8 @@ class Leadership:
         self._on_removed = on_removed
 
         self._session: ZooKeeperSession | None = None
-        self._claim: Term | None = None
-        self._term: Term | None = None
+        self._claim: OfficeTerm | None = None
+        self._term: OfficeTerm | None = None
         self._announced: tuple[int | None, int] | None = None
         self._highest_epoch = INITIAL_CONTROLLER_EPOCH
         self._not_before_s = 0.0
@@ -278,7 +278,7 @@ class Leadership:
             verdict = judge_leadership(seen, self._broker_id, session.session_id, self._claim)
             if verdict is LeadershipVerdict.ELECTED:
                 self._announce(seen.controller_id, seen.epoch)
-                await self._begin_term(session, Term(seen.epoch, seen.epoch_version))
+                await self._begin_term(session, OfficeTerm(seen.epoch, seen.epoch_version))
                 if self._term is not None:
                     return
             elif verdict is LeadershipVerdict.FOLLOWER:
@@ -350,7 +350,7 @@ class Leadership:
             await session.create(CONTROLLER_EPOCH, encode_controller_epoch(self._highest_epoch))
 
     async def _race(self, session: ZooKeeperSession, seen: Seen) -> None:
-        term = Term(max(seen.epoch, self._highest_epoch) + 1, seen.epoch_version + 1)
+        term = OfficeTerm(max(seen.epoch, self._highest_epoch) + 1, seen.epoch_version + 1)
         self._claim = term
         with contextlib.suppress(MultiFailed):  # another was faster; the next look tells which
             await session.multi(
@@ -379,7 +379,7 @@ class Leadership:
             self._announced = (controller_id, epoch)
             self._on_controller(controller_id, epoch)
 
-    async def _begin_term(self, session: ZooKeeperSession, term: Term) -> None:
+    async def _begin_term(self, session: ZooKeeperSession, term: OfficeTerm) -> None:
         if self._term == term:
             return
         await self._end_term("elected again")

@@ -30,7 +30,7 @@ from typing import cast
 from minibroker.controller.background import start_in_background, stop_in_background
 from minibroker.protocol.connections.broker_proof import fingerprint
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.model import NO_EPOCH, Broker, Endpoint
+from minibroker.protocol.model import NO_EPOCH, Endpoint, RegisteredBroker
 from minibroker.protocol.world import (
     Check,
     ConnectionLoss,
@@ -463,7 +463,7 @@ class Registration:
 
     async def _judge(self, session: ZooKeeperSession, data: bytes, stat: Stat) -> tuple[NodeOwner, str]:
         """Whose node it is, and the addresses in it."""
-        broker = Broker(self._broker_id, stat.czxid, ())
+        broker = RegisteredBroker(self._broker_id, stat.czxid, ())
         try:
             broker = decode_broker(self._broker_id, data, stat.czxid)
         except MalformedZnode as error:

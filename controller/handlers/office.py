@@ -11,7 +11,7 @@ from minibroker.controller.decisions.cluster_state import Snapshot, in_order
 from minibroker.controller.event_loop import Handlers
 from minibroker.controller.handlers import steps
 from minibroker.controller.handlers.steps import Steps
-from minibroker.protocol.model import Broker, TopicPartition
+from minibroker.protocol.model import RegisteredBroker, TopicPartition
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -88,7 +88,7 @@ class Office:
             await self._steps.execute(brokers.initialize(self._state, snapshot, mended))
             await self._steps.settle(mended, tell=self._state.live_broker_ids(), announce=mended)
 
-    async def _probe(self, registered: Mapping[int, Broker]) -> Collection[int]:
+    async def _probe(self, registered: Mapping[int, RegisteredBroker]) -> Collection[int]:
         others = [broker for broker_id, broker in sorted(registered.items()) if broker_id != self._state.controller_id]
         return await self._steps.hooks.probe(others) if others else ()
 

@@ -22,12 +22,12 @@ from minibroker.controller.decisions.cluster_state import (
 )
 from minibroker.controller.decisions.events import Event
 from minibroker.controller.decisions.plan import Plan
-from minibroker.controller.executing.executor import Executor, PlanOutcome
+from minibroker.controller.executing.executor import PlanExecutor, PlanOutcome
 from minibroker.controller.executing.gather import Gather
 from minibroker.controller.timeline import Timeline
 from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.messages import CreatableTopic
-from minibroker.protocol.model import REPLICATED, Broker, TopicPartition
+from minibroker.protocol.model import REPLICATED, RegisteredBroker, TopicPartition
 from minibroker.protocol.world import World, ZooKeeperSession
 
 PARTITIONS_AT_ONCE = 100
@@ -35,7 +35,7 @@ PARTITIONS_AT_ONCE = 100
 where their znodes are created)."""
 BREATH_S = 0.001
 
-Probe = Callable[[Sequence[Broker]], Awaitable[Collection[int]]]
+Probe = Callable[[Sequence[RegisteredBroker]], Awaitable[Collection[int]]]
 """Tries to connect to brokers and returns the ids of those that are certainly not running. Bounds its own time."""
 
 
@@ -68,7 +68,7 @@ class Hooks(NamedTuple):
     validate_config: topics.ConfigCheck
     read_defaults: Callable[[ZooKeeperSession], Awaitable[object]]
     """Reads what is set for brokers now, and changes `ControllerSettings` accordingly. Raises ZooKeeperError."""
-    on_brokers_changed: Callable[[tuple[Broker, ...]], None]
+    on_brokers_changed: Callable[[tuple[RegisteredBroker, ...]], None]
     spent_nonces: dict[bytes, None]
     """Of the topics that this process has created, in whichever term: see `topics.validate`. The oldest come first."""
 
@@ -82,7 +82,7 @@ class Steps:
     hooks: Hooks
     state: ClusterState
     gather: Gather
-    executor: Executor
+    executor: PlanExecutor
     timeline: Timeline
     post: Callable[[Event], None]
     deletion_news: asyncio.Event

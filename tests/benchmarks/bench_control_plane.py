@@ -37,7 +37,7 @@ from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.connections.framing import FrameReader
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, Broker, TopicPartition
+from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, RegisteredBroker, TopicPartition
 from minibroker.protocol.records import encode_batch
 from minibroker.protocol.world.real import RealWorld
 
@@ -62,7 +62,7 @@ class Row(NamedTuple):
 class Orders(NamedTuple):
     """What the controller of the cluster would send to one of its brokers."""
 
-    broker: Broker
+    broker: RegisteredBroker
     update_metadata: m.UpdateMetadataRequest
     secret: bytes
 

@@ -11,17 +11,17 @@ from minibroker.controller.decisions import elections
 from minibroker.controller.decisions.cluster_state import LogEnd
 from minibroker.controller.decisions.elections import Basis, is_trusted
 from minibroker.controller.decisions.placement import assign_replicas
-from minibroker.protocol.model import NO_EPOCH, NO_LEADER, Broker, LeaderAndIsr, Member, leader_and_isr
+from minibroker.protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, Member, RegisteredBroker, leader_and_isr
 
 assignments = st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True)
 epochs = st.integers(1, 6)
 
 
 @st.composite
-def brokers(draw: st.DrawFn, broker_id: int) -> Broker:
+def brokers(draw: st.DrawFn, broker_id: int) -> RegisteredBroker:
     """In some epoch, with some trust in what it had in earlier ones."""
     epoch = draw(epochs)
-    return Broker(broker_id, epoch, (), trusted_since=draw(st.integers(0, epoch)))
+    return RegisteredBroker(broker_id, epoch, (), trusted_since=draw(st.integers(0, epoch)))
 
 
 lives = st.sets(st.integers(0, 9)).flatmap(
@@ -184,7 +184,7 @@ def test_one_loss_after_the_other_leaves_a_leader_to_the_last_and_whoever_of_the
     data: st.DataObject, to_commit: int
 ) -> None:
     assignment = data.draw(assignments)
-    live = {broker_id: Broker(broker_id, 1, ()) for broker_id in assignment}
+    live = {broker_id: RegisteredBroker(broker_id, 1, ()) for broker_id in assignment}
     state = elections.first_state(assignment, live, 4, to_commit=to_commit)
     assert state is not None
     for lost in data.draw(st.permutations(assignment)):
@@ -199,7 +199,7 @@ def test_one_loss_after_the_other_leaves_a_leader_to_the_last_and_whoever_of_the
     # Nothing was committed without them, so each of the last `to_commit` has everything.
     assert len(on_record(state)) == min(to_commit, len(assignment))
     back = data.draw(st.sampled_from(on_record(state)))
-    state, _ = elections.decide(assignment, state, {back: Broker(back, 2, ())}, 4)
+    state, _ = elections.decide(assignment, state, {back: RegisteredBroker(back, 2, ())}, 4)
     assert state.leader == back
 
 

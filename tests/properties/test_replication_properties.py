@@ -25,7 +25,7 @@ from minibroker.controller.decisions import elections
 from minibroker.controller.decisions.cluster_state import LogEnd
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import LeaderAndIsrPartition
-from minibroker.protocol.model import NO_LEADER, Broker, LeaderAndIsr, TopicPartition
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, RegisteredBroker, TopicPartition
 from minibroker.protocol.records import decode_batch, encode_batch, iterate_batches
 from tests.storage_support import StorageHost, StorageWorld
 
@@ -77,7 +77,7 @@ class Replication(RuleBasedStateMachine):
         self.stopped_cleanly: set[int] = set()
         self.lossy: set[int] = set()
         """Lost something in a power cut, and are not known to have everything again."""
-        self.cluster: dict[int, Broker] = {}
+        self.cluster: dict[int, RegisteredBroker] = {}
         """Those that live, as far as the controller knows."""
         self.log_ends: dict[int, tuple[int, LogEnd]] = {}
         """With the leader epoch in which they were reported."""
@@ -103,8 +103,10 @@ class Replication(RuleBasedStateMachine):
 
     # -- processes --
 
-    def registration(self, broker_id: int) -> Broker:
-        return Broker(broker_id, self.broker_epochs[broker_id], (), trusted_since=self.trusted_since[broker_id])
+    def registration(self, broker_id: int) -> RegisteredBroker:
+        return RegisteredBroker(
+            broker_id, self.broker_epochs[broker_id], (), trusted_since=self.trusted_since[broker_id]
+        )
 
     def register(self, broker_id: int) -> None:
         self.epochs_given += 1

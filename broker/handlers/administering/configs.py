@@ -234,7 +234,9 @@ async def _find(session: ZooKeeperSession, kind: int, name: str) -> _StoredConfi
         )
     try:
         data, stat = await session.get(path)
-        return _StoredConfigs(path, from_earlier_release(znodes.decode_config(path, data)), stat.version, stat.mzxid, topic)
+        return _StoredConfigs(
+            path, from_earlier_release(znodes.decode_config(path, data)), stat.version, stat.mzxid, topic
+        )
     except NoNode:
         return _StoredConfigs(path, {}, None, topic=topic)
     except MalformedZnode as error:

@@ -10,7 +10,7 @@ from minibroker.broker.handlers import fetch
 from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.kafka_dialect import KafkaDialect
 from minibroker.broker.network.ordered_answers import OrderedAnswers
-from minibroker.broker.network.processor import Connection
+from minibroker.broker.network.processor import ServerConnection
 from minibroker.broker.replication import transcoding
 from minibroker.broker.replication.fetcher import Fetcher
 from minibroker.broker.storage.producer_state import ProducerState
@@ -32,7 +32,7 @@ def answers_leave_as_they_come(patches: Patches) -> None:
 
 @mutant("a look at the past", "what is asked behind a batch is answered before the batch is replicated")
 def nothing_waits_for_a_batch(patches: Patches) -> None:
-    @patches.instead_of(Connection, "_waits_for_answers")
+    @patches.instead_of(ServerConnection, "_waits_for_answers")
     def _waits_for_answers(original: Any, self: Any) -> bool:
         return False
 

@@ -25,9 +25,9 @@ from minibroker.protocol.model import (
     CONTROL_LISTENER,
     DEFAULT_LISTENER,
     NO_LEADER,
-    Broker,
     Endpoint,
     LeaderAndIsr,
+    RegisteredBroker,
     TopicPartition,
     min_insync_replicas,
 )
@@ -281,7 +281,7 @@ class Office:
         self.entries: list[dict[str, Any]] = []
         self.resigned: list[str] = []
         self.watched: list[tuple[int, ...]] = []
-        self.refused: Callable[[Sequence[Broker]], Awaitable[Collection[int]]] = self._probe
+        self.refused: Callable[[Sequence[RegisteredBroker]], Awaitable[Collection[int]]] = self._probe
         self.check_config: Callable[[Mapping[str, str]], str | None] = _check_config
         self.controller = Controller(
             self.world,
@@ -351,7 +351,7 @@ class Office:
     def kill(self) -> None:
         self.world.process.kill()
 
-    async def _probe(self, brokers: Sequence[Broker]) -> Collection[int]:
+    async def _probe(self, brokers: Sequence[RegisteredBroker]) -> Collection[int]:
         refused = []
         for broker in brokers:
             endpoint = broker.endpoint(CONTROL_LISTENER)

@@ -14,16 +14,18 @@ from minibroker.controller.decisions.plan import Plan, WriteState
 from minibroker.controller.decisions.states import partition as partition_states
 from minibroker.controller.decisions.states import replica as replica_states
 from minibroker.controller.decisions.states.machine import check
-from minibroker.protocol.model import Broker, Endpoint, LeaderAndIsr, TopicPartition
+from minibroker.protocol.model import Endpoint, LeaderAndIsr, RegisteredBroker, TopicPartition
 from minibroker.protocol.znodes import TopicZnode
 
 CONTROLLER = 100
 EPOCH = 7
 
 
-def broker(broker_id: int, epoch: int | None = None, trusted_since: int = 0, synced_since: int | None = None) -> Broker:
+def broker(
+    broker_id: int, epoch: int | None = None, trusted_since: int = 0, synced_since: int | None = None
+) -> RegisteredBroker:
     """Broker 2 has epoch 20 unless it is said otherwise."""
-    return Broker(
+    return RegisteredBroker(
         broker_id,
         broker_id * 10 if epoch is None else epoch,
         (

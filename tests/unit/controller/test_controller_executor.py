@@ -16,7 +16,7 @@ from minibroker.controller.decisions.states.partition import PartitionState
 from minibroker.controller.decisions.states.replica import PartitionReplica, ReplicaState
 from minibroker.controller.executing import requests
 from minibroker.controller.executing.access import ControllerMoved, ZooKeeperAccess
-from minibroker.controller.executing.executor import Executor, PlanOutcome
+from minibroker.controller.executing.executor import PlanExecutor, PlanOutcome
 from minibroker.controller.executing.outbox import Outbox
 from minibroker.controller.timeline import MAX_LINES, Timeline
 from minibroker.protocol import znodes
@@ -52,7 +52,7 @@ class Desk:
         access = ZooKeeperAccess(session, world.clock)
         session.on_state(lambda state: access.session_changed())
         version = self.zookeeper.stat(znodes.CONTROLLER_EPOCH).version
-        self._executor = Executor(access, state, version, outbox, self.timeline)
+        self._executor = PlanExecutor(access, state, version, outbox, self.timeline)
 
     async def execute(self, plan: p.Plan) -> PlanOutcome:
         self.timeline.begin(Startup(EPOCH), 0)

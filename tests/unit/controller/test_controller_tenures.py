@@ -14,7 +14,7 @@ from minibroker.controller.decisions.events import Startup
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import Message
-from minibroker.protocol.model import Broker, TopicPartition
+from minibroker.protocol.model import RegisteredBroker, TopicPartition
 from minibroker.protocol.world import Operation, SessionState
 from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.unit.controller.cluster import Cluster, Office, Told, simulate
@@ -426,7 +426,7 @@ def test_taking_office_is_cut_short_by_a_resignation() -> None:
         office = Office(cluster, 100)
         probing = asyncio.Event()
 
-        async def never(brokers: Sequence[Broker]) -> Collection[int]:
+        async def never(brokers: Sequence[RegisteredBroker]) -> Collection[int]:
             probing.set()
             await asyncio.get_running_loop().create_future()
             return ()

@@ -16,9 +16,9 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import (
     NO_LEADER,
-    Broker,
     LeaderAndIsr,
     Member,
+    RegisteredBroker,
     TopicPartition,
     eligible_after,
     min_insync_replicas,
@@ -32,7 +32,7 @@ ORDERS_0 = TopicPartition("orders", 0)
 
 def decide(
     current: LeaderAndIsr,
-    *live: Broker,
+    *live: RegisteredBroker,
     unclean: bool = False,
     log_ends: Mapping[int, LogEnd] | None = None,
 ) -> Decision:

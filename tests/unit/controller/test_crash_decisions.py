@@ -15,7 +15,7 @@ from minibroker.controller.decisions.crashes import (
     Attempt,
     CrashDecision,
     Suspicion,
-    Trouble,
+    UnreachableBroker,
     Watched,
     begin,
     connect_timeout_s,
@@ -154,7 +154,7 @@ def test_an_attempt_ends_when_the_decision_is_due() -> None:
 def test_a_probe_waits_no_longer_than_a_watch_would() -> None:
     assert probe_timeout_s(None, START_S, DETECTION_S) == DETECTION_S
     for ago_s, timeout_s in ((0.3, 0.2), (9, RETRY_PAUSE_S)):
-        trouble = Trouble(1, START_S - ago_s, START_S, has_stood=False)
+        trouble = UnreachableBroker(1, START_S - ago_s, START_S, has_stood=False)
         assert probe_timeout_s(trouble, START_S, DETECTION_S) == pytest.approx(timeout_s)
 
 
@@ -162,7 +162,7 @@ def test_a_probe_waits_no_longer_than_a_watch_would() -> None:
 
 
 def test_the_next_watch_goes_on_from_what_was_seen_of_the_same_epoch_just_now() -> None:
-    trouble = Trouble(7, START_S - 3, START_S, has_stood=True)
+    trouble = UnreachableBroker(7, START_S - 3, START_S, has_stood=True)
     assert remembered(trouble, 7, START_S + 0.4, DETECTION_S) is trouble
     assert remembered(trouble, 7, START_S + 0.5, DETECTION_S) is None
     assert remembered(trouble, 8, START_S, DETECTION_S) is None
@@ -173,7 +173,7 @@ def test_the_next_watch_goes_on_from_what_was_seen_of_the_same_epoch_just_now() 
 
 
 def test_a_broker_that_was_suspected_is_suspected_again_after_the_whole_time_of_the_row() -> None:
-    trouble = Trouble(7, START_S - 3, START_S, has_stood=True, is_suspected=True)
+    trouble = UnreachableBroker(7, START_S - 3, START_S, has_stood=True, is_suspected=True)
     watched = begin(trouble, 1)
     assert watched == Watched(None, in_a_row=1, has_stood=True)
     assert time_until_suspected_s(Attempt.NAME_IS_GONE, watched) == pytest.approx(4 * DETECTION_S)

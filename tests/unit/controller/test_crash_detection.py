@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from minibroker.controller.governing.crash_detection import PROMPT_S, PROVEN_S, CrashDetector
-from minibroker.protocol.model import CONTROL_LISTENER, Broker, Endpoint
+from minibroker.protocol.model import CONTROL_LISTENER, Endpoint, RegisteredBroker
 from minibroker.protocol.world import Incoming, Network
 from minibroker.protocol.world.real import RealClock, RealNetwork
 from tests.waiting import until
@@ -62,8 +62,8 @@ class FakeBroker:
         self.peers.clear()
 
 
-def broker(port: int, epoch: int = 1, broker_id: int = 1) -> Broker:
-    return Broker(broker_id, epoch, (Endpoint(CONTROL_LISTENER, "127.0.0.1", port),))
+def broker(port: int, epoch: int = 1, broker_id: int = 1) -> RegisteredBroker:
+    return RegisteredBroker(broker_id, epoch, (Endpoint(CONTROL_LISTENER, "127.0.0.1", port),))
 
 
 async def at_once() -> None:
@@ -316,7 +316,10 @@ def test_a_probe_names_those_that_refuse_and_no_others() -> None:
         alive_port, dead_port = await alive.listen(), await dead.listen()
         await dead.die()
         async with watching(detection_ms=5_000) as (detector, suspected):
-            brokers = [broker(alive_port), Broker(2, 1, (Endpoint(CONTROL_LISTENER, "127.0.0.1", dead_port),))]
+            brokers = [
+                broker(alive_port),
+                RegisteredBroker(2, 1, (Endpoint(CONTROL_LISTENER, "127.0.0.1", dead_port),)),
+            ]
             assert await detector.probe(brokers) == [2]
             assert not suspected
         await alive.die()

@@ -13,8 +13,8 @@ from minibroker.controller.governing.leadership import (
     RESIGNATION_PAUSE_S,
     Leadership,
     LeadershipVerdict,
+    OfficeTerm,
     Seen,
-    Term,
     judge_leadership,
 )
 from minibroker.protocol.world import Check, Create, Delete, Operation, SessionState, ZooKeeperSession
@@ -158,23 +158,23 @@ def simulate(size: int, scenario: Callable[[Cluster], Coroutine[Any, Any, None]]
     ("seen", "claim", "verdict"),
     [
         (Seen(None, 0, 7, 3), None, LeadershipVerdict.VACANT),
-        (Seen(None, 0, 7, 3), Term(7, 3), LeadershipVerdict.VACANT),
-        (Seen(1, 0xA, 7, 3), Term(7, 3), LeadershipVerdict.ELECTED),
+        (Seen(None, 0, 7, 3), OfficeTerm(7, 3), LeadershipVerdict.VACANT),
+        (Seen(1, 0xA, 7, 3), OfficeTerm(7, 3), LeadershipVerdict.ELECTED),
         (Seen(1, 0xA, 7, 3), None, LeadershipVerdict.INVALID),
-        (Seen(1, 0xA, 7, 3), Term(6, 2), LeadershipVerdict.INVALID),
-        (Seen(1, 0xA, 7, 4), Term(7, 3), LeadershipVerdict.INVALID),
-        (Seen(2, 0xA, 7, 3), Term(7, 3), LeadershipVerdict.INVALID),
-        (Seen(-1, 0xA, 7, 3), Term(7, 3), LeadershipVerdict.INVALID),
-        (Seen(1, 0xB, 7, 3), Term(7, 3), LeadershipVerdict.LEFTOVER),
+        (Seen(1, 0xA, 7, 3), OfficeTerm(6, 2), LeadershipVerdict.INVALID),
+        (Seen(1, 0xA, 7, 4), OfficeTerm(7, 3), LeadershipVerdict.INVALID),
+        (Seen(2, 0xA, 7, 3), OfficeTerm(7, 3), LeadershipVerdict.INVALID),
+        (Seen(-1, 0xA, 7, 3), OfficeTerm(7, 3), LeadershipVerdict.INVALID),
+        (Seen(1, 0xB, 7, 3), OfficeTerm(7, 3), LeadershipVerdict.LEFTOVER),
         (Seen(1, 0xB, 7, 3), None, LeadershipVerdict.LEFTOVER),
-        (Seen(2, 0xB, 7, 3), Term(7, 3), LeadershipVerdict.FOLLOWER),
+        (Seen(2, 0xB, 7, 3), OfficeTerm(7, 3), LeadershipVerdict.FOLLOWER),
         (Seen(2, 0, 7, 3), None, LeadershipVerdict.FOLLOWER),
         (Seen(-1, 0xB, 7, 3), None, LeadershipVerdict.FOLLOWER),
         (Seen(-1, 0, 7, 3), None, LeadershipVerdict.LEFTOVER),
     ],
 )
 def test_what_the_nodes_mean_for_broker_1_in_session_a(
-    seen: Seen, claim: Term | None, verdict: LeadershipVerdict
+    seen: Seen, claim: OfficeTerm | None, verdict: LeadershipVerdict
 ) -> None:
     assert judge_leadership(seen, 1, 0xA, claim) is verdict
 

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from minibroker.protocol import znodes
-from minibroker.protocol.model import NO_EPOCH, Broker, Endpoint, LeaderAndIsr, Member, TopicPartition
+from minibroker.protocol.model import NO_EPOCH, Endpoint, LeaderAndIsr, Member, RegisteredBroker, TopicPartition
 from minibroker.protocol.znodes import MalformedZnode, ProducerIdBlock, TopicZnode
 
 PARTITION = TopicPartition("orders", 3)
@@ -34,7 +34,7 @@ def _log_dir_event(data: bytes) -> object:
 def test_a_broker_reads_back_with_the_epoch_of_its_znode() -> None:
     endpoints = [Endpoint("PLAINTEXT", "127.0.0.1", 9092), Endpoint("CONTROLLER", "::1", 9192)]
     data = znodes.encode_broker(endpoints, "r1", 1_529_210_278_988)
-    assert znodes.decode_broker(7, data, 42) == Broker(7, 42, tuple(endpoints), "r1")
+    assert znodes.decode_broker(7, data, 42) == RegisteredBroker(7, 42, tuple(endpoints), "r1")
     node = json.loads(data)
     assert (node["host"], node["port"], node["version"]) == ("127.0.0.1", 9092, 5)
     assert node["timestamp"] == "1529210278988"

@@ -12,7 +12,7 @@ import pytest
 from minibroker.controller.governing.crash_detection import PROMPT_S, PROVEN_S, CrashDetector
 from minibroker.controller.governing.crash_watch import CrashWatch
 from minibroker.protocol import znodes
-from minibroker.protocol.model import CONTROL_LISTENER, Broker, Endpoint
+from minibroker.protocol.model import CONTROL_LISTENER, Endpoint, RegisteredBroker
 from minibroker.protocol.world import Incoming, ZooKeeperSession
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
@@ -73,11 +73,11 @@ class Watching:
 
     def follow(self, *epochs: int, broker_id: int = 1) -> None:
         endpoint = Endpoint(CONTROL_LISTENER, f"broker-{broker_id}", PORT)
-        self.detector.follow([Broker(broker_id, epoch, (endpoint,)) for epoch in epochs])
+        self.detector.follow([RegisteredBroker(broker_id, epoch, (endpoint,)) for epoch in epochs])
 
     async def probe(self, epoch: int, broker_id: int = 1) -> list[int]:
         endpoint = Endpoint(CONTROL_LISTENER, f"broker-{broker_id}", PORT)
-        return await self.detector.probe([Broker(broker_id, epoch, (endpoint,))])
+        return await self.detector.probe([RegisteredBroker(broker_id, epoch, (endpoint,))])
 
     async def next_suspicion(self, within_s: float = 200.0) -> Suspected:
         self._changed.clear()
@@ -308,14 +308,14 @@ class Office:
     async def _sessions(self) -> ZooKeeperSession:
         return self._session
 
-    def register(self, broker_id: int) -> Broker:
+    def register(self, broker_id: int) -> RegisteredBroker:
         """As a new run of the broker does."""
         zookeeper, path = self._watching.simulation.zookeeper, znodes.broker_path(broker_id)
         if zookeeper.has(path):
             zookeeper.remove(path)
         endpoint = Endpoint(CONTROL_LISTENER, f"broker-{broker_id}", PORT)
         zookeeper.make(path, znodes.encode_broker((endpoint,), None, 0))
-        return Broker(broker_id, zookeeper.stat(path).czxid, (endpoint,))
+        return RegisteredBroker(broker_id, zookeeper.stat(path).czxid, (endpoint,))
 
     async def close(self) -> None:
         for task in self._tasks:

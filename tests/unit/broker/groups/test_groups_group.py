@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from minibroker.broker.groups.group import Group, Member, group_from
+from minibroker.broker.groups.group import Group, MemberMetadata, group_from
 from minibroker.broker.groups.records import OffsetValue, decode_group_value, encode_group_value
 from minibroker.broker.groups.states import (
     VALID_PREVIOUS_STATES,
@@ -33,19 +33,19 @@ LEGAL = {
 """As Kafka's GroupState has them."""
 
 
-def member(name: str, *protocols: str, instance: str | None = None) -> Member:
+def member(name: str, *protocols: str, instance: str | None = None) -> MemberMetadata:
     known = tuple((protocol, f"{name}:{protocol}".encode()) for protocol in protocols or ("range",))
-    return Member(name, instance, "client", "host", 1_000, 500, known)
+    return MemberMetadata(name, instance, "client", "host", 1_000, 500, known)
 
 
-def group_of(*members: Member) -> Group:
+def group_of(*members: MemberMetadata) -> Group:
     group = Group("g")
     for one in members:
         group.add(one, "consumer")
     return group
 
 
-def begun(*members: Member) -> Group:
+def begun(*members: MemberMetadata) -> Group:
     """In its first generation, all having joined."""
     group = group_of(*members)
     for one in members:
@@ -182,7 +182,7 @@ def test_a_stored_group_comes_back_stable_with_what_it_had() -> None:
 
 def test_what_members_read_is_known_while_the_group_is_stable_and_they_are_consumers() -> None:
     subscription = encode_subscription(ConsumerProtocolSubscription(["orders"]))
-    reader = Member("a", None, "client", "host", 1_000, 500, (("range", subscription),))
+    reader = MemberMetadata("a", None, "client", "host", 1_000, 500, (("range", subscription),))
     group = begun(reader)
     assert group.subscribed_topics() is None
     group.transition_to(GroupState.STABLE, 3)
@@ -193,9 +193,9 @@ def test_what_members_read_is_known_while_the_group_is_stable_and_they_are_consu
 
 
 def test_a_topic_is_unused_from_when_a_generation_begins_whose_members_do_not_read_it() -> None:
-    def reader(*topics: str) -> Member:
+    def reader(*topics: str) -> MemberMetadata:
         subscription = encode_subscription(ConsumerProtocolSubscription(list(topics)))
-        return Member("a", None, "client", "host", 1_000, 500, (("range", subscription),))
+        return MemberMetadata("a", None, "client", "host", 1_000, 500, (("range", subscription),))
 
     def rebalance(began_s: float, *topics: str) -> None:
         group.transition_to(GroupState.PREPARING_REBALANCE, began_s)

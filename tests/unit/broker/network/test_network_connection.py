@@ -16,7 +16,7 @@ from minibroker.broker.network.dialect import Answer, Asked, Frame
 from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.metrics import NetworkMetrics
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
-from minibroker.broker.network.processor import Connection, Processor
+from minibroker.broker.network.processor import Processor, ServerConnection
 from minibroker.broker.network.request_channel import Request, RequestChannel
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.protocol import apis
@@ -82,7 +82,7 @@ class MemoryTransport(asyncio.Transport):
 class Peer:
     """One connection, the bytes that its peer sends, and what became of them."""
 
-    connection: Connection
+    connection: ServerConnection
     transport: MemoryTransport
     stream: memoryview
     position: int = 0
@@ -185,7 +185,7 @@ class Cluster:
                 apis.encode_request(apis.METADATA, number, None, m.MetadataRequest(["t" * ((number * 7 + name) % 60)]))
                 for number in range(REQUESTS)
             )
-            connection = Connection(self.processor, str(name), lambda: None)
+            connection = ServerConnection(self.processor, str(name), lambda: None)
             transport = MemoryTransport()
             self.peers[str(name)] = Peer(connection, transport, memoryview(stream))
             connection.connection_made(transport)
