@@ -696,7 +696,7 @@ def test_what_has_no_effect_and_what_was_not_set_is_known_before_the_change() ->
             said = await expected(admin, resource, changes)
             assert [why[:20] for why in said.without_effect.values()] == [
                 "Without effect: a br",
-                "Without effect: what",
+                "Without effect: task",
             ]
             assert list(said.without_effect) == ["my.unknown", "background.threads"]
             assert said.not_set == ["log.segment.bytes", "my.other"]
