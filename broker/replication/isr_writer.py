@@ -35,6 +35,7 @@ from minibroker.protocol.world import (
     ZooKeeperSession,
 )
 from minibroker.protocol.znodes import MalformedZnode
+from minibroker.protocol.zookeeper_reads import catch_up
 
 logger = logging.getLogger("minibroker.replication")
 
@@ -227,13 +228,6 @@ def _isr_write(partition: Partition, proposal: LeaderAndIsr) -> list[Operation]:
     topic_partition, topic_id = partition.topic_partition, partition.log.topic_id
     write = SetData(znodes.state_path(topic_partition), znodes.encode_state(proposal), proposal.partition_epoch)
     return [Check(znodes.topic_id_path(topic_partition.topic, topic_id), -1), write] if topic_id else [write]
-
-
-async def catch_up(session: ZooKeeperSession) -> None:
-    """From now on the session reads what there is now, or newer. A server of an ensemble may be behind, after a
-    reconnect too. It answers a write when it has caught up with it, and this one, which leaves no trace, will do.
-    Raises ZooKeeperError."""
-    await session.multi([Check(znodes.TOPICS, -1)])
 
 
 async def _is_gone(session: ZooKeeperSession, partition: Partition) -> bool:

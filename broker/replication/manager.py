@@ -26,7 +26,7 @@ from minibroker.broker.replication.delayed import (
     refused_append,
 )
 from minibroker.broker.replication.fetcher_manager import FetcherManager
-from minibroker.broker.replication.isr_writer import IsrWriter, catch_up
+from minibroker.broker.replication.isr_writer import IsrWriter
 from minibroker.broker.replication.partition import CONSUMER, Partition, Settings, Traffic
 from minibroker.broker.replication.refused_batches import RefusedBatches
 from minibroker.broker.replication.throttle import Quota, is_throttled
@@ -84,6 +84,7 @@ from minibroker.protocol.world import (
     ZooKeeperSession,
 )
 from minibroker.protocol.znodes import MalformedZnode
+from minibroker.protocol.zookeeper_reads import catch_up
 
 logger = logging.getLogger("minibroker.replication")
 

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
-from minibroker.broker.replication.isr_writer import catch_up
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.layers import dynamic_problem, with_dynamic
 from minibroker.broker.settings.parsing import from_earlier_release
@@ -32,6 +31,7 @@ from minibroker.protocol.world import (
     ZooKeeperSession,
 )
 from minibroker.protocol.znodes import MalformedZnode
+from minibroker.protocol.zookeeper_reads import catch_up
 
 logger = logging.getLogger("minibroker.config")
 

@@ -19,7 +19,6 @@ import msgspec
 
 from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
-from minibroker.broker.replication.isr_writer import catch_up
 from minibroker.broker.scheduling.slices import Slices
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.config_changes import (
@@ -89,6 +88,7 @@ from minibroker.protocol.world import (
     ZooKeeperSession,
 )
 from minibroker.protocol.znodes import MalformedZnode, TopicZnode
+from minibroker.protocol.zookeeper_reads import catch_up
 
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 TIMEOUT_MS = 20_000

@@ -23,7 +23,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from minibroker.broker.replication.isr_writer import catch_up
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import Room
 from minibroker.protocol import znodes
@@ -31,6 +30,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import ConnectionLoss, SessionExpired, ZooKeeperError, ZooKeeperSession
 from minibroker.protocol.znodes import MalformedZnode
+from minibroker.protocol.zookeeper_reads import catch_up
 
 logger = logging.getLogger("minibroker.replication")
 

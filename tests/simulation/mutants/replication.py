@@ -15,7 +15,7 @@ from minibroker.broker.replication.isr_writer import IsrWriter
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import CONSUMER, Partition
 from minibroker.broker.storage.log import Log
-from minibroker.protocol import model
+from minibroker.protocol import model, zookeeper_reads
 from minibroker.protocol.connections import keepalive
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.fetch_slots import Answer, LeaderSlots
@@ -232,7 +232,7 @@ def settings_of_a_server_that_is_behind(patches: Patches) -> None:
     "an ensemble's stale read", "what became of an ISR is read from whichever server of ZooKeeper the session is at"
 )
 def outcome_of_a_server_that_is_behind(patches: Patches) -> None:
-    @patches.instead_of(isr_writer, "catch_up")
+    @patches.instead_of(zookeeper_reads, "catch_up")
     async def catch_up(original: Any, session: Any) -> None:
         pass
 
