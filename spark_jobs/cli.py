@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -18,7 +18,6 @@ from minibroker.client.cli.terminal.output import (
     DataOption,
     UsageError,
     bootstrap_servers,
-    run_app,
     settings_of,
 )
 from minibroker.client.cli.topics import checked_topic
@@ -80,11 +79,6 @@ _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600}
 def mount(root: typer.Typer) -> None:
     """Add the group `spark` to the application."""
     root.add_typer(app, name="spark")
-
-
-def main(arguments: Sequence[str]) -> NoReturn:
-    """For spark-submit, which takes a file: run `minibroker spark` with these arguments."""
-    sys.exit(run_app(app, list(arguments)))
 
 
 def _source(

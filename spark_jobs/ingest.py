@@ -1,4 +1,4 @@
-"""Topics to Parquet, exactly once: `minibroker spark ingest`, or `spark-submit spark_jobs/ingest.py`.
+"""Topics to Parquet, exactly once: `minibroker spark ingest`, or `spark-submit spark_jobs/submit.py ingest`.
 
     spark = spark_session("reader")
     read_ingested(spark, "out").where("topic = 'orders'").count()
@@ -9,7 +9,6 @@ partitioned by topic and by the day of the records' timestamps (UTC). Rows are t
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -141,9 +140,3 @@ def read_ingested(spark: SparkSession, path: str | Path) -> DataFrame:
     """
     table = Table(path)
     return read_files(spark, table.data, table.files(), _records_schema())
-
-
-if __name__ == "__main__":
-    from minibroker.spark_jobs.cli import main
-
-    main(["ingest", *sys.argv[1:]])

@@ -14,7 +14,6 @@ org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider. To bou
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,9 +61,3 @@ def run_kappa(
             return stream.serves
     finally:
         stream.close()
-
-
-if __name__ == "__main__":
-    from minibroker.spark_jobs.cli import main
-
-    main(["kappa", *sys.argv[1:]])

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import threading
 import time
 from pathlib import Path
@@ -181,9 +180,3 @@ def run_lambda(
             next_at = time.monotonic() + batch_every_s
             while time.monotonic() < next_at and layers.watch():
                 pass
-
-
-if __name__ == "__main__":
-    from minibroker.spark_jobs.cli import main
-
-    main(["lambda", *sys.argv[1:]])

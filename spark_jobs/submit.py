@@ -1,0 +1,9 @@
+"""The file for spark-submit: `spark-submit spark_jobs/submit.py ingest ...` runs `minibroker spark ingest ...`."""
+
+import sys
+
+from minibroker.client.cli.terminal.output import run_app
+from minibroker.spark_jobs.cli import app
+
+if __name__ == "__main__":
+    sys.exit(run_app(app, sys.argv[1:]))
