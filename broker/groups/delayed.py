@@ -23,9 +23,6 @@ class DelayedJoin(DelayedOperation):
     def on_complete(self) -> None:
         self._complete()
 
-    def on_expiration(self) -> None:
-        """Members that have not joined are handled when the join completes."""
-
 
 class DelayedHeartbeat(DelayedOperation):
     """Completes when the member is gone, or when its session has ended (Kafka's DelayedHeartbeat). A heartbeat only

@@ -73,25 +73,23 @@ class Authorizer:
             if reason is not None:
                 raise self._refusal(request, reason)
 
-    def challenge(self, request: Request) -> BrokerHandshakeResponse:
+    def challenge(self, request: Request, body: BrokerHandshakeRequest) -> BrokerHandshakeResponse:
         """Return this broker's proof, and the nonce for the other's. Raises
         BrokerError(CLUSTER_AUTHORIZATION_FAILED)."""
-        body, session = request.body, request.session
-        assert isinstance(body, BrokerHandshakeRequest)
+        session = request.session
         session.principal, session.handshake = ANONYMOUS, None
         if self._secret is None:
             raise self._refusal(request, f"broker {self._broker_id} has no secret")
         if body.peer_id != self._broker_id:
-            raise self._refusal(request, f"this is broker {self._broker_id}, but broker {body.peer_id} was meant")
+            raise self._refusal(request, f"this is broker {self._broker_id}, not broker {body.peer_id}")
         nonce = self._random.randbytes(PROOF_BYTES)
         session.handshake = Handshake(body.broker_id, body.peer_id, body.nonce, nonce)
         return BrokerHandshakeResponse(nonce, session.handshake.accepting_proof(self._secret))
 
-    def authenticate(self, request: Request) -> BrokerAuthenticateResponse:
+    def authenticate(self, request: Request, body: BrokerAuthenticateRequest) -> BrokerAuthenticateResponse:
         """Authenticate the connection as the broker's. Raises BrokerError(CLUSTER_AUTHORIZATION_FAILED); the connection
         then stays anonymous, and the handshake is used up."""
-        body, session = request.body, request.session
-        assert isinstance(body, BrokerAuthenticateRequest)
+        session = request.session
         handshake, session.handshake = session.handshake, None
         if self._secret is None or handshake is None:
             raise self._refusal(request, "a proof without a handshake")

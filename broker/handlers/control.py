@@ -58,9 +58,7 @@ def _is_late(last: tuple[int, int, int], order: tuple[int, int, int]) -> bool:
     return order[:2] == last[:2] and 0 < order[2] < last[2]
 
 
-async def handle_leader_and_isr(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, LeaderAndIsrRequest)
+async def handle_leader_and_isr(services: Services, request: Request, body: LeaderAndIsrRequest) -> None:
     try:
         await _fence(services, body)
         answers = await services.replicas.apply_leader_and_isr(body)  # C6
@@ -70,9 +68,7 @@ async def handle_leader_and_isr(services: Services, request: Request) -> None:
     request.respond(LeaderAndIsrResponse(ErrorCode.NONE, answers))
 
 
-async def handle_stop_replica(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, StopReplicaRequest)
+async def handle_stop_replica(services: Services, request: Request, body: StopReplicaRequest) -> None:
     try:
         await _fence(services, body)
     except BrokerError as error:
@@ -82,9 +78,7 @@ async def handle_stop_replica(services: Services, request: Request) -> None:
     request.respond(StopReplicaResponse(ErrorCode.NONE, errors))
 
 
-async def handle_update_metadata(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, UpdateMetadataRequest)
+async def handle_update_metadata(services: Services, request: Request, body: UpdateMetadataRequest) -> None:
     try:
         await _fence(services, body)
     except BrokerError as error:

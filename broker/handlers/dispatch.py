@@ -1,6 +1,7 @@
 """The dispatch table: the handler of each API (Kafka's KafkaApis)."""
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from minibroker.broker.handlers.administering.configs import (
     handle_alter_configs,
@@ -37,7 +38,7 @@ from minibroker.broker.network.handler_pool import Continuation, RequestHandler
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol import apis
 
-Handler = Callable[[Services, Request], Awaitable[Continuation | None]]
+Handler = Callable[[Services, Request, Any], Awaitable[Continuation | None]]
 
 HANDLERS: dict[int, Handler] = {
     apis.PRODUCE.key: handle_produce,
@@ -85,6 +86,6 @@ def dispatcher(services: Services) -> RequestHandler:
     def dispatch(request: Request) -> Awaitable[Continuation | None]:
         if request.api.caller is not apis.Caller.ANYBODY:
             services.authorizer.check(request)
-        return HANDLERS[request.api.key](services, request)
+        return HANDLERS[request.api.key](services, request, request.body)
 
     return dispatch

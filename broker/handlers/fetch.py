@@ -79,9 +79,7 @@ def _name_topics(services: Services, body: FetchRequest) -> list[FetchTopicRespo
     ]
 
 
-async def handle_fetch(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, FetchRequest)
+async def handle_fetch(services: Services, request: Request, body: FetchRequest) -> None:
     is_follower = body.replica_id != CONSUMER
     shorten = request.session.fetch_slots.open(body) if is_follower else None
     unknown = _name_topics(services, body)

@@ -3,6 +3,9 @@
 The controller answers forwarded requests itself, or with NOT_CONTROLLER: no request is forwarded twice.
 """
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 from minibroker.broker.handlers.administering.elections import handle_elect_leaders
 from minibroker.broker.handlers.administering.partitions import handle_create_partitions
 from minibroker.broker.handlers.administering.reassignments import (
@@ -27,7 +30,15 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import ANONYMOUS, Principal
 
-CONTROLLER_HANDLERS = {
+Forwarded = (
+    CreateTopicsRequest
+    | DeleteTopicsRequest
+    | CreatePartitionsRequest
+    | ElectLeadersRequest
+    | AlterPartitionReassignmentsRequest
+    | ListPartitionReassignmentsRequest
+)
+CONTROLLER_HANDLERS: dict[int, Callable[[Services, Request, Any], Awaitable[None]]] = {
     apis.CREATE_TOPICS.key: handle_create_topics,
     apis.DELETE_TOPICS.key: handle_delete_topics,
     apis.CREATE_PARTITIONS.key: handle_create_partitions,
@@ -38,21 +49,11 @@ CONTROLLER_HANDLERS = {
 """The forwarded APIs and the controller's handlers for them."""
 
 
-async def handle_or_forward(services: Services, request: Request) -> None:
+async def handle_or_forward(services: Services, request: Request, body: Forwarded) -> None:
     """Handle the request if this broker is the controller, otherwise forward it."""
     if services.administration.is_active:
-        await CONTROLLER_HANDLERS[request.api.key](services, request)
+        await CONTROLLER_HANDLERS[request.api.key](services, request, body)
         return
-    body = request.body
-    assert isinstance(
-        body,
-        CreateTopicsRequest
-        | DeleteTopicsRequest
-        | CreatePartitionsRequest
-        | ElectLeadersRequest
-        | AlterPartitionReassignmentsRequest
-        | ListPartitionReassignmentsRequest,
-    )
     # One second more than the controller has, so that it can report what was not done in time.
     timeout_ms = max(body.timeout_ms, 0) + LEAST_TIMEOUT_MS
 
@@ -70,11 +71,9 @@ async def handle_or_forward(services: Services, request: Request) -> None:
     answer_later(services, request, timeout_ms, forward)
 
 
-async def handle_envelope(services: Services, request: Request) -> None:
+async def handle_envelope(services: Services, request: Request, body: EnvelopeRequest) -> None:
     """Raise BrokerError: INVALID_REQUEST for a malformed request or an API that is not forwarded;
     UNSUPPORTED_VERSION."""
-    body = request.body
-    assert isinstance(body, EnvelopeRequest)
     try:
         envelope = apis.decode_request_envelope(body.request_data)
         handler = CONTROLLER_HANDLERS.get(envelope.api_key)
@@ -93,7 +92,7 @@ async def handle_envelope(services: Services, request: Request) -> None:
     source = _Enveloped(request, ANONYMOUS if body.is_from_client else Principal(body.broker_id))
     inner = request.enveloped(source, api, envelope, inner_body)
     try:
-        await handler(services, inner)
+        await handler(services, inner, inner_body)
     except BrokerError as error:
         inner.fail(error.code, error.detail)
 

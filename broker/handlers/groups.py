@@ -23,7 +23,7 @@ GROUP_KEY, TRANSACTION_KEY = 0, 1
 NO_METADATA = "this broker has not received the cluster's metadata yet"
 
 
-async def handle_find_coordinator(services: Services, request: Request) -> None:
+async def handle_find_coordinator(services: Services, request: Request, body: g.FindCoordinatorRequest) -> None:
     """R1. Return the broker that leads the group's partition of `__consumer_offsets`. COORDINATOR_NOT_AVAILABLE: there
     is none yet, so the client should ask again; the message says why.
 
@@ -32,8 +32,6 @@ async def handle_find_coordinator(services: Services, request: Request) -> None:
     pause, so it is sent to this broker, whose answer to InitProducerId it accepts as final. The other clients give up
     in either case.
     """
-    body = request.body
-    assert isinstance(body, g.FindCoordinatorRequest)
     coordinators = [_coordinator(services, request, body, key) for key in body.coordinator_keys]
     request.respond(g.FindCoordinatorResponse(0, coordinators))
 
@@ -77,13 +75,11 @@ def _coordinator(services: Services, request: Request, body: g.FindCoordinatorRe
     )
 
 
-async def handle_join_group(services: Services, request: Request) -> None:
+async def handle_join_group(services: Services, request: Request, body: g.JoinGroupRequest) -> None:
     """Raise BrokerError(INVALID_REQUEST) for a name that does not fit into a record of the group.
 
     As in Kafka, there is no other rule; the Java client's rule for group.instance.id is not the broker's.
     """
-    body = request.body
-    assert isinstance(body, g.JoinGroupRequest)
     protocols = [("a protocol's name", protocol.name) for protocol in body.protocols]
     for what, name in (
         ("group.instance.id", body.group_instance_id or ""),
@@ -99,46 +95,32 @@ async def handle_join_group(services: Services, request: Request) -> None:
     services.groups.members.join(body, request.client_id or "", host, request.respond, lambda: request.closed)
 
 
-async def handle_sync_group(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, g.SyncGroupRequest)
+async def handle_sync_group(services: Services, request: Request, body: g.SyncGroupRequest) -> None:
     services.groups.members.sync(body, request.respond)
 
 
-async def handle_heartbeat(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, g.HeartbeatRequest)
+async def handle_heartbeat(services: Services, request: Request, body: g.HeartbeatRequest) -> None:
     request.respond(g.HeartbeatResponse(0, services.groups.members.heartbeat(body)))
 
 
-async def handle_leave_group(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, g.LeaveGroupRequest)
+async def handle_leave_group(services: Services, request: Request, body: g.LeaveGroupRequest) -> None:
     request.respond(services.groups.members.leave(body))
 
 
-async def handle_offset_commit(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, g.OffsetCommitRequest)
+async def handle_offset_commit(services: Services, request: Request, body: g.OffsetCommitRequest) -> None:
     services.groups.commits.commit(body, lambda topics: request.respond(g.OffsetCommitResponse(0, topics)))
 
 
-async def handle_offset_fetch(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, g.OffsetFetchRequest)
+async def handle_offset_fetch(services: Services, request: Request, body: g.OffsetFetchRequest) -> None:
     check_named_once("a group", [group.group_id for group in body.groups])
     services.groups.commits.fetch(body, request.respond)
 
 
-async def handle_offset_delete(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, g.OffsetDeleteRequest)
+async def handle_offset_delete(services: Services, request: Request, body: g.OffsetDeleteRequest) -> None:
     services.groups.commits.delete(body, request.respond)
 
 
-async def handle_describe_groups(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, g.DescribeGroupsRequest)
+async def handle_describe_groups(services: Services, request: Request, body: g.DescribeGroupsRequest) -> None:
     # each once: a description may be large, and a small request could name a group often
     groups = [describe(services.groups.terms, group_id) for group_id in dict.fromkeys(body.groups)]
     if body.include_authorized_operations:
@@ -148,16 +130,12 @@ async def handle_describe_groups(services: Services, request: Request) -> None:
     request.respond(g.DescribeGroupsResponse(0, groups))
 
 
-async def handle_list_groups(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, g.ListGroupsRequest)
+async def handle_list_groups(services: Services, request: Request, body: g.ListGroupsRequest) -> None:
     request.respond(list_groups(services.groups.terms, body.states_filter, body.types_filter))
 
 
-async def handle_delete_groups(services: Services, request: Request) -> None:
+async def handle_delete_groups(services: Services, request: Request, body: g.DeleteGroupsRequest) -> None:
     """Answer once the log has the tombstones."""
-    body = request.body
-    assert isinstance(body, g.DeleteGroupsRequest)
 
     async def delete() -> None:
         codes = {

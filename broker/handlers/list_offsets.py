@@ -24,9 +24,7 @@ from minibroker.protocol.messages import (
 from minibroker.protocol.model import TopicPartition
 
 
-async def handle_list_offsets(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, ListOffsetsRequest)
+async def handle_list_offsets(services: Services, request: Request, body: ListOffsetsRequest) -> None:
     slices = Slices()
     topics = []
     for topic in body.topics:
@@ -55,9 +53,9 @@ async def _list(
     )
 
 
-async def handle_offset_for_leader_epoch(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, OffsetForLeaderEpochRequest)
+async def handle_offset_for_leader_epoch(
+    services: Services, request: Request, body: OffsetForLeaderEpochRequest
+) -> None:
     slices = Slices()
     topics = []
     for topic in body.topics:

@@ -62,14 +62,9 @@ class DelayedMetadata(DelayedOperation):
     def on_complete(self) -> None:
         self._respond()
 
-    def on_expiration(self) -> None:
-        """The answer names no leader."""
 
-
-async def handle_metadata(services: Services, request: Request) -> None:
+async def handle_metadata(services: Services, request: Request, body: MetadataRequest) -> None:
     """Answer with the topics' metadata. A missing topic that may be created is LEADER_NOT_AVAILABLE until it exists."""
-    body = request.body
-    assert isinstance(body, MetadataRequest)
 
     def led_by_lost(topics: list[str]) -> list[str]:
         return services.metadata.led_by(services.replicas.lost_leaders(), topics)
@@ -119,10 +114,8 @@ def _missing(described: MetadataResponse) -> list[MetadataTopic]:
     return [topic for topic in described.topics if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
 
-async def handle_api_versions(services: Services, request: Request) -> None:
+async def handle_api_versions(services: Services, request: Request, body: ApiVersionsRequest) -> None:
     """Raise BrokerError(INVALID_REQUEST) for an invalid client software name or version."""
-    body = request.body
-    assert isinstance(body, ApiVersionsRequest)
     name, version = body.client_software_name, body.client_software_version
     if name or version:
         for text in (name, version):
@@ -134,10 +127,8 @@ async def handle_api_versions(services: Services, request: Request) -> None:
     request.respond(ApiVersionsResponse(ErrorCode.NONE, list(request.source.dialect.api_versions)))
 
 
-async def handle_describe_cluster(services: Services, request: Request) -> None:
+async def handle_describe_cluster(services: Services, request: Request, body: DescribeClusterRequest) -> None:
     """Raise BrokerError(INVALID_REQUEST) if controllers are requested: every controller is a broker."""
-    body = request.body
-    assert isinstance(body, DescribeClusterRequest)
     if body.endpoint_type != BROKER_ENDPOINTS:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"endpoint type {body.endpoint_type}: only brokers (1) exist")
     known = services.metadata.describe((), request.listener)

@@ -28,11 +28,9 @@ from minibroker.protocol.records.header import COMPRESSION_MASK
 LEGAL_ACKS = (-1, 0, 1)
 
 
-async def handle_produce(services: Services, request: Request) -> Continuation | None:
+async def handle_produce(services: Services, request: Request, body: ProduceRequest) -> Continuation | None:
     """P3. Each partition succeeds or fails by itself. With acks 0 there is no answer; an error then closes the
     connection, which is the only sign that such a producer can notice."""
-    body = request.body
-    assert isinstance(body, ProduceRequest)
     if body.acks not in LEGAL_ACKS:
         raise BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {body.acks}")
     if body.transactional_id is not None:

@@ -25,10 +25,8 @@ TIMEOUT_MS = 5_000
 """The limit for fetching a new block of ids. After that, the client asks again, perhaps another broker."""
 
 
-async def handle_init_producer_id(services: Services, request: Request) -> None:
+async def handle_init_producer_id(services: Services, request: Request, body: InitProducerIdRequest) -> None:
     """Answer with an unused producer id, with epoch 0."""
-    body = request.body
-    assert isinstance(body, InitProducerIdRequest)
     if body.transactional_id is not None:
         warn_of_transactions(request, body.transactional_id)
         raise BrokerError(ErrorCode.UNSUPPORTED_VERSION, NO_TRANSACTIONS)
@@ -52,10 +50,8 @@ async def _grant(services: Services, request: Request) -> None:
     request.respond(InitProducerIdResponse(0, ErrorCode.NONE, producer_id, 0))
 
 
-async def handle_describe_producers(services: Services, request: Request) -> None:
+async def handle_describe_producers(services: Services, request: Request, body: DescribeProducersRequest) -> None:
     """Answer DescribeProducers (KIP-664) for any replica; a follower reports the producers that it knows."""
-    body = request.body
-    assert isinstance(body, DescribeProducersRequest)
     check_named_once("a partition", [(topic.name, index) for topic in body.topics for index in topic.partition_indexes])
     request.respond(
         DescribeProducersResponse(

@@ -191,8 +191,7 @@ class DelayedOperation(ABC):
     def on_complete(self) -> None:
         """Carry out the delayed action. Called exactly once, by `force_complete`; only this answers the client."""
 
-    @abstractmethod
-    def on_expiration(self) -> None:
+    def on_expiration(self) -> None:  # noqa: B027 - optional
         """Record the timeout. Called after `on_complete`, and only if the deadline completed this operation. The client
         already has its answer, so this serves metrics and logs."""
 

@@ -3,13 +3,11 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-import msgspec
-
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.layers import dynamic_problem, with_dynamic
 from minibroker.broker.settings.listeners import ADVERTISED_LISTENERS, parse_advertised
 from minibroker.broker.settings.parsing import coarser_unit_problem, topic_config, topic_config_problem
-from minibroker.broker.settings.schema import LISTS, as_texts
+from minibroker.broker.settings.schema import LISTS, as_texts, known_names
 from minibroker.broker.settings.topic_config import SYNONYMS, TopicConfig
 from minibroker.broker.settings.types import InvalidConfig
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -22,8 +20,6 @@ from minibroker.protocol.model import (
     REPLICATED,
     AlterOperation,
 )
-
-_TOPIC_SETTINGS = frozenset(field.encode_name for field in msgspec.structs.fields(TopicConfig))
 
 
 def check_changed_once(names: Sequence[str]) -> None:
@@ -110,7 +106,7 @@ def altered_topic(
 
 
 def _check_known(changes: Sequence[AlterableConfig]) -> None:
-    unknown = next((change.name for change in changes if change.name not in _TOPIC_SETTINGS), None)
+    unknown = next((change.name for change in changes if change.name not in known_names(TopicConfig)), None)
     if unknown is not None:
         try:
             topic_config({unknown: ""})

@@ -46,15 +46,18 @@ def trimmed_names(schema: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def _is_integer(kind: Any) -> bool:
+    return any(isinstance(choice, msgspec.inspect.IntType) for choice in _choices(kind))
+
+
+def _choices(kind: Any) -> tuple[msgspec.inspect.Type, ...]:
+    """Return the possible types of a setting's values: several if it may be unset."""
     info = msgspec.inspect.type_info(kind)
-    kinds = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
-    return any(isinstance(one, msgspec.inspect.IntType) for one in kinds)
+    return info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
 
 
 def rule_of(schema: type[msgspec.Struct], name: str) -> str:
     """Return the values that a setting accepts, in words."""
-    kind = msgspec.inspect.type_info(next(f.type for f in fields(schema) if f.encode_name == name))
-    for choice in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
+    for choice in _choices(next(f.type for f in fields(schema) if f.encode_name == name)):
         match choice:
             case msgspec.inspect.IntType(ge=least, le=most) if most == UNBOUNDED:
                 return f"a whole number, {least} or more"
@@ -78,8 +81,7 @@ def config_type(schema: type[msgspec.Struct], name: str) -> ConfigType:
     """Return the type of a setting in the protocol's terms."""
     if name in LISTS:
         return ConfigType.LIST
-    kind = msgspec.inspect.type_info(next(f.type for f in fields(schema) if f.encode_name == name))
-    for choice in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
+    for choice in _choices(next(f.type for f in fields(schema) if f.encode_name == name)):
         match choice:
             case msgspec.inspect.IntType(le=most):
                 return ConfigType.INT if most is not None and most < 2**31 else ConfigType.LONG

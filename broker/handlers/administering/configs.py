@@ -101,9 +101,7 @@ Layer = tuple[ConfigSource, Mapping[str, str]]
 """The values that are set at one source, by their names there."""
 
 
-async def handle_describe_configs(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, DescribeConfigsRequest)
+async def handle_describe_configs(services: Services, request: Request, body: DescribeConfigsRequest) -> None:
     check_named_once("a resource", [(resource.resource_type, resource.resource_name) for resource in body.resources])
 
     async def answer() -> None:
@@ -132,10 +130,10 @@ def _description(
     return DescribeConfigsResult(code, message, resource.resource_type, resource.resource_name, entries)
 
 
-async def handle_incremental_alter_configs(services: Services, request: Request) -> None:
+async def handle_incremental_alter_configs(
+    services: Services, request: Request, body: IncrementalAlterConfigsRequest
+) -> None:
     """Answer when the new settings are in ZooKeeper; the brokers apply them soon after."""
-    body = request.body
-    assert isinstance(body, IncrementalAlterConfigsRequest)
 
     async def answer() -> None:
         responses = await _alter_all(services, body.resources, body.validate_only)
@@ -144,10 +142,8 @@ async def handle_incremental_alter_configs(services: Services, request: Request)
     answer_later(services, request, TIMEOUT_MS, answer)
 
 
-async def handle_alter_configs(services: Services, request: Request) -> None:
+async def handle_alter_configs(services: Services, request: Request, body: AlterConfigsRequest) -> None:
     """Like `handle_incremental_alter_configs`, but the given settings replace all present ones."""
-    body = request.body
-    assert isinstance(body, AlterConfigsRequest)
 
     async def answer() -> None:
         request.respond(AlterConfigsResponse(0, await _alter_all(services, body.resources, body.validate_only)))
@@ -307,11 +303,13 @@ def _described(
             entry.read_only = entry.read_only or (is_internal and entry.name == CLEANUP_POLICY)
         entries += _unknown(TopicConfig, given, ConfigSource.DYNAMIC_TOPIC_CONFIG)
     elif asked.resource_name:
-        entries = [_entry(BrokerConfig, name, _synonyms(name, of_brokers)) for name in _names(BrokerConfig)]
+        entries = [
+            _entry(BrokerConfig, name, _synonyms(name, of_brokers)) for name in sorted(known_names(BrokerConfig))
+        ]
         entries += _unknown_of_brokers([(ConfigSource.DYNAMIC_BROKER_CONFIG, given), *of_brokers])
     else:
         layer = (ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, found.values)
-        known = [name for name in _names(BrokerConfig) if name in given or name in found.values]
+        known = [name for name in sorted(known_names(BrokerConfig)) if name in given or name in found.values]
         entries = [_entry(BrokerConfig, name, _synonyms(name, [layer])) for name in known]
         entries += _unknown_of_brokers([(ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, given), layer])
     if asked.configuration_keys:  # no keys mean all settings, as in Kafka
@@ -333,14 +331,10 @@ def static_texts(config: BrokerConfig) -> dict[str, str]:
     return {name: value for name, value in as_texts(config).items() if defaults.get(name) != value}
 
 
-def _names(schema: type[msgspec.Struct]) -> list[str]:
-    return sorted(field.encode_name for field in msgspec.structs.fields(schema))
-
-
 def _entries_of_topic(found: _StoredConfigs, of_brokers: Sequence[Layer]) -> list[DescribeConfigsEntry]:
     own: Layer = (ConfigSource.DYNAMIC_TOPIC_CONFIG, found.values)
     entries = []
-    for name in _names(TopicConfig):
+    for name in sorted(known_names(TopicConfig)):
         synonyms = _synonyms(name, [own])
         if name in SYNONYMS:
             synonyms += _synonyms(SYNONYMS[name], of_brokers)

@@ -18,11 +18,9 @@ LEAST_TIMEOUT_MS = 1_000
 allows no time at all, as in librdkafka's tests, still receives a confirmation."""
 
 
-async def handle_delete_records(services: Services, request: Request) -> None:
+async def handle_delete_records(services: Services, request: Request, body: DeleteRecordsRequest) -> None:
     """Answer DeleteRecords. Each partition succeeds or fails by itself. The work is done in slices, because a log that
     becomes empty begins a new segment."""
-    body = request.body
-    assert isinstance(body, DeleteRecordsRequest)
     entries = [
         (TopicPartition(topic.name, asked.partition_index), topic.topic_id, asked.offset)
         for topic in body.topics

@@ -44,14 +44,9 @@ class DelayedElectLeader(DelayedOperation):
     def on_complete(self) -> None:
         self._respond(self._not_shown())
 
-    def on_expiration(self) -> None:
-        """The answer reports the timeout."""
 
-
-async def handle_elect_leaders(services: Services, request: Request) -> None:
+async def handle_elect_leaders(services: Services, request: Request, body: ElectLeadersRequest) -> None:
     """Raise BrokerError: INVALID_REQUEST for an unknown type of election; NOT_CONTROLLER on any other broker."""
-    body = request.body
-    assert isinstance(body, ElectLeadersRequest)
     try:
         election_type = ElectionType(body.election_type)
     except ValueError:

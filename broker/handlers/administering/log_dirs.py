@@ -25,9 +25,7 @@ from minibroker.protocol.model import TopicPartition
 logger = logging.getLogger("minibroker.handlers")
 
 
-async def handle_describe_log_dirs(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, DescribeLogDirsRequest)
+async def handle_describe_log_dirs(services: Services, request: Request, body: DescribeLogDirsRequest) -> None:
     wanted = None
     if body.topics is not None:
         wanted = {TopicPartition(topic.topic, number) for topic in body.topics for number in topic.partitions}
@@ -66,11 +64,9 @@ async def _topics(
     return topics
 
 
-async def handle_alter_replica_log_dirs(services: Services, request: Request) -> None:
+async def handle_alter_replica_log_dirs(services: Services, request: Request, body: AlterReplicaLogDirsRequest) -> None:
     """Begin or reject each move by itself. If a replica is named twice, the last directory counts, as in Kafka. Unlike
     Kafka, this broker does not remember a directory for a replica that it does not have."""
-    body = request.body
-    assert isinstance(body, AlterReplicaLogDirsRequest)
     wanted = {
         TopicPartition(topic.name, index): directory.path
         for directory in body.dirs

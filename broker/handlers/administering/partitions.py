@@ -1,6 +1,6 @@
 """CreatePartitions: served by the controller's broker, and answered when the new partitions have leaders."""
 
-from minibroker.broker.handlers.administering.topics import LEAST_TIMEOUT_MS, DelayedCreatePartitions, may_change
+from minibroker.broker.handlers.administering.topics import LEAST_TIMEOUT_MS, may_change, respond_with_leaders
 from minibroker.broker.handlers.services import Services, answer_later
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol.errors import ErrorCode
@@ -17,10 +17,8 @@ def _without_leaders(result: CreatePartitionsTopicResult) -> str:
     return f"{there}, but not all of them have a leader yet"
 
 
-async def handle_create_partitions(services: Services, request: Request) -> None:
+async def handle_create_partitions(services: Services, request: Request, body: CreatePartitionsRequest) -> None:
     """Raise BrokerError(NOT_CONTROLLER) on any other broker."""
-    body = request.body
-    assert isinstance(body, CreatePartitionsRequest)
     answer_later(services, request, max(body.timeout_ms, LEAST_TIMEOUT_MS), lambda: _create(services, request, body))
 
 
@@ -38,11 +36,4 @@ async def _create(services: Services, request: Request, body: CreatePartitionsRe
     def respond(results: list[CreatePartitionsTopicResult]) -> None:
         request.respond(CreatePartitionsResponse(0, results))
 
-    grown = [result.name for result in results if not result.error_code]
-    if body.validate_only or not grown:
-        respond(results)
-        return
-    operation = DelayedCreatePartitions(
-        max(body.timeout_ms, 0), results, services.metadata.has_leaders, _without_leaders, respond
-    )
-    services.topic_purgatory.try_complete_else_watch(operation, grown)
+    respond_with_leaders(services, body, results, _without_leaders, respond)

@@ -12,11 +12,11 @@ from minibroker.protocol.messages import (
 )
 
 
-async def handle_alter_partition_reassignments(services: Services, request: Request) -> None:
+async def handle_alter_partition_reassignments(
+    services: Services, request: Request, body: AlterPartitionReassignmentsRequest
+) -> None:
     """Answer once the reassignments are recorded and have begun; they continue on their own. Raises
     BrokerError(NOT_CONTROLLER) on any other broker."""
-    body = request.body
-    assert isinstance(body, AlterPartitionReassignmentsRequest)
 
     async def answer() -> None:
         results = await services.administration.alter_partition_reassignments(body.topics)
@@ -25,10 +25,10 @@ async def handle_alter_partition_reassignments(services: Services, request: Requ
     answer_later(services, request, max(body.timeout_ms, LEAST_TIMEOUT_MS), answer)
 
 
-async def handle_list_partition_reassignments(services: Services, request: Request) -> None:
+async def handle_list_partition_reassignments(
+    services: Services, request: Request, body: ListPartitionReassignmentsRequest
+) -> None:
     """Raise BrokerError(NOT_CONTROLLER) on any other broker."""
-    body = request.body
-    assert isinstance(body, ListPartitionReassignmentsRequest)
 
     async def answer() -> None:
         found = await services.administration.list_partition_reassignments(body.topics)

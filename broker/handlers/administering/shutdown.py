@@ -9,9 +9,7 @@ TIMEOUT_MS = 30_000
 """The stopping broker gives up long before this."""
 
 
-async def handle_controlled_shutdown(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, ControlledShutdownRequest)
+async def handle_controlled_shutdown(services: Services, request: Request, body: ControlledShutdownRequest) -> None:
 
     async def answer() -> None:
         try:

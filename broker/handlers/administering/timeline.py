@@ -11,9 +11,7 @@ MAX_BYTES = 256 * 1024
 """The size limit of an answer, unless its first entry is larger. It takes about a millisecond."""
 
 
-async def handle_describe_timeline(services: Services, request: Request) -> None:
-    body = request.body
-    assert isinstance(body, DescribeTimelineRequest)
+async def handle_describe_timeline(services: Services, request: Request, body: DescribeTimelineRequest) -> None:
     last_number, found = services.administration.recorded_after(body.after, body.since_ms)
     entries: list[memoryview] = []
     size = 0

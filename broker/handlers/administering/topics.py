@@ -11,6 +11,7 @@ from minibroker.broker.scheduling.purgatory import DelayedOperation
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
     CreatableTopicResult,
+    CreatePartitionsRequest,
     CreatePartitionsTopicResult,
     CreateTopicsRequest,
     CreateTopicsResponse,
@@ -64,18 +65,30 @@ class DelayedCreatePartitions(DelayedOperation, Generic[Result]):
             result.error_message = self._describe(result)
         self._respond(self._results)
 
-    def on_expiration(self) -> None:
-        """The answer reports the timeout."""
+
+def respond_with_leaders(
+    services: Services,
+    body: CreateTopicsRequest | CreatePartitionsRequest,
+    results: list[Result],
+    describe: Callable[[Result], str],
+    respond: Callable[[list[Result]], None],
+) -> None:
+    """Respond when the new partitions have leaders, or at once if there are none."""
+    changed = [result.name for result in results if not result.error_code]
+    if body.validate_only or not changed:
+        respond(results)
+        return
+    has_leaders = services.metadata.has_leaders
+    operation = DelayedCreatePartitions(max(body.timeout_ms, 0), results, has_leaders, describe, respond)
+    services.topic_purgatory.try_complete_else_watch(operation, changed)
 
 
 def _without_leaders(result: CreatableTopicResult) -> str:
     return f"topic {result.name!r} was created, but not all of its partitions have a leader yet"
 
 
-async def handle_create_topics(services: Services, request: Request) -> None:
+async def handle_create_topics(services: Services, request: Request, body: CreateTopicsRequest) -> None:
     """Raise BrokerError(NOT_CONTROLLER) on any other broker."""
-    body = request.body
-    assert isinstance(body, CreateTopicsRequest)
     answer_later(services, request, max(body.timeout_ms, LEAST_TIMEOUT_MS), lambda: _create(services, request, body))
 
 
@@ -95,23 +108,14 @@ async def _create(services: Services, request: Request, body: CreateTopicsReques
     def respond(results: list[CreatableTopicResult]) -> None:
         request.respond(CreateTopicsResponse(0, results))
 
-    created = [result.name for result in results if not result.error_code]
-    if body.validate_only or not created:
-        respond(results)
-        return
-    operation = DelayedCreatePartitions(
-        max(body.timeout_ms, 0), results, services.metadata.has_leaders, _without_leaders, respond
-    )
-    services.topic_purgatory.try_complete_else_watch(operation, created)
+    respond_with_leaders(services, body, results, _without_leaders, respond)
 
 
-async def handle_delete_topics(services: Services, request: Request) -> None:
+async def handle_delete_topics(services: Services, request: Request, body: DeleteTopicsRequest) -> None:
     """Answer once the topics are gone and their names are free. Otherwise answer REQUEST_TIMED_OUT with the reason: at
     the deadline, or as soon as the reason may last, such as a broker that is down. The deletion is recorded then,
     cannot be undone, and continues on its own. (Kafka's DelayedDeleteTopics waits until no broker shows them.) Raises
     BrokerError(NOT_CONTROLLER) on any other broker."""
-    body = request.body
-    assert isinstance(body, DeleteTopicsRequest)
     waits_until = asyncio.get_running_loop().time() + max(body.timeout_ms, 0) / 1_000
     # the additional time is for ZooKeeper, without which no topic's state is known
     timeout_ms = max(body.timeout_ms, 0) + LEAST_TIMEOUT_MS // 2

@@ -226,7 +226,7 @@ def test_a_broker_says_nothing_to_another_that_has_another_secret_or_another_id(
 
         with pytest.raises(NotTrusted, match=r"broker 0 at broker-0:9092 does not have this .*broker\.secret\.file"):
             await open_as(WRONG, 0)
-        with pytest.raises(NotTrusted, match="this is broker 0, but broker 2 was meant"):
+        with pytest.raises(NotTrusted, match="this is broker 0, not broker 2"):
             await open_as(KEY, 2)
         assert not (await open_as(KEY, 0)).closed
 

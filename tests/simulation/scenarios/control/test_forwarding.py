@@ -273,7 +273,7 @@ def test_a_request_that_no_envelope_can_hold_is_not_one_to_try_again() -> None:
 
 
 def test_an_answer_in_an_envelope_that_is_nonsense_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def nonsense(services: Any, request: Any) -> None:
+    async def nonsense(services: Any, request: Any, body: Any) -> None:
         request.respond(m.EnvelopeResponse(memoryview(b"nonsense")))
 
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
