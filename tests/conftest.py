@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import itertools
 import os
 import signal
@@ -20,6 +21,7 @@ from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK, free_ports
 from minibroker.deploy.local.processes import send_signal, wait_until_gone
 from minibroker.protocol.world import real
+from tests import running
 
 # How fast a machine is, and what else runs on it, must not decide whether a property holds. A run of CI draws the same
 # examples each time, others look for new ones.
@@ -52,6 +54,14 @@ class _PortsOfThisWorker(SystemRandom):
 
 
 ports._random = _PortsOfThisWorker()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    running.run_test(pyfuncitem.obj, **pyfuncitem.funcargs)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

@@ -86,37 +86,36 @@ def victim_of(cluster: Containers, role: str, topic: str) -> str:
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("role", ["leader", "controller", "zookeeper"])
-def test_nothing_acknowledged_is_lost_while_a_container_fails(containers: Containers, role: str, fault: str) -> None:
+async def test_nothing_acknowledged_is_lost_while_a_container_fails(
+    containers: Containers, role: str, fault: str
+) -> None:
     topic = f"{role}-{fault}"
     break_it, mend_it = FAULTS[fault]
 
-    async def body() -> None:
-        async with Admin(containers.bootstrap) as admin:
-            await admin.create_topic(topic, partitions=PARTITIONS, replication_factor=len(BROKERS))
-        trial = Trial(containers.bootstrap, topic, PARTITIONS, lines(), records_per_second=1_500)
-        async with trial.sending():
+    async with Admin(containers.bootstrap) as admin:
+        await admin.create_topic(topic, partitions=PARTITIONS, replication_factor=len(BROKERS))
+    trial = Trial(containers.bootstrap, topic, PARTITIONS, lines(), records_per_second=1_500)
+    async with trial.sending():
+        await trial.wait_for_acknowledgements(ACKNOWLEDGED_BETWEEN, PATIENCE_S)
+        victim = await asyncio.to_thread(victim_of, containers, role, topic)
+        logged = len(await asyncio.to_thread(suspicions, containers, victim))
+        began_s = time.monotonic()
+        await asyncio.to_thread(break_it, containers, victim)
+        try:
             await trial.wait_for_acknowledgements(ACKNOWLEDGED_BETWEEN, PATIENCE_S)
-            victim = await asyncio.to_thread(victim_of, containers, role, topic)
-            logged = len(await asyncio.to_thread(suspicions, containers, victim))
-            began_s = time.monotonic()
-            await asyncio.to_thread(break_it, containers, victim)
-            try:
-                await trial.wait_for_acknowledgements(ACKNOWLEDGED_BETWEEN, PATIENCE_S)
-            finally:
-                await asyncio.to_thread(mend_it, containers, victim)
-            await asyncio.to_thread(
-                wait_until, lambda: is_whole(containers.view()), "every replica is in sync again", PATIENCE_S
-            )
-            await trial.wait_for_acknowledgements(ACKNOWLEDGED_BETWEEN, PATIENCE_S)
-            gap = longest_gap(trial.acknowledged, began_s, time.monotonic())
-        verdict = await trial.verdict()
-        tell(f"{role} {fault}: write gap {gap.seconds * 1_000:.0f} ms; {verdict}")
-        assert verdict.flawless
-        assert verdict.failed == 0
-        if victim != "zookeeper" and fault != "paused":  # a paused one keeps its connections: its session tells
-            assert len(await asyncio.to_thread(suspicions, containers, victim)) > logged
-
-    asyncio.run(body())
+        finally:
+            await asyncio.to_thread(mend_it, containers, victim)
+        await asyncio.to_thread(
+            wait_until, lambda: is_whole(containers.view()), "every replica is in sync again", PATIENCE_S
+        )
+        await trial.wait_for_acknowledgements(ACKNOWLEDGED_BETWEEN, PATIENCE_S)
+        gap = longest_gap(trial.acknowledged, began_s, time.monotonic())
+    verdict = await trial.verdict()
+    tell(f"{role} {fault}: write gap {gap.seconds * 1_000:.0f} ms; {verdict}")
+    assert verdict.flawless
+    assert verdict.failed == 0
+    if victim != "zookeeper" and fault != "paused":  # a paused one keeps its connections: its session tells
+        assert len(await asyncio.to_thread(suspicions, containers, victim)) > logged
 
 
 def suspicions(cluster: Containers, victim: str) -> list[str]:
@@ -124,22 +123,19 @@ def suspicions(cluster: Containers, victim: str) -> list[str]:
     return [line for line in cluster.logs().splitlines() if text in line]
 
 
-def test_containers_that_are_stopped_end_cleanly_and_come_back_with_their_data(containers: Containers) -> None:
-    async def body() -> None:
-        async with Admin(containers.bootstrap) as admin:
-            await admin.create_topic("stopped", partitions=PARTITIONS, replication_factor=len(BROKERS))
-        trial = Trial(containers.bootstrap, "stopped", PARTITIONS, lines(), records_per_second=1_500)
-        async with trial.sending():
-            await trial.wait_for_acknowledgements(ACKNOWLEDGED_BETWEEN, PATIENCE_S)
-        await asyncio.to_thread(containers.compose, "stop")
-        codes = {broker: containers.state(f"broker-{broker}")["ExitCode"] for broker in BROKERS}
-        assert codes == dict.fromkeys(BROKERS, 0)
-        await asyncio.to_thread(containers.up)
-        await asyncio.to_thread(
-            wait_until, lambda: is_whole(containers.view()), "every replica is in sync again", PATIENCE_S
-        )
-        verdict = await trial.verdict()
-        assert verdict.flawless
-        assert verdict.read_back == verdict.sent
-
-    asyncio.run(body())
+async def test_containers_that_are_stopped_end_cleanly_and_come_back_with_their_data(containers: Containers) -> None:
+    async with Admin(containers.bootstrap) as admin:
+        await admin.create_topic("stopped", partitions=PARTITIONS, replication_factor=len(BROKERS))
+    trial = Trial(containers.bootstrap, "stopped", PARTITIONS, lines(), records_per_second=1_500)
+    async with trial.sending():
+        await trial.wait_for_acknowledgements(ACKNOWLEDGED_BETWEEN, PATIENCE_S)
+    await asyncio.to_thread(containers.compose, "stop")
+    codes = {broker: containers.state(f"broker-{broker}")["ExitCode"] for broker in BROKERS}
+    assert codes == dict.fromkeys(BROKERS, 0)
+    await asyncio.to_thread(containers.up)
+    await asyncio.to_thread(
+        wait_until, lambda: is_whole(containers.view()), "every replica is in sync again", PATIENCE_S
+    )
+    verdict = await trial.verdict()
+    assert verdict.flawless
+    assert verdict.read_back == verdict.sent

@@ -74,144 +74,131 @@ def log_lines(cluster: LocalCluster, broker_id: int, pattern: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_controller_that_was_stopped_beyond_its_session_is_fenced_resigns_and_rejoins(
+async def test_a_controller_that_was_stopped_beyond_its_session_is_fenced_resigns_and_rejoins(
     local_cluster: ClusterFactory,
 ) -> None:
-    async def test() -> None:
-        cluster = local_cluster(settings=SHORT_SESSION)
-        await create(cluster, "t")
-        before = await until(cluster, is_whole)
-        old, old_epoch = before.controller_id, before.controller_epoch
-        assert old is not None
-        assert old_epoch is not None
-        trial = Trial(cluster.bootstrap(), "t", 3, lines(), records_per_second=1_000)
-        async with trial.sending():
-            await trial.wait_for_acknowledgements(20, DEADLINE_S)
-            await asyncio.to_thread(cluster.pause, BrokerId(old))
-            # Nobody's connection breaks, so only the end of its session tells.
-            after = await until(cluster, lambda view: view.controller_id not in (None, old))
-            assert (after.controller_epoch or 0) > old_epoch
-            await trial.wait_for_acknowledgements(20, DEADLINE_S)
-            await asyncio.to_thread(cluster.resume, BrokerId(old))
-            whole = await until(cluster, is_whole)
-            await trial.wait_for_acknowledgements(20, DEADLINE_S)
-        assert whole.controller_id == after.controller_id
-        assert log_lines(cluster, old, rf"broker {old} is no longer the controller")
-        assert log_lines(cluster, old, rf"broker {old} is again registered")
-        verdict = await trial.verdict()
-        assert verdict.flawless, verdict
-        assert verdict.failed == 0
-
-    asyncio.run(test())
+    cluster = local_cluster(settings=SHORT_SESSION)
+    await create(cluster, "t")
+    before = await until(cluster, is_whole)
+    old, old_epoch = before.controller_id, before.controller_epoch
+    assert old is not None
+    assert old_epoch is not None
+    trial = Trial(cluster.bootstrap(), "t", 3, lines(), records_per_second=1_000)
+    async with trial.sending():
+        await trial.wait_for_acknowledgements(20, DEADLINE_S)
+        await asyncio.to_thread(cluster.pause, BrokerId(old))
+        # Nobody's connection breaks, so only the end of its session tells.
+        after = await until(cluster, lambda view: view.controller_id not in (None, old))
+        assert (after.controller_epoch or 0) > old_epoch
+        await trial.wait_for_acknowledgements(20, DEADLINE_S)
+        await asyncio.to_thread(cluster.resume, BrokerId(old))
+        whole = await until(cluster, is_whole)
+        await trial.wait_for_acknowledgements(20, DEADLINE_S)
+    assert whole.controller_id == after.controller_id
+    assert log_lines(cluster, old, rf"broker {old} is no longer the controller")
+    assert log_lines(cluster, old, rf"broker {old} is again registered")
+    verdict = await trial.verdict()
+    assert verdict.flawless, verdict
+    assert verdict.failed == 0
 
 
 @pytest.mark.slow
-def test_a_session_survives_thirty_seconds_of_a_saturated_broker(local_cluster: ClusterFactory) -> None:
-    async def test() -> None:
-        cluster = local_cluster(settings=SHORT_SESSION)
-        await create(cluster, "flood")
+async def test_a_session_survives_thirty_seconds_of_a_saturated_broker(local_cluster: ClusterFactory) -> None:
+    cluster = local_cluster(settings=SHORT_SESSION)
+    await create(cluster, "flood")
+    await until(cluster, is_whole)
+    value = bytes(range(256)) * 8
+    async with (
+        Producer(cluster.bootstrap(), acks=1, batch_size=16_384) as first,
+        Producer(cluster.bootstrap(), acks=1, batch_size=16_384) as second,
+    ):
+        ends_s = time.monotonic() + 30
+        sent = 0
+        while time.monotonic() < ends_s:
+            for _ in range(200):
+                first.send("flood", value)
+                second.send("flood", value)
+            sent += 400
+            await first.drain()
+            await second.drain()
+    assert sent > 10_000
+    for broker_id in (1, 2, 3):
+        assert not log_lines(cluster, broker_id, "again registered|has expired|has not run")
+    await until(cluster, is_whole)
+
+
+@pytest.mark.slow
+async def test_a_stopped_follower_leaves_the_isr_and_returns_once_it_has_caught_up(
+    local_cluster: ClusterFactory,
+) -> None:
+    # The session outlives the test's stop: it is the leader that must notice.
+    cluster = local_cluster(settings={"replica.lag.time.max.ms": "1000", "zookeeper.session.timeout.ms": "30000"})
+    await create(cluster, "t")
+    view = await until(cluster, is_whole)
+    leader = view.partitions[TopicPartition("t", 0)].leader_id
+    follower = next(b for b in (1, 2, 3) if b not in (leader, view.controller_id))
+    trial = Trial(cluster.bootstrap(), "t", 3, lines(), records_per_second=500)
+    async with trial.sending():
+        await trial.wait_for_acknowledgements(20, DEADLINE_S)
+        await asyncio.to_thread(cluster.pause, BrokerId(follower))
+        await until(cluster, lambda view: follower not in view.partitions[TopicPartition("t", 0)].isr_nodes)
+        acknowledged = len(trial.acknowledged[0])
+        await asyncio.to_thread(cluster.resume, BrokerId(follower))
         await until(cluster, is_whole)
-        value = bytes(range(256)) * 8
-        async with (
-            Producer(cluster.bootstrap(), acks=1, batch_size=16_384) as first,
-            Producer(cluster.bootstrap(), acks=1, batch_size=16_384) as second,
-        ):
-            ends_s = time.monotonic() + 30
-            sent = 0
-            while time.monotonic() < ends_s:
-                for _ in range(200):
-                    first.send("flood", value)
-                    second.send("flood", value)
-                sent += 400
-                await first.drain()
-                await second.drain()
-        assert sent > 10_000
-        for broker_id in (1, 2, 3):
-            assert not log_lines(cluster, broker_id, "again registered|has expired|has not run")
-        await until(cluster, is_whole)
-
-    asyncio.run(test())
-
-
-@pytest.mark.slow
-def test_a_stopped_follower_leaves_the_isr_and_returns_once_it_has_caught_up(local_cluster: ClusterFactory) -> None:
-    async def test() -> None:
-        # The session outlives the test's stop: it is the leader that must notice.
-        cluster = local_cluster(settings={"replica.lag.time.max.ms": "1000", "zookeeper.session.timeout.ms": "30000"})
-        await create(cluster, "t")
-        view = await until(cluster, is_whole)
-        leader = view.partitions[TopicPartition("t", 0)].leader_id
-        follower = next(b for b in (1, 2, 3) if b not in (leader, view.controller_id))
-        trial = Trial(cluster.bootstrap(), "t", 3, lines(), records_per_second=500)
-        async with trial.sending():
-            await trial.wait_for_acknowledgements(20, DEADLINE_S)
-            await asyncio.to_thread(cluster.pause, BrokerId(follower))
-            await until(cluster, lambda view: follower not in view.partitions[TopicPartition("t", 0)].isr_nodes)
-            acknowledged = len(trial.acknowledged[0])
-            await asyncio.to_thread(cluster.resume, BrokerId(follower))
-            await until(cluster, is_whole)
-            async with asyncio.timeout(DEADLINE_S):
-                while len(trial.acknowledged[0]) < acknowledged + 20:
-                    await asyncio.sleep(0.01)
-        verdict = await trial.verdict()
-        assert verdict.flawless, verdict
-
-    asyncio.run(test())
-
-
-@pytest.mark.slow
-def test_a_deleted_topic_goes_from_a_broker_that_was_down_once_it_is_back(local_cluster: ClusterFactory) -> None:
-    async def test() -> None:
-        cluster = local_cluster()
-        await create(cluster, "doomed")
-        view = await until(cluster, is_whole)
-        away = next(b for b in (1, 2, 3) if b != view.controller_id)
-        directories = {b: cluster.directory / f"broker-{b}" for b in (1, 2, 3)}
-
-        def replicas(broker_id: int) -> list[str]:
-            return [path.name for path in directories[broker_id].glob("doomed-*")]
-
         async with asyncio.timeout(DEADLINE_S):
-            while len(replicas(away)) < 3:  # all are in sync from the beginning, also before they have a log
-                await asyncio.sleep(0.05)
+            while len(trial.acknowledged[0]) < acknowledged + 20:
+                await asyncio.sleep(0.01)
+    verdict = await trial.verdict()
+    assert verdict.flawless, verdict
+
+
+@pytest.mark.slow
+async def test_a_deleted_topic_goes_from_a_broker_that_was_down_once_it_is_back(local_cluster: ClusterFactory) -> None:
+    cluster = local_cluster()
+    await create(cluster, "doomed")
+    view = await until(cluster, is_whole)
+    away = next(b for b in (1, 2, 3) if b != view.controller_id)
+    directories = {b: cluster.directory / f"broker-{b}" for b in (1, 2, 3)}
+
+    def replicas(broker_id: int) -> list[str]:
+        return [path.name for path in directories[broker_id].glob("doomed-*")]
+
+    async with asyncio.timeout(DEADLINE_S):
+        while len(replicas(away)) < 3:  # all are in sync from the beginning, also before they have a log
+            await asyncio.sleep(0.05)
+    await asyncio.to_thread(cluster.kill, BrokerId(away))
+    await until(cluster, lambda view: away not in view.brokers)
+    async with Admin(cluster.bootstrap(), default_api_timeout_ms=3_000) as admin:
+        with pytest.raises(TopicErrors, match=f"broker {away}"):  # it waits for that one
+            await admin.delete_topics(["doomed"])
+    async with asyncio.timeout(DEADLINE_S):
+        while any(replicas(b) for b in (1, 2, 3) if b != away):
+            await asyncio.sleep(0.05)
+    assert len(replicas(away)) == 3
+    await asyncio.to_thread(cluster.start, BrokerId(away))
+    async with asyncio.timeout(DEADLINE_S):
+        while replicas(away):
+            await asyncio.sleep(0.05)
+    await create(cluster, "doomed")
+    await until(cluster, is_whole)
+
+
+@pytest.mark.slow
+async def test_writes_need_min_insync_replicas_and_reads_do_not(local_cluster: ClusterFactory) -> None:
+    cluster = local_cluster()
+    await create(cluster, "strict", min_insync_replicas="3")
+    view = await until(cluster, is_whole)
+    async with Producer(cluster.bootstrap()) as producer:
+        await producer.send("strict", b"while all live", partition=0)
+        away = next(b for b in (1, 2, 3) if b != view.partitions[TopicPartition("strict", 0)].leader_id)
         await asyncio.to_thread(cluster.kill, BrokerId(away))
-        await until(cluster, lambda view: away not in view.brokers)
-        async with Admin(cluster.bootstrap(), default_api_timeout_ms=3_000) as admin:
-            with pytest.raises(TopicErrors, match=f"broker {away}"):  # it waits for that one
-                await admin.delete_topics(["doomed"])
-        async with asyncio.timeout(DEADLINE_S):
-            while any(replicas(b) for b in (1, 2, 3) if b != away):
-                await asyncio.sleep(0.05)
-        assert len(replicas(away)) == 3
+        await until(cluster, lambda view: len(view.partitions[TopicPartition("strict", 0)].isr_nodes) == 2)
+        waiting = asyncio.create_task(acknowledged(producer.send("strict", b"while one is away", partition=0)))
+        async with Consumer(cluster.bootstrap(), topics=["strict"]) as consumer:
+            async for record in consumer:
+                assert record.value == b"while all live"
+                break
+        assert not waiting.done()
         await asyncio.to_thread(cluster.start, BrokerId(away))
-        async with asyncio.timeout(DEADLINE_S):
-            while replicas(away):
-                await asyncio.sleep(0.05)
-        await create(cluster, "doomed")
-        await until(cluster, is_whole)
-
-    asyncio.run(test())
-
-
-@pytest.mark.slow
-def test_writes_need_min_insync_replicas_and_reads_do_not(local_cluster: ClusterFactory) -> None:
-    async def test() -> None:
-        cluster = local_cluster()
-        await create(cluster, "strict", min_insync_replicas="3")
-        view = await until(cluster, is_whole)
-        async with Producer(cluster.bootstrap()) as producer:
-            await producer.send("strict", b"while all live", partition=0)
-            away = next(b for b in (1, 2, 3) if b != view.partitions[TopicPartition("strict", 0)].leader_id)
-            await asyncio.to_thread(cluster.kill, BrokerId(away))
-            await until(cluster, lambda view: len(view.partitions[TopicPartition("strict", 0)].isr_nodes) == 2)
-            waiting = asyncio.create_task(acknowledged(producer.send("strict", b"while one is away", partition=0)))
-            async with Consumer(cluster.bootstrap(), topics=["strict"]) as consumer:
-                async for record in consumer:
-                    assert record.value == b"while all live"
-                    break
-            assert not waiting.done()
-            await asyncio.to_thread(cluster.start, BrokerId(away))
-            metadata = await waiting
-            assert metadata.offset == 1
-
-    asyncio.run(test())
+        metadata = await waiting
+        assert metadata.offset == 1

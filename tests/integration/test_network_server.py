@@ -22,29 +22,30 @@ from minibroker.protocol.apis import Plane
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.world.real import RealWorld
+from tests.running import run_by
 from tests.waiting import until
 
 DEADLINE_S = 20
 
-Run = Callable[[Coroutine[Any, Any, None]], None]
+Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Run a coroutine to its end on each kind of loop; then nothing may be left running on it."""
+    """Run an asynchronous test on each kind of loop. Nothing may be left running on the loop at its end."""
     factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
 
-    async def bounded(main: Coroutine[Any, Any, None]) -> None:
+    async def bounded(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
         failures: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
         async with asyncio.timeout(DEADLINE_S):
-            await main
+            await test()
         assert asyncio.all_tasks() == {asyncio.current_task()}
         assert failures == []
 
-    def run(main: Coroutine[Any, Any, None]) -> None:
+    def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
         with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(bounded(main))
+            runner.run(bounded(test))
 
     return run
 
@@ -172,146 +173,132 @@ def network_lines(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING
 # --- Requests and responses ----------------------------------------------------------------------------------
 
 
-def test_a_request_reaches_its_handler_with_all_that_is_known_of_it_and_its_answer_comes_back(run: Run) -> None:
-    async def main() -> None:
-        requests: list[Request] = []
+@run_by("run")
+async def test_a_request_reaches_its_handler_with_all_that_is_known_of_it_and_its_answer_comes_back() -> None:
+    requests: list[Request] = []
 
-        async def handler(request: Request) -> None:
-            requests.append(request)
+    async def handler(request: Request) -> None:
+        requests.append(request)
+        await answer(request)
+
+    async with serving(handler) as up:
+        world = RealWorld()
+        connection = await open_connection(world.network, "127.0.0.1", up.ports["DATA"], client_id="me", timeout_s=5)
+        response = await connection.request(apis.METADATA, m.MetadataRequest(["orders"]))
+        assert response == EMPTY_METADATA
+        (request,) = requests
+        assert request.api is apis.METADATA
+        assert request.body == m.MetadataRequest(["orders"])
+        assert request.api_version == 0
+        assert request.client_id == "me"
+        assert request.listener == "DATA"
+        assert request.peer.startswith("127.0.0.1:")
+        assert not request.closed
+        await until(lambda: request.handled_at > 0)
+        assert 0 < request.received_at <= request.dequeued_at <= request.sent_at <= request.handled_at
+        metrics = up.server.metrics.per_api[apis.METADATA.key]
+        assert (metrics.name, metrics.handled, metrics.answered, metrics.errors) == ("Metadata", 1, 1, 0)
+        assert metrics.total_s > 0
+        assert 0 < up.server.planes[Plane.DATA].pool.idle_ratio() <= 1
+        connection.close()
+        await connection.wait_closed()
+        world.close()
+
+
+@run_by("run")
+async def test_thousands_of_pipelined_requests_are_answered_in_order() -> None:
+    topics: list[str] = []
+
+    async def handler(request: Request) -> None:
+        topics.append(topic_of(request))
+        await answer(request)
+
+    async with serving(handler) as up:
+        peer = await up.connect()
+        peer.send(b"".join(metadata_frame(number, str(number)) for number in range(5_000)))
+        assert await peer.correlation_ids(5_000) == list(range(5_000))
+        assert topics == [str(number) for number in range(5_000)]
+        assert len(up.server.planes[Plane.DATA].channel) == 0
+        await until(lambda: up.server.planes[Plane.DATA].channel.bytes == 0)
+
+
+@run_by("run")
+async def test_a_connections_next_request_waits_until_the_handler_of_the_one_before_has_returned() -> None:
+    running: dict[str, int] = {}
+    seen: dict[str, list[str]] = {}
+    most_at_once = 0
+
+    async def handler(request: Request) -> None:
+        nonlocal most_at_once
+        running[request.peer] = running.get(request.peer, 0) + 1
+        most_at_once = max(most_at_once, sum(running.values()))
+        assert running[request.peer] == 1
+        await asyncio.sleep(0.001 * (int(topic_of(request)) % 3))
+        seen.setdefault(request.peer, []).append(topic_of(request))
+        running[request.peer] -= 1
+        await answer(request)
+
+    async with serving(handler) as up:
+        peers = [await up.connect() for _ in range(4)]
+        for peer in peers:
+            peer.send(b"".join(metadata_frame(number, str(number)) for number in range(50)))
+        for peer in peers:
+            assert await peer.correlation_ids(50) == list(range(50))
+        assert list(seen.values()) == [[str(number) for number in range(50)]] * 4
+        assert most_at_once == 4
+
+
+@run_by("run")
+async def test_responses_leave_as_they_complete() -> None:
+    parked: list[Request] = []
+
+    async def handler(request: Request) -> None:
+        if topic_of(request) == "later":
+            parked.append(request)
+        else:
             await answer(request)
 
-        async with serving(handler) as up:
-            world = RealWorld()
-            connection = await open_connection(
-                world.network, "127.0.0.1", up.ports["DATA"], client_id="me", timeout_s=5
-            )
-            response = await connection.request(apis.METADATA, m.MetadataRequest(["orders"]))
-            assert response == EMPTY_METADATA
-            (request,) = requests
-            assert request.api is apis.METADATA
-            assert request.body == m.MetadataRequest(["orders"])
-            assert request.api_version == 0
-            assert request.client_id == "me"
-            assert request.listener == "DATA"
-            assert request.peer.startswith("127.0.0.1:")
-            assert not request.closed
-            await until(lambda: request.handled_at > 0)
-            assert 0 < request.received_at <= request.dequeued_at <= request.sent_at <= request.handled_at
-            metrics = up.server.metrics.per_api[apis.METADATA.key]
-            assert (metrics.name, metrics.handled, metrics.answered, metrics.errors) == ("Metadata", 1, 1, 0)
-            assert metrics.total_s > 0
-            assert 0 < up.server.planes[Plane.DATA].pool.idle_ratio() <= 1
-            connection.close()
-            await connection.wait_closed()
-            world.close()
-
-    run(main())
-
-
-def test_thousands_of_pipelined_requests_are_answered_in_order(run: Run) -> None:
-    async def main() -> None:
-        topics: list[str] = []
-
-        async def handler(request: Request) -> None:
-            topics.append(topic_of(request))
-            await answer(request)
-
-        async with serving(handler) as up:
-            peer = await up.connect()
-            peer.send(b"".join(metadata_frame(number, str(number)) for number in range(5_000)))
-            assert await peer.correlation_ids(5_000) == list(range(5_000))
-            assert topics == [str(number) for number in range(5_000)]
-            assert len(up.server.planes[Plane.DATA].channel) == 0
-            await until(lambda: up.server.planes[Plane.DATA].channel.bytes == 0)
-
-    run(main())
-
-
-def test_a_connections_next_request_waits_until_the_handler_of_the_one_before_has_returned(run: Run) -> None:
-    async def main() -> None:
-        running: dict[str, int] = {}
-        seen: dict[str, list[str]] = {}
-        most_at_once = 0
-
-        async def handler(request: Request) -> None:
-            nonlocal most_at_once
-            running[request.peer] = running.get(request.peer, 0) + 1
-            most_at_once = max(most_at_once, sum(running.values()))
-            assert running[request.peer] == 1
-            await asyncio.sleep(0.001 * (int(topic_of(request)) % 3))
-            seen.setdefault(request.peer, []).append(topic_of(request))
-            running[request.peer] -= 1
-            await answer(request)
-
-        async with serving(handler) as up:
-            peers = [await up.connect() for _ in range(4)]
-            for peer in peers:
-                peer.send(b"".join(metadata_frame(number, str(number)) for number in range(50)))
-            for peer in peers:
-                assert await peer.correlation_ids(50) == list(range(50))
-            assert list(seen.values()) == [[str(number) for number in range(50)]] * 4
-            assert most_at_once == 4
-
-    run(main())
-
-
-def test_responses_leave_as_they_complete(run: Run) -> None:
-    async def main() -> None:
-        parked: list[Request] = []
-
-        async def handler(request: Request) -> None:
-            if topic_of(request) == "later":
-                parked.append(request)
-            else:
-                await answer(request)
-
-        async with serving(handler) as up:
-            peer = await up.connect()
-            peer.metadata(1, "later")
-            peer.metadata(2, "now")
-            assert await peer.correlation_ids(1) == [2]
+    async with serving(handler) as up:
+        peer = await up.connect()
+        peer.metadata(1, "later")
+        peer.metadata(2, "now")
+        assert await peer.correlation_ids(1) == [2]
+        parked[0].respond(EMPTY_METADATA)
+        assert await peer.correlation_ids(1) == [1]
+        with pytest.raises(RuntimeError, match="second time"):
             parked[0].respond(EMPTY_METADATA)
-            assert await peer.correlation_ids(1) == [1]
-            with pytest.raises(RuntimeError, match="second time"):
-                parked[0].respond(EMPTY_METADATA)
-
-    run(main())
 
 
-def test_a_response_leaves_at_once_even_if_its_handler_has_more_to_do(run: Run) -> None:
-    async def main() -> None:
-        may_return = asyncio.Event()
+@run_by("run")
+async def test_a_response_leaves_at_once_even_if_its_handler_has_more_to_do() -> None:
+    may_return = asyncio.Event()
 
-        async def handler(request: Request) -> None:
+    async def handler(request: Request) -> None:
+        await answer(request)
+        await may_return.wait()
+
+    async with serving(handler) as up:
+        alone, pipelining = await up.connect(), await up.connect()
+        alone.metadata(1)
+        assert await alone.correlation_ids(1) == [1]
+        pipelining.send(metadata_frame(1) + metadata_frame(2))
+        assert await pipelining.correlation_ids(1) == [1]
+        may_return.set()
+        assert await pipelining.correlation_ids(1) == [2]
+
+
+@run_by("run")
+async def test_a_request_that_wants_no_response_gets_none_and_the_next_one_is_handled() -> None:
+    async def handler(request: Request) -> None:
+        if request.api is apis.PRODUCE and request.body.acks == 0:
+            request.respond_nothing()
+        else:
             await answer(request)
-            await may_return.wait()
 
-        async with serving(handler) as up:
-            alone, pipelining = await up.connect(), await up.connect()
-            alone.metadata(1)
-            assert await alone.correlation_ids(1) == [1]
-            pipelining.send(metadata_frame(1) + metadata_frame(2))
-            assert await pipelining.correlation_ids(1) == [1]
-            may_return.set()
-            assert await pipelining.correlation_ids(1) == [2]
-
-    run(main())
-
-
-def test_a_request_that_wants_no_response_gets_none_and_the_next_one_is_handled(run: Run) -> None:
-    async def main() -> None:
-        async def handler(request: Request) -> None:
-            if request.api is apis.PRODUCE and request.body.acks == 0:
-                request.respond_nothing()
-            else:
-                await answer(request)
-
-        async with serving(handler) as up:
-            peer = await up.connect()
-            peer.send(produce_frame(1, b"x", acks=0) + metadata_frame(2))
-            assert await peer.correlation_ids(1) == [2]
-
-    run(main())
+    async with serving(handler) as up:
+        peer = await up.connect()
+        peer.send(produce_frame(1, b"x", acks=0) + metadata_frame(2))
+        assert await peer.correlation_ids(1) == [2]
 
 
 def test_a_handler_that_closes_the_connection_lets_earlier_answers_out_and_later_requests_unhandled(
@@ -336,53 +323,47 @@ def test_a_handler_that_closes_the_connection_lets_earlier_answers_out_and_later
             assert topics == ["good", "bad"]
 
     caplog.set_level(logging.INFO)
-    run(main())
+    run(main)
     (line,) = network_lines(caplog, logging.INFO)
     assert "acks=0 failed" in line
 
 
-def test_the_records_of_a_large_frame_stay_as_they_are_while_later_frames_come(run: Run) -> None:
-    async def main() -> None:
-        kept: list[memoryview] = []
+@run_by("run")
+async def test_the_records_of_a_large_frame_stay_as_they_are_while_later_frames_come() -> None:
+    kept: list[memoryview] = []
 
-        async def handler(request: Request) -> None:
-            kept.append(request.body.topic_data[0].partition_data[0].records)
-            await answer(request)
+    async def handler(request: Request) -> None:
+        kept.append(request.body.topic_data[0].partition_data[0].records)
+        await answer(request)
 
-        async with serving(handler) as up:
-            peer = await up.connect()
-            sizes = [100, 65_000, 65_536, 70_000, 200, 3_000_000, 1_000_000]
-            for number, size in enumerate(sizes):
-                peer.send(produce_frame(number, bytes([number]) * size))
-            assert await peer.correlation_ids(len(sizes)) == list(range(len(sizes)))
-            assert [bytes(records) for records in kept] == [bytes([n]) * size for n, size in enumerate(sizes)]
-
-    run(main())
+    async with serving(handler) as up:
+        peer = await up.connect()
+        sizes = [100, 65_000, 65_536, 70_000, 200, 3_000_000, 1_000_000]
+        for number, size in enumerate(sizes):
+            peer.send(produce_frame(number, bytes([number]) * size))
+        assert await peer.correlation_ids(len(sizes)) == list(range(len(sizes)))
+        assert [bytes(records) for records in kept] == [bytes([n]) * size for n, size in enumerate(sizes)]
 
 
-def test_the_control_listener_takes_control_requests_and_api_versions(run: Run) -> None:
-    async def main() -> None:
-        async with serving(answer) as up:
-            peer = await up.connect("CONTROL")
-            peer.send(bytes(apis.encode_request(apis.API_VERSIONS, 1, None, m.ApiVersionsRequest())))
-            peer.send(update_metadata_frame(2))
-            assert await peer.correlation_ids(2) == [1, 2]
-
-    run(main())
+@run_by("run")
+async def test_the_control_listener_takes_control_requests_and_api_versions() -> None:
+    async with serving(answer) as up:
+        peer = await up.connect("CONTROL")
+        peer.send(bytes(apis.encode_request(apis.API_VERSIONS, 1, None, m.ApiVersionsRequest())))
+        peer.send(update_metadata_frame(2))
+        assert await peer.correlation_ids(2) == [1, 2]
 
 
-def test_control_requests_may_exceed_a_mebibyte_as_they_speak_of_every_partition(run: Run) -> None:
-    async def main() -> None:
-        partition = m.UpdateMetadataPartition(1, 1, 1, 1, [1, 2, 3], 1, [1, 2, 3], [])
-        topic = m.UpdateMetadataTopic("orders", "", [partition] * 80_000)
-        frame = apis.encode_request(apis.UPDATE_METADATA, 7, "test", m.UpdateMetadataRequest(1, 1, 1, [topic], []))
-        assert len(frame) > 1024 * 1024
-        async with serving(answer) as up:
-            peer = await up.connect("CONTROL")
-            peer.send(frame)
-            assert await peer.correlation_ids(1) == [7]
-
-    run(main())
+@run_by("run")
+async def test_control_requests_may_exceed_a_mebibyte_as_they_speak_of_every_partition() -> None:
+    partition = m.UpdateMetadataPartition(1, 1, 1, 1, [1, 2, 3], 1, [1, 2, 3], [])
+    topic = m.UpdateMetadataTopic("orders", "", [partition] * 80_000)
+    frame = apis.encode_request(apis.UPDATE_METADATA, 7, "test", m.UpdateMetadataRequest(1, 1, 1, [topic], []))
+    assert len(frame) > 1024 * 1024
+    async with serving(answer) as up:
+        peer = await up.connect("CONTROL")
+        peer.send(frame)
+        assert await peer.correlation_ids(1) == [7]
 
 
 # --- Handlers that fail --------------------------------------------------------------------------------------
@@ -424,28 +405,26 @@ def test_what_a_handler_raises_is_answered_and_the_connection_goes_on(
             assert "secret" not in responses[1].error_message
             assert up.server.metrics.per_api[apis.METADATA.key].errors == 5
 
-    run(main())
+    run(main)
     with_traceback = [r for r in caplog.records if r.name == "minibroker.network" and r.exc_info]
     assert len(with_traceback) == 4  # not for the BrokerError
 
 
-def test_a_late_answer_to_a_request_whose_handler_raised_is_dropped(run: Run) -> None:
-    async def main() -> None:
-        parked: list[Request] = []
+@run_by("run")
+async def test_a_late_answer_to_a_request_whose_handler_raised_is_dropped() -> None:
+    parked: list[Request] = []
 
-        async def handler(request: Request) -> None:
-            parked.append(request)
-            raise BrokerError(ErrorCode.REQUEST_TIMED_OUT)
+    async def handler(request: Request) -> None:
+        parked.append(request)
+        raise BrokerError(ErrorCode.REQUEST_TIMED_OUT)
 
-        async with serving(handler) as up:
-            peer = await up.connect()
-            peer.metadata(1)
-            assert (await peer.response()).error_code == ErrorCode.REQUEST_TIMED_OUT
-            parked[0].respond(EMPTY_METADATA)
-            peer.metadata(2)
-            assert (await peer.response()).correlation_id == 2
-
-    run(main())
+    async with serving(handler) as up:
+        peer = await up.connect()
+        peer.metadata(1)
+        assert (await peer.response()).error_code == ErrorCode.REQUEST_TIMED_OUT
+        parked[0].respond(EMPTY_METADATA)
+        peer.metadata(2)
+        assert (await peer.response()).correlation_id == 2
 
 
 # --- Bad input -----------------------------------------------------------------------------------------------
@@ -542,7 +521,7 @@ def test_bad_input_costs_its_sender_the_connection_and_the_broker_one_log_line(
             assert up.server.metrics.bad_input == 1
             await until(lambda: up.server.planes[Plane.DATA].quotas.total == 1)
 
-    run(main())
+    run(main)
     (line,) = network_lines(caplog)
     assert addresses[0] in line
     assert "DATA" in line
@@ -559,29 +538,27 @@ def test_a_data_request_on_the_control_listener_is_refused(run: Run, caplog: pyt
             assert (response.correlation_id, response.error_code) == (5, ErrorCode.INVALID_REQUEST)
             assert await peer.closed() == b""
 
-    run(main())
+    run(main)
     (line,) = network_lines(caplog)
     assert "Metadata is not served on listener CONTROL of the control plane" in line
 
 
-def test_requests_handled_before_bad_input_are_answered_even_if_their_handler_takes_long(run: Run) -> None:
-    async def main() -> None:
-        may_return = asyncio.Event()
+@run_by("run")
+async def test_requests_handled_before_bad_input_are_answered_even_if_their_handler_takes_long() -> None:
+    may_return = asyncio.Event()
 
-        async def handler(request: Request) -> None:
-            await may_return.wait()
-            await answer(request)
+    async def handler(request: Request) -> None:
+        await may_return.wait()
+        await answer(request)
 
-        async with serving(handler) as up:
-            peer = await up.connect()
-            peer.send(metadata_frame(1) + metadata_frame(2) + struct.pack(">i", -5))
-            await until(lambda: up.server.planes[Plane.DATA].channel.bytes > 0)
-            assert up.server.metrics.bad_input == 0
-            may_return.set()
-            assert await peer.correlation_ids(2) == [1, 2]
-            assert await peer.closed() == b""
-
-    run(main())
+    async with serving(handler) as up:
+        peer = await up.connect()
+        peer.send(metadata_frame(1) + metadata_frame(2) + struct.pack(">i", -5))
+        await until(lambda: up.server.planes[Plane.DATA].channel.bytes > 0)
+        assert up.server.metrics.bad_input == 0
+        may_return.set()
+        assert await peer.correlation_ids(2) == [1, 2]
+        assert await peer.closed() == b""
 
 
 def test_a_peer_that_leaves_in_the_middle_of_a_frame_is_forgotten(run: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -595,77 +572,71 @@ def test_a_peer_that_leaves_in_the_middle_of_a_frame_is_forgotten(run: Run, capl
             peer.writer.close()
             await until(lambda: up.server.planes[Plane.DATA].quotas.total == 0)
 
-    run(main())
+    run(main)
     assert [line for line in network_lines(caplog, logging.INFO) if "in the middle of a frame" in line]
 
 
-def test_what_was_sent_before_the_peer_closed_its_side_is_handled(run: Run) -> None:
-    async def main() -> None:
-        topics: list[str] = []
+@run_by("run")
+async def test_what_was_sent_before_the_peer_closed_its_side_is_handled() -> None:
+    topics: list[str] = []
 
-        async def handler(request: Request) -> None:
-            await asyncio.sleep(0.001)
-            topics.append(topic_of(request))
-            request.respond_nothing()
+    async def handler(request: Request) -> None:
+        await asyncio.sleep(0.001)
+        topics.append(topic_of(request))
+        request.respond_nothing()
 
-        async with serving(handler) as up:
-            peer = await up.connect()
-            peer.send(b"".join(metadata_frame(number, str(number)) for number in range(30)))
-            peer.writer.write_eof()
-            assert await peer.closed() == b""
-            await until(lambda: topics == [str(number) for number in range(30)])
-            await until(lambda: up.server.planes[Plane.DATA].channel.bytes == 0)
-            assert up.server.planes[Plane.DATA].quotas.total == 0
-
-    run(main())
+    async with serving(handler) as up:
+        peer = await up.connect()
+        peer.send(b"".join(metadata_frame(number, str(number)) for number in range(30)))
+        peer.writer.write_eof()
+        assert await peer.closed() == b""
+        await until(lambda: topics == [str(number) for number in range(30)])
+        await until(lambda: up.server.planes[Plane.DATA].channel.bytes == 0)
+        assert up.server.planes[Plane.DATA].quotas.total == 0
 
 
 @pytest.mark.parametrize("how", ["closes", "resets"])
-def test_an_answer_to_a_peer_that_is_gone_does_nothing(run: Run, how: str) -> None:
-    async def main() -> None:
-        parked: list[Request] = []
+@run_by("run")
+async def test_an_answer_to_a_peer_that_is_gone_does_nothing(how: str) -> None:
+    parked: list[Request] = []
 
-        async def handler(request: Request) -> None:
-            parked.append(request)
+    async def handler(request: Request) -> None:
+        parked.append(request)
 
-        async with serving(handler) as up:
-            peer = await up.connect()
-            peer.metadata(1)
-            peer.metadata(2)
-            await until(lambda: len(parked) == 2)
-            assert not parked[0].closed
-            if how == "closes":
-                peer.writer.close()
-            else:
-                peer.reset()
-            await until(lambda: parked[0].closed)
-            parked[0].respond(EMPTY_METADATA)
-            parked[1].respond_error(ErrorCode.REQUEST_TIMED_OUT, "late")
-            assert parked[0].answered
-            await until(lambda: up.server.planes[Plane.DATA].quotas.total == 0)
-
-    run(main())
-
-
-def test_a_connection_may_be_lost_while_its_handler_runs(run: Run) -> None:
-    async def main() -> None:
-        running: list[Request] = []
-        finished: list[str] = []
-
-        async def handler(request: Request) -> None:
-            running.append(request)
-            await until(lambda: request.closed)
-            await answer(request)
-            finished.append(topic_of(request))
-
-        async with serving(handler) as up:
-            peer = await up.connect()
-            peer.send(metadata_frame(1, "first") + metadata_frame(2, "second"))
-            await until(lambda: len(running) == 1)
+    async with serving(handler) as up:
+        peer = await up.connect()
+        peer.metadata(1)
+        peer.metadata(2)
+        await until(lambda: len(parked) == 2)
+        assert not parked[0].closed
+        if how == "closes":
+            peer.writer.close()
+        else:
             peer.reset()
-            await until(lambda: finished == ["first", "second"])
+        await until(lambda: parked[0].closed)
+        parked[0].respond(EMPTY_METADATA)
+        parked[1].respond_error(ErrorCode.REQUEST_TIMED_OUT, "late")
+        assert parked[0].answered
+        await until(lambda: up.server.planes[Plane.DATA].quotas.total == 0)
 
-    run(main())
+
+@run_by("run")
+async def test_a_connection_may_be_lost_while_its_handler_runs() -> None:
+    running: list[Request] = []
+    finished: list[str] = []
+
+    async def handler(request: Request) -> None:
+        running.append(request)
+        await until(lambda: request.closed)
+        await answer(request)
+        finished.append(topic_of(request))
+
+    async with serving(handler) as up:
+        peer = await up.connect()
+        peer.send(metadata_frame(1, "first") + metadata_frame(2, "second"))
+        await until(lambda: len(running) == 1)
+        peer.reset()
+        await until(lambda: finished == ["first", "second"])
 
 
 # --- Deadlines -----------------------------------------------------------------------------------------------
@@ -695,39 +666,37 @@ def test_a_frame_that_is_not_completed_in_time_costs_its_sender_the_connection(
             writer.write(bytes([byte]))
             await asyncio.sleep(0.01)
 
-    run(main())
+    run(main)
     lines = network_lines(caplog)
     assert len(lines) == 2
     assert all("a frame was not complete after 0.1 s" in line for line in lines)
 
 
 @pytest.mark.slow
-def test_idle_connections_are_closed_on_data_listeners_only(run: Run) -> None:
-    async def main() -> None:
-        parked: list[Request] = []
+@run_by("run")
+async def test_idle_connections_are_closed_on_data_listeners_only() -> None:
+    parked: list[Request] = []
 
-        async def handler(request: Request) -> None:
-            if request.api is apis.METADATA:
-                parked.append(request)
-            else:
-                await answer(request)
+    async def handler(request: Request) -> None:
+        if request.api is apis.METADATA:
+            parked.append(request)
+        else:
+            await answer(request)
 
-        async with serving(handler, NetworkSettings(connections_max_idle_ms=400)) as up:
-            control = await up.connect("CONTROL")
-            waiting = await up.connect()
-            waiting.metadata(1)
-            idle = await up.connect()
-            assert await idle.closed() == b""
-            also_idle = await up.connect()
-            assert await also_idle.closed() == b""
-            control.send(update_metadata_frame(2))
-            assert await control.correlation_ids(1) == [2]
-            parked[0].respond(EMPTY_METADATA)
-            assert await waiting.correlation_ids(1) == [1]
-            assert await waiting.closed() == b""
-            assert up.server.metrics.idle_closed == 3
-
-    run(main())
+    async with serving(handler, NetworkSettings(connections_max_idle_ms=400)) as up:
+        control = await up.connect("CONTROL")
+        waiting = await up.connect()
+        waiting.metadata(1)
+        idle = await up.connect()
+        assert await idle.closed() == b""
+        also_idle = await up.connect()
+        assert await also_idle.closed() == b""
+        control.send(update_metadata_frame(2))
+        assert await control.correlation_ids(1) == [2]
+        parked[0].respond(EMPTY_METADATA)
+        assert await waiting.correlation_ids(1) == [1]
+        assert await waiting.closed() == b""
+        assert up.server.metrics.idle_closed == 3
 
 
 def test_a_peer_that_does_not_read_is_not_read_from_and_closed_in_the_end(
@@ -749,55 +718,49 @@ def test_a_peer_that_does_not_read_is_not_read_from_and_closed_in_the_end(
                 assert handled < 100
                 await until(lambda: up.server.planes[Plane.DATA].quotas.total == 0)
 
-    run(main())
+    run(main)
     (line,) = network_lines(caplog)
     assert "has not read its responses for 0.3 s" in line
 
 
-def test_a_slow_reader_gets_all_its_responses(run: Run) -> None:
-    async def main() -> None:
-        big = m.MetadataResponse(0, [m.MetadataBroker(1, "h" * 30_000, 1)] * 20, None, -1, [])
+@run_by("run")
+async def test_a_slow_reader_gets_all_its_responses() -> None:
+    big = m.MetadataResponse(0, [m.MetadataBroker(1, "h" * 30_000, 1)] * 20, None, -1, [])
 
-        async def handler(request: Request) -> None:
-            request.respond(big)
+    async def handler(request: Request) -> None:
+        request.respond(big)
 
-        async with serving(handler) as up:
-            peer = await up.connect()
-            peer.send(b"".join(metadata_frame(number) for number in range(60)))
-            peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
-            handled = up.server.metrics.per_api[apis.METADATA.key]
-            await until(lambda: 0 < handled.handled < 60)
-            peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
-            assert await peer.correlation_ids(60) == list(range(60))
-
-    run(main())
+    async with serving(handler) as up:
+        peer = await up.connect()
+        peer.send(b"".join(metadata_frame(number) for number in range(60)))
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        handled = up.server.metrics.per_api[apis.METADATA.key]
+        await until(lambda: 0 < handled.handled < 60)
+        peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert await peer.correlation_ids(60) == list(range(60))
 
 
-def test_the_system_holds_a_hundred_kibibytes_for_a_client_of_kafkas_protocol_and_what_it_likes_for_ours(
-    run: Run,
-) -> None:
-    async def main() -> None:
-        def held(peer: Peer) -> int:
-            acceptors = up.server._acceptors
-            every = (
-                each for acceptor in acceptors for processor in acceptor.processors for each in processor.connections
-            )
-            [connection] = [each for each in every if each.peer == peer.address]
-            assert connection._transport is not None
-            raw = connection._transport.get_extra_info("socket")
-            return int(raw.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+@run_by("run")
+async def test_the_system_holds_a_hundred_kibibytes_for_a_client_of_kafkas_protocol_and_what_it_likes_for_ours() -> (
+    None
+):
+    def held(peer: Peer) -> int:
+        acceptors = up.server._acceptors
+        every = (each for acceptor in acceptors for processor in acceptor.processors for each in processor.connections)
+        [connection] = [each for each in every if each.peer == peer.address]
+        assert connection._transport is not None
+        raw = connection._transport.get_extra_info("socket")
+        return int(raw.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
 
-        async with serving(answer) as up:
-            kafkas, ours = await up.connect(), await up.connect()
-            api_versions_v0 = struct.pack(">hhih4s", 18, 0, 1, 4, b"test")
-            kafkas.send(framed(api_versions_v0))
-            await kafkas.reader.readexactly(4)
-            ours.metadata(1)
-            await ours.response()
-            assert held(kafkas) == 2 * KafkaDialect.send_buffer_bytes  # Linux counts its own needs as much again
-            assert held(ours) != held(kafkas)
-
-    run(main())
+    async with serving(answer) as up:
+        kafkas, ours = await up.connect(), await up.connect()
+        api_versions_v0 = struct.pack(">hhih4s", 18, 0, 1, 4, b"test")
+        kafkas.send(framed(api_versions_v0))
+        await kafkas.reader.readexactly(4)
+        ours.metadata(1)
+        await ours.response()
+        assert held(kafkas) == 2 * KafkaDialect.send_buffer_bytes  # Linux counts its own needs as much again
+        assert held(ours) != held(kafkas)
 
 
 def test_a_peer_whose_unread_responses_hold_too_much_memory_is_closed(
@@ -819,7 +782,7 @@ def test_a_peer_whose_unread_responses_hold_too_much_memory_is_closed(
                 assert parked[-1].closed
                 await until(lambda: up.server.planes[Plane.DATA].quotas.total == 0)
 
-    run(main())
+    run(main)
     (line,) = network_lines(caplog)
     assert "bytes of responses are unread" in line
 
@@ -846,161 +809,149 @@ async def fill(raw: socket.socket, data: bytes) -> int:
     return sent
 
 
-def test_handlers_that_are_stuck_push_back_on_a_pipelining_sender(run: Run) -> None:
-    async def main() -> None:
-        may_return = asyncio.Event()
-        handled = 0
+@run_by("run")
+async def test_handlers_that_are_stuck_push_back_on_a_pipelining_sender() -> None:
+    may_return = asyncio.Event()
+    handled = 0
 
-        async def handler(request: Request) -> None:
-            nonlocal handled
-            await may_return.wait()
-            handled += 1
-            request.respond_nothing()
+    async def handler(request: Request) -> None:
+        nonlocal handled
+        await may_return.wait()
+        handled += 1
+        request.respond_nothing()
 
-        async with serving(handler) as up:
-            with socket.create_connection(("127.0.0.1", up.ports["DATA"])) as raw:
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 100_000)
-                frame = produce_frame(1, b"x" * 20_000)
-                sent = await fill(raw, frame)
-                assert handled == 0
-                may_return.set()
-                await until(lambda: handled == sent // len(frame))
-
-    run(main())
+    async with serving(handler) as up:
+        with socket.create_connection(("127.0.0.1", up.ports["DATA"])) as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 100_000)
+            frame = produce_frame(1, b"x" * 20_000)
+            sent = await fill(raw, frame)
+            assert handled == 0
+            may_return.set()
+            await until(lambda: handled == sent // len(frame))
 
 
-def test_a_full_request_channel_stops_the_reading_of_all_that_want_in_and_lets_them_in_in_turn(run: Run) -> None:
+@run_by("run")
+async def test_a_full_request_channel_stops_the_reading_of_all_that_want_in_and_lets_them_in_in_turn() -> None:
     running = 0
-
-    async def main() -> None:
-        may_return = asyncio.Event()
-        order: list[str] = []
-
-        async def handler(request: Request) -> None:
-            nonlocal running
-            running += 1
-            order.append(topic_of(request))
-            await may_return.wait()
-            await answer(request)
-
-        settings = NetworkSettings(num_io_threads=1, queued_max_requests=3)
-        async with serving(handler, settings) as up:
-            peers = [await up.connect() for _ in range(12)]
-            for number, peer in enumerate(peers):
-                peer.metadata(number, f"{number:02}")
-                await until(lambda number=number: count_of_all(up.server) == number + 1)  # type: ignore[misc]
-            assert len(up.server.planes[Plane.DATA].channel) == 3
-            assert up.server.planes[Plane.DATA].channel.in_line == 8
-            with socket.create_connection(("127.0.0.1", up.ports["DATA"])) as raw:
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 100_000)
-                await fill(raw, metadata_frame(99, "flood" + "x" * 1_000))
-                assert len(up.server.planes[Plane.DATA].channel) == 3
-                may_return.set()
-                for number, peer in enumerate(peers):
-                    assert await peer.correlation_ids(1) == [number]
-            assert [topic for topic in order if len(topic) == 2] == [f"{number:02}" for number in range(12)]
 
     def count_of_all(server: SocketServer) -> int:
         return running + len(server.planes[Plane.DATA].channel) + server.planes[Plane.DATA].channel.in_line
 
-    run(main())
+    may_return = asyncio.Event()
+    order: list[str] = []
+
+    async def handler(request: Request) -> None:
+        nonlocal running
+        running += 1
+        order.append(topic_of(request))
+        await may_return.wait()
+        await answer(request)
+
+    settings = NetworkSettings(num_io_threads=1, queued_max_requests=3)
+    async with serving(handler, settings) as up:
+        peers = [await up.connect() for _ in range(12)]
+        for number, peer in enumerate(peers):
+            peer.metadata(number, f"{number:02}")
+            await until(lambda number=number: count_of_all(up.server) == number + 1)  # type: ignore[misc]
+        assert len(up.server.planes[Plane.DATA].channel) == 3
+        assert up.server.planes[Plane.DATA].channel.in_line == 8
+        with socket.create_connection(("127.0.0.1", up.ports["DATA"])) as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 100_000)
+            await fill(raw, metadata_frame(99, "flood" + "x" * 1_000))
+            assert len(up.server.planes[Plane.DATA].channel) == 3
+            may_return.set()
+            for number, peer in enumerate(peers):
+                assert await peer.correlation_ids(1) == [number]
+        assert [topic for topic in order if len(topic) == 2] == [f"{number:02}" for number in range(12)]
 
 
-def test_the_bytes_of_queued_requests_are_bounded_but_one_alone_may_exceed_them(run: Run) -> None:
-    async def main() -> None:
-        may_return = asyncio.Event()
-        most = 0
+@run_by("run")
+async def test_the_bytes_of_queued_requests_are_bounded_but_one_alone_may_exceed_them() -> None:
+    may_return = asyncio.Event()
+    most = 0
 
-        async def handler(request: Request) -> None:
-            nonlocal most
-            most = max(most, up.server.planes[Plane.DATA].channel.bytes)
+    async def handler(request: Request) -> None:
+        nonlocal most
+        most = max(most, up.server.planes[Plane.DATA].channel.bytes)
+        await may_return.wait()
+        await answer(request)
+
+    async with serving(handler, NetworkSettings(queued_max_request_bytes=250_000)) as up:
+        peers = [await up.connect() for _ in range(6)]
+        for number, peer in enumerate(peers):
+            peer.send(produce_frame(number, b"x" * 100_000))
+        await until(lambda: up.server.planes[Plane.DATA].channel.bytes > 200_000)
+        may_return.set()
+        for number, peer in enumerate(peers):
+            assert await peer.correlation_ids(1) == [number]
+        assert most <= 250_000
+        peers[0].send(produce_frame(9, b"x" * 400_000))
+        assert await peers[0].correlation_ids(1) == [9]
+        assert most > 400_000
+
+
+@run_by("run")
+async def test_unanswered_requests_of_a_connection_are_bounded() -> None:
+    parked: list[Request] = []
+
+    async def handler(request: Request) -> None:
+        parked.append(request)
+
+    async with serving(handler, NetworkSettings(max_in_flight_requests_per_connection=3)) as up:
+        peer, other = await up.connect(), await up.connect()
+        peer.send(b"".join(metadata_frame(number) for number in range(10)))
+        await until(lambda: len(parked) == 3)
+        other.metadata(1)
+        await until(lambda: len(parked) == 4)  # whatever the first peer's fourth would have done, it did not
+        for number in range(10):
+            mine = [request for request in parked if request.peer == peer.address]
+            assert len(mine) == min(10, 3 + number)
+            mine[number].respond(EMPTY_METADATA)
+            assert await peer.correlation_ids(1) == [number]
+            await until(lambda number=number: len(parked) == 1 + min(10, 4 + number))  # type: ignore[misc]
+
+
+@run_by("run")
+async def test_unanswered_bytes_of_a_connection_are_bounded() -> None:
+    parked: list[Request] = []
+
+    async def handler(request: Request) -> None:
+        parked.append(request)
+
+    async with serving(handler, NetworkSettings(max_in_flight_bytes_per_connection=150_000)) as up:
+        peer, other = await up.connect(), await up.connect()
+        peer.send(b"".join(produce_frame(number, b"x" * 100_000) for number in range(4)))
+        await until(lambda: len(parked) == 2)
+        other.metadata(1)
+        await until(lambda: len(parked) == 3)
+        parked[0].respond(m.ProduceResponse([]))
+        await until(lambda: len(parked) == 4)
+        assert [request.correlation_id for request in parked if request.peer == peer.address] == [0, 1, 2]
+
+
+@run_by("run")
+async def test_the_control_plane_is_served_while_every_data_handler_is_stuck_and_the_data_channel_is_full() -> None:
+    may_return = asyncio.Event()
+
+    async def handler(request: Request) -> None:
+        if request.listener == "DATA":
             await may_return.wait()
-            await answer(request)
+        await answer(request)
 
-        async with serving(handler, NetworkSettings(queued_max_request_bytes=250_000)) as up:
-            peers = [await up.connect() for _ in range(6)]
-            for number, peer in enumerate(peers):
-                peer.send(produce_frame(number, b"x" * 100_000))
-            await until(lambda: up.server.planes[Plane.DATA].channel.bytes > 200_000)
-            may_return.set()
-            for number, peer in enumerate(peers):
-                assert await peer.correlation_ids(1) == [number]
-            assert most <= 250_000
-            peers[0].send(produce_frame(9, b"x" * 400_000))
-            assert await peers[0].correlation_ids(1) == [9]
-            assert most > 400_000
-
-    run(main())
-
-
-def test_unanswered_requests_of_a_connection_are_bounded(run: Run) -> None:
-    async def main() -> None:
-        parked: list[Request] = []
-
-        async def handler(request: Request) -> None:
-            parked.append(request)
-
-        async with serving(handler, NetworkSettings(max_in_flight_requests_per_connection=3)) as up:
-            peer, other = await up.connect(), await up.connect()
+    settings = NetworkSettings(num_io_threads=3, queued_max_requests=4)
+    async with serving(handler, settings) as up:
+        peers = [await up.connect() for _ in range(20)]
+        for peer in peers:
             peer.send(b"".join(metadata_frame(number) for number in range(10)))
-            await until(lambda: len(parked) == 3)
-            other.metadata(1)
-            await until(lambda: len(parked) == 4)  # whatever the first peer's fourth would have done, it did not
-            for number in range(10):
-                mine = [request for request in parked if request.peer == peer.address]
-                assert len(mine) == min(10, 3 + number)
-                mine[number].respond(EMPTY_METADATA)
-                assert await peer.correlation_ids(1) == [number]
-                await until(lambda number=number: len(parked) == 1 + min(10, 4 + number))  # type: ignore[misc]
-
-    run(main())
-
-
-def test_unanswered_bytes_of_a_connection_are_bounded(run: Run) -> None:
-    async def main() -> None:
-        parked: list[Request] = []
-
-        async def handler(request: Request) -> None:
-            parked.append(request)
-
-        async with serving(handler, NetworkSettings(max_in_flight_bytes_per_connection=150_000)) as up:
-            peer, other = await up.connect(), await up.connect()
-            peer.send(b"".join(produce_frame(number, b"x" * 100_000) for number in range(4)))
-            await until(lambda: len(parked) == 2)
-            other.metadata(1)
-            await until(lambda: len(parked) == 3)
-            parked[0].respond(m.ProduceResponse([]))
-            await until(lambda: len(parked) == 4)
-            assert [request.correlation_id for request in parked if request.peer == peer.address] == [0, 1, 2]
-
-    run(main())
-
-
-def test_the_control_plane_is_served_while_every_data_handler_is_stuck_and_the_data_channel_is_full(run: Run) -> None:
-    async def main() -> None:
-        may_return = asyncio.Event()
-
-        async def handler(request: Request) -> None:
-            if request.listener == "DATA":
-                await may_return.wait()
-            await answer(request)
-
-        settings = NetworkSettings(num_io_threads=3, queued_max_requests=4)
-        async with serving(handler, settings) as up:
-            peers = [await up.connect() for _ in range(20)]
-            for peer in peers:
-                peer.send(b"".join(metadata_frame(number) for number in range(10)))
-            await until(lambda: len(up.server.planes[Plane.DATA].channel) == 4)
-            control = await up.connect("CONTROL")
-            for number in range(100):
-                control.send(update_metadata_frame(number))
-                assert await control.correlation_ids(1) == [number]
-            assert len(up.server.planes[Plane.DATA].channel) == 4
-            may_return.set()
-            for peer in peers:
-                assert await peer.correlation_ids(10) == list(range(10))
-
-    run(main())
+        await until(lambda: len(up.server.planes[Plane.DATA].channel) == 4)
+        control = await up.connect("CONTROL")
+        for number in range(100):
+            control.send(update_metadata_frame(number))
+            assert await control.correlation_ids(1) == [number]
+        assert len(up.server.planes[Plane.DATA].channel) == 4
+        may_return.set()
+        for peer in peers:
+            assert await peer.correlation_ids(10) == list(range(10))
 
 
 # --- Connection limits, listeners, the end -------------------------------------------------------------------
@@ -1029,7 +980,7 @@ def test_connections_over_a_limit_are_refused_with_one_log_line_and_the_control_
             control.send(update_metadata_frame(1))
             assert await control.correlation_ids(1) == [1]
 
-    run(main())
+    run(main)
     lines = network_lines(caplog)
     assert lines
     assert len(lines) < 5
@@ -1037,141 +988,128 @@ def test_connections_over_a_limit_are_refused_with_one_log_line_and_the_control_
     assert setting in lines[0]
 
 
-def test_connections_that_come_too_fast_are_refused_until_some_time_has_passed(run: Run) -> None:
-    async def main() -> None:
-        async def is_served() -> bool:
+@run_by("run")
+async def test_connections_that_come_too_fast_are_refused_until_some_time_has_passed() -> None:
+    async def is_served() -> bool:
+        peer = await up.connect()
+        peer.metadata(1)
+        try:
+            return (await peer.response()).correlation_id == 1
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return False
+
+    async with serving(answer, NetworkSettings(max_connection_creation_rate=3)) as up:
+        while await is_served():
+            pass
+        while not await is_served():
+            pass
+        assert up.server.metrics.connections_refused > 0
+
+
+@run_by("run")
+async def test_a_connection_that_ends_makes_room_for_another() -> None:
+    async with serving(answer, NetworkSettings(max_connections_per_ip=1)) as up:
+        for number in range(3):
             peer = await up.connect()
-            peer.metadata(1)
-            try:
-                return (await peer.response()).correlation_id == 1
-            except (asyncio.IncompleteReadError, ConnectionError):
-                return False
-
-        async with serving(answer, NetworkSettings(max_connection_creation_rate=3)) as up:
-            while await is_served():
-                pass
-            while not await is_served():
-                pass
-            assert up.server.metrics.connections_refused > 0
-
-    run(main())
+            peer.metadata(number)
+            assert await peer.correlation_ids(1) == [number]
+            peer.writer.close()
+            await until(lambda: up.server.planes[Plane.DATA].quotas.total == 0)
 
 
-def test_a_connection_that_ends_makes_room_for_another(run: Run) -> None:
-    async def main() -> None:
-        async with serving(answer, NetworkSettings(max_connections_per_ip=1)) as up:
-            for number in range(3):
-                peer = await up.connect()
-                peer.metadata(number)
-                assert await peer.correlation_ids(1) == [number]
-                peer.writer.close()
-                await until(lambda: up.server.planes[Plane.DATA].quotas.total == 0)
-
-    run(main())
-
-
-def test_a_port_in_use_is_an_error_that_names_the_address_and_the_remedy_and_binds_nothing(run: Run) -> None:
-    async def main() -> None:
-        world = RealWorld()
-        with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
-            port, free_port = taken.getsockname()[1], free.getsockname()[1]
-            free.close()
-            server = SocketServer(world, NetworkSettings(), answer)
-            with pytest.raises(NetworkError) as raised:
-                await server.bind(
-                    [("DATA", "127.0.0.1", free_port, Plane.DATA), ("CONTROL", "127.0.0.1", port, Plane.CONTROL)]
-                )
-            assert f"the listener CONTROL cannot listen on 127.0.0.1:{port}" in str(raised.value)
-            assert "another process" in str(raised.value)
-            again = SocketServer(world, NetworkSettings(), answer)
-            assert await again.bind([("DATA", "127.0.0.1", free_port, Plane.DATA)]) == {"DATA": free_port}
-            await again.close()
-        world.close()
-
-    run(main())
+@run_by("run")
+async def test_a_port_in_use_is_an_error_that_names_the_address_and_the_remedy_and_binds_nothing() -> None:
+    world = RealWorld()
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
+        port, free_port = taken.getsockname()[1], free.getsockname()[1]
+        free.close()
+        server = SocketServer(world, NetworkSettings(), answer)
+        with pytest.raises(NetworkError) as raised:
+            await server.bind(
+                [("DATA", "127.0.0.1", free_port, Plane.DATA), ("CONTROL", "127.0.0.1", port, Plane.CONTROL)]
+            )
+        assert f"the listener CONTROL cannot listen on 127.0.0.1:{port}" in str(raised.value)
+        assert "another process" in str(raised.value)
+        again = SocketServer(world, NetworkSettings(), answer)
+        assert await again.bind([("DATA", "127.0.0.1", free_port, Plane.DATA)]) == {"DATA": free_port}
+        await again.close()
+    world.close()
 
 
 @pytest.mark.parametrize(
     ("host", "hint"),
     [("192.0.2.1", "does not have that address"), ("no-such-host.invalid", "is not known")],
 )
-def test_an_address_that_is_not_this_machines_is_a_clear_error(run: Run, host: str, hint: str) -> None:
-    async def main() -> None:
-        world = RealWorld()
-        server = SocketServer(world, NetworkSettings(), answer)
-        with pytest.raises(NetworkError, match=hint) as raised:
-            await server.bind([("DATA", host, 0, Plane.DATA)])
-        assert f"{host}:0" in str(raised.value)
-        world.close()
-
-    run(main())
+@run_by("run")
+async def test_an_address_that_is_not_this_machines_is_a_clear_error(host: str, hint: str) -> None:
+    world = RealWorld()
+    server = SocketServer(world, NetworkSettings(), answer)
+    with pytest.raises(NetworkError, match=hint) as raised:
+        await server.bind([("DATA", host, 0, Plane.DATA)])
+    assert f"{host}:0" in str(raised.value)
+    world.close()
 
 
 @pytest.mark.parametrize(
     ("host", "connect_to"), [("", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "::1"), ("localhost", "localhost")]
 )
-def test_listeners_take_every_kind_of_host(run: Run, host: str, connect_to: str) -> None:
-    async def main() -> None:
-        async with serving(answer, host=host) as up:
-            peer = await up.connect(host=connect_to)
-            peer.metadata(1)
-            assert await peer.correlation_ids(1) == [1]
-
-    run(main())
-
-
-def test_connections_made_before_the_start_are_served_after_it(run: Run) -> None:
-    async def main() -> None:
-        world = RealWorld()
-        server = SocketServer(world, NetworkSettings(), answer)
-        up = Serving(server, await server.bind([("DATA", "127.0.0.1", 0, Plane.DATA)]))
-        peer = await up.connect()
+@run_by("run")
+async def test_listeners_take_every_kind_of_host(host: str, connect_to: str) -> None:
+    async with serving(answer, host=host) as up:
+        peer = await up.connect(host=connect_to)
         peer.metadata(1)
-        server.start()
         assert await peer.correlation_ids(1) == [1]
-        await server.close()
-        assert await peer.closed() == b""
-        await up.disconnect_all()
-        world.close()
-
-    run(main())
 
 
-def test_close_lets_requests_that_are_being_handled_finish(run: Run) -> None:
-    async def main() -> None:
-        world = RealWorld()
-        started = 0
-        may_return = asyncio.Event()
+@run_by("run")
+async def test_connections_made_before_the_start_are_served_after_it() -> None:
+    world = RealWorld()
+    server = SocketServer(world, NetworkSettings(), answer)
+    up = Serving(server, await server.bind([("DATA", "127.0.0.1", 0, Plane.DATA)]))
+    peer = await up.connect()
+    peer.metadata(1)
+    server.start()
+    assert await peer.correlation_ids(1) == [1]
+    await server.close()
+    assert await peer.closed() == b""
+    await up.disconnect_all()
+    world.close()
 
-        async def handler(request: Request) -> None:
-            nonlocal started
-            started += 1
-            await may_return.wait()
-            await answer(request)
 
-        server = SocketServer(world, NetworkSettings(num_io_threads=2), handler)
-        up = Serving(server, await server.bind([("DATA", "127.0.0.1", 0, Plane.DATA)]))
-        server.start()
-        peers = [await up.connect() for _ in range(4)]
-        for peer in peers:
-            peer.send(metadata_frame(1) + metadata_frame(2))
-        await until(lambda: started == 2 and len(server.planes[Plane.DATA].channel) == 2)
-        closing = asyncio.create_task(server.close(grace_s=10))
-        await until(lambda: peer_is_refused(up.ports["DATA"]))
-        may_return.set()
-        await closing
-        for peer in peers:
-            assert await peer.correlation_ids(1) == [1]
-            assert await peer.closed() == b""  # the second was not dispatched any more
-        assert started == 4
-        await up.disconnect_all()
-        world.close()
+@run_by("run")
+async def test_close_lets_requests_that_are_being_handled_finish() -> None:
 
     def peer_is_refused(port: int) -> bool:
         with socket.socket() as raw:
             return raw.connect_ex(("127.0.0.1", port)) != 0
 
-    run(main())
+    world = RealWorld()
+    started = 0
+    may_return = asyncio.Event()
+
+    async def handler(request: Request) -> None:
+        nonlocal started
+        started += 1
+        await may_return.wait()
+        await answer(request)
+
+    server = SocketServer(world, NetworkSettings(num_io_threads=2), handler)
+    up = Serving(server, await server.bind([("DATA", "127.0.0.1", 0, Plane.DATA)]))
+    server.start()
+    peers = [await up.connect() for _ in range(4)]
+    for peer in peers:
+        peer.send(metadata_frame(1) + metadata_frame(2))
+    await until(lambda: started == 2 and len(server.planes[Plane.DATA].channel) == 2)
+    closing = asyncio.create_task(server.close(grace_s=10))
+    await until(lambda: peer_is_refused(up.ports["DATA"]))
+    may_return.set()
+    await closing
+    for peer in peers:
+        assert await peer.correlation_ids(1) == [1]
+        assert await peer.closed() == b""  # the second was not dispatched any more
+    assert started == 4
+    await up.disconnect_all()
+    world.close()
 
 
 def test_close_cancels_handlers_that_do_not_finish(run: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -1200,38 +1138,34 @@ def test_close_cancels_handlers_that_do_not_finish(run: Run, caplog: pytest.LogC
         await up.disconnect_all()
         world.close()
 
-    run(main())
+    run(main)
     assert "were not handled within 0.01 s" in caplog.text
 
 
 @pytest.mark.slow
-def test_close_does_not_wait_for_peers_that_do_not_read(run: Run) -> None:
-    async def main() -> None:
-        world = RealWorld()
-        big = m.MetadataResponse(0, [m.MetadataBroker(1, "h" * 30_000, 1)] * 200, None, -1, [])
+@run_by("run")
+async def test_close_does_not_wait_for_peers_that_do_not_read() -> None:
+    world = RealWorld()
+    big = m.MetadataResponse(0, [m.MetadataBroker(1, "h" * 30_000, 1)] * 200, None, -1, [])
 
-        async def handler(request: Request) -> None:
-            request.respond(big)
+    async def handler(request: Request) -> None:
+        request.respond(big)
 
-        server = SocketServer(world, NetworkSettings(), handler)
-        ports = await server.bind([("DATA", "127.0.0.1", 0, Plane.DATA)])
-        server.start()
-        with socket.create_connection(("127.0.0.1", ports["DATA"])) as raw:
-            raw.sendall(metadata_frame(1) + metadata_frame(2))
-            await until(lambda: server.metrics.per_api[apis.METADATA.key].handled >= 1)
-            await server.close()
-        assert server.planes[Plane.DATA].quotas.total == 0
-        world.close()
-
-    run(main())
-
-
-def test_close_right_after_bind_is_fine(run: Run) -> None:
-    async def main() -> None:
-        world = RealWorld()
-        server = SocketServer(world, NetworkSettings(), answer)
-        await server.bind([("DATA", "127.0.0.1", 0, Plane.DATA)])
+    server = SocketServer(world, NetworkSettings(), handler)
+    ports = await server.bind([("DATA", "127.0.0.1", 0, Plane.DATA)])
+    server.start()
+    with socket.create_connection(("127.0.0.1", ports["DATA"])) as raw:
+        raw.sendall(metadata_frame(1) + metadata_frame(2))
+        await until(lambda: server.metrics.per_api[apis.METADATA.key].handled >= 1)
         await server.close()
-        world.close()
+    assert server.planes[Plane.DATA].quotas.total == 0
+    world.close()
 
-    run(main())
+
+@run_by("run")
+async def test_close_right_after_bind_is_fine() -> None:
+    world = RealWorld()
+    server = SocketServer(world, NetworkSettings(), answer)
+    await server.bind([("DATA", "127.0.0.1", 0, Plane.DATA)])
+    await server.close()
+    world.close()

@@ -37,32 +37,29 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 @pytest.mark.slow
-def test_a_cluster_has_its_topics_and_the_settings_of_each_broker() -> None:
-    async def test() -> None:
-        async with LocalCluster(
-            brokers=2,
-            topics=["orders", minibroker.NewTopic("payments", partitions=3)],
-            settings={"log.segment.bytes": "1048576"},
-            broker_settings={2: {"num.network.threads": "1", "log.segment.bytes": "2097152"}},
-        ) as cluster:
-            assert len(cluster.bootstrap_servers.split(",")) == 2
-            async with minibroker.Admin(cluster.bootstrap_servers) as admin:
-                assert await admin.list_topics() == ["orders", "payments"]
-                brokers = [minibroker.ConfigResource(minibroker.ResourceType.BROKER, str(number)) for number in (1, 2)]
-                found = await admin.describe_configs(brokers)
-                values = [found[broker]["log.segment.bytes"].value for broker in brokers]
-                assert values == ["1048576", "2097152"]
-            async with minibroker.Producer(cluster.bootstrap_servers) as producer:
-                assert (await producer.send("orders", b"first")).offset == 0
-            directory = cluster.directory
-            assert "ready broker.id=1" in cluster.log_of(1).read_text()
-            with pytest.raises(LaunchError, match="no broker 8 in this cluster: its ids are 1, 2"):
-                cluster.log_of(8)
-        assert not directory.exists()
-        with pytest.raises(LaunchError, match="does not run: use it within `with`"):
-            await cluster.kill(1)
-
-    asyncio.run(test())
+async def test_a_cluster_has_its_topics_and_the_settings_of_each_broker() -> None:
+    async with LocalCluster(
+        brokers=2,
+        topics=["orders", minibroker.NewTopic("payments", partitions=3)],
+        settings={"log.segment.bytes": "1048576"},
+        broker_settings={2: {"num.network.threads": "1", "log.segment.bytes": "2097152"}},
+    ) as cluster:
+        assert len(cluster.bootstrap_servers.split(",")) == 2
+        async with minibroker.Admin(cluster.bootstrap_servers) as admin:
+            assert await admin.list_topics() == ["orders", "payments"]
+            brokers = [minibroker.ConfigResource(minibroker.ResourceType.BROKER, str(number)) for number in (1, 2)]
+            found = await admin.describe_configs(brokers)
+            values = [found[broker]["log.segment.bytes"].value for broker in brokers]
+            assert values == ["1048576", "2097152"]
+        async with minibroker.Producer(cluster.bootstrap_servers) as producer:
+            assert (await producer.send("orders", b"first")).offset == 0
+        directory = cluster.directory
+        assert "ready broker.id=1" in cluster.log_of(1).read_text()
+        with pytest.raises(LaunchError, match="no broker 8 in this cluster: its ids are 1, 2"):
+            cluster.log_of(8)
+    assert not directory.exists()
+    with pytest.raises(LaunchError, match="does not run: use it within `with`"):
+        await cluster.kill(1)
 
 
 @pytest.mark.slow
@@ -212,34 +209,28 @@ def test_arguments_that_make_no_sense_are_refused_before_anything_starts() -> No
         SyncLocalCluster(topics="orders")
 
 
-def test_the_blocking_cluster_says_what_to_use_in_an_event_loop() -> None:
-    async def test() -> None:
-        with pytest.raises(LaunchError, match="would hold up the event loop"), SyncLocalCluster(1):
-            pass
-
-    asyncio.run(test())
+async def test_the_blocking_cluster_says_what_to_use_in_an_event_loop() -> None:
+    with pytest.raises(LaunchError, match="would hold up the event loop"), SyncLocalCluster(1):
+        pass
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_start_that_is_cancelled_leaves_nothing(temporary: Path, times: int) -> None:
+async def test_a_start_that_is_cancelled_leaves_nothing(temporary: Path, times: int) -> None:
     async def begin() -> None:
         async with LocalCluster(1):
             await asyncio.sleep(LONG_S)
 
-    async def test() -> None:
-        beginning = asyncio.create_task(begin())
-        async with asyncio.timeout(LONG_S):
-            while "minibroker.broker" not in "".join(left_behind(temporary)):
-                await asyncio.sleep(0.01)
-        for _ in range(times):
-            beginning.cancel()
+    beginning = asyncio.create_task(begin())
+    async with asyncio.timeout(LONG_S):
+        while "minibroker.broker" not in "".join(left_behind(temporary)):
             await asyncio.sleep(0.01)
-        with pytest.raises(asyncio.CancelledError):
-            await beginning
-        assert left_behind(temporary) == []
-
-    asyncio.run(test())
+    for _ in range(times):
+        beginning.cancel()
+        await asyncio.sleep(0.01)
+    with pytest.raises(asyncio.CancelledError):
+        await beginning
+    assert left_behind(temporary) == []
 
 
 @pytest.mark.slow

@@ -143,103 +143,88 @@ async def until_registered(broker: Broker, observer: ZooKeeperSession) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_a_controller_whose_session_expires_is_replaced_and_comes_back_as_a_follower(zookeeper: str) -> None:
-    async def scenario() -> None:
-        async with brokers(zookeeper, 3) as running, open_session(zookeeper) as observer:
-            for epoch in (1, 2, 3):
-                leader = await elected(running, epoch)
-                assert decode_controller((await observer.get(CONTROLLER))[0]) == leader.id
-                await expire(zookeeper, leader.session)
-                await until(lambda leader=leader: bool(leader.resignations))  # type: ignore[misc]
-                await until_registered(leader, observer)
-            await elected(running, 4)
-            assert sorted(term for broker in running for term in broker.terms) == [1, 2, 3, 4]
-            assert await observer.children(BROKER_IDS) == ["1", "2", "3"]
-
-    asyncio.run(scenario())
+async def test_a_controller_whose_session_expires_is_replaced_and_comes_back_as_a_follower(zookeeper: str) -> None:
+    async with brokers(zookeeper, 3) as running, open_session(zookeeper) as observer:
+        for epoch in (1, 2, 3):
+            leader = await elected(running, epoch)
+            assert decode_controller((await observer.get(CONTROLLER))[0]) == leader.id
+            await expire(zookeeper, leader.session)
+            await until(lambda leader=leader: bool(leader.resignations))  # type: ignore[misc]
+            await until_registered(leader, observer)
+        await elected(running, 4)
+        assert sorted(term for broker in running for term in broker.terms) == [1, 2, 3, 4]
+        assert await observer.children(BROKER_IDS) == ["1", "2", "3"]
 
 
 @pytest.mark.slow
-def test_office_and_registration_survive_a_restart_of_zookeeper_and_are_watched_again() -> None:
-    async def scenario() -> None:
-        with zookeeper_process() as server:
-            async with brokers(server.address, 2) as running:
-                leader = await elected(running, 1)
-                epochs = [broker.epochs[:] for broker in running]
-                await asyncio.to_thread(server.kill)
-                await asyncio.to_thread(server.start)
-                async with open_session(server.address) as observer:
-                    for broker in running:
-                        await until_registered(broker, observer)
-                    assert await elected(running, 1) is leader
-                    assert [broker.epochs for broker in running] == epochs
-                    await observer.delete(CONTROLLER)
-                    await elected(running, 2)
-                    for broker in running:
-                        await observer.delete(broker_path(broker.id))
-                        await until(lambda broker=broker: len(broker.epochs) == 2)  # type: ignore[misc]
-                        assert await registered(broker, observer)
-                        assert broker.epochs == sorted(broker.epochs)
-
-    asyncio.run(scenario())
-
-
-def test_a_crashed_controller_is_removed_and_a_later_removal_of_the_same_term_hits_nobody(zookeeper: str) -> None:
-    async def scenario() -> None:
-        async with brokers(zookeeper, 3) as running, open_session(zookeeper) as observer:
+async def test_office_and_registration_survive_a_restart_of_zookeeper_and_are_watched_again() -> None:
+    with zookeeper_process() as server:
+        async with brokers(server.address, 2) as running:
             leader = await elected(running, 1)
-            others = [broker for broker in running if broker is not leader]
-            for other in others:
-                other.leadership.remove_crashed(leader.id, 1)
-            await until(lambda: bool(leader.resignations))
-            successor = await elected(running, 2)
-            _, stat = await observer.get(CONTROLLER)
-            for broker in running:
-                for suspect in (1, 2, 3):
-                    broker.leadership.remove_crashed(suspect, 1)
-            for broker in running:
-                await all_done(broker.leadership)
-            assert await elected(running, 2) is successor
-            assert (await observer.get(CONTROLLER))[1] == stat
-
-    asyncio.run(scenario())
-
-
-def test_the_node_of_the_former_run_is_replaced_at_once(zookeeper: str) -> None:
-    async def scenario() -> None:
-        world = RealWorld(KazooZooKeeper())
-        async with open_session(zookeeper) as former_run:
-            for path in ("/brokers", BROKER_IDS):
-                await former_run.create(path, b"")
-            node = encode_broker([Endpoint(CONTROL_LISTENER, "127.0.0.1", 1)], None, 0)
-            await former_run.create(broker_path(1), node, ephemeral=True)
-            stale = await former_run.exists(broker_path(1))
-            assert stale is not None
-            broker = Broker(world, zookeeper, 1)
-            await broker.start(port=1)
-            assert await registered(broker, former_run)
-            assert broker.registration.broker_epoch > stale.czxid
-        async with open_session(zookeeper) as observer:
-            assert await registered(broker, observer)  # the end of the former session took nothing with it
-        await broker.close()
-        world.close()
-
-    asyncio.run(scenario())
+            epochs = [broker.epochs[:] for broker in running]
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            async with open_session(server.address) as observer:
+                for broker in running:
+                    await until_registered(broker, observer)
+                assert await elected(running, 1) is leader
+                assert [broker.epochs for broker in running] == epochs
+                await observer.delete(CONTROLLER)
+                await elected(running, 2)
+                for broker in running:
+                    await observer.delete(broker_path(broker.id))
+                    await until(lambda broker=broker: len(broker.epochs) == 2)  # type: ignore[misc]
+                    assert await registered(broker, observer)
+                    assert broker.epochs == sorted(broker.epochs)
 
 
-def test_the_id_of_a_broker_that_listens_is_refused(zookeeper: str) -> None:
-    async def scenario() -> None:
-        world = RealWorld(KazooZooKeeper())
-        listener = await world.network.listen("127.0.0.1", 0)
-        first, second = Broker(world, zookeeper, 1), Broker(world, zookeeper, 1)
-        await first.start(port=listener.port)
-        with pytest.raises(BrokerIdTaken, match=rf"taken by 127\.0\.0\.1:{listener.port}"):
-            await second.start(port=1)
-        await second.close()
-        assert await registered(first, first.session)
-        await first.close()
-        assert first.lost == second.lost == []
-        await listener.close()
-        world.close()
+async def test_a_crashed_controller_is_removed_and_a_later_removal_of_the_same_term_hits_nobody(zookeeper: str) -> None:
+    async with brokers(zookeeper, 3) as running, open_session(zookeeper) as observer:
+        leader = await elected(running, 1)
+        others = [broker for broker in running if broker is not leader]
+        for other in others:
+            other.leadership.remove_crashed(leader.id, 1)
+        await until(lambda: bool(leader.resignations))
+        successor = await elected(running, 2)
+        _, stat = await observer.get(CONTROLLER)
+        for broker in running:
+            for suspect in (1, 2, 3):
+                broker.leadership.remove_crashed(suspect, 1)
+        for broker in running:
+            await all_done(broker.leadership)
+        assert await elected(running, 2) is successor
+        assert (await observer.get(CONTROLLER))[1] == stat
 
-    asyncio.run(scenario())
+
+async def test_the_node_of_the_former_run_is_replaced_at_once(zookeeper: str) -> None:
+    world = RealWorld(KazooZooKeeper())
+    async with open_session(zookeeper) as former_run:
+        for path in ("/brokers", BROKER_IDS):
+            await former_run.create(path, b"")
+        node = encode_broker([Endpoint(CONTROL_LISTENER, "127.0.0.1", 1)], None, 0)
+        await former_run.create(broker_path(1), node, ephemeral=True)
+        stale = await former_run.exists(broker_path(1))
+        assert stale is not None
+        broker = Broker(world, zookeeper, 1)
+        await broker.start(port=1)
+        assert await registered(broker, former_run)
+        assert broker.registration.broker_epoch > stale.czxid
+    async with open_session(zookeeper) as observer:
+        assert await registered(broker, observer)  # the end of the former session took nothing with it
+    await broker.close()
+    world.close()
+
+
+async def test_the_id_of_a_broker_that_listens_is_refused(zookeeper: str) -> None:
+    world = RealWorld(KazooZooKeeper())
+    listener = await world.network.listen("127.0.0.1", 0)
+    first, second = Broker(world, zookeeper, 1), Broker(world, zookeeper, 1)
+    await first.start(port=listener.port)
+    with pytest.raises(BrokerIdTaken, match=rf"taken by 127\.0\.0\.1:{listener.port}"):
+        await second.start(port=1)
+    await second.close()
+    assert await registered(first, first.session)
+    await first.close()
+    assert first.lost == second.lost == []
+    await listener.close()
+    world.close()

@@ -39,53 +39,44 @@ async def session_with(servers: str, digest: str | None, *, sets_acl: bool = Fal
         await session.close()
 
 
-def test_what_a_session_with_a_credential_makes_can_be_read_by_all_and_changed_by_those_who_have_it(
+async def test_what_a_session_with_a_credential_makes_can_be_read_by_all_and_changed_by_those_who_have_it(
     zookeeper: str,
 ) -> None:
-    async def scenario() -> None:
-        async with session_with(zookeeper, DIGEST, sets_acl=True) as broker:
-            await broker.create("/guarded", b"one")
-            for digest in (None, "minibroker:another"):
-                async with session_with(zookeeper, digest) as stranger:
-                    assert (await stranger.get("/guarded"))[0] == b"one"
-                    for attempt in (
-                        stranger.set("/guarded", b"two", 0),
-                        stranger.create("/guarded/child", b""),
-                        stranger.create("/beside-it", b""),  # the chroot was made by the broker, too
-                        stranger.delete("/guarded", 0),
-                    ):
-                        with pytest.raises(ZooKeeperError, match="refuses it.*set zookeeper.digest.file"):
-                            await attempt
-                    with pytest.raises(MultiFailed, match="refuses it"):
-                        await stranger.multi([Check("/guarded", 0), SetData("/guarded", b"two", 0)])
-            async with session_with(zookeeper, DIGEST) as other_broker:
-                await other_broker.set("/guarded", b"two", 0)
-                await other_broker.delete("/guarded", 1)
-
-    asyncio.run(scenario())
+    async with session_with(zookeeper, DIGEST, sets_acl=True) as broker:
+        await broker.create("/guarded", b"one")
+        for digest in (None, "minibroker:another"):
+            async with session_with(zookeeper, digest) as stranger:
+                assert (await stranger.get("/guarded"))[0] == b"one"
+                for attempt in (
+                    stranger.set("/guarded", b"two", 0),
+                    stranger.create("/guarded/child", b""),
+                    stranger.create("/beside-it", b""),  # the chroot was made by the broker, too
+                    stranger.delete("/guarded", 0),
+                ):
+                    with pytest.raises(ZooKeeperError, match="refuses it.*set zookeeper.digest.file"):
+                        await attempt
+                with pytest.raises(MultiFailed, match="refuses it"):
+                    await stranger.multi([Check("/guarded", 0), SetData("/guarded", b"two", 0)])
+        async with session_with(zookeeper, DIGEST) as other_broker:
+            await other_broker.set("/guarded", b"two", 0)
+            await other_broker.delete("/guarded", 1)
 
 
-def test_a_credential_without_acls_leaves_nodes_open(zookeeper: str) -> None:
-    async def scenario() -> None:
-        async with session_with(zookeeper, DIGEST) as broker, session_with(zookeeper, None) as stranger:
-            await broker.create("/open", b"")
-            await stranger.set("/open", b"changed", 0)
-
-    asyncio.run(scenario())
+async def test_a_credential_without_acls_leaves_nodes_open(zookeeper: str) -> None:
+    async with session_with(zookeeper, DIGEST) as broker, session_with(zookeeper, None) as stranger:
+        await broker.create("/open", b"")
+        await stranger.set("/open", b"changed", 0)
 
 
-def test_the_credential_is_shown_again_on_the_next_connection() -> None:
-    async def scenario() -> None:
-        with zookeeper_process() as server:
-            async with session_with(server.address, DIGEST, sets_acl=True) as session:
-                await session.create("/guarded", b"")
-                states = record_states(session)
-                await asyncio.to_thread(server.kill)
-                await asyncio.to_thread(server.start)
-                await states.until(lambda seen: SessionState.CONNECTED in seen)
-                await session.set("/guarded", b"changed", 0)
-
-    asyncio.run(scenario())
+async def test_the_credential_is_shown_again_on_the_next_connection() -> None:
+    with zookeeper_process() as server:
+        async with session_with(server.address, DIGEST, sets_acl=True) as session:
+            await session.create("/guarded", b"")
+            states = record_states(session)
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            await states.until(lambda seen: SessionState.CONNECTED in seen)
+            await session.set("/guarded", b"changed", 0)
 
 
 def _acls(servers: str) -> dict[str, list[tuple[str, int]]]:

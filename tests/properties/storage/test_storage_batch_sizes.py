@@ -66,20 +66,17 @@ def test_recovery_keeps_every_batch_that_validation_accepts(sizes: list[int], li
         asyncio.run(run(Path(directory) / "orders-0"))
 
 
-def test_recovery_keeps_a_batch_that_is_larger_than_any_that_is_accepted_today(tmp_path: Path) -> None:
+async def test_recovery_keeps_a_batch_that_is_larger_than_any_that_is_accepted_today(tmp_path: Path) -> None:
     """An earlier release acknowledged it."""
 
-    async def run() -> None:
-        path = str(tmp_path / "orders-0")
-        log = open_log(path).log
-        for number, size in enumerate((10, 2 * MAX_BODY_BYTES + SCAN, 5)):
-            log.append_as_follower(_of_any_size(size, number))
-        await log.close()
-        again = open_log(path).log
-        assert again.log_end_offset == 3
-        await again.close()
-
-    asyncio.run(run())
+    path = str(tmp_path / "orders-0")
+    log = open_log(path).log
+    for number, size in enumerate((10, 2 * MAX_BODY_BYTES + SCAN, 5)):
+        log.append_as_follower(_of_any_size(size, number))
+    await log.close()
+    again = open_log(path).log
+    assert again.log_end_offset == 3
+    await again.close()
 
 
 def _of_any_size(size: int, base_offset: int) -> bytes:
@@ -117,30 +114,27 @@ def _records(values: Sequence[bytes], codec: Compression, magic: int, header: by
         (Compression.ZSTD, MAGIC_COLUMNS, False),
     ],
 )
-def test_readers_take_what_is_acknowledged_and_the_rest_is_too_large(
+async def test_readers_take_what_is_acknowledged_and_the_rest_is_too_large(
     tmp_path: Path, codec: Compression, magic: int, compact: bool
 ) -> None:
-    async def run() -> None:
-        config = LogConfig(max_message_bytes=2**31 - 1, compact=compact)
-        log = open_log(str(tmp_path), config).log
-        for values, header, is_accepted in (
-            ([bytes(MAX_BODY_BYTES - 100)], None, True),
-            ([bytes(MAX_BODY_BYTES)], None, False),
-            ([b"v"] * 3, bytes(MAX_HEADERS_BYTES // 3 - 100), True),
-            ([b"v"] * 3, bytes(MAX_HEADERS_BYTES // 3), False),
-        )[codec is not Compression.ZSTD :]:
-            records = _records(values, codec, magic, header)
-            before = log.log_end_offset
-            try:
-                log.append_as_leader(records, 0, NOW)
-                outcome = ErrorCode.NONE
-            except BrokerError as error:
-                outcome = error.code
-            assert outcome is (ErrorCode.NONE if is_accepted else ErrorCode.MESSAGE_TOO_LARGE)
-            if is_accepted:
-                assert decode_batch(log.read(before, 1, log.log_end_offset)).values == values
-            else:
-                assert log.log_end_offset == before
-                assert takes_long(records, config), "not in a slice of the event loop"
-
-    asyncio.run(run())
+    config = LogConfig(max_message_bytes=2**31 - 1, compact=compact)
+    log = open_log(str(tmp_path), config).log
+    for values, header, is_accepted in (
+        ([bytes(MAX_BODY_BYTES - 100)], None, True),
+        ([bytes(MAX_BODY_BYTES)], None, False),
+        ([b"v"] * 3, bytes(MAX_HEADERS_BYTES // 3 - 100), True),
+        ([b"v"] * 3, bytes(MAX_HEADERS_BYTES // 3), False),
+    )[codec is not Compression.ZSTD :]:
+        records = _records(values, codec, magic, header)
+        before = log.log_end_offset
+        try:
+            log.append_as_leader(records, 0, NOW)
+            outcome = ErrorCode.NONE
+        except BrokerError as error:
+            outcome = error.code
+        assert outcome is (ErrorCode.NONE if is_accepted else ErrorCode.MESSAGE_TOO_LARGE)
+        if is_accepted:
+            assert decode_batch(log.read(before, 1, log.log_end_offset)).values == values
+        else:
+            assert log.log_end_offset == before
+            assert takes_long(records, config), "not in a slice of the event loop"

@@ -19,7 +19,7 @@ BOUNCED = f"{TEST}_lost_nor_added_but_bounced"
 @cache
 def functions_of(file: str) -> frozenset[str]:
     tree = ast.parse((seen.ROOT / file).read_text())
-    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def test_every_mutant_is_in_one_table_and_nothing_else_is() -> None:

@@ -445,6 +445,13 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, limit_s: float = VIRTUAL
             gc.enable()
 
 
+def on_virtual_loop(
+    test: Callable[[], Coroutine[Any, Any, None]], *, seed: int = 0, limit_s: float = VIRTUAL_LIMIT_S
+) -> None:
+    """`run` for `@run_by` (tests/running.py)."""
+    run(test(), seed=seed, limit_s=limit_s)
+
+
 def _run(loop: VirtualLoop, main: Coroutine[Any, Any, T]) -> T:
     gc.collect()  # what the run before has left: its caller had it in hand until it returned
     if not gc.get_freeze_count():

@@ -14,8 +14,9 @@ from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.process import Process
 from tests.simulation.simulator.world import Simulation
 
@@ -60,38 +61,34 @@ async def _until_in_sync(cluster: VirtualCluster) -> None:
     await cluster.until(lambda: len(cluster.state(PARTITION).isr) == 3)
 
 
-def test_a_paused_leader_is_replaced_and_comes_back_as_a_follower() -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        paused = cluster.state(PARTITION).leader
-        cluster.pause_broker(paused)
-        paused_s = cluster.simulation.loop.time()
-        await _until_another_leads(cluster, paused)
-        assert cluster.simulation.loop.time() - paused_s > 3  # only ZooKeeper could tell
-        await _produce(cluster)
-        cluster.resume_broker(paused)
-        await _until_in_sync(cluster)
-        assert cluster.living() == [0, 1, 2]
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_a_paused_leader_is_replaced_and_comes_back_as_a_follower() -> None:
+    cluster = await _start_cluster()
+    paused = cluster.state(PARTITION).leader
+    cluster.pause_broker(paused)
+    paused_s = cluster.simulation.loop.time()
+    await _until_another_leads(cluster, paused)
+    assert cluster.simulation.loop.time() - paused_s > 3  # only ZooKeeper could tell
+    await _produce(cluster)
+    cluster.resume_broker(paused)
+    await _until_in_sync(cluster)
+    assert cluster.living() == [0, 1, 2]
 
 
-def test_a_broker_without_power_leaves_the_isr_long_before_its_session_ends_and_starts_again() -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        await _produce(cluster)
-        victim = next(i for i in cluster.broker_ids if i not in cluster.active_controllers())
-        before = cluster.process(victim)
-        cluster.power_cut(victim)
-        cut_s = cluster.simulation.loop.time()
-        await cluster.until(lambda: victim not in cluster.state(PARTITION).isr)
-        assert cluster.simulation.loop.time() - cut_s < 5  # keepalive probes have told
-        assert cluster.living_broker(victim) is None
-        await cluster.start_broker(victim)
-        assert cluster.process(victim) is not before
-        await _until_in_sync(cluster)
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_a_broker_without_power_leaves_the_isr_long_before_its_session_ends_and_starts_again() -> None:
+    cluster = await _start_cluster()
+    await _produce(cluster)
+    victim = next(i for i in cluster.broker_ids if i not in cluster.active_controllers())
+    before = cluster.process(victim)
+    cluster.power_cut(victim)
+    cut_s = cluster.simulation.loop.time()
+    await cluster.until(lambda: victim not in cluster.state(PARTITION).isr)
+    assert cluster.simulation.loop.time() - cut_s < 5  # keepalive probes have told
+    assert cluster.living_broker(victim) is None
+    await cluster.start_broker(victim)
+    assert cluster.process(victim) is not before
+    await _until_in_sync(cluster)
 
 
 def test_a_broker_whose_disk_fails_ends_and_the_run_goes_on_where_somebody_cares() -> None:
@@ -120,23 +117,21 @@ def test_a_broker_whose_disk_fails_ends_and_the_run_goes_on_where_somebody_cares
         run(scenario(simulation_fails=True))
 
 
-def test_a_broker_that_does_not_reach_zookeeper_does_not_start_and_may_be_started_later() -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        cluster.kill_broker(1)
-        cluster.simulation.zookeeper.cut(host_name(1))
-        starting = asyncio.create_task(cluster.start_broker(1))
-        await asyncio.sleep(1)
-        assert cluster.living() == [0, 1, 2]
-        assert cluster.living_broker(1) is None  # not the one that was killed, either
-        with pytest.raises(MinibrokerError, match="no ZooKeeper session"):
-            await starting
-        assert cluster.living() == [0, 2]
-        cluster.simulation.zookeeper.uncut(host_name(1))
-        await cluster.start_broker(1)
-        await _until_in_sync(cluster)
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_a_broker_that_does_not_reach_zookeeper_does_not_start_and_may_be_started_later() -> None:
+    cluster = await _start_cluster()
+    cluster.kill_broker(1)
+    cluster.simulation.zookeeper.cut(host_name(1))
+    starting = asyncio.create_task(cluster.start_broker(1))
+    await asyncio.sleep(1)
+    assert cluster.living() == [0, 1, 2]
+    assert cluster.living_broker(1) is None  # not the one that was killed, either
+    with pytest.raises(MinibrokerError, match="no ZooKeeper session"):
+        await starting
+    assert cluster.living() == [0, 2]
+    cluster.simulation.zookeeper.uncut(host_name(1))
+    await cluster.start_broker(1)
+    await _until_in_sync(cluster)
 
 
 # --- Determinism --------------------------------------------------------------------------------------------------

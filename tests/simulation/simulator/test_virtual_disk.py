@@ -14,8 +14,9 @@ import pytest
 
 from minibroker.protocol.world import Disk
 from minibroker.protocol.world.real import RealDisk
+from tests.running import run_by
 from tests.simulation.simulator.disk import SECTOR_BYTES, ProcessDisk
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.process import ProcessKilled
 from tests.simulation.simulator.world import Host, Simulation
 
@@ -293,33 +294,29 @@ def test_a_lock_is_held_until_it_is_released(play: Play, tmp_path: Path) -> None
 # --- What only the simulation has: kills --------------------------------------------------------------------------
 
 
-def test_the_next_process_reads_what_was_written_and_takes_the_lock() -> None:
-    async def main() -> None:
-        host = Simulation().host("server")
-        first = host.start_process()
-        first.disk.make_directories("/data")
-        first.disk.open("/data/log", create=True).pwrite([b"kept"], 0)
-        first.disk.lock("/data/.lock")
-        second = host.start_process()
-        with pytest.raises(BlockingIOError):
-            second.disk.lock("/data/.lock")
-        first.process.kill()
-        assert second.disk.read_file("/data/log") == b"kept"
+@run_by(on_virtual_loop)
+async def test_the_next_process_reads_what_was_written_and_takes_the_lock() -> None:
+    host = Simulation().host("server")
+    first = host.start_process()
+    first.disk.make_directories("/data")
+    first.disk.open("/data/log", create=True).pwrite([b"kept"], 0)
+    first.disk.lock("/data/.lock")
+    second = host.start_process()
+    with pytest.raises(BlockingIOError):
         second.disk.lock("/data/.lock")
-        assert first.disk._disk.boot_id == second.disk.boot_id()
+    first.process.kill()
+    assert second.disk.read_file("/data/log") == b"kept"
+    second.disk.lock("/data/.lock")
+    assert first.disk._disk.boot_id == second.disk.boot_id()
 
-    run(main())
 
-
-def test_hosts_do_not_share_a_disk() -> None:
-    async def main() -> None:
-        simulation = Simulation()
-        one, other = (simulation.host(name).start_process().disk for name in ("one", "other"))
-        one.write_atomically("/file", b"")
-        assert not other.exists("/file")
-        assert one.boot_id() != other.boot_id()
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_hosts_do_not_share_a_disk() -> None:
+    simulation = Simulation()
+    one, other = (simulation.host(name).start_process().disk for name in ("one", "other"))
+    one.write_atomically("/file", b"")
+    assert not other.exists("/file")
+    assert one.boot_id() != other.boot_id()
 
 
 def test_a_killed_process_cannot_touch_its_disk_not_even_in_its_finally_blocks() -> None:
@@ -543,24 +540,22 @@ def test_a_tree_whose_removal_was_not_synced_may_be_there_in_part() -> None:
     assert found == {("a", "b"), ("a",), ("b",), (), None}
 
 
-def test_a_power_cut_frees_locks_and_changes_the_boot_id() -> None:
-    async def main() -> None:
-        host = Simulation().host("server")
-        world = host.start_process()
-        lock = world.disk.lock("/.lock")
-        world.disk.sync_directory("/")
-        before = world.disk.boot_id()
-        host.power_cut()
-        after = host.start_process().disk
+@run_by(on_virtual_loop)
+async def test_a_power_cut_frees_locks_and_changes_the_boot_id() -> None:
+    host = Simulation().host("server")
+    world = host.start_process()
+    lock = world.disk.lock("/.lock")
+    world.disk.sync_directory("/")
+    before = world.disk.boot_id()
+    host.power_cut()
+    after = host.start_process().disk
+    after.lock("/.lock")
+    assert after.boot_id() != before
+    lock.release()
+    with pytest.raises(BlockingIOError):
         after.lock("/.lock")
-        assert after.boot_id() != before
-        lock.release()
-        with pytest.raises(BlockingIOError):
-            after.lock("/.lock")
-        with pytest.raises(ProcessKilled):
-            world.disk.list("/")
-
-    run(main())
+    with pytest.raises(ProcessKilled):
+        world.disk.list("/")
 
 
 def test_the_same_seed_loses_the_same() -> None:
@@ -796,39 +791,35 @@ def test_rot_that_got_to_the_medium_with_what_was_written_around_it_is_mended_th
     _with_a_rotten_byte(scenario)
 
 
-def test_a_look_from_outside_is_not_struck_by_faults_and_uses_none_up() -> None:
-    async def main() -> None:
-        host = Simulation().host("server")
-        disk = host.start_process().disk
-        disk.make_directories("/data")
-        file = disk.open("/data/file", create=True)
-        host.disk.faults.fail("pread", errno.EIO)
-        with host.disk.faults.set_aside():
-            assert file.pread(1, 0) == b""
-        _fails(OSError, errno.EIO, file.pread, 1, 0)
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_a_look_from_outside_is_not_struck_by_faults_and_uses_none_up() -> None:
+    host = Simulation().host("server")
+    disk = host.start_process().disk
+    disk.make_directories("/data")
+    file = disk.open("/data/file", create=True)
+    host.disk.faults.fail("pread", errno.EIO)
+    with host.disk.faults.set_aside():
+        assert file.pread(1, 0) == b""
+    _fails(OSError, errno.EIO, file.pread, 1, 0)
 
 
-def test_a_directory_fails_from_the_chosen_call_on_and_its_calls_are_counted() -> None:
-    async def main() -> None:
-        host = Simulation().host("server")
-        disk = host.start_process().disk
-        disk.make_directories("/data")
-        disk.make_directories("/database")
-        counts = host.disk.faults.count_calls("/data")
-        broken: list[int] = []
-        host.disk.faults.break_directory_at("/data", "pwrite", errno.ENOSPC, 2, lambda: broken.append(counts["pwrite"]))
-        file, elsewhere = disk.open("/data/file", create=True), disk.open("/database/file", create=True)
-        for number in range(2):
-            assert file.pwrite([b"a"], number) == elsewhere.pwrite([b"a"], number) == 1
-        assert broken == []
-        _fails(OSError, errno.ENOSPC, file.pwrite, [b"a"], 2)
-        _fails(OSError, errno.ENOSPC, file.pread, 1, 0)
-        assert broken == [3]
-        assert elsewhere.pread(3, 0) == b"aa"
-        assert counts == {"open": 1, "create": 1, "pwrite": 3, "pread": 1}
-        host.disk.faults.mend_directory("/data")
-        assert file.pread(2, 0) == b"aa"
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_a_directory_fails_from_the_chosen_call_on_and_its_calls_are_counted() -> None:
+    host = Simulation().host("server")
+    disk = host.start_process().disk
+    disk.make_directories("/data")
+    disk.make_directories("/database")
+    counts = host.disk.faults.count_calls("/data")
+    broken: list[int] = []
+    host.disk.faults.break_directory_at("/data", "pwrite", errno.ENOSPC, 2, lambda: broken.append(counts["pwrite"]))
+    file, elsewhere = disk.open("/data/file", create=True), disk.open("/database/file", create=True)
+    for number in range(2):
+        assert file.pwrite([b"a"], number) == elsewhere.pwrite([b"a"], number) == 1
+    assert broken == []
+    _fails(OSError, errno.ENOSPC, file.pwrite, [b"a"], 2)
+    _fails(OSError, errno.ENOSPC, file.pread, 1, 0)
+    assert broken == [3]
+    assert elsewhere.pread(3, 0) == b"aa"
+    assert counts == {"open": 1, "create": 1, "pwrite": 3, "pread": 1}
+    host.disk.faults.mend_directory("/data")
+    assert file.pread(2, 0) == b"aa"

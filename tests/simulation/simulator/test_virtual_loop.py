@@ -8,7 +8,8 @@ import weakref
 
 import pytest
 
-from tests.simulation.simulator.loop import Stuck, VirtualLoop, run
+from tests.running import run_by
+from tests.simulation.simulator.loop import Stuck, VirtualLoop, on_virtual_loop, run
 from tests.simulation.simulator.process import Process, ProcessKilled
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 
@@ -357,20 +358,18 @@ def test_time_does_not_stop_at_the_timers_of_killed_processes() -> None:
         run(main())
 
 
-def test_a_caller_outside_that_waits_for_a_process_is_told_of_its_kill() -> None:
-    async def main() -> None:
-        process = Process(_loop(), "victim", "10.0.0.1")
-        assert await process.run(asyncio.sleep(1, "result")) == "result"
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await process.run(asyncio.sleep(10))
-        _loop().call_later(1, process.kill)
-        with pytest.raises(ProcessKilled, match="victim"):
+@run_by(on_virtual_loop)
+async def test_a_caller_outside_that_waits_for_a_process_is_told_of_its_kill() -> None:
+    process = Process(_loop(), "victim", "10.0.0.1")
+    assert await process.run(asyncio.sleep(1, "result")) == "result"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
             await process.run(asyncio.sleep(10))
-        with pytest.raises(ProcessKilled):
-            process.start(asyncio.sleep(0))
-
-    run(main())
+    _loop().call_later(1, process.kill)
+    with pytest.raises(ProcessKilled, match="victim"):
+        await process.run(asyncio.sleep(10))
+    with pytest.raises(ProcessKilled):
+        process.start(asyncio.sleep(0))
 
 
 def test_a_process_can_kill_itself() -> None:
@@ -494,44 +493,42 @@ def test_a_clock_that_jumps_takes_the_timers_of_its_process_along_and_nobody_els
     ]
 
 
-def test_a_connection_of_a_process_whose_clock_has_jumped_is_as_fast_as_ever_and_keeps_its_order() -> None:
-    async def main() -> None:
-        simulation = Simulation()
-        simulation.network.set_bandwidth(10_000)
-        server, client = (simulation.host(name).start_process() for name in ("server", "client"))
-        received = bytearray()
-        done = asyncio.Event()
+@run_by(on_virtual_loop)
+async def test_a_connection_of_a_process_whose_clock_has_jumped_is_as_fast_as_ever_and_keeps_its_order() -> None:
+    simulation = Simulation()
+    simulation.network.set_bandwidth(10_000)
+    server, client = (simulation.host(name).start_process() for name in ("server", "client"))
+    received = bytearray()
+    done = asyncio.Event()
 
-        class Server(asyncio.Protocol):
-            def data_received(self, data: bytes) -> None:
-                received.extend(data)
-                if len(received) == 10_000:
-                    done.set()
+    class Server(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            received.extend(data)
+            if len(received) == 10_000:
+                done.set()
 
-        attaching = []
-        listener = await server.network.listen("server", 1)
-        listener.start(lambda incoming: attaching.append(asyncio.ensure_future(incoming.attach(Server))))
+    attaching = []
+    listener = await server.network.listen("server", 1)
+    listener.start(lambda incoming: attaching.append(asyncio.ensure_future(incoming.attach(Server))))
 
-        async def send() -> None:
-            transports: list[asyncio.WriteTransport] = []
+    async def send() -> None:
+        transports: list[asyncio.WriteTransport] = []
 
-            class Client(asyncio.Protocol):
-                def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                    assert isinstance(transport, asyncio.WriteTransport)
-                    transports.append(transport)
+        class Client(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                assert isinstance(transport, asyncio.WriteTransport)
+                transports.append(transport)
 
-            await client.network.connect("server", 1, Client)
-            transports[0].write(bytes(range(250)) * 20)
-            await asyncio.sleep(0)
-            simulation.loop.jump(client.process, 86_400)
-            transports[0].write(bytes(range(250)) * 20)
+        await client.network.connect("server", 1, Client)
+        transports[0].write(bytes(range(250)) * 20)
+        await asyncio.sleep(0)
+        simulation.loop.jump(client.process, 86_400)
+        transports[0].write(bytes(range(250)) * 20)
 
-        await client.process.run(send())
-        await done.wait()
-        assert received == bytes(range(250)) * 40
-        assert simulation.loop.now_s < 2
-
-    run(main())
+    await client.process.run(send())
+    await done.wait()
+    assert received == bytes(range(250)) * 40
+    assert simulation.loop.now_s < 2
 
 
 def test_tasks_that_wake_up_together_are_shuffled_and_again_the_same_way_with_the_same_seed() -> None:
@@ -593,18 +590,16 @@ def test_shuffling_keeps_what_asyncio_promises() -> None:
     }
 
 
-def test_failures_of_a_killed_process_do_not_fail_the_run() -> None:
-    async def main() -> None:
-        process = Process(_loop(), "victim", "10.0.0.1")
+@run_by(on_virtual_loop)
+async def test_failures_of_a_killed_process_do_not_fail_the_run() -> None:
+    process = Process(_loop(), "victim", "10.0.0.1")
 
-        async def fail() -> None:
-            process.kill()
-            process.check()
+    async def fail() -> None:
+        process.kill()
+        process.check()
 
-        process.start(fail())
-        await asyncio.sleep(1)
-
-    run(main())
+    process.start(fail())
+    await asyncio.sleep(1)
 
 
 def test_the_same_program_gives_the_same_trace_and_another_gives_another() -> None:

@@ -20,7 +20,8 @@ from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.messages import MetadataRequest, MetadataResponse, MetadataTopic
 from minibroker.protocol.world import Incoming, Listener, Network
 from minibroker.protocol.world.real import RealNetwork
-from tests.simulation.simulator.loop import run
+from tests.running import run_by
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.network import WINDOW_BYTES, Arrival
 from tests.simulation.simulator.process import ProcessKilled
 from tests.simulation.simulator.world import Simulation, VirtualWorld
@@ -140,119 +141,115 @@ async def _pair(
 
 @everywhere
 @pytest.mark.parametrize("kind", [Recorder, BufferedRecorder])
-def test_bytes_arrive_complete_and_in_order_in_both_directions(play: Play, kind: type[Recording]) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener, there, here = await _pair(server, client, host, kind(), kind())
-        data = Random(7).randbytes(500_000)
-        for position in range(0, len(data), 5_000):
-            here.wire.write(data[position : position + 5_000])
-            there.wire.writelines([b"abc", bytearray(b"de"), memoryview(b"f")])
-        await there.until(lambda: len(there.data) == len(data))
-        await here.until(lambda: len(here.data) == 600)
-        assert there.data == data
-        assert here.data == b"abcdef" * 100
-        here.wire.close()
-        await there.lost()
-        await listener.close()
-
-    play(scenario)
-
-
-@everywhere
-def test_once_bytes_have_left_their_buffer_may_be_used_again(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener, there, here = await _pair(server, client, host)
-        buffer = bytearray(b"before")
-        here.wire.write(buffer)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        buffer[:] = b"after!"
-        await there.until(lambda: len(there.data) == 6)
-        assert there.data == b"before"
-        here.wire.close()
-        await there.lost()
-        await listener.close()
-
-    play(scenario)
+@run_by("play")
+async def test_bytes_arrive_complete_and_in_order_in_both_directions(
+    server: Network, client: Network, host: str, /, kind: type[Recording]
+) -> None:
+    listener, there, here = await _pair(server, client, host, kind(), kind())
+    data = Random(7).randbytes(500_000)
+    for position in range(0, len(data), 5_000):
+        here.wire.write(data[position : position + 5_000])
+        there.wire.writelines([b"abc", bytearray(b"de"), memoryview(b"f")])
+    await there.until(lambda: len(there.data) == len(data))
+    await here.until(lambda: len(here.data) == 600)
+    assert there.data == data
+    assert here.data == b"abcdef" * 100
+    here.wire.close()
+    await there.lost()
+    await listener.close()
 
 
 @everywhere
-def test_close_delivers_what_was_written_before_and_then_the_end(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener, there, here = await _pair(server, client, host)
-        here.wire.write(bytes(1_000_000))
-        here.wire.close()
-        assert here.wire.is_closing()
-        assert "lost" not in here.events
-        await there.lost()
-        await here.lost()
-        assert len(there.data) == 1_000_000
-        assert there.events == ["made", "eof", "lost"]
-        assert [event for event in here.events if event not in ("pause", "resume")] == ["made", "lost"]
-        assert (there.error, here.error) == (None, None)
-        await listener.close()
-
-    play(scenario)
-
-
-@everywhere
-def test_abort_drops_what_was_not_sent_and_ends_the_connection_once(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener, there, here = await _pair(server, client, host)
-        there.wire.pause_reading()
-        here.wire.write(bytes(50_000_000))
-        here.wire.abort()
-        here.wire.abort()
-        here.wire.close()
-        assert "lost" not in here.events
-        await here.lost()
-        there.wire.resume_reading()
-        await there.lost()
-        assert len(there.data) < 50_000_000
-        assert here.events.count("lost") == 1
-        assert here.error is None
-        await listener.close()
-
-    play(scenario)
+@run_by("play")
+async def test_once_bytes_have_left_their_buffer_may_be_used_again(
+    server: Network, client: Network, host: str, /
+) -> None:
+    listener, there, here = await _pair(server, client, host)
+    buffer = bytearray(b"before")
+    here.wire.write(buffer)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    buffer[:] = b"after!"
+    await there.until(lambda: len(there.data) == 6)
+    assert there.data == b"before"
+    here.wire.close()
+    await there.lost()
+    await listener.close()
 
 
 @everywhere
-def test_a_half_closed_connection_still_carries_answers(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener, there, here = await _pair(server, client, host, there=Recorder(keep_open=True))
-        here.wire.write(b"question")
-        here.wire.write_eof()
-        await there.until(lambda: "eof" in there.events)
-        assert there.data == b"question"
-        there.wire.write(b"answer")
-        there.wire.close()
-        await here.lost()
-        assert here.data == b"answer"
-        await there.lost()
-        await listener.close()
-
-    play(scenario)
+@run_by("play")
+async def test_close_delivers_what_was_written_before_and_then_the_end(
+    server: Network, client: Network, host: str, /
+) -> None:
+    listener, there, here = await _pair(server, client, host)
+    here.wire.write(bytes(1_000_000))
+    here.wire.close()
+    assert here.wire.is_closing()
+    assert "lost" not in here.events
+    await there.lost()
+    await here.lost()
+    assert len(there.data) == 1_000_000
+    assert there.events == ["made", "eof", "lost"]
+    assert [event for event in here.events if event not in ("pause", "resume")] == ["made", "lost"]
+    assert (there.error, here.error) == (None, None)
+    await listener.close()
 
 
 @everywhere
-def test_a_writer_to_an_end_that_is_gone_is_reset(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener, there, here = await _pair(server, client, host, there=Recorder(keep_open=True))
-        here.wire.close()
-        await there.until(lambda: "eof" in there.events)
-        loop = asyncio.get_running_loop()
+@run_by("play")
+async def test_abort_drops_what_was_not_sent_and_ends_the_connection_once(
+    server: Network, client: Network, host: str, /
+) -> None:
+    listener, there, here = await _pair(server, client, host)
+    there.wire.pause_reading()
+    here.wire.write(bytes(50_000_000))
+    here.wire.abort()
+    here.wire.abort()
+    here.wire.close()
+    assert "lost" not in here.events
+    await here.lost()
+    there.wire.resume_reading()
+    await there.lost()
+    assert len(there.data) < 50_000_000
+    assert here.events.count("lost") == 1
+    assert here.error is None
+    await listener.close()
 
-        def write_on() -> None:
-            if "lost" not in there.events:
-                there.wire.write(b"is anybody there?")
-                loop.call_later(0.001, write_on)
 
-        write_on()
-        await there.lost()
-        assert isinstance(there.error, ConnectionError)
-        await listener.close()
+@everywhere
+@run_by("play")
+async def test_a_half_closed_connection_still_carries_answers(server: Network, client: Network, host: str, /) -> None:
+    listener, there, here = await _pair(server, client, host, there=Recorder(keep_open=True))
+    here.wire.write(b"question")
+    here.wire.write_eof()
+    await there.until(lambda: "eof" in there.events)
+    assert there.data == b"question"
+    there.wire.write(b"answer")
+    there.wire.close()
+    await here.lost()
+    assert here.data == b"answer"
+    await there.lost()
+    await listener.close()
 
-    play(scenario)
+
+@everywhere
+@run_by("play")
+async def test_a_writer_to_an_end_that_is_gone_is_reset(server: Network, client: Network, host: str, /) -> None:
+    listener, there, here = await _pair(server, client, host, there=Recorder(keep_open=True))
+    here.wire.close()
+    await there.until(lambda: "eof" in there.events)
+    loop = asyncio.get_running_loop()
+
+    def write_on() -> None:
+        if "lost" not in there.events:
+            there.wire.write(b"is anybody there?")
+            loop.call_later(0.001, write_on)
+
+    write_on()
+    await there.lost()
+    assert isinstance(there.error, ConnectionError)
+    await listener.close()
 
 
 class OneByteReader(BufferedRecorder):
@@ -266,238 +263,230 @@ class OneByteReader(BufferedRecorder):
 
 
 @everywhere
-def test_closing_without_having_read_everything_resets_the_other_side(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener, there, here = await _pair(server, client, host, there=OneByteReader())
-        here.wire.write(b"much more than one byte")
-        await there.lost()
-        await here.lost()
-        assert there.error is None
-        assert isinstance(here.error, ConnectionResetError)
-        await listener.close()
-
-    play(scenario)
-
-
-@everywhere
-def test_a_writer_is_paused_while_nobody_reads_and_resumed_afterwards(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener, there, here = await _pair(server, client, host)
-        there.wire.pause_reading()
-        assert not there.wire.is_reading()
-        here.wire.set_write_buffer_limits(high=200_000, low=1_000)
-        written = 0
-        while "pause" not in here.events:
-            here.wire.write(bytes(100_000))
-            written += 100_000
-            await asyncio.sleep(0)
-        assert here.wire.get_write_buffer_size() > 200_000
-        assert there.data == b""
-        there.wire.resume_reading()
-        await here.until(lambda: "resume" in here.events)
-        assert here.wire.get_write_buffer_size() <= 1_000
-        await there.until(lambda: len(there.data) == written)
-        here.wire.close()
-        await there.lost()
-        await listener.close()
-
-    play(scenario)
+@run_by("play")
+async def test_closing_without_having_read_everything_resets_the_other_side(
+    server: Network, client: Network, host: str, /
+) -> None:
+    listener, there, here = await _pair(server, client, host, there=OneByteReader())
+    here.wire.write(b"much more than one byte")
+    await there.lost()
+    await here.lost()
+    assert there.error is None
+    assert isinstance(here.error, ConnectionResetError)
+    await listener.close()
 
 
 @everywhere
-def test_nothing_is_read_while_reading_is_paused_not_even_the_end(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener, there, here = await _pair(server, client, host)
-        there.wire.pause_reading()
-        here.wire.write(b"x" * 1_000)
-        here.wire.close()
-        await here.lost()
-        # Another connection, opened and closed afterwards, shows that time has passed.
-        second, far, near = await _pair(server, client, host)
-        near.wire.close()
-        await far.lost()
-        assert there.events == ["made"]
-        there.wire.resume_reading()
-        await there.lost()
-        assert there.events == ["made", "eof", "lost"]
-        assert len(there.data) == 1_000
-        await listener.close()
-        await second.close()
-
-    play(scenario)
+@run_by("play")
+async def test_a_writer_is_paused_while_nobody_reads_and_resumed_afterwards(
+    server: Network, client: Network, host: str, /
+) -> None:
+    listener, there, here = await _pair(server, client, host)
+    there.wire.pause_reading()
+    assert not there.wire.is_reading()
+    here.wire.set_write_buffer_limits(high=200_000, low=1_000)
+    written = 0
+    while "pause" not in here.events:
+        here.wire.write(bytes(100_000))
+        written += 100_000
+        await asyncio.sleep(0)
+    assert here.wire.get_write_buffer_size() > 200_000
+    assert there.data == b""
+    there.wire.resume_reading()
+    await here.until(lambda: "resume" in here.events)
+    assert here.wire.get_write_buffer_size() <= 1_000
+    await there.until(lambda: len(there.data) == written)
+    here.wire.close()
+    await there.lost()
+    await listener.close()
 
 
 @everywhere
-def test_a_protocol_that_fails_loses_its_connection_and_is_reported(play: Play) -> None:
+@run_by("play")
+async def test_nothing_is_read_while_reading_is_paused_not_even_the_end(
+    server: Network, client: Network, host: str, /
+) -> None:
+    listener, there, here = await _pair(server, client, host)
+    there.wire.pause_reading()
+    here.wire.write(b"x" * 1_000)
+    here.wire.close()
+    await here.lost()
+    # Another connection, opened and closed afterwards, shows that time has passed.
+    second, far, near = await _pair(server, client, host)
+    near.wire.close()
+    await far.lost()
+    assert there.events == ["made"]
+    there.wire.resume_reading()
+    await there.lost()
+    assert there.events == ["made", "eof", "lost"]
+    assert len(there.data) == 1_000
+    await listener.close()
+    await second.close()
+
+
+@everywhere
+@run_by("play")
+async def test_a_protocol_that_fails_loses_its_connection_and_is_reported(
+    server: Network, client: Network, host: str, /
+) -> None:
     class Failing(Recorder):
         def data_received(self, data: bytes) -> None:
             raise ValueError("a bug")
 
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        reported: list[str] = []
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: reported.append(str(context["exception"])))
-        listener, there, here = await _pair(server, client, host, there=Failing())
-        here.wire.write(b"x")
-        await there.lost()
-        await here.lost()
-        assert str(there.error) == "a bug"
-        assert reported == ["a bug"]
-        await listener.close()
-        if hasattr(loop, "unhandled"):
-            loop.unhandled.clear()
-
-    play(scenario)
+    reported: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reported.append(str(context["exception"])))
+    listener, there, here = await _pair(server, client, host, there=Failing())
+    here.wire.write(b"x")
+    await there.lost()
+    await here.lost()
+    assert str(there.error) == "a bug"
+    assert reported == ["a bug"]
+    await listener.close()
+    if hasattr(loop, "unhandled"):
+        loop.unhandled.clear()
 
 
 @everywhere
-def test_connecting_to_a_port_where_nobody_listens_is_refused(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener = await server.listen(host, 0)
-        await listener.close()
-        with pytest.raises(ConnectionRefusedError) as refused:
-            await client.connect(host, listener.port, Recorder)
-        assert refused.value.errno == errno.ECONNREFUSED
-
-    play(scenario)
-
-
-@everywhere
-def test_an_unknown_name_is_an_error_of_the_operating_system(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        with pytest.raises(socket.gaierror):
-            await client.connect("no-such-host.invalid", 9092, Recorder)
-
-    play(scenario)
+@run_by("play")
+async def test_connecting_to_a_port_where_nobody_listens_is_refused(
+    server: Network, client: Network, host: str, /
+) -> None:
+    listener = await server.listen(host, 0)
+    await listener.close()
+    with pytest.raises(ConnectionRefusedError) as refused:
+        await client.connect(host, listener.port, Recorder)
+    assert refused.value.errno == errno.ECONNREFUSED
 
 
 @everywhere
-def test_a_port_can_be_bound_once_and_again_after_its_listener_was_closed(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        first = await server.listen(host, 0)
-        with pytest.raises(OSError) as taken:
-            await server.listen(host, first.port)
-        assert taken.value.errno == errno.EADDRINUSE
-        with pytest.raises(OSError) as taken:
-            await server.listen("0.0.0.0", first.port)
-        assert taken.value.errno == errno.EADDRINUSE
-        await first.close()
-        await first.close()
-        second = await server.listen("0.0.0.0", first.port)
-        assert second.port == first.port
-        await second.close()
-
-    play(scenario)
+@run_by("play")
+async def test_an_unknown_name_is_an_error_of_the_operating_system(
+    server: Network, client: Network, host: str, /
+) -> None:
+    with pytest.raises(socket.gaierror):
+        await client.connect("no-such-host.invalid", 9092, Recorder)
 
 
 @everywhere
-def test_a_listener_on_all_addresses_is_reached_by_every_name(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        accepted: list[str] = []
-        listener = await server.listen("0.0.0.0", 0)
-
-        def accept(incoming: Incoming) -> None:
-            accepted.append(incoming.peer)
-            incoming.close()
-
-        listener.start(accept)
-        for name, network in ((host, client), ("localhost", server), ("127.0.0.1", server)):
-            recorder = await network.connect(name, listener.port, Recorder)
-            await recorder.lost()
-        assert len(accepted) == 3
-        await listener.close()
-
-    play(scenario)
+@run_by("play")
+async def test_a_port_can_be_bound_once_and_again_after_its_listener_was_closed(
+    server: Network, client: Network, host: str, /
+) -> None:
+    first = await server.listen(host, 0)
+    with pytest.raises(OSError) as taken:
+        await server.listen(host, first.port)
+    assert taken.value.errno == errno.EADDRINUSE
+    with pytest.raises(OSError) as taken:
+        await server.listen("0.0.0.0", first.port)
+    assert taken.value.errno == errno.EADDRINUSE
+    await first.close()
+    await first.close()
+    second = await server.listen("0.0.0.0", first.port)
+    assert second.port == first.port
+    await second.close()
 
 
 @everywhere
-def test_connections_queue_up_until_the_listener_starts(play: Play) -> None:
+@run_by("play")
+async def test_a_listener_on_all_addresses_is_reached_by_every_name(
+    server: Network, client: Network, host: str, /
+) -> None:
+    accepted: list[str] = []
+    listener = await server.listen("0.0.0.0", 0)
+
+    def accept(incoming: Incoming) -> None:
+        accepted.append(incoming.peer)
+        incoming.close()
+
+    listener.start(accept)
+    for name, network in ((host, client), ("localhost", server), ("127.0.0.1", server)):
+        recorder = await network.connect(name, listener.port, Recorder)
+        await recorder.lost()
+    assert len(accepted) == 3
+    await listener.close()
+
+
+@everywhere
+@run_by("play")
+async def test_connections_queue_up_until_the_listener_starts(server: Network, client: Network, host: str, /) -> None:
     class Answering(Recorder):
         def data_received(self, data: bytes) -> None:
             self.wire.write(b"answer to " + data)
             self.wire.close()
 
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener = await server.listen(host, 0)
-        clients = [await client.connect(host, listener.port, Recorder) for _ in range(3)]
-        for number, recorder in enumerate(clients):
-            recorder.wire.write(b"%d" % number)
-        attaching: list[asyncio.Task[Answering]] = []
-        listener.start(lambda incoming: attaching.append(asyncio.ensure_future(incoming.attach(Answering))))
-        for number, recorder in enumerate(clients):
-            await recorder.lost()
-            assert recorder.data == b"answer to %d" % number
-        await listener.close()
-
-    play(scenario)
-
-
-@everywhere
-def test_a_refused_connection_ends_for_the_client(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener = await server.listen(host, 0)
-        listener.start(lambda incoming: incoming.close())
-        recorder = await client.connect(host, listener.port, Recorder)
+    listener = await server.listen(host, 0)
+    clients = [await client.connect(host, listener.port, Recorder) for _ in range(3)]
+    for number, recorder in enumerate(clients):
+        recorder.wire.write(b"%d" % number)
+    attaching: list[asyncio.Task[Answering]] = []
+    listener.start(lambda incoming: attaching.append(asyncio.ensure_future(incoming.attach(Answering))))
+    for number, recorder in enumerate(clients):
         await recorder.lost()
-        await listener.close()
-
-    play(scenario)
-
-
-@everywhere
-def test_connections_that_were_handed_out_outlive_their_listener(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener, there, here = await _pair(server, client, host)
-        await listener.close()
-        here.wire.write(b"still there")
-        await there.until(lambda: there.data)
-        here.wire.close()
-        await there.lost()
-
-    play(scenario)
+        assert recorder.data == b"answer to %d" % number
+    await listener.close()
 
 
 @everywhere
-def test_both_ends_know_their_addresses(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        peers: list[str] = []
-        listener = await server.listen(host, 0)
-        accepted = Recorder()
-        attaching: list[asyncio.Task[Recorder]] = []
-
-        def accept(incoming: Incoming) -> None:
-            peers.append(incoming.peer)
-            attaching.append(asyncio.ensure_future(incoming.attach(lambda: accepted)))
-
-        listener.start(accept)
-        here = await client.connect(host, listener.port, Recorder)
-        await accepted.until(lambda: "made" in accepted.events)
-        assert here.wire.get_extra_info("peername") == accepted.wire.get_extra_info("sockname")
-        assert here.wire.get_extra_info("sockname") == accepted.wire.get_extra_info("peername")
-        assert here.wire.get_extra_info("peername")[1] == listener.port
-        address, port = accepted.wire.get_extra_info("peername")
-        assert peers == [f"{address}:{port}"]
-        here.wire.close()
-        await accepted.lost()
-        await listener.close()
-
-    play(scenario)
+@run_by("play")
+async def test_a_refused_connection_ends_for_the_client(server: Network, client: Network, host: str, /) -> None:
+    listener = await server.listen(host, 0)
+    listener.start(lambda incoming: incoming.close())
+    recorder = await client.connect(host, listener.port, Recorder)
+    await recorder.lost()
+    await listener.close()
 
 
 @everywhere
-def test_wrong_writes_are_refused_as_asyncio_does(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener, there, here = await _pair(server, client, host)
-        with pytest.raises(TypeError):
-            here.wire.write("text")  # type: ignore[arg-type]
-        here.wire.write(b"")
-        here.wire.close()
-        here.wire.write(b"too late")
-        await there.lost()
-        assert there.data == b""
-        await listener.close()
+@run_by("play")
+async def test_connections_that_were_handed_out_outlive_their_listener(
+    server: Network, client: Network, host: str, /
+) -> None:
+    listener, there, here = await _pair(server, client, host)
+    await listener.close()
+    here.wire.write(b"still there")
+    await there.until(lambda: there.data)
+    here.wire.close()
+    await there.lost()
 
-    play(scenario)
+
+@everywhere
+@run_by("play")
+async def test_both_ends_know_their_addresses(server: Network, client: Network, host: str, /) -> None:
+    peers: list[str] = []
+    listener = await server.listen(host, 0)
+    accepted = Recorder()
+    attaching: list[asyncio.Task[Recorder]] = []
+
+    def accept(incoming: Incoming) -> None:
+        peers.append(incoming.peer)
+        attaching.append(asyncio.ensure_future(incoming.attach(lambda: accepted)))
+
+    listener.start(accept)
+    here = await client.connect(host, listener.port, Recorder)
+    await accepted.until(lambda: "made" in accepted.events)
+    assert here.wire.get_extra_info("peername") == accepted.wire.get_extra_info("sockname")
+    assert here.wire.get_extra_info("sockname") == accepted.wire.get_extra_info("peername")
+    assert here.wire.get_extra_info("peername")[1] == listener.port
+    address, port = accepted.wire.get_extra_info("peername")
+    assert peers == [f"{address}:{port}"]
+    here.wire.close()
+    await accepted.lost()
+    await listener.close()
+
+
+@everywhere
+@run_by("play")
+async def test_wrong_writes_are_refused_as_asyncio_does(server: Network, client: Network, host: str, /) -> None:
+    listener, there, here = await _pair(server, client, host)
+    with pytest.raises(TypeError):
+        here.wire.write("text")  # type: ignore[arg-type]
+    here.wire.write(b"")
+    here.wire.close()
+    here.wire.write(b"too late")
+    await there.lost()
+    assert there.data == b""
+    await listener.close()
 
 
 # --- protocol.rpc.Connection, against a server that knows one request ---------------------------------------------
@@ -537,30 +526,26 @@ def _echoed(response: MetadataResponse) -> list[str]:
 
 
 @everywhere
-def test_an_rpc_connection_gets_its_pipelined_answers(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener = await _serve(server, host)
-        connection = await open_connection(client, host, listener.port, client_id="test", timeout_s=30)
-        many = [f"a-topic-with-quite-a-long-name-{number}" for number in range(15_000)]
-        questions = [[f"topic-{number}"] for number in range(200)] + [many]
-        answers = [connection.send(METADATA, MetadataRequest(topics)) for topics in questions]
-        assert [_echoed(await answer) for answer in answers] == questions
-        connection.close()
-        await connection.wait_closed()
-        await listener.close()
-
-    play(scenario)
+@run_by("play")
+async def test_an_rpc_connection_gets_its_pipelined_answers(server: Network, client: Network, host: str, /) -> None:
+    listener = await _serve(server, host)
+    connection = await open_connection(client, host, listener.port, client_id="test", timeout_s=30)
+    many = [f"a-topic-with-quite-a-long-name-{number}" for number in range(15_000)]
+    questions = [[f"topic-{number}"] for number in range(200)] + [many]
+    answers = [connection.send(METADATA, MetadataRequest(topics)) for topics in questions]
+    assert [_echoed(await answer) for answer in answers] == questions
+    connection.close()
+    await connection.wait_closed()
+    await listener.close()
 
 
 @everywhere
-def test_an_rpc_connection_to_nobody_says_so(play: Play) -> None:
-    async def scenario(server: Network, client: Network, host: str) -> None:
-        listener = await server.listen(host, 0)
-        await listener.close()
-        with pytest.raises(NetworkError, match=f"connecting to {host}:{listener.port}: .*refused|Connect call failed"):
-            await open_connection(client, host, listener.port, client_id="test", timeout_s=30)
-
-    play(scenario)
+@run_by("play")
+async def test_an_rpc_connection_to_nobody_says_so(server: Network, client: Network, host: str, /) -> None:
+    listener = await server.listen(host, 0)
+    await listener.close()
+    with pytest.raises(NetworkError, match=f"connecting to {host}:{listener.port}: .*refused|Connect call failed"):
+        await open_connection(client, host, listener.port, client_id="test", timeout_s=30)
 
 
 # --- What only the simulation has: virtual time, kills, seeds -----------------------------------------------------
@@ -571,173 +556,151 @@ def _two_processes() -> tuple[VirtualWorld, VirtualWorld]:
     return simulation.host("server").start_process(), simulation.host("client").start_process()
 
 
-def test_a_request_times_out_after_virtual_time() -> None:
-    async def main() -> None:
-        server, client = _two_processes()
-        listener = await server.process.run(_serve(server.network, "server"))
-        connection = await open_connection(client.network, "server", listener.port, client_id="test", timeout_s=30)
-        started = client.clock.monotonic()
-        with pytest.raises(RequestTimedOut):
-            await connection.request(METADATA, MetadataRequest(["silence"]), timeout_s=300)
-        assert client.clock.monotonic() - started == pytest.approx(300)
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_a_request_times_out_after_virtual_time() -> None:
+    server, client = _two_processes()
+    listener = await server.process.run(_serve(server.network, "server"))
+    connection = await open_connection(client.network, "server", listener.port, client_id="test", timeout_s=30)
+    started = client.clock.monotonic()
+    with pytest.raises(RequestTimedOut):
+        await connection.request(METADATA, MetadataRequest(["silence"]), timeout_s=300)
+    assert client.clock.monotonic() - started == pytest.approx(300)
 
 
 @pytest.mark.parametrize("kind", [NetworkError, RequestTimedOut])
-def test_what_ends_with_a_connection_fails_as_its_closer_says_whatever_the_reason_is_called(
+@run_by(on_virtual_loop)
+async def test_what_ends_with_a_connection_fails_as_its_closer_says_whatever_the_reason_is_called(
     kind: type[NetworkError],
 ) -> None:
-    async def main() -> None:
-        server, client = _two_processes()
-        listener = await server.process.run(_serve(server.network, "server"))
-        connection = await open_connection(client.network, "server", listener.port, client_id="test", timeout_s=30)
-        answer = connection.send(METADATA, MetadataRequest(["silence"]))
-        connection.close("no answer is worth waiting for", kind)
-        connection.close("closed again")
-        with pytest.raises(kind, match="no answer is worth waiting for") as caught:
-            await answer
-        assert type(caught.value) is kind
-
-    run(main())
+    server, client = _two_processes()
+    listener = await server.process.run(_serve(server.network, "server"))
+    connection = await open_connection(client.network, "server", listener.port, client_id="test", timeout_s=30)
+    answer = connection.send(METADATA, MetadataRequest(["silence"]))
+    connection.close("no answer is worth waiting for", kind)
+    connection.close("closed again")
+    with pytest.raises(kind, match="no answer is worth waiting for") as caught:
+        await answer
+    assert type(caught.value) is kind
 
 
-def test_a_kill_ends_connections_and_listeners() -> None:
-    async def main() -> None:
-        server, client = _two_processes()
-        listener = await server.process.run(_serve(server.network, "server"))
-        connection = await open_connection(client.network, "server", listener.port, client_id="test", timeout_s=30)
-        answer = connection.send(METADATA, MetadataRequest(["silence"]))
-        await asyncio.sleep(1)
-        assert server.network.connections == 1
-        server.process.kill()
-        with pytest.raises(NetworkError, match="closed by the other side"):
-            await answer
-        assert server.network.connections == 0
-        with pytest.raises(NetworkError, match="Connect call failed"):
-            await open_connection(client.network, "server", listener.port, client_id="test", timeout_s=30)
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_a_kill_ends_connections_and_listeners() -> None:
+    server, client = _two_processes()
+    listener = await server.process.run(_serve(server.network, "server"))
+    connection = await open_connection(client.network, "server", listener.port, client_id="test", timeout_s=30)
+    answer = connection.send(METADATA, MetadataRequest(["silence"]))
+    await asyncio.sleep(1)
+    assert server.network.connections == 1
+    server.process.kill()
+    with pytest.raises(NetworkError, match="closed by the other side"):
+        await answer
+    assert server.network.connections == 0
+    with pytest.raises(NetworkError, match="Connect call failed"):
+        await open_connection(client.network, "server", listener.port, client_id="test", timeout_s=30)
 
 
-def test_what_was_sent_before_the_kill_arrives_and_what_was_only_written_does_not() -> None:
-    async def main() -> None:
-        server, client = _two_processes()
-        _, there, here = await _pair(server.network, client.network, "server")
-        there.wire.write(b"sent")
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        there.wire.write(b", written")
-        server.process.kill()
-        there.wire.write(b", by a dead hand")
-        await here.lost()
-        assert here.data == b"sent"
-        assert here.events == ["made", "eof", "lost"]
-        assert there.events == ["made"]
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_what_was_sent_before_the_kill_arrives_and_what_was_only_written_does_not() -> None:
+    server, client = _two_processes()
+    _, there, here = await _pair(server.network, client.network, "server")
+    there.wire.write(b"sent")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    there.wire.write(b", written")
+    server.process.kill()
+    there.wire.write(b", by a dead hand")
+    await here.lost()
+    assert here.data == b"sent"
+    assert here.events == ["made", "eof", "lost"]
+    assert there.events == ["made"]
 
 
-def test_a_kill_with_unread_bytes_is_a_reset_for_the_other_side() -> None:
-    async def main() -> None:
-        server, client = _two_processes()
-        _, there, here = await _pair(server.network, client.network, "server")
-        there.wire.pause_reading()
-        here.wire.write(b"unread")
-        await asyncio.sleep(1)
-        server.process.kill()
-        await here.lost()
-        assert isinstance(here.error, ConnectionResetError)
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_a_kill_with_unread_bytes_is_a_reset_for_the_other_side() -> None:
+    server, client = _two_processes()
+    _, there, here = await _pair(server.network, client.network, "server")
+    there.wire.pause_reading()
+    here.wire.write(b"unread")
+    await asyncio.sleep(1)
+    server.process.kill()
+    await here.lost()
+    assert isinstance(here.error, ConnectionResetError)
 
 
-def test_a_writer_whose_reader_is_killed_is_told_although_its_buffer_is_full() -> None:
-    async def main() -> None:
-        server, client = _two_processes()
-        _, there, here = await _pair(server.network, client.network, "server")
-        there.wire.pause_reading()
-        here.wire.write(bytes(4 * WINDOW_BYTES))
-        here.wire.close()
-        await asyncio.sleep(10)
-        assert "lost" not in here.events
-        server.process.kill()
-        await here.lost()
-        assert isinstance(here.error, ConnectionResetError)
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_a_writer_whose_reader_is_killed_is_told_although_its_buffer_is_full() -> None:
+    server, client = _two_processes()
+    _, there, here = await _pair(server.network, client.network, "server")
+    there.wire.pause_reading()
+    here.wire.write(bytes(4 * WINDOW_BYTES))
+    here.wire.close()
+    await asyncio.sleep(10)
+    assert "lost" not in here.events
+    server.process.kill()
+    await here.lost()
+    assert isinstance(here.error, ConnectionResetError)
 
 
-def test_a_killed_process_cannot_use_the_network() -> None:
-    async def main() -> None:
-        _, client = _two_processes()
-        client.process.kill()
-        with pytest.raises(ProcessKilled):
-            await client.network.connect("server", 1, Recorder)
-        with pytest.raises(ProcessKilled):
-            await client.network.listen("client", 1)
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_a_killed_process_cannot_use_the_network() -> None:
+    _, client = _two_processes()
+    client.process.kill()
+    with pytest.raises(ProcessKilled):
+        await client.network.connect("server", 1, Recorder)
+    with pytest.raises(ProcessKilled):
+        await client.network.listen("client", 1)
 
 
-def test_the_next_process_on_a_host_can_listen_on_the_same_port() -> None:
-    async def main() -> None:
-        simulation = Simulation()
-        host = simulation.host("server")
-        first = host.start_process()
-        await first.network.listen("server", 9092)
-        first.process.kill()
-        assert (await host.start_process().network.listen("server", 9092)).port == 9092
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_the_next_process_on_a_host_can_listen_on_the_same_port() -> None:
+    simulation = Simulation()
+    host = simulation.host("server")
+    first = host.start_process()
+    await first.network.listen("server", 9092)
+    first.process.kill()
+    assert (await host.start_process().network.listen("server", 9092)).port == 9092
 
 
-def test_a_process_cannot_listen_on_another_hosts_address() -> None:
-    async def main() -> None:
-        _, client = _two_processes()
-        with pytest.raises(OSError) as refused:
-            await client.network.listen("server", 9092)
-        assert refused.value.errno == errno.EADDRNOTAVAIL
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_a_process_cannot_listen_on_another_hosts_address() -> None:
+    _, client = _two_processes()
+    with pytest.raises(OSError) as refused:
+        await client.network.listen("server", 9092)
+    assert refused.value.errno == errno.EADDRNOTAVAIL
 
 
-def test_loopback_is_not_reached_from_other_hosts() -> None:
-    async def main() -> None:
-        server, client = _two_processes()
-        listener = await server.network.listen("127.0.0.1", 9092)
-        with pytest.raises(ConnectionRefusedError):
-            await client.network.connect("server", listener.port, Recorder)
-        with pytest.raises(ConnectionRefusedError):
-            await client.network.connect("localhost", listener.port, Recorder)
-        await server.network.connect("localhost", listener.port, Recorder)
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_loopback_is_not_reached_from_other_hosts() -> None:
+    server, client = _two_processes()
+    listener = await server.network.listen("127.0.0.1", 9092)
+    with pytest.raises(ConnectionRefusedError):
+        await client.network.connect("server", listener.port, Recorder)
+    with pytest.raises(ConnectionRefusedError):
+        await client.network.connect("localhost", listener.port, Recorder)
+    await server.network.connect("localhost", listener.port, Recorder)
 
 
-def test_a_client_that_gives_up_connecting_leaves_no_connection_behind() -> None:
-    async def main() -> None:
-        server, client = _two_processes()
-        accepted: list[Recorder] = []
-        listener = await server.network.listen("server", 9092)
+@run_by(on_virtual_loop)
+async def test_a_client_that_gives_up_connecting_leaves_no_connection_behind() -> None:
+    server, client = _two_processes()
+    accepted: list[Recorder] = []
+    listener = await server.network.listen("server", 9092)
 
-        async def attach(incoming: Incoming) -> None:
-            accepted.append(await incoming.attach(Recorder))
+    async def attach(incoming: Incoming) -> None:
+        accepted.append(await incoming.attach(Recorder))
 
-        def accept(incoming: Incoming) -> None:
-            server.process.start(attach(incoming))
+    def accept(incoming: Incoming) -> None:
+        server.process.start(attach(incoming))
 
-        listener.start(accept)
-        for microseconds in range(0, 1_200, 50):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(microseconds / 1_000_000):
-                    (await client.network.connect("server", 9092, Recorder)).wire.abort()
-        await asyncio.sleep(1)
-        assert server.network.connections == client.network.connections == 0
-        assert 0 < len(accepted) < 24
-        assert all(recorder.events == ["made", "eof", "lost"] for recorder in accepted)
-
-    run(main())
+    listener.start(accept)
+    for microseconds in range(0, 1_200, 50):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(microseconds / 1_000_000):
+                (await client.network.connect("server", 9092, Recorder)).wire.abort()
+    await asyncio.sleep(1)
+    assert server.network.connections == client.network.connections == 0
+    assert 0 < len(accepted) < 24
+    assert all(recorder.events == ["made", "eof", "lost"] for recorder in accepted)
 
 
 def test_bytes_take_time_and_another_seed_gives_other_times() -> None:
@@ -772,368 +735,366 @@ def _on_seeds(scenario: Callable[[Simulation, VirtualWorld, VirtualWorld], Corou
         run(main(), seed=seed)
 
 
-def test_what_is_sent_over_a_blocked_link_is_held_and_arrives_in_order_some_time_after_the_unblocking() -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        _, there, here = await _pair(server.network, client.network, "server")
-        for number in range(10):
-            here.wire.write(b"%d" % number)
-            await asyncio.sleep(0)  # it leaves
-            if number == 4:
-                simulation.network.block("client", "server")
-        await asyncio.sleep(5)
-        assert there.data == b""  # what was on its way is held, too
-        here.wire.write(b"!")
-        here.wire.write_eof()
-        await asyncio.sleep(1)
-        simulation.network.unblock("client", "server")
-        unblocked_s = client.clock.monotonic()
-        await there.until(lambda: "eof" in there.events)
-        assert there.data == b"0123456789!"
-        assert client.clock.monotonic() - unblocked_s < 6.5
-        await here.lost()
-        assert here.error is None
-
-    _on_seeds(scenario)
-
-
-def test_a_block_is_one_way_until_acknowledgements_are_missed() -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        _, there, here = await _pair(server.network, client.network, "server")
-        simulation.network.block("server", "client")
-        here.wire.write(b"arrives")
-        await asyncio.sleep(1)
-        assert there.data == b"arrives"
-        here.wire.write(b", and this does not")
-        await asyncio.sleep(5)
-        assert there.data == b"arrives"
-        simulation.network.unblock("server", "client")
-        await there.until(lambda: there.data == b"arrives, and this does not")
-        here.wire.close()
-        await there.lost()
-
-    _on_seeds(scenario)
-
-
-@pytest.mark.parametrize(("source", "target"), [("client", "server"), ("server", "client")])
-def test_a_sender_that_is_not_acknowledged_gives_up_after_a_while(source: str, target: str) -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        _, there, here = await _pair(server.network, client.network, "server")
-        simulation.network.block(source, target)
-        here.wire.write(b"x")
-        await asyncio.sleep(19)
-        assert "lost" not in here.events
-        await here.lost()
-        assert client.clock.monotonic() < 61
-        assert isinstance(here.error, TimeoutError)
-        assert here.error.errno == errno.ETIMEDOUT
-        assert "lost" not in there.events  # nobody has told it
-        simulation.network.heal()
-        await asyncio.sleep(60)
-        assert "lost" not in there.events
-        there.wire.write(b"is anybody there?")
-        await there.lost()
-        assert isinstance(there.error, ConnectionResetError)
-
-    _on_seeds(scenario)
-
-
-def test_idle_connections_outlive_a_partition() -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        _, there, here = await _pair(server.network, client.network, "server")
-        simulation.network.block("client", "server")
-        simulation.network.block("server", "client")
-        await asyncio.sleep(600)
-        simulation.network.heal()
-        here.wire.write(b"still there")
-        await there.until(lambda: there.data)
-        assert there.data == b"still there"
-
-    _on_seeds(scenario)
-
-
-@pytest.mark.parametrize(("source", "target"), [("client", "server"), ("server", "client")])
-def test_connecting_over_a_blocked_link_takes_until_it_is_unblocked_or_the_caller_gives_up(
-    source: str, target: str
+@run_by(_on_seeds)
+async def test_what_is_sent_over_a_blocked_link_is_held_and_arrives_in_order_some_time_after_the_unblocking(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
 ) -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        listener = await _serve(server.network, "server")
-        simulation.network.block(source, target)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(10):
-                await client.network.connect("server", listener.port, Recorder)
-        assert client.network.connections == server.network.connections == 0
-        simulation.loop.call_later(5, simulation.network.unblock, source, target)
-        started_s = client.clock.monotonic()
-        recorder = await client.network.connect("server", listener.port, Recorder)
-        assert recorder.events == ["made"]
-        assert 5 < client.clock.monotonic() - started_s < 11
-        simulation.network.block(source, target)
-        started_s = client.clock.monotonic()
-        with pytest.raises(TimeoutError) as caught:
+    _, there, here = await _pair(server.network, client.network, "server")
+    for number in range(10):
+        here.wire.write(b"%d" % number)
+        await asyncio.sleep(0)  # it leaves
+        if number == 4:
+            simulation.network.block("client", "server")
+    await asyncio.sleep(5)
+    assert there.data == b""  # what was on its way is held, too
+    here.wire.write(b"!")
+    here.wire.write_eof()
+    await asyncio.sleep(1)
+    simulation.network.unblock("client", "server")
+    unblocked_s = client.clock.monotonic()
+    await there.until(lambda: "eof" in there.events)
+    assert there.data == b"0123456789!"
+    assert client.clock.monotonic() - unblocked_s < 6.5
+    await here.lost()
+    assert here.error is None
+
+
+@run_by(_on_seeds)
+async def test_a_block_is_one_way_until_acknowledgements_are_missed(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
+) -> None:
+    _, there, here = await _pair(server.network, client.network, "server")
+    simulation.network.block("server", "client")
+    here.wire.write(b"arrives")
+    await asyncio.sleep(1)
+    assert there.data == b"arrives"
+    here.wire.write(b", and this does not")
+    await asyncio.sleep(5)
+    assert there.data == b"arrives"
+    simulation.network.unblock("server", "client")
+    await there.until(lambda: there.data == b"arrives, and this does not")
+    here.wire.close()
+    await there.lost()
+
+
+@pytest.mark.parametrize(("source", "target"), [("client", "server"), ("server", "client")])
+@run_by(_on_seeds)
+async def test_a_sender_that_is_not_acknowledged_gives_up_after_a_while(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /, source: str, target: str
+) -> None:
+    _, there, here = await _pair(server.network, client.network, "server")
+    simulation.network.block(source, target)
+    here.wire.write(b"x")
+    await asyncio.sleep(19)
+    assert "lost" not in here.events
+    await here.lost()
+    assert client.clock.monotonic() < 61
+    assert isinstance(here.error, TimeoutError)
+    assert here.error.errno == errno.ETIMEDOUT
+    assert "lost" not in there.events  # nobody has told it
+    simulation.network.heal()
+    await asyncio.sleep(60)
+    assert "lost" not in there.events
+    there.wire.write(b"is anybody there?")
+    await there.lost()
+    assert isinstance(there.error, ConnectionResetError)
+
+
+@run_by(_on_seeds)
+async def test_idle_connections_outlive_a_partition(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
+) -> None:
+    _, there, here = await _pair(server.network, client.network, "server")
+    simulation.network.block("client", "server")
+    simulation.network.block("server", "client")
+    await asyncio.sleep(600)
+    simulation.network.heal()
+    here.wire.write(b"still there")
+    await there.until(lambda: there.data)
+    assert there.data == b"still there"
+
+
+@pytest.mark.parametrize(("source", "target"), [("client", "server"), ("server", "client")])
+@run_by(_on_seeds)
+async def test_connecting_over_a_blocked_link_takes_until_it_is_unblocked_or_the_caller_gives_up(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /, source: str, target: str
+) -> None:
+    listener = await _serve(server.network, "server")
+    simulation.network.block(source, target)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(10):
             await client.network.connect("server", listener.port, Recorder)
-        assert caught.value.errno == errno.ETIMEDOUT
-        assert client.clock.monotonic() - started_s == pytest.approx(127, abs=0.1)
-
-    _on_seeds(scenario)
-
-
-def test_an_unreachable_host_has_no_name_and_no_route_and_its_connections_are_silent() -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        listener, there, here = await _pair(server.network, client.network, "server")
-        address = simulation.host("server").address
-        simulation.network.unreachable("server", True)
-        with pytest.raises(socket.gaierror) as unknown:
-            await client.network.connect("server", listener.port, Recorder)
-        assert unknown.value.errno == socket.EAI_NONAME
-        with pytest.raises(OSError) as no_route:
-            await client.network.connect(address, listener.port, Recorder)
-        assert no_route.value.errno == errno.EHOSTUNREACH
-        with pytest.raises(socket.gaierror) as no_answer:
-            await server.network.connect("client", 1, Recorder)
-        assert no_answer.value.errno == socket.EAI_AGAIN
-        (await server.network.connect("server", listener.port, Recorder)).wire.close()  # itself it does reach
-        here.wire.write(b"question")
-        await asyncio.sleep(3)
-        assert there.data == b""
-        simulation.network.unreachable("server", False)
-        await there.until(lambda: there.data)
-        (await client.network.connect("server", listener.port, Recorder)).wire.close()
-
-    _on_seeds(scenario)
+    assert client.network.connections == server.network.connections == 0
+    simulation.loop.call_later(5, simulation.network.unblock, source, target)
+    started_s = client.clock.monotonic()
+    recorder = await client.network.connect("server", listener.port, Recorder)
+    assert recorder.events == ["made"]
+    assert 5 < client.clock.monotonic() - started_s < 11
+    simulation.network.block(source, target)
+    started_s = client.clock.monotonic()
+    with pytest.raises(TimeoutError) as caught:
+        await client.network.connect("server", listener.port, Recorder)
+    assert caught.value.errno == errno.ETIMEDOUT
+    assert client.clock.monotonic() - started_s == pytest.approx(127, abs=0.1)
 
 
-def test_a_reset_breaks_all_connections_between_two_hosts_and_no_others() -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        _, there, here = await _pair(server.network, client.network, "server")
-        _, near, far = await _pair(client.network, server.network, "client")
-        third = simulation.host("third").start_process()
-        _, other, another = await _pair(server.network, third.network, "server")
-        here.wire.write(b"lost on the way")
-        await asyncio.sleep(0)
-        assert simulation.network.reset("client", "server") == 2
-        for recorder in (there, here, near, far):
-            await recorder.lost()
-            assert isinstance(recorder.error, ConnectionResetError)
-        assert there.data == b""
-        assert simulation.network.reset("client", "server") == 0
-        another.wire.write(b"alive")
-        await other.until(lambda: other.data)
-
-    _on_seeds(scenario)
-
-
-def test_bytes_of_a_dead_connection_can_arrive_after_those_of_its_successor() -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        _, there, here = await _pair(server.network, client.network, "server")
-        assert simulation.network.delay_standing("client", "server", 5.0) == 1
-        here.wire.write(b"first")
-        await asyncio.sleep(0)
-        assert simulation.network.reset_at("client", "server") == 1
-        await here.lost()
-        assert isinstance(here.error, ConnectionResetError)
-        began_s = simulation.loop.time()
-        _, successor, again = await _pair(server.network, client.network, "server")
-        again.wire.write(b"second")
-        await successor.until(lambda: successor.data == b"second")
-        assert simulation.loop.time() - began_s < 0.1
-        assert there.events == ["made"], "it knows nothing of what has become of the other end"
-        await there.until(lambda: there.data == b"first")
-        assert simulation.loop.time() - began_s > 4.9
-        there.wire.write(b"an answer to nobody")
-        await there.lost()
-        assert isinstance(there.error, ConnectionResetError)
-
-    _on_seeds(scenario)
+@run_by(_on_seeds)
+async def test_an_unreachable_host_has_no_name_and_no_route_and_its_connections_are_silent(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
+) -> None:
+    listener, there, here = await _pair(server.network, client.network, "server")
+    address = simulation.host("server").address
+    simulation.network.unreachable("server", True)
+    with pytest.raises(socket.gaierror) as unknown:
+        await client.network.connect("server", listener.port, Recorder)
+    assert unknown.value.errno == socket.EAI_NONAME
+    with pytest.raises(OSError) as no_route:
+        await client.network.connect(address, listener.port, Recorder)
+    assert no_route.value.errno == errno.EHOSTUNREACH
+    with pytest.raises(socket.gaierror) as no_answer:
+        await server.network.connect("client", 1, Recorder)
+    assert no_answer.value.errno == socket.EAI_AGAIN
+    (await server.network.connect("server", listener.port, Recorder)).wire.close()  # itself it does reach
+    here.wire.write(b"question")
+    await asyncio.sleep(3)
+    assert there.data == b""
+    simulation.network.unreachable("server", False)
+    await there.until(lambda: there.data)
+    (await client.network.connect("server", listener.port, Recorder)).wire.close()
 
 
-def test_a_connection_that_was_made_slow_is_so_in_one_direction_and_keeps_its_order_to_the_end() -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        _, there, here = await _pair(server.network, client.network, "server")
-        simulation.network.delay_standing("client", "server", 3.0)
-        began_s = simulation.loop.time()
-        there.wire.write(b"from the server")
-        await here.until(lambda: here.data)
-        assert simulation.loop.time() - began_s < 0.1
-        here.wire.write(b"all of it")
-        here.wire.close()
-        await there.lost()
-        assert there.data == b"all of it"
-        assert (there.events, there.error) == (["made", "eof", "lost"], None)
-        assert simulation.loop.time() - began_s > 3
-
-    _on_seeds(scenario)
-
-
-def test_a_tap_sees_bytes_before_they_arrive_and_may_break_their_connection() -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        listener, there, here = await _pair(server.network, client.network, "server")
-        seen: list[Arrival] = []
-
-        def tap(arrival: Arrival) -> None:
-            seen.append(arrival)
-            if bytes(arrival.data) == b"l":
-                simulation.network.reset("client", "server")
-
-        simulation.network.taps.append(tap)
-        here.wire.write(b"f")
-        await there.until(lambda: there.data)
-        here.wire.write(b"l")
-        await there.lost()
-        await here.lost()
-        assert there.data == b"f"
-        assert (seen[0].source, seen[0].target, seen[0].target_port) == ("client", "server", listener.port)
-
-    _on_seeds(scenario)
+@run_by(_on_seeds)
+async def test_a_reset_breaks_all_connections_between_two_hosts_and_no_others(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
+) -> None:
+    _, there, here = await _pair(server.network, client.network, "server")
+    _, near, far = await _pair(client.network, server.network, "client")
+    third = simulation.host("third").start_process()
+    _, other, another = await _pair(server.network, third.network, "server")
+    here.wire.write(b"lost on the way")
+    await asyncio.sleep(0)
+    assert simulation.network.reset("client", "server") == 2
+    for recorder in (there, here, near, far):
+        await recorder.lost()
+        assert isinstance(recorder.error, ConnectionResetError)
+    assert there.data == b""
+    assert simulation.network.reset("client", "server") == 0
+    another.wire.write(b"alive")
+    await other.until(lambda: other.data)
 
 
-def test_latency_and_bandwidth_decide_how_long_bytes_take() -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        _, there, here = await _pair(server.network, client.network, "server")
-        _, other, another = await _pair(server.network, client.network, "server")
+@run_by(_on_seeds)
+async def test_bytes_of_a_dead_connection_can_arrive_after_those_of_its_successor(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
+) -> None:
+    _, there, here = await _pair(server.network, client.network, "server")
+    assert simulation.network.delay_standing("client", "server", 5.0) == 1
+    here.wire.write(b"first")
+    await asyncio.sleep(0)
+    assert simulation.network.reset_at("client", "server") == 1
+    await here.lost()
+    assert isinstance(here.error, ConnectionResetError)
+    began_s = simulation.loop.time()
+    _, successor, again = await _pair(server.network, client.network, "server")
+    again.wire.write(b"second")
+    await successor.until(lambda: successor.data == b"second")
+    assert simulation.loop.time() - began_s < 0.1
+    assert there.events == ["made"], "it knows nothing of what has become of the other end"
+    await there.until(lambda: there.data == b"first")
+    assert simulation.loop.time() - began_s > 4.9
+    there.wire.write(b"an answer to nobody")
+    await there.lost()
+    assert isinstance(there.error, ConnectionResetError)
 
-        async def takes_s() -> float:
-            there.data.clear()
-            other.data.clear()
-            started_s = client.clock.monotonic()
-            here.wire.write(bytes(50_000))
-            another.wire.write(bytes(50_000))
-            await there.until(lambda: len(there.data) == 50_000)
-            await other.until(lambda: len(other.data) == 50_000)
-            return client.clock.monotonic() - started_s
 
-        assert await takes_s() < 0.01
-        simulation.network.set_latency(2, 3)
-        assert 2 < await takes_s() < 3.1
-        simulation.network.set_bandwidth(10_000)
-        assert 12 < await takes_s() < 13.1
-        simulation.network.set_bandwidth(None)
-        simulation.network.set_latency(0.001, 0.001)
-        assert await takes_s() < 0.01
+@run_by(_on_seeds)
+async def test_a_connection_that_was_made_slow_is_so_in_one_direction_and_keeps_its_order_to_the_end(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
+) -> None:
+    _, there, here = await _pair(server.network, client.network, "server")
+    simulation.network.delay_standing("client", "server", 3.0)
+    began_s = simulation.loop.time()
+    there.wire.write(b"from the server")
+    await here.until(lambda: here.data)
+    assert simulation.loop.time() - began_s < 0.1
+    here.wire.write(b"all of it")
+    here.wire.close()
+    await there.lost()
+    assert there.data == b"all of it"
+    assert (there.events, there.error) == (["made", "eof", "lost"], None)
+    assert simulation.loop.time() - began_s > 3
 
-    _on_seeds(scenario)
+
+@run_by(_on_seeds)
+async def test_a_tap_sees_bytes_before_they_arrive_and_may_break_their_connection(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
+) -> None:
+    listener, there, here = await _pair(server.network, client.network, "server")
+    seen: list[Arrival] = []
+
+    def tap(arrival: Arrival) -> None:
+        seen.append(arrival)
+        if bytes(arrival.data) == b"l":
+            simulation.network.reset("client", "server")
+
+    simulation.network.taps.append(tap)
+    here.wire.write(b"f")
+    await there.until(lambda: there.data)
+    here.wire.write(b"l")
+    await there.lost()
+    await here.lost()
+    assert there.data == b"f"
+    assert (seen[0].source, seen[0].target, seen[0].target_port) == ("client", "server", listener.port)
+
+
+@run_by(_on_seeds)
+async def test_latency_and_bandwidth_decide_how_long_bytes_take(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
+) -> None:
+    _, there, here = await _pair(server.network, client.network, "server")
+    _, other, another = await _pair(server.network, client.network, "server")
+
+    async def takes_s() -> float:
+        there.data.clear()
+        other.data.clear()
+        started_s = client.clock.monotonic()
+        here.wire.write(bytes(50_000))
+        another.wire.write(bytes(50_000))
+        await there.until(lambda: len(there.data) == 50_000)
+        await other.until(lambda: len(other.data) == 50_000)
+        return client.clock.monotonic() - started_s
+
+    assert await takes_s() < 0.01
+    simulation.network.set_latency(2, 3)
+    assert 2 < await takes_s() < 3.1
+    simulation.network.set_bandwidth(10_000)
+    assert 12 < await takes_s() < 13.1
+    simulation.network.set_bandwidth(None)
+    simulation.network.set_latency(0.001, 0.001)
+    assert await takes_s() < 0.01
 
 
 # --- Paused processes and hosts without power ---------------------------------------------------------------------
 
 
-def test_the_kernel_of_a_paused_process_accepts_connections_and_takes_a_window_of_bytes() -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        accepted: list[Recorder] = []
-        listener = await server.network.listen("server", 9092)
+@run_by(_on_seeds)
+async def test_the_kernel_of_a_paused_process_accepts_connections_and_takes_a_window_of_bytes(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
+) -> None:
+    accepted: list[Recorder] = []
+    listener = await server.network.listen("server", 9092)
 
-        async def attach(incoming: Incoming) -> None:
-            accepted.append(await incoming.attach(Recorder))
+    async def attach(incoming: Incoming) -> None:
+        accepted.append(await incoming.attach(Recorder))
 
-        def accept(incoming: Incoming) -> None:
-            server.process.start(attach(incoming))
+    def accept(incoming: Incoming) -> None:
+        server.process.start(attach(incoming))
 
-        listener.start(accept)
-        first = await client.network.connect("server", 9092, Recorder)
-        await asyncio.sleep(1)
-        server.process.pause()
-        second = await client.network.connect("server", 9092, Recorder)
-        second.wire.write(b"in the backlog")
-        first.wire.write(bytes(2 * WINDOW_BYTES))
-        first.wire.close()
-        await asyncio.sleep(600)
-        assert len(accepted) == 1
-        assert accepted[0].events == ["made"]
-        assert first.wire.get_write_buffer_size() == WINDOW_BYTES
-        server.process.resume()
-        await first.lost()
-        await accepted[0].lost()
-        assert (len(accepted[0].data), accepted[0].error) == (2 * WINDOW_BYTES, None)
-        await accepted[1].until(lambda: accepted[1].data)
-        assert accepted[1].data == b"in the backlog"
-
-    _on_seeds(scenario)
-
-
-def test_a_paused_process_sends_nothing_more_and_is_resumed_with_what_it_had_written() -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        _, there, here = await _pair(server.network, client.network, "server")
-        here.wire.pause_reading()
-        there.wire.write(bytes(WINDOW_BYTES + 100_000))
-        await asyncio.sleep(1)
-        server.process.pause()
-        here.wire.resume_reading()
-        await asyncio.sleep(5)
-        assert len(here.data) == WINDOW_BYTES
-        assert there.events == ["made", "pause"]
-        server.process.resume()
-        await here.until(lambda: len(here.data) == WINDOW_BYTES + 100_000)
-        await there.until(lambda: "resume" in there.events)
-
-    _on_seeds(scenario)
+    listener.start(accept)
+    first = await client.network.connect("server", 9092, Recorder)
+    await asyncio.sleep(1)
+    server.process.pause()
+    second = await client.network.connect("server", 9092, Recorder)
+    second.wire.write(b"in the backlog")
+    first.wire.write(bytes(2 * WINDOW_BYTES))
+    first.wire.close()
+    await asyncio.sleep(600)
+    assert len(accepted) == 1
+    assert accepted[0].events == ["made"]
+    assert first.wire.get_write_buffer_size() == WINDOW_BYTES
+    server.process.resume()
+    await first.lost()
+    await accepted[0].lost()
+    assert (len(accepted[0].data), accepted[0].error) == (2 * WINDOW_BYTES, None)
+    await accepted[1].until(lambda: accepted[1].data)
+    assert accepted[1].data == b"in the backlog"
 
 
-def test_the_connections_of_a_paused_process_that_is_killed_end() -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        _, _, here = await _pair(server.network, client.network, "server")
-        server.process.pause()
-        await asyncio.sleep(5)
-        assert here.events == ["made"]
-        server.process.kill()
-        await here.lost()
+@run_by(_on_seeds)
+async def test_a_paused_process_sends_nothing_more_and_is_resumed_with_what_it_had_written(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
+) -> None:
+    _, there, here = await _pair(server.network, client.network, "server")
+    here.wire.pause_reading()
+    there.wire.write(bytes(WINDOW_BYTES + 100_000))
+    await asyncio.sleep(1)
+    server.process.pause()
+    here.wire.resume_reading()
+    await asyncio.sleep(5)
+    assert len(here.data) == WINDOW_BYTES
+    assert there.events == ["made", "pause"]
+    server.process.resume()
+    await here.until(lambda: len(here.data) == WINDOW_BYTES + 100_000)
+    await there.until(lambda: "resume" in there.events)
 
-    _on_seeds(scenario)
+
+@run_by(_on_seeds)
+async def test_the_connections_of_a_paused_process_that_is_killed_end(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
+) -> None:
+    _, _, here = await _pair(server.network, client.network, "server")
+    server.process.pause()
+    await asyncio.sleep(5)
+    assert here.events == ["made"]
+    server.process.kill()
+    await here.lost()
 
 
-def test_a_host_that_loses_its_power_tells_nobody() -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        _, _, idle = await _pair(server.network, client.network, "server")
-        _, _, busy = await _pair(server.network, client.network, "server")
-        _, _, late = await _pair(server.network, client.network, "server")
-        _, deaf, unread = await _pair(server.network, client.network, "server")
-        deaf.wire.pause_reading()
-        unread.wire.write(b"never read")
-        await asyncio.sleep(1)
-        simulation.host("server").power_cut()
-        simulation.host("server").start_process()
-        await asyncio.sleep(1)
-        assert unread.events == ["made"]
-        simulation.host("server").power_cut()
-        busy.wire.write(b"x")
-        await asyncio.sleep(19)
-        assert (idle.events, busy.events, late.events) == (["made"],) * 3
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(5):
-                await client.network.connect("server", 9092, Recorder)
-        await busy.lost()
-        assert client.clock.monotonic() < 63
-        assert isinstance(busy.error, TimeoutError)
-        late.wire.write(b"x")
-        await asyncio.sleep(1)
-        simulation.host("server").start_process()
-        with pytest.raises(ConnectionRefusedError):
-            await client.network.connect("server", 9092, Recorder)
+@run_by(_on_seeds)
+async def test_a_host_that_loses_its_power_tells_nobody(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
+) -> None:
+    _, _, idle = await _pair(server.network, client.network, "server")
+    _, _, busy = await _pair(server.network, client.network, "server")
+    _, _, late = await _pair(server.network, client.network, "server")
+    _, deaf, unread = await _pair(server.network, client.network, "server")
+    deaf.wire.pause_reading()
+    unread.wire.write(b"never read")
+    await asyncio.sleep(1)
+    simulation.host("server").power_cut()
+    simulation.host("server").start_process()
+    await asyncio.sleep(1)
+    assert unread.events == ["made"]
+    simulation.host("server").power_cut()
+    busy.wire.write(b"x")
+    await asyncio.sleep(19)
+    assert (idle.events, busy.events, late.events) == (["made"],) * 3
+    with pytest.raises(TimeoutError):
         async with asyncio.timeout(5):
-            await late.lost()
-        assert isinstance(late.error, ConnectionResetError)
-        await asyncio.sleep(600)
-        assert idle.events == ["made"]
-        idle.wire.write(b"x")
-        await idle.lost()
-        assert isinstance(idle.error, ConnectionResetError)
+            await client.network.connect("server", 9092, Recorder)
+    await busy.lost()
+    assert client.clock.monotonic() < 63
+    assert isinstance(busy.error, TimeoutError)
+    late.wire.write(b"x")
+    await asyncio.sleep(1)
+    simulation.host("server").start_process()
+    with pytest.raises(ConnectionRefusedError):
+        await client.network.connect("server", 9092, Recorder)
+    async with asyncio.timeout(5):
+        await late.lost()
+    assert isinstance(late.error, ConnectionResetError)
+    await asyncio.sleep(600)
+    assert idle.events == ["made"]
+    idle.wire.write(b"x")
+    await idle.lost()
+    assert isinstance(idle.error, ConnectionResetError)
 
-    _on_seeds(scenario)
 
-
-def test_what_a_killed_process_could_not_say_is_never_said_when_its_host_loses_its_power() -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        _, there, here = await _pair(server.network, client.network, "server")
-        simulation.network.block("server", "client")
-        there.wire.write(b"held")
-        await asyncio.sleep(1)
-        server.process.kill()
-        simulation.host("server").power_cut()
-        simulation.host("server").start_process()
-        simulation.network.heal()
-        await asyncio.sleep(60)
-        assert here.events == ["made"]
-        assert here.data == b""
-
-    _on_seeds(scenario)
+@run_by(_on_seeds)
+async def test_what_a_killed_process_could_not_say_is_never_said_when_its_host_loses_its_power(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
+) -> None:
+    _, there, here = await _pair(server.network, client.network, "server")
+    simulation.network.block("server", "client")
+    there.wire.write(b"held")
+    await asyncio.sleep(1)
+    server.process.kill()
+    simulation.host("server").power_cut()
+    simulation.host("server").start_process()
+    simulation.network.heal()
+    await asyncio.sleep(60)
+    assert here.events == ["made"]
+    assert here.data == b""
 
 
 class Probing(Recorder):
@@ -1148,35 +1109,35 @@ class Probing(Recorder):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
 
 
-def test_keepalive_probes_find_a_host_that_is_gone_or_has_forgotten_and_not_a_paused_process() -> None:
-    async def scenario(simulation: Simulation, server: VirtualWorld, client: VirtualWorld) -> None:
-        async def connect() -> Probing:
-            connected = Probing()
-            await _pair(simulation.host("server").start_process().network, client.network, "server", here=connected)
-            return connected
+@run_by(_on_seeds)
+async def test_keepalive_probes_find_a_host_that_is_gone_or_has_forgotten_and_not_a_paused_process(
+    simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
+) -> None:
+    async def connect() -> Probing:
+        connected = Probing()
+        await _pair(simulation.host("server").start_process().network, client.network, "server", here=connected)
+        return connected
 
-        first = await connect()
-        simulation.network.block("server", "client")
-        await asyncio.sleep(1.5)
-        simulation.network.unblock("server", "client")
-        await asyncio.sleep(60)
-        assert first.events == ["made"]
-        started_s = client.clock.monotonic()
-        simulation.host("server").power_cut()
-        await first.lost()
-        assert isinstance(first.error, TimeoutError)
-        assert 2 < client.clock.monotonic() - started_s < 3
-        second = await connect()
-        simulation.host("server").power_cut()
-        simulation.host("server").start_process()
-        async with asyncio.timeout(1):
-            await second.lost()
-        assert isinstance(second.error, ConnectionResetError)
-        third = Probing()
-        world = simulation.host("server").start_process()
-        await _pair(world.network, client.network, "server", here=third)
-        world.process.pause()
-        await asyncio.sleep(600)
-        assert third.events == ["made"]
-
-    _on_seeds(scenario)
+    first = await connect()
+    simulation.network.block("server", "client")
+    await asyncio.sleep(1.5)
+    simulation.network.unblock("server", "client")
+    await asyncio.sleep(60)
+    assert first.events == ["made"]
+    started_s = client.clock.monotonic()
+    simulation.host("server").power_cut()
+    await first.lost()
+    assert isinstance(first.error, TimeoutError)
+    assert 2 < client.clock.monotonic() - started_s < 3
+    second = await connect()
+    simulation.host("server").power_cut()
+    simulation.host("server").start_process()
+    async with asyncio.timeout(1):
+        await second.lost()
+    assert isinstance(second.error, ConnectionResetError)
+    third = Probing()
+    world = simulation.host("server").start_process()
+    await _pair(world.network, client.network, "server", here=third)
+    world.process.pause()
+    await asyncio.sleep(600)
+    assert third.events == ["made"]

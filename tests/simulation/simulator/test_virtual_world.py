@@ -21,7 +21,8 @@ from minibroker.protocol.world import (
     World,
     ZooKeeperSession,
 )
-from tests.simulation.simulator.loop import run
+from tests.running import run_by
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.process import Process, ProcessKilled, current_process
 from tests.simulation.simulator.test_virtual_network import _serve
 from tests.simulation.simulator.world import WALL_CLOCK_START_MS, Simulation, VirtualWorld
@@ -31,22 +32,18 @@ def _world(name: str = "server") -> VirtualWorld:
     return Simulation().host(name).start_process()
 
 
-def test_the_virtual_world_is_a_world() -> None:
-    async def main() -> None:
-        world: World = _world()
-        assert await world.new_executor("any").run(divmod, 7, 2) == (3, 1)
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_the_virtual_world_is_a_world() -> None:
+    world: World = _world()
+    assert await world.new_executor("any").run(divmod, 7, 2) == (3, 1)
 
 
-def test_clocks_show_virtual_time() -> None:
-    async def main() -> None:
-        world = _world()
-        assert (world.clock.monotonic(), world.clock.wall_ms()) == (0.0, WALL_CLOCK_START_MS)
-        await asyncio.sleep(90)
-        assert (world.clock.monotonic(), world.clock.wall_ms()) == (90.0, WALL_CLOCK_START_MS + 90_000)
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_clocks_show_virtual_time() -> None:
+    world = _world()
+    assert (world.clock.monotonic(), world.clock.wall_ms()) == (0.0, WALL_CLOCK_START_MS)
+    await asyncio.sleep(90)
+    assert (world.clock.monotonic(), world.clock.wall_ms()) == (90.0, WALL_CLOCK_START_MS + 90_000)
 
 
 def test_each_process_draws_its_own_random_numbers_from_the_seed() -> None:
@@ -59,213 +56,195 @@ def test_each_process_draws_its_own_random_numbers_from_the_seed() -> None:
     assert run(main(), seed=1) == run(main(), seed=1)
 
 
-def test_a_killed_process_has_no_world_left() -> None:
-    async def main() -> None:
-        world = _world()
-        session = await world.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
-        world.process.kill()
-        with pytest.raises(ProcessKilled):
-            await world.new_executor("any").run(int)
-        with pytest.raises(ProcessKilled):
-            await world.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
-        with pytest.raises(ProcessKilled):
-            await session.create("/node", b"")
-        with pytest.raises(ProcessKilled):
-            await session.get("/")
-
-    run(main())
-
-
-def test_the_session_of_a_killed_process_lives_for_its_timeout() -> None:
-    async def main() -> None:
-        simulation = Simulation()
-        victim, watcher = (simulation.host(name).start_process() for name in ("victim", "watcher"))
-        gone: asyncio.Future[float] = simulation.loop.create_future()
-
-        async def hold() -> None:
-            session = await victim.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
-            await session.create("/ephemeral", b"", ephemeral=True)
-            await asyncio.Event().wait()
-
-        async def watch() -> None:
-            session = await watcher.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
-            seen = await session.exists("/ephemeral", lambda event: gone.set_result(watcher.clock.monotonic()))
-            assert seen is not None
-
-        victim.process.start(hold())
-        await asyncio.sleep(1)
-        await watcher.process.run(watch())
-        await asyncio.sleep(600)  # a living process keeps its session
-        killed_at = watcher.clock.monotonic()
-        victim.process.kill()
-        assert await gone - killed_at == pytest.approx(6, abs=0.01)
-
-    run(main())
-
-
-def test_a_process_is_told_of_an_event_although_its_cause_was_killed_in_the_same_moment() -> None:
-    async def main() -> None:
-        simulation = Simulation()
-        writer, watcher = (simulation.host(name).start_process() for name in ("writer", "watcher"))
-        events: list[WatchEvent] = []
-        names: list[str] = []
-        looking: list[asyncio.Task[None]] = []
-
-        async def watch() -> ZooKeeperSession:
-            session = await watcher.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
-
-            def on_event(event: WatchEvent) -> None:
-                events.append(event)
-                looking.append(asyncio.create_task(look()))
-
-            async def look() -> None:
-                names.extend(await session.children("/"))
-
-            await session.children("/", on_event)
-            return session
-
-        async def write() -> None:
-            session = await writer.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
-            simulation.zookeeper.after = lambda *_: writer.process.kill()
-            await session.multi([Create("/one", b""), Create("/two", b"")])
-
-        await watcher.process.run(watch())
-        with pytest.raises(ProcessKilled):
-            await writer.process.run(write())
-        await asyncio.sleep(1)
-        assert events == [WatchEvent(WatchKind.CHILDREN, "/")]
-        assert names == ["one", "two"]
-
-    run(main())
-
-
-def test_what_a_watcher_starts_belongs_to_the_process_that_set_it() -> None:
-    async def main() -> None:
-        simulation = Simulation()
-        writer, watcher = (simulation.host(name).start_process() for name in ("writer", "watcher"))
-        called_as: list[Process | None] = []
-
-        async def watch() -> None:
-            session = await watcher.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
-            session.on_state(lambda _: called_as.append(current_process.get()))
-            await session.exists("/node", lambda _: called_as.append(current_process.get()))
-            simulation.loop.call_later(1, session.virtual.expire)
-
-        async def write() -> None:
-            session = await writer.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
-            await session.create("/node", b"")
-
-        await watcher.process.run(watch())
-        await writer.process.run(write())
-        await asyncio.sleep(2)
-        assert called_as == [watcher.process, watcher.process]
-
-    run(main())
-
-
-def test_the_session_of_a_process_that_killed_itself_times_out() -> None:
-    async def main() -> None:
-        simulation = Simulation()
-        world = simulation.host("server").start_process()
-
-        async def program() -> None:
-            session = await world.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
-            await session.create("/ephemeral", b"", ephemeral=True)
-            world.process.kill()
-
-        world.process.start(program())
-        await asyncio.sleep(5)
-        assert simulation.zookeeper.has("/ephemeral")
-        await asyncio.sleep(2)
-        assert not simulation.zookeeper.has("/ephemeral")
-
-    run(main())
-
-
-def test_a_killed_process_is_told_nothing_more() -> None:
-    async def main() -> None:
-        simulation = Simulation()
-        writer, victim = (simulation.host(name).start_process() for name in ("writer", "victim"))
-        told: list[object] = []
-
-        async def watch() -> None:
-            session = await victim.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
-            session.on_state(told.append)
-            await session.exists("/node", told.append)
-            await asyncio.Event().wait()
-
-        async def write() -> None:
-            session = await writer.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
-            await session.create("/node", b"")
-
-        victim.process.start(watch())
-        await asyncio.sleep(1)
-        victim.process.kill()
-        await writer.process.run(write())
-        await asyncio.sleep(60)
-        assert told == []
-
-    run(main())
-
-
-def test_a_watch_set_twice_fires_once() -> None:
-    async def main() -> None:
-        world = _world()
-        events: list[WatchEvent] = []
-        session = await world.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
-        watch = events.append
-        await session.exists("/node", watch)
-        await session.exists("/node", watch)
+@run_by(on_virtual_loop)
+async def test_a_killed_process_has_no_world_left() -> None:
+    world = _world()
+    session = await world.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+    world.process.kill()
+    with pytest.raises(ProcessKilled):
+        await world.new_executor("any").run(int)
+    with pytest.raises(ProcessKilled):
+        await world.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+    with pytest.raises(ProcessKilled):
         await session.create("/node", b"")
-        await asyncio.sleep(1)
-        assert events == [WatchEvent(WatchKind.CREATED, "/node")]
-
-    run(main())
+    with pytest.raises(ProcessKilled):
+        await session.get("/")
 
 
-def test_states_reach_the_process() -> None:
-    async def main() -> None:
-        world = _world()
-        states: list[SessionState] = []
+@run_by(on_virtual_loop)
+async def test_the_session_of_a_killed_process_lives_for_its_timeout() -> None:
+    simulation = Simulation()
+    victim, watcher = (simulation.host(name).start_process() for name in ("victim", "watcher"))
+    gone: asyncio.Future[float] = simulation.loop.create_future()
+
+    async def hold() -> None:
+        session = await victim.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+        await session.create("/ephemeral", b"", ephemeral=True)
+        await asyncio.Event().wait()
+
+    async def watch() -> None:
+        session = await watcher.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+        seen = await session.exists("/ephemeral", lambda event: gone.set_result(watcher.clock.monotonic()))
+        assert seen is not None
+
+    victim.process.start(hold())
+    await asyncio.sleep(1)
+    await watcher.process.run(watch())
+    await asyncio.sleep(600)  # a living process keeps its session
+    killed_at = watcher.clock.monotonic()
+    victim.process.kill()
+    assert await gone - killed_at == pytest.approx(6, abs=0.01)
+
+
+@run_by(on_virtual_loop)
+async def test_a_process_is_told_of_an_event_although_its_cause_was_killed_in_the_same_moment() -> None:
+    simulation = Simulation()
+    writer, watcher = (simulation.host(name).start_process() for name in ("writer", "watcher"))
+    events: list[WatchEvent] = []
+    names: list[str] = []
+    looking: list[asyncio.Task[None]] = []
+
+    async def watch() -> ZooKeeperSession:
+        session = await watcher.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+
+        def on_event(event: WatchEvent) -> None:
+            events.append(event)
+            looking.append(asyncio.create_task(look()))
+
+        async def look() -> None:
+            names.extend(await session.children("/"))
+
+        await session.children("/", on_event)
+        return session
+
+    async def write() -> None:
+        session = await writer.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+        simulation.zookeeper.after = lambda *_: writer.process.kill()
+        await session.multi([Create("/one", b""), Create("/two", b"")])
+
+    await watcher.process.run(watch())
+    with pytest.raises(ProcessKilled):
+        await writer.process.run(write())
+    await asyncio.sleep(1)
+    assert events == [WatchEvent(WatchKind.CHILDREN, "/")]
+    assert names == ["one", "two"]
+
+
+@run_by(on_virtual_loop)
+async def test_what_a_watcher_starts_belongs_to_the_process_that_set_it() -> None:
+    simulation = Simulation()
+    writer, watcher = (simulation.host(name).start_process() for name in ("writer", "watcher"))
+    called_as: list[Process | None] = []
+
+    async def watch() -> None:
+        session = await watcher.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+        session.on_state(lambda _: called_as.append(current_process.get()))
+        await session.exists("/node", lambda _: called_as.append(current_process.get()))
+        simulation.loop.call_later(1, session.virtual.expire)
+
+    async def write() -> None:
+        session = await writer.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+        await session.create("/node", b"")
+
+    await watcher.process.run(watch())
+    await writer.process.run(write())
+    await asyncio.sleep(2)
+    assert called_as == [watcher.process, watcher.process]
+
+
+@run_by(on_virtual_loop)
+async def test_the_session_of_a_process_that_killed_itself_times_out() -> None:
+    simulation = Simulation()
+    world = simulation.host("server").start_process()
+
+    async def program() -> None:
         session = await world.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
-        session.on_state(states.append)
-        session.virtual.suspend()
-        await asyncio.sleep(1)
-        session.virtual.resume()
-        session.virtual.expire()
-        await asyncio.sleep(1)
-        assert states == [SessionState.SUSPENDED, SessionState.CONNECTED, SessionState.EXPIRED]
+        await session.create("/ephemeral", b"", ephemeral=True)
+        world.process.kill()
 
-    run(main())
+    world.process.start(program())
+    await asyncio.sleep(5)
+    assert simulation.zookeeper.has("/ephemeral")
+    await asyncio.sleep(2)
+    assert not simulation.zookeeper.has("/ephemeral")
+
+
+@run_by(on_virtual_loop)
+async def test_a_killed_process_is_told_nothing_more() -> None:
+    simulation = Simulation()
+    writer, victim = (simulation.host(name).start_process() for name in ("writer", "victim"))
+    told: list[object] = []
+
+    async def watch() -> None:
+        session = await victim.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+        session.on_state(told.append)
+        await session.exists("/node", told.append)
+        await asyncio.Event().wait()
+
+    async def write() -> None:
+        session = await writer.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+        await session.create("/node", b"")
+
+    victim.process.start(watch())
+    await asyncio.sleep(1)
+    victim.process.kill()
+    await writer.process.run(write())
+    await asyncio.sleep(60)
+    assert told == []
+
+
+@run_by(on_virtual_loop)
+async def test_a_watch_set_twice_fires_once() -> None:
+    world = _world()
+    events: list[WatchEvent] = []
+    session = await world.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+    watch = events.append
+    await session.exists("/node", watch)
+    await session.exists("/node", watch)
+    await session.create("/node", b"")
+    await asyncio.sleep(1)
+    assert events == [WatchEvent(WatchKind.CREATED, "/node")]
+
+
+@run_by(on_virtual_loop)
+async def test_states_reach_the_process() -> None:
+    world = _world()
+    states: list[SessionState] = []
+    session = await world.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
+    session.on_state(states.append)
+    session.virtual.suspend()
+    await asyncio.sleep(1)
+    session.virtual.resume()
+    session.virtual.expire()
+    await asyncio.sleep(1)
+    assert states == [SessionState.SUSPENDED, SessionState.CONNECTED, SessionState.EXPIRED]
 
 
 # --- Pauses, clocks, threads --------------------------------------------------------------------------------------
 
 
-def test_the_session_of_a_paused_process_outlives_a_short_pause() -> None:
-    async def main() -> None:
-        simulation = Simulation()
-        world = simulation.host("server").start_process()
-        session = await world.process.run(world.zookeeper.connect("zookeeper:2181", 6_000, 6_000))
-        events: list[object] = []
-        session.on_state(events.append)
-        await world.process.run(session.children("/", events.append))
-        for _ in range(3):
-            world.process.pause()
-            await asyncio.sleep(5)
-            assert events == []
-            world.process.resume()
-            await asyncio.sleep(2)
+@run_by(on_virtual_loop)
+async def test_the_session_of_a_paused_process_outlives_a_short_pause() -> None:
+    simulation = Simulation()
+    world = simulation.host("server").start_process()
+    session = await world.process.run(world.zookeeper.connect("zookeeper:2181", 6_000, 6_000))
+    events: list[object] = []
+    session.on_state(events.append)
+    await world.process.run(session.children("/", events.append))
+    for _ in range(3):
         world.process.pause()
-        simulation.zookeeper.make("/node")
-        await asyncio.sleep(1)
+        await asyncio.sleep(5)
         assert events == []
         world.process.resume()
-        await asyncio.sleep(60)
-        assert events == [WatchEvent(WatchKind.CHILDREN, "/")]
-        assert await world.process.run(session.exists("/node")) is not None
-
-    run(main())
+        await asyncio.sleep(2)
+    world.process.pause()
+    simulation.zookeeper.make("/node")
+    await asyncio.sleep(1)
+    assert events == []
+    world.process.resume()
+    await asyncio.sleep(60)
+    assert events == [WatchEvent(WatchKind.CHILDREN, "/")]
+    assert await world.process.run(session.exists("/node")) is not None
 
 
 def test_the_session_of_a_paused_process_ends_after_its_timeout_and_the_process_learns_it_when_it_goes_on() -> None:
@@ -304,36 +283,32 @@ def test_the_session_of_a_paused_process_ends_after_its_timeout_and_the_process_
         run(main(), seed=seed)
 
 
-def test_what_happens_to_the_connection_of_a_paused_process_is_learned_when_it_goes_on() -> None:
-    async def main() -> None:
-        simulation = Simulation()
-        world = simulation.host("server").start_process()
-        session = await world.process.run(world.zookeeper.connect("zookeeper:2181", 6_000, 6_000))
-        states: list[SessionState] = []
-        session.on_state(states.append)
-        world.process.pause()
-        simulation.zookeeper.lose_connections("server")
-        await asyncio.sleep(1)
-        assert session.state is SessionState.CONNECTED
-        world.process.resume()
-        await asyncio.sleep(0.21)
-        assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
-        await asyncio.sleep(60)
-        assert await world.process.run(session.exists("/")) is not None
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_what_happens_to_the_connection_of_a_paused_process_is_learned_when_it_goes_on() -> None:
+    simulation = Simulation()
+    world = simulation.host("server").start_process()
+    session = await world.process.run(world.zookeeper.connect("zookeeper:2181", 6_000, 6_000))
+    states: list[SessionState] = []
+    session.on_state(states.append)
+    world.process.pause()
+    simulation.zookeeper.lose_connections("server")
+    await asyncio.sleep(1)
+    assert session.state is SessionState.CONNECTED
+    world.process.resume()
+    await asyncio.sleep(0.21)
+    assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
+    await asyncio.sleep(60)
+    assert await world.process.run(session.exists("/")) is not None
 
 
-def test_a_wall_clock_can_jump_and_nothing_but_the_wall_clock() -> None:
-    async def main() -> None:
-        host = Simulation().host("server")
-        world = host.start_process()
-        await asyncio.sleep(10)
-        host.clock_offset_ms = -60_000
-        assert (world.clock.monotonic(), world.clock.wall_ms()) == (10.0, WALL_CLOCK_START_MS - 50_000)
-        assert host.start_process().clock.wall_ms() == WALL_CLOCK_START_MS - 50_000
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_a_wall_clock_can_jump_and_nothing_but_the_wall_clock() -> None:
+    host = Simulation().host("server")
+    world = host.start_process()
+    await asyncio.sleep(10)
+    host.clock_offset_ms = -60_000
+    assert (world.clock.monotonic(), world.clock.wall_ms()) == (10.0, WALL_CLOCK_START_MS - 50_000)
+    assert host.start_process().clock.wall_ms() == WALL_CLOCK_START_MS - 50_000
 
 
 def test_work_in_the_executor_takes_time_and_four_are_worked_at_at_once() -> None:
@@ -355,41 +330,37 @@ def test_work_in_the_executor_takes_time_and_four_are_worked_at_at_once() -> Non
     assert orders[0] != orders[1]
 
 
-def test_work_goes_on_when_its_caller_was_cancelled_and_not_when_its_process_was_killed_or_paused() -> None:
-    async def main() -> None:
-        simulation = Simulation()
-        done: list[str] = []
+@run_by(on_virtual_loop)
+async def test_work_goes_on_when_its_caller_was_cancelled_and_not_when_its_process_was_killed_or_paused() -> None:
+    simulation = Simulation()
+    done: list[str] = []
 
-        def work_of(name: str) -> VirtualWorld:
-            world = simulation.host(name).start_process()
-            tasks[name] = world.process.start(world.new_executor("any").run(done.append, name))
-            return world
+    def work_of(name: str) -> VirtualWorld:
+        world = simulation.host(name).start_process()
+        tasks[name] = world.process.start(world.new_executor("any").run(done.append, name))
+        return world
 
-        tasks: dict[str, asyncio.Task[None]] = {}
-        work_of("cancelled")
-        killed = work_of("killed")
-        paused = work_of("paused")
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        tasks["cancelled"].cancel()
-        killed.process.kill()
-        paused.process.pause()
-        await asyncio.sleep(1)
-        assert done == ["cancelled"]
-        paused.process.resume()
-        await asyncio.sleep(1)
-        assert done == ["cancelled", "paused"]
-
-    run(main())
+    tasks: dict[str, asyncio.Task[None]] = {}
+    work_of("cancelled")
+    killed = work_of("killed")
+    paused = work_of("paused")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    tasks["cancelled"].cancel()
+    killed.process.kill()
+    paused.process.pause()
+    await asyncio.sleep(1)
+    assert done == ["cancelled"]
+    paused.process.resume()
+    await asyncio.sleep(1)
+    assert done == ["cancelled", "paused"]
 
 
-def test_what_fails_in_the_executor_fails_for_its_caller() -> None:
-    async def main() -> None:
-        world = _world()
-        with pytest.raises(ZeroDivisionError):
-            await world.new_executor("any").run(divmod, 1, 0)
-
-    run(main())
+@run_by(on_virtual_loop)
+async def test_what_fails_in_the_executor_fails_for_its_caller() -> None:
+    world = _world()
+    with pytest.raises(ZeroDivisionError):
+        await world.new_executor("any").run(divmod, 1, 0)
 
 
 def test_on_a_slow_disk_each_fdatasync_of_the_executor_takes_its_time_and_is_not_done_before() -> None:

@@ -18,9 +18,10 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.network import VirtualTransport
 from tests.simulation.simulator.process import ProcessKilled
 from tests.simulation.simulator.world import Simulation, VirtualWorld
@@ -110,65 +111,60 @@ def test_a_link_that_an_administrator_has_broken_comes_back_even_if_he_is_killed
 
 
 @every_seed(range(10))
-def test_connections_that_are_late_do_not_stay_so_when_their_fault_is_called_off(seed: int) -> None:
-    async def main() -> None:
-        storm = Storm(Report(seed=seed), Random(seed))
-        await storm.cluster.start()
-        network = storm.simulation.network
-        hosts = [network._address(host_name(broker_id)) for broker_id in storm.cluster.broker_ids]
+@run_by(on_virtual_loop)
+async def test_connections_that_are_late_do_not_stay_so_when_their_fault_is_called_off(seed: int) -> None:
+    storm = Storm(Report(seed=seed), Random(seed))
+    await storm.cluster.start()
+    network = storm.simulation.network
+    hosts = [network._address(host_name(broker_id)) for broker_id in storm.cluster.broker_ids]
 
-        def late() -> list[VirtualTransport]:
-            return [end for a in hosts for b in hosts if a != b for end in network._ends(a, b) if end.delay_s]
+    def late() -> list[VirtualTransport]:
+        return [end for a in hosts for b in hosts if a != b for end in network._ends(a, b) if end.delay_s]
 
-        was_late = False
-        while not was_late:  # it draws a pair of hosts that have no connections, too
-            fault = asyncio.create_task(late_bytes(storm))
-            await asyncio.sleep(0.001)
-            was_late = bool(late())
-            fault.cancel()
-            await asyncio.wait([fault])
+    was_late = False
+    while not was_late:  # it draws a pair of hosts that have no connections, too
+        fault = asyncio.create_task(late_bytes(storm))
         await asyncio.sleep(0.001)
-        assert not late()
-
-    run(main(), seed=seed)
-
-
-def test_a_growing_topic_that_was_asked_for_is_created_and_known_though_its_fault_is_called_off() -> None:
-    async def main() -> None:
-        storm = Storm(Report(seed=1), Random(1))
-        await storm.cluster.start()
-        fault = asyncio.create_task(add_partitions(storm))
-        await asyncio.sleep(0.001)
-        assert not storm.simulation.zookeeper.has(znodes.topic_path(GROWING))
+        was_late = bool(late())
         fault.cancel()
         await asyncio.wait([fault])
-        await storm.cluster.until(lambda: len(storm.growing.partitions()) == 2)
+    await asyncio.sleep(0.001)
+    assert not late()
 
-    run(main(), seed=1)
+
+@run_by(on_virtual_loop, seed=1)
+async def test_a_growing_topic_that_was_asked_for_is_created_and_known_though_its_fault_is_called_off() -> None:
+    storm = Storm(Report(seed=1), Random(1))
+    await storm.cluster.start()
+    fault = asyncio.create_task(add_partitions(storm))
+    await asyncio.sleep(0.001)
+    assert not storm.simulation.zookeeper.has(znodes.topic_path(GROWING))
+    fault.cancel()
+    await asyncio.wait([fault])
+    await storm.cluster.until(lambda: len(storm.growing.partitions()) == 2)
 
 
-def test_a_broker_that_was_killed_has_kept_its_power_though_others_may_have_lost_records_with_theirs() -> None:
+@run_by(on_virtual_loop, seed=1)
+async def test_a_broker_that_was_killed_has_kept_its_power_though_others_may_have_lost_records_with_theirs() -> None:
     """Where several partitions are left to one victim, the loss of the first is not that of all brokers' power."""
 
-    async def main() -> None:
-        storm = Storm(Report(seed=1), Random(1))
-        await storm.cluster.start()
-        await storm._create_topics()
-        partition = TopicPartition("fast", 0)
-        storm.content_with_one.add(partition.topic)
-        state = storm.cluster.state(partition)
-        victim, *killed = state.isr
-        storm.cut_power([victim])
-        for broker_id in killed:
-            storm.take_down(broker_id, storm.cluster.kill_broker)
-        storm.damaged.update(storm.cluster.broker_ids)  # as another partition's loss does
-        left = msgspec.structs.replace(state, leader=victim, isr=(victim,), isr_epochs=state.isr_epochs[:1])
-        assert storm._is_left_to_victims(partition, state, left)
-
-    run(main(), seed=1)
+    storm = Storm(Report(seed=1), Random(1))
+    await storm.cluster.start()
+    await storm._create_topics()
+    partition = TopicPartition("fast", 0)
+    storm.content_with_one.add(partition.topic)
+    state = storm.cluster.state(partition)
+    victim, *killed = state.isr
+    storm.cut_power([victim])
+    for broker_id in killed:
+        storm.take_down(broker_id, storm.cluster.kill_broker)
+    storm.damaged.update(storm.cluster.broker_ids)  # as another partition's loss does
+    left = msgspec.structs.replace(state, leader=victim, isr=(victim,), isr_epochs=state.isr_epochs[:1])
+    assert storm._is_left_to_victims(partition, state, left)
 
 
-def test_a_member_that_is_out_of_its_group_has_not_committed_what_its_consumer_has_no_position_in() -> None:
+@run_by(on_virtual_loop, seed=1)
+async def test_a_member_that_is_out_of_its_group_has_not_committed_what_its_consumer_has_no_position_in() -> None:
     """Its topic was created again, with fewer partitions, so the failed commit does not name all that it had."""
     topic = "reborn-0"
     kept, gone = (TopicPartition(topic, number) for number in range(2))
@@ -205,11 +201,8 @@ def test_a_member_that_is_out_of_its_group_has_not_committed_what_its_consumer_h
                 assert not [commit for commit in group.history.commits if commit.is_acknowledged]
                 assert list(check_group(group.history, {})) == []
 
-    async def main() -> None:
-        storm = Storm(Report(seed=1), Random(1))
-        storm.rebirth.topics[:] = [topic]
-        await storm.cluster.start()
-        world = storm.cluster.client("member")
-        await world.process.run(commit_too_late(storm, world))
-
-    run(main(), seed=1)
+    storm = Storm(Report(seed=1), Random(1))
+    storm.rebirth.topics[:] = [topic]
+    await storm.cluster.start()
+    world = storm.cluster.client("member")
+    await world.process.run(commit_too_late(storm, world))

@@ -35,9 +35,10 @@ from minibroker.protocol.kafka.metadata import API_VERSIONS
 from minibroker.protocol.messages import ApiVersionsRequest, FetchPartition, FetchRequest, FetchTopic
 from minibroker.protocol.world import Network
 from tests import kafka_connection
+from tests.running import run_by
 from tests.simulation.simulator.cluster import PORT as DATA_PORT
 from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.world import Simulation
 
 PORT = 9404
@@ -121,31 +122,29 @@ def with_listener(
 # --- What the listener puts up with --------------------------------------------------------------------------------
 
 
-def test_a_get_of_the_page_is_answered_in_whole_and_the_connection_ends() -> None:
-    async def test(listener: MetricsListener, network: Network) -> None:
-        browser = await ask(network, "broker", GET)
-        assert browser.status == 200
-        assert browser.body == TEXT
-        assert b"text/plain; version=0.0.4" in browser.received
-
-    with_listener(test)
-
-
-def test_a_peer_that_has_ended_its_side_still_gets_its_answer() -> None:
-    async def test(listener: MetricsListener, network: Network) -> None:
-        assert (await ask(network, "broker", GET, ends=True)).body == TEXT
-
-    with_listener(test)
+@run_by(with_listener)
+async def test_a_get_of_the_page_is_answered_in_whole_and_the_connection_ends(
+    listener: MetricsListener, network: Network, /
+) -> None:
+    browser = await ask(network, "broker", GET)
+    assert browser.status == 200
+    assert browser.body == TEXT
+    assert b"text/plain; version=0.0.4" in browser.received
 
 
-def test_a_head_request_gets_the_length_and_no_body() -> None:
-    async def test(listener: MetricsListener, network: Network) -> None:
-        browser = await ask(network, "broker", GET.replace(b"GET", b"HEAD"))
-        assert browser.status == 200
-        assert browser.body == b""
-        assert f"Content-Length: {len(TEXT)}".encode() in browser.received
+@run_by(with_listener)
+async def test_a_peer_that_has_ended_its_side_still_gets_its_answer(
+    listener: MetricsListener, network: Network, /
+) -> None:
+    assert (await ask(network, "broker", GET, ends=True)).body == TEXT
 
-    with_listener(test)
+
+@run_by(with_listener)
+async def test_a_head_request_gets_the_length_and_no_body(listener: MetricsListener, network: Network, /) -> None:
+    browser = await ask(network, "broker", GET.replace(b"GET", b"HEAD"))
+    assert browser.status == 200
+    assert browser.body == b""
+    assert f"Content-Length: {len(TEXT)}".encode() in browser.received
 
 
 @pytest.mark.parametrize(
@@ -169,84 +168,84 @@ def test_a_head_request_gets_the_length_and_no_body() -> None:
         (GET * 3, 200),
     ],
 )
-def test_bad_requests_are_answered_with_the_status_that_says_so(request_bytes: bytes, status: int) -> None:
-    async def test(listener: MetricsListener, network: Network) -> None:
-        browser = await ask(network, "broker", request_bytes)
-        assert browser.status == status
-        assert (await ask(network, "broker", GET)).body == TEXT
-
-    with_listener(test)
+@run_by(with_listener)
+async def test_bad_requests_are_answered_with_the_status_that_says_so(
+    listener: MetricsListener, network: Network, /, request_bytes: bytes, status: int
+) -> None:
+    browser = await ask(network, "broker", request_bytes)
+    assert browser.status == status
+    assert (await ask(network, "broker", GET)).body == TEXT
 
 
 @pytest.mark.parametrize("request_bytes", [b"", GET[:10], GET[:-1]])
-def test_a_peer_that_ends_its_side_too_early_is_let_go(request_bytes: bytes) -> None:
-    async def test(listener: MetricsListener, network: Network) -> None:
-        browser = await ask(network, "broker", request_bytes, ends=True)
-        assert not browser.received or browser.status == 400
-
-    with_listener(test)
-
-
-def test_a_peer_that_dawdles_is_closed_when_its_time_is_up() -> None:
-    async def test(listener: MetricsListener, network: Network) -> None:
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        browser = await network.connect("broker", PORT, Browser)
-        assert browser.transport is not None
-        for byte in itertools.chain(GET[:-1], itertools.repeat(ord("x"))):
-            if browser.at_end.done():
-                break
-            browser.transport.write(bytes([byte]))
-            await asyncio.sleep(1)
-        assert not browser.received
-        assert TIMEOUT_S <= clock() - began <= TIMEOUT_S + 2
-
-    with_listener(test)
+@run_by(with_listener)
+async def test_a_peer_that_ends_its_side_too_early_is_let_go(
+    listener: MetricsListener, network: Network, /, request_bytes: bytes
+) -> None:
+    browser = await ask(network, "broker", request_bytes, ends=True)
+    assert not browser.received or browser.status == 400
 
 
-def test_a_peer_that_never_ends_its_side_is_closed_when_its_time_is_up() -> None:
-    async def test(listener: MetricsListener, network: Network) -> None:
-        browser = await network.connect("broker", PORT, lambda: Browser(ends_too=False))
-        assert browser.transport is not None
-        browser.transport.write(GET)
-        await asyncio.sleep(TIMEOUT_S + 1)
-        assert browser.body == TEXT
-        browser.transport.write(b"x")
+@run_by(with_listener)
+async def test_a_peer_that_dawdles_is_closed_when_its_time_is_up(
+    listener: MetricsListener, network: Network, /
+) -> None:
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    browser = await network.connect("broker", PORT, Browser)
+    assert browser.transport is not None
+    for byte in itertools.chain(GET[:-1], itertools.repeat(ord("x"))):
+        if browser.at_end.done():
+            break
+        browser.transport.write(bytes([byte]))
         await asyncio.sleep(1)
-        assert browser.transport.is_closing()
+    assert not browser.received
+    assert TIMEOUT_S <= clock() - began <= TIMEOUT_S + 2
 
-    with_listener(test)
+
+@run_by(with_listener)
+async def test_a_peer_that_never_ends_its_side_is_closed_when_its_time_is_up(
+    listener: MetricsListener, network: Network, /
+) -> None:
+    browser = await network.connect("broker", PORT, lambda: Browser(ends_too=False))
+    assert browser.transport is not None
+    browser.transport.write(GET)
+    await asyncio.sleep(TIMEOUT_S + 1)
+    assert browser.body == TEXT
+    browser.transport.write(b"x")
+    await asyncio.sleep(1)
+    assert browser.transport.is_closing()
 
 
-def test_a_peer_that_goes_on_sending_after_its_request_is_cut_off() -> None:
-    async def test(listener: MetricsListener, network: Network) -> None:
-        browser = await network.connect("broker", PORT, lambda: Browser(ends_too=False))
+@run_by(with_listener)
+async def test_a_peer_that_goes_on_sending_after_its_request_is_cut_off(
+    listener: MetricsListener, network: Network, /
+) -> None:
+    browser = await network.connect("broker", PORT, lambda: Browser(ends_too=False))
+    assert browser.transport is not None
+    browser.transport.write(GET)
+    sent = 0
+    while not browser.transport.is_closing():
+        browser.transport.write(b"x" * 100_000)
+        sent += 100_000
+        await asyncio.sleep(0.01)
+    assert sent < 2 * MAX_DISCARDED_BYTES
+
+
+@run_by(with_listener)
+async def test_more_connections_than_allowed_are_refused_and_the_others_served(
+    listener: MetricsListener, network: Network, /
+) -> None:
+    idle = [await network.connect("broker", PORT, Browser) for _ in range(MAX_CONNECTIONS - 1)]
+    last = await network.connect("broker", PORT, Browser)
+    refused = await ask(network, "broker", GET)
+    assert not refused.received
+    for browser in [*idle, last]:
         assert browser.transport is not None
         browser.transport.write(GET)
-        sent = 0
-        while not browser.transport.is_closing():
-            browser.transport.write(b"x" * 100_000)
-            sent += 100_000
-            await asyncio.sleep(0.01)
-        assert sent < 2 * MAX_DISCARDED_BYTES
-
-    with_listener(test)
-
-
-def test_more_connections_than_allowed_are_refused_and_the_others_served() -> None:
-    async def test(listener: MetricsListener, network: Network) -> None:
-        idle = [await network.connect("broker", PORT, Browser) for _ in range(MAX_CONNECTIONS - 1)]
-        last = await network.connect("broker", PORT, Browser)
-        refused = await ask(network, "broker", GET)
-        assert not refused.received
-        for browser in [*idle, last]:
-            assert browser.transport is not None
-            browser.transport.write(GET)
-            await browser.at_end
-            assert browser.body == TEXT
-        assert (await ask(network, "broker", GET)).body == TEXT
-
-    with_listener(test)
+        await browser.at_end
+        assert browser.body == TEXT
+    assert (await ask(network, "broker", GET)).body == TEXT
 
 
 def test_scrapes_are_rendered_one_after_the_other() -> None:
@@ -293,14 +292,10 @@ def test_close_ends_scrapes_that_are_under_way() -> None:
     with_listener(test, render)
 
 
-def test_a_port_that_is_taken_is_named_with_the_remedy() -> None:
-    async def test(listener: MetricsListener, network: Network) -> None:
-        with pytest.raises(
-            NetworkError, match=r"metrics.listener cannot listen on broker:9404: .* Give it a free port"
-        ):
-            await MetricsListener(network, lambda: asyncio.sleep(0, b"")).bind("broker", PORT)
-
-    with_listener(test)
+@run_by(with_listener)
+async def test_a_port_that_is_taken_is_named_with_the_remedy(listener: MetricsListener, network: Network, /) -> None:
+    with pytest.raises(NetworkError, match=r"metrics.listener cannot listen on broker:9404: .* Give it a free port"):
+        await MetricsListener(network, lambda: asyncio.sleep(0, b"")).bind("broker", PORT)
 
 
 # --- What the page says --------------------------------------------------------------------------------------------
@@ -397,137 +392,129 @@ def test_a_malformed_listener_is_named(value: str) -> None:
         )
 
 
-def test_a_broker_counts_what_a_producer_and_a_consumer_send_and_read() -> None:
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), 2, {"metrics.listener": f"0.0.0.0:{PORT}"})
-        await cluster.start()
-        world = cluster.client("client")
+@run_by(on_virtual_loop)
+async def test_a_broker_counts_what_a_producer_and_a_consumer_send_and_read() -> None:
+    cluster = VirtualCluster(Simulation(), 2, {"metrics.listener": f"0.0.0.0:{PORT}"})
+    await cluster.start()
+    world = cluster.client("client")
 
-        async def scrape(broker_id: int) -> Samples:
-            return samples((await ask(world.network, f"broker-{broker_id}", GET)).body)
+    async def scrape(broker_id: int) -> Samples:
+        return samples((await ask(world.network, f"broker-{broker_id}", GET)).body)
 
-        async def traffic() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic("orders", partitions=1, replication_factor=2)
-            async with Producer(cluster.bootstrap, world=world) as producer:
-                for number in range(10):
-                    await producer.send("orders", b"%d" % number)
-            async with Consumer(cluster.bootstrap, topics=["orders"], world=world) as consumer:
-                count = 0
-                async for _ in consumer:
-                    count += 1
-                    if count == 10:
-                        break
+    async def traffic() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=1, replication_factor=2)
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            for number in range(10):
+                await producer.send("orders", b"%d" % number)
+        async with Consumer(cluster.bootstrap, topics=["orders"], world=world) as consumer:
+            count = 0
+            async for _ in consumer:
+                count += 1
+                if count == 10:
+                    break
 
-        async def program() -> None:
-            before = [await scrape(broker_id) for broker_id in (0, 1)]
-            await traffic()
-            pages = [await scrape(broker_id) for broker_id in (0, 1)]
-            assert all(page.keys() >= earlier.keys() for page, earlier in zip(pages, before, strict=True))
+    async def program() -> None:
+        before = [await scrape(broker_id) for broker_id in (0, 1)]
+        await traffic()
+        pages = [await scrape(broker_id) for broker_id in (0, 1)]
+        assert all(page.keys() >= earlier.keys() for page, earlier in zip(pages, before, strict=True))
 
-            def value(page: Samples, name: str, **labels: str) -> float:
-                return page[name, frozenset(labels.items())]
+        def value(page: Samples, name: str, **labels: str) -> float:
+            return page[name, frozenset(labels.items())]
 
-            [leader] = [page for page in pages if value(page, "kafka_server_replicamanager_leadercount") == 1]
-            [follower] = [page for page in pages if value(page, "kafka_server_replicamanager_leadercount") == 0]
-            topic = "kafka_server_brokertopicmetrics_"
-            in_bytes = value(leader, f"{topic}bytesin_total", topic="orders")
-            assert value(leader, f"{topic}messagesin_total", topic="orders") == 10
-            assert value(leader, f"{topic}bytesout_total", topic="orders") == in_bytes
-            assert value(leader, f"{topic}replicationbytesout_total", topic="orders") == in_bytes
-            assert value(follower, f"{topic}replicationbytesin_total", topic="orders") == in_bytes
-            assert value(follower, f"{topic}bytesin_total", topic="orders") == 0
-            for page in pages:
-                assert value(page, "kafka_log_log_size", topic="orders", partition="0") == in_bytes
-                assert value(page, "kafka_log_log_logendoffset", topic="orders", partition="0") == 10
-                assert value(page, "kafka_server_replicamanager_partitioncount") == 1
-                assert value(page, "kafka_server_replicamanager_underreplicatedpartitions") == 0
-            requests = "kafka_network_requestmetrics_"
-            assert value(leader, f"{requests}requests_total", request="Produce") == 10
-            assert value(leader, f"{requests}totaltimems_count", request="Produce") == 10
-            phases = ("requestqueuetimems", "localtimems", "remotetimems", "responsesendtimems")
-            sums = [value(leader, f"{requests}{phase}_sum", request="Produce") for phase in phases]
-            assert sum(sums) == pytest.approx(value(leader, f"{requests}totaltimems_sum", request="Produce"))
-            assert sums[2] > 0  # acks=all: a follower's fetch completed it
-            [controller] = cluster.active_controllers()
-            for broker_id, page in enumerate(pages):
-                active = int(broker_id == controller)
-                assert value(page, "kafka_controller_kafkacontroller_activecontrollercount") == active
-                assert value(page, "kafka_controller_kafkacontroller_globalpartitioncount") == active
-                name = "kafka_controller_controllerstats_controllerchangerateandtimems_count"
-                assert value(page, name) == active
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.delete_topic("orders")
-            for broker_id in (0, 1):
-                while any(dict(labels).get("topic") == "orders" for _, labels in await scrape(broker_id)):
-                    await asyncio.sleep(0.1)
+        [leader] = [page for page in pages if value(page, "kafka_server_replicamanager_leadercount") == 1]
+        [follower] = [page for page in pages if value(page, "kafka_server_replicamanager_leadercount") == 0]
+        topic = "kafka_server_brokertopicmetrics_"
+        in_bytes = value(leader, f"{topic}bytesin_total", topic="orders")
+        assert value(leader, f"{topic}messagesin_total", topic="orders") == 10
+        assert value(leader, f"{topic}bytesout_total", topic="orders") == in_bytes
+        assert value(leader, f"{topic}replicationbytesout_total", topic="orders") == in_bytes
+        assert value(follower, f"{topic}replicationbytesin_total", topic="orders") == in_bytes
+        assert value(follower, f"{topic}bytesin_total", topic="orders") == 0
+        for page in pages:
+            assert value(page, "kafka_log_log_size", topic="orders", partition="0") == in_bytes
+            assert value(page, "kafka_log_log_logendoffset", topic="orders", partition="0") == 10
+            assert value(page, "kafka_server_replicamanager_partitioncount") == 1
+            assert value(page, "kafka_server_replicamanager_underreplicatedpartitions") == 0
+        requests = "kafka_network_requestmetrics_"
+        assert value(leader, f"{requests}requests_total", request="Produce") == 10
+        assert value(leader, f"{requests}totaltimems_count", request="Produce") == 10
+        phases = ("requestqueuetimems", "localtimems", "remotetimems", "responsesendtimems")
+        sums = [value(leader, f"{requests}{phase}_sum", request="Produce") for phase in phases]
+        assert sum(sums) == pytest.approx(value(leader, f"{requests}totaltimems_sum", request="Produce"))
+        assert sums[2] > 0  # acks=all: a follower's fetch completed it
+        [controller] = cluster.active_controllers()
+        for broker_id, page in enumerate(pages):
+            active = int(broker_id == controller)
+            assert value(page, "kafka_controller_kafkacontroller_activecontrollercount") == active
+            assert value(page, "kafka_controller_kafkacontroller_globalpartitioncount") == active
+            name = "kafka_controller_controllerstats_controllerchangerateandtimems_count"
+            assert value(page, name) == active
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.delete_topic("orders")
+        for broker_id in (0, 1):
+            while any(dict(labels).get("topic") == "orders" for _, labels in await scrape(broker_id)):
+                await asyncio.sleep(0.1)
 
-        await world.process.run(program())
-
-    run(scenario())
+    await world.process.run(program())
 
 
-def test_the_page_names_the_software_of_kafkas_clients_and_not_more_kinds_than_are_allowed() -> None:
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), 1, {"metrics.listener": f"0.0.0.0:{PORT}"})
-        await cluster.start()
-        world = cluster.client("client")
+@run_by(on_virtual_loop)
+async def test_the_page_names_the_software_of_kafkas_clients_and_not_more_kinds_than_are_allowed() -> None:
+    cluster = VirtualCluster(Simulation(), 1, {"metrics.listener": f"0.0.0.0:{PORT}"})
+    await cluster.start()
+    world = cluster.client("client")
 
-        async def program() -> None:
-            for number in range(MAX_SOFTWARE + 3):
-                connection = await kafka_connection.connect(world.network, "broker-0", DATA_PORT)
-                await connection.request(API_VERSIONS, 3, ApiVersionsRequest("librdkafka", f"2.{number}"))
-            page = samples((await ask(world.network, "broker-0", GET)).body)
-            name = "kafka_server_socket_server_metrics_connections"
-            counts = {
-                dict(labels)["clientsoftwareversion"]: value
-                for (family, labels), value in page.items()
-                if family == name
-            }
-            assert len(counts) == MAX_SOFTWARE + 1
-            assert (counts["2.0"], counts["other"]) == (1, 3)
-
-        await world.process.run(program())
-
-    run(scenario())
-
-
-def test_the_page_tells_what_was_turned_into_records_for_kafkas_clients() -> None:
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), 1, {"metrics.listener": f"0.0.0.0:{PORT}"})
-        await cluster.start()
-        world = cluster.client("client")
-
-        async def program() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic("orders", partitions=1, replication_factor=1)
-            async with Producer(cluster.bootstrap, world=world) as producer:
-                await producer.send("orders", b"native")
+    async def program() -> None:
+        for number in range(MAX_SOFTWARE + 3):
             connection = await kafka_connection.connect(world.network, "broker-0", DATA_PORT)
-            asked = FetchRequest(
-                -1, 0, 1, 1 << 20, 0, [FetchTopic("orders", "", [FetchPartition(0, -1, 0, -1, -1, 1 << 20)])]
-            )
-            made = 0
-            for _ in range(2):
-                made = len((await connection.request(FETCH, 11, asked)).responses[0].partitions[0].records)
-            page = samples((await ask(world.network, "broker-0", GET)).body)
-            told = {
-                (name.removeprefix("minibroker_transcoding_"), dict(labels).get("request")): value
-                for (name, labels), value in page.items()
-                if name.startswith("minibroker_transcoding_") and not name.endswith("_created")
-            }
-            assert told.pop(("seconds_total", "Fetch")) >= 0
-            assert told == {
-                ("records_total", "Fetch"): 1,
-                ("bytes_total", "Fetch"): made,
-                ("records_total", "Produce"): 0,
-                ("bytes_total", "Produce"): 0,
-                ("seconds_total", "Produce"): 0,
-                ("cache_hits_total", None): 1,
-                ("cache_misses_total", None): 1,
-                ("cache_bytes", None): made,
-            }
+            await connection.request(API_VERSIONS, 3, ApiVersionsRequest("librdkafka", f"2.{number}"))
+        page = samples((await ask(world.network, "broker-0", GET)).body)
+        name = "kafka_server_socket_server_metrics_connections"
+        counts = {
+            dict(labels)["clientsoftwareversion"]: value for (family, labels), value in page.items() if family == name
+        }
+        assert len(counts) == MAX_SOFTWARE + 1
+        assert (counts["2.0"], counts["other"]) == (1, 3)
 
-        await world.process.run(program())
+    await world.process.run(program())
 
-    run(scenario())
+
+@run_by(on_virtual_loop)
+async def test_the_page_tells_what_was_turned_into_records_for_kafkas_clients() -> None:
+    cluster = VirtualCluster(Simulation(), 1, {"metrics.listener": f"0.0.0.0:{PORT}"})
+    await cluster.start()
+    world = cluster.client("client")
+
+    async def program() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=1, replication_factor=1)
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            await producer.send("orders", b"native")
+        connection = await kafka_connection.connect(world.network, "broker-0", DATA_PORT)
+        asked = FetchRequest(
+            -1, 0, 1, 1 << 20, 0, [FetchTopic("orders", "", [FetchPartition(0, -1, 0, -1, -1, 1 << 20)])]
+        )
+        made = 0
+        for _ in range(2):
+            made = len((await connection.request(FETCH, 11, asked)).responses[0].partitions[0].records)
+        page = samples((await ask(world.network, "broker-0", GET)).body)
+        told = {
+            (name.removeprefix("minibroker_transcoding_"), dict(labels).get("request")): value
+            for (name, labels), value in page.items()
+            if name.startswith("minibroker_transcoding_") and not name.endswith("_created")
+        }
+        assert told.pop(("seconds_total", "Fetch")) >= 0
+        assert told == {
+            ("records_total", "Fetch"): 1,
+            ("bytes_total", "Fetch"): made,
+            ("records_total", "Produce"): 0,
+            ("bytes_total", "Produce"): 0,
+            ("seconds_total", "Produce"): 0,
+            ("cache_hits_total", None): 1,
+            ("cache_misses_total", None): 1,
+            ("cache_bytes", None): made,
+        }
+
+    await world.process.run(program())

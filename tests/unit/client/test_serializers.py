@@ -144,20 +144,17 @@ def test_what_cannot_be_deserialized_is_named_with_its_place(name: str, data: by
     assert str(error) == str(caught.value)
 
 
-def test_a_producer_serializes_keys_and_values_and_sends_nothing_that_it_cannot() -> None:
-    async def main() -> None:
-        async with asyncio.timeout(60), ScriptedCluster(1) as cluster:
-            cluster.add_topic("orders")
-            async with Producer(cluster.bootstrap, key_serializer="str", value_serializer="msgpack") as producer:
-                for _ in range(3):
-                    producer.send("orders", {"a": 1}, key="k")
-                    producer.send("orders", None, key="k")
-                    producer.send("orders", [b"1"])
-                    with pytest.raises(SerializationFailed, match="the key for orders, of type int"):
-                        producer.send("orders", 1, key=5)
-                    with pytest.raises(SerializationFailed, match="the value for orders, of type object"):
-                        producer.send("orders", object())
-            assert cluster.log("orders").values() == [b"\x81\xa1a\x01", None, b"\x91\xc4\x011"] * 3
-            assert cluster.log("orders").keys() == [b"k", b"k", None] * 3
-
-    asyncio.run(main())
+async def test_a_producer_serializes_keys_and_values_and_sends_nothing_that_it_cannot() -> None:
+    async with asyncio.timeout(60), ScriptedCluster(1) as cluster:
+        cluster.add_topic("orders")
+        async with Producer(cluster.bootstrap, key_serializer="str", value_serializer="msgpack") as producer:
+            for _ in range(3):
+                producer.send("orders", {"a": 1}, key="k")
+                producer.send("orders", None, key="k")
+                producer.send("orders", [b"1"])
+                with pytest.raises(SerializationFailed, match="the key for orders, of type int"):
+                    producer.send("orders", 1, key=5)
+                with pytest.raises(SerializationFailed, match="the value for orders, of type object"):
+                    producer.send("orders", object())
+        assert cluster.log("orders").values() == [b"\x81\xa1a\x01", None, b"\x91\xc4\x011"] * 3
+        assert cluster.log("orders").keys() == [b"k", b"k", None] * 3

@@ -57,16 +57,13 @@ async def _result(call: Call, client: object) -> object:
     return await found if inspect.isawaitable(found) else found
 
 
-def test_arguments_of_a_consumer() -> None:
-    async def main() -> None:
-        async with ScriptedCluster(1) as cluster:
-            cluster.add_topic("orders", 1)
-            async with Consumer(cluster.bootstrap, group="billing", partitions=[P0]) as consumer:
-                for call, match in OF_CONSUMER:
-                    with pytest.raises(InvalidSetting, match=match):
-                        await _result(call, consumer)
-
-    asyncio.run(main())
+async def test_arguments_of_a_consumer() -> None:
+    async with ScriptedCluster(1) as cluster:
+        cluster.add_topic("orders", 1)
+        async with Consumer(cluster.bootstrap, group="billing", partitions=[P0]) as consumer:
+            for call, match in OF_CONSUMER:
+                with pytest.raises(InvalidSetting, match=match):
+                    await _result(call, consumer)
 
 
 @pytest.mark.parametrize(
@@ -122,35 +119,29 @@ OF_BOTH: list[tuple[Call, Call]] = [
 ]
 
 
-def test_what_is_passed_by_mistake_is_not_written_out() -> None:
-    async def main() -> None:
-        async with ScriptedCluster(1) as cluster:
-            cluster.add_topic("orders", 1)
-            consumer = Consumer(cluster.bootstrap, topics=["orders"], group="billing")
-            async with consumer, Producer(cluster.bootstrap) as producer:
-                await producer.send("orders", b"x")
-                for of_consumer, of_producer in OF_BOTH:
-                    for call, client in ((of_consumer, consumer), (of_producer, producer)):
-                        with pytest.raises((MinibrokerError, TypeError)) as raised:
-                            await _result(call, client)
-                        text = str(raised.value)
-                        assert len(text) < 500, text[:500]
-                        assert "key=" not in text
-
-    asyncio.run(main())
+async def test_what_is_passed_by_mistake_is_not_written_out() -> None:
+    async with ScriptedCluster(1) as cluster:
+        cluster.add_topic("orders", 1)
+        consumer = Consumer(cluster.bootstrap, topics=["orders"], group="billing")
+        async with consumer, Producer(cluster.bootstrap) as producer:
+            await producer.send("orders", b"x")
+            for of_consumer, of_producer in OF_BOTH:
+                for call, client in ((of_consumer, consumer), (of_producer, producer)):
+                    with pytest.raises((MinibrokerError, TypeError)) as raised:
+                        await _result(call, client)
+                    text = str(raised.value)
+                    assert len(text) < 500, text[:500]
+                    assert "key=" not in text
 
 
-def test_arguments_of_a_producer() -> None:
-    async def main() -> None:
-        async with ScriptedCluster(1) as cluster:
-            cluster.add_topic("orders", 1)
-            async with Producer(cluster.bootstrap) as producer:
-                await producer.send("orders", b"x")
-                for call, error, match in OF_PRODUCER:
-                    with pytest.raises(error, match=match):
-                        await _result(call, producer)
-
-    asyncio.run(main())
+async def test_arguments_of_a_producer() -> None:
+    async with ScriptedCluster(1) as cluster:
+        cluster.add_topic("orders", 1)
+        async with Producer(cluster.bootstrap) as producer:
+            await producer.send("orders", b"x")
+            for call, error, match in OF_PRODUCER:
+                with pytest.raises(error, match=match):
+                    await _result(call, producer)
 
 
 @pytest.mark.parametrize(
@@ -165,20 +156,17 @@ def test_arguments_of_a_producer() -> None:
         pa.array([1_000_000_000, 2_000_000_999], pa.timestamp("ns")),
     ],
 )
-def test_timestamps_may_be_an_array_of_arrows(times: Any) -> None:
-    async def main() -> None:
-        async with ScriptedCluster(1) as cluster:
-            cluster.add_topic("orders", 1)
-            async with Producer(cluster.bootstrap) as producer:
-                await producer.send_batch("orders", [b"a", b"b"], timestamps_ms=times)
-            data = cluster.log("orders").read(0, 1 << 20)
-            [piece] = iterate_batches(data)
-            assert list(decode_batch(data, piece.header, piece.start).timestamps) == [1_000, 2_000]
-
-    asyncio.run(main())
+async def test_timestamps_may_be_an_array_of_arrows(times: Any) -> None:
+    async with ScriptedCluster(1) as cluster:
+        cluster.add_topic("orders", 1)
+        async with Producer(cluster.bootstrap) as producer:
+            await producer.send_batch("orders", [b"a", b"b"], timestamps_ms=times)
+        data = cluster.log("orders").read(0, 1 << 20)
+        [piece] = iterate_batches(data)
+        assert list(decode_batch(data, piece.header, piece.start).timestamps) == [1_000, 2_000]
 
 
-def test_arguments_of_an_admin() -> None:
+async def test_arguments_of_an_admin() -> None:
     calls: list[tuple[Call, str]] = [
         (lambda a: a.alter_group_offsets("billing", 5), A_DICT),
         (lambda a: a.alter_group_offsets("billing", {P0: OffsetAndMetadata(5, metadata=b"x")}), "metadata=b'x'"),  # type: ignore[arg-type]
@@ -188,29 +176,23 @@ def test_arguments_of_an_admin() -> None:
         (lambda a: a.create_topics([NewTopic(b"orders")]), "name=b'orders': a name is a str"),  # type: ignore[arg-type]
     ]
 
-    async def main() -> None:
-        async with ScriptedCluster(1) as cluster, Admin(cluster.bootstrap) as admin:
-            for call, match in calls:
-                with pytest.raises(InvalidSetting, match=match):
-                    await _result(call, admin)
-
-    asyncio.run(main())
+    async with ScriptedCluster(1) as cluster, Admin(cluster.bootstrap) as admin:
+        for call, match in calls:
+            with pytest.raises(InvalidSetting, match=match):
+                await _result(call, admin)
 
 
 @pytest.mark.slow
-def test_offsets_of_what_is_unknown_to_all_brokers_are_not_waited_for() -> None:
-    async def main() -> None:
-        async with ScriptedCluster(2) as cluster:
-            cluster.add_topic("orders", 1)
-            async with Consumer(cluster.bootstrap, group="billing", partitions=[P0]) as consumer:
-                for unknown, told in (
-                    (TopicPartition("ordres", 0), "ordres-0"),
-                    (TopicPartition("orders", 7), "orders has no partition 7"),
-                ):
-                    for ask in (consumer.end_offsets, consumer.beginning_offsets):
-                        with pytest.raises(BrokerError, match=told) as refused:
-                            async with asyncio.timeout(5):
-                                await ask([unknown])
-                        assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-    asyncio.run(main())
+async def test_offsets_of_what_is_unknown_to_all_brokers_are_not_waited_for() -> None:
+    async with ScriptedCluster(2) as cluster:
+        cluster.add_topic("orders", 1)
+        async with Consumer(cluster.bootstrap, group="billing", partitions=[P0]) as consumer:
+            for unknown, told in (
+                (TopicPartition("ordres", 0), "ordres-0"),
+                (TopicPartition("orders", 7), "orders has no partition 7"),
+            ):
+                for ask in (consumer.end_offsets, consumer.beginning_offsets):
+                    with pytest.raises(BrokerError, match=told) as refused:
+                        async with asyncio.timeout(5):
+                            await ask([unknown])
+                    assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

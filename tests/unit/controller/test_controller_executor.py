@@ -26,6 +26,7 @@ from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import ConnectionLoss, Operation, ZooKeeperError
 from minibroker.protocol.znodes import TopicZnode
+from tests.running import run_by
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation
 from tests.simulation.simulator.zookeeper import VirtualSession
@@ -135,13 +136,11 @@ def test_an_illegal_move_changes_nothing_and_is_shown_with_both_states(caplog: p
     assert "OfflinePartition -> NewPartition is not a legal move" in caplog.text
 
 
-def test_what_was_written_is_remembered_with_the_version_that_it_got() -> None:
-    async def scenario(desk: Desk) -> None:
-        assert await desk.execute(online(A, 2, 5, [2], version=0)) == PlanOutcome()
-        assert desk.state.leadership[A] == LeaderAndIsr(2, 5, (2,), EPOCH, 1)
-        assert desk.state.partition_state(A) is PartitionState.ONLINE
-
-    on_a_desk(scenario, {"a-0": (1, 2)}, {"a-0": leads(1, 4, [1, 2])})
+@run_by(on_a_desk, assignments={"a-0": (1, 2)}, states={"a-0": leads(1, 4, [1, 2])})
+async def test_what_was_written_is_remembered_with_the_version_that_it_got(desk: Desk, /) -> None:
+    assert await desk.execute(online(A, 2, 5, [2], version=0)) == PlanOutcome()
+    assert desk.state.leadership[A] == LeaderAndIsr(2, 5, (2,), EPOCH, 1)
+    assert desk.state.partition_state(A) is PartitionState.ONLINE
 
 
 def test_conflicts_are_dropped_and_the_rest_is_sent_again_however_many_there_are() -> None:
@@ -173,150 +172,125 @@ def test_conflicts_are_dropped_and_the_rest_is_sent_again_however_many_there_are
     on_a_desk(scenario, dict.fromkeys(names, (1, 2)), dict.fromkeys(names, leads(1, 4, [1, 2])))
 
 
-def test_a_state_that_names_a_controller_which_was_never_elected_is_left_alone() -> None:
-    async def scenario(desk: Desk) -> None:
-        by_hand = leads(2, 9, [2], controller_epoch=EPOCH + 1)
-        desk.put_state(A, by_hand)
+@run_by(on_a_desk, assignments={"a-0": (1, 2)}, states={"a-0": leads(1, 4, [1, 2])})
+async def test_a_state_that_names_a_controller_which_was_never_elected_is_left_alone(desk: Desk, /) -> None:
+    by_hand = leads(2, 9, [2], controller_epoch=EPOCH + 1)
+    desk.put_state(A, by_hand)
+    await desk.execute(online(A, 2, 5, [2], version=0))
+    assert desk.state.leadership[A].leader == 1
+    assert desk.zookeeper.data(znodes.state_path(A)) == znodes.encode_state(by_hand)
+
+
+@run_by(on_a_desk, assignments={"a-0": (1, 2)}, states={"a-0": leads(1, 4, [1, 2])})
+async def test_another_controller_deposes_before_anything_is_written(desk: Desk, /) -> None:
+    desk.zookeeper.make(znodes.CONTROLLER_EPOCH, znodes.encode_controller_epoch(EPOCH + 1))
+    desk.multis.clear()
+    with pytest.raises(ControllerMoved):
         await desk.execute(online(A, 2, 5, [2], version=0))
-        assert desk.state.leadership[A].leader == 1
-        assert desk.zookeeper.data(znodes.state_path(A)) == znodes.encode_state(by_hand)
-
-    on_a_desk(scenario, {"a-0": (1, 2)}, {"a-0": leads(1, 4, [1, 2])})
+    assert desk.multis == []
 
 
-def test_another_controller_deposes_before_anything_is_written() -> None:
-    async def scenario(desk: Desk) -> None:
-        desk.zookeeper.make(znodes.CONTROLLER_EPOCH, znodes.encode_controller_epoch(EPOCH + 1))
-        desk.multis.clear()
-        with pytest.raises(ControllerMoved):
-            await desk.execute(online(A, 2, 5, [2], version=0))
-        assert desk.multis == []
-
-    on_a_desk(scenario, {"a-0": (1, 2)}, {"a-0": leads(1, 4, [1, 2])})
+@run_by(on_a_desk, assignments={"a-0": (1, 2)}, states={})
+async def test_a_state_that_a_former_controller_created_is_adopted(desk: Desk, /) -> None:
+    desk.put_state(A, leads(2, 0, [2]))
+    outcome = await desk.execute(online(A, 1, 0, [1, 2], version=NOT_WRITTEN))
+    assert outcome.conflicts == (A,)
+    assert desk.state.leadership[A] == leads(2, 0, [2], version=0)
+    assert desk.state.partition_state(A) is PartitionState.NEW
 
 
-def test_a_state_that_a_former_controller_created_is_adopted() -> None:
-    async def scenario(desk: Desk) -> None:
-        desk.put_state(A, leads(2, 0, [2]))
-        outcome = await desk.execute(online(A, 1, 0, [1, 2], version=NOT_WRITTEN))
-        assert outcome.conflicts == (A,)
-        assert desk.state.leadership[A] == leads(2, 0, [2], version=0)
-        assert desk.state.partition_state(A) is PartitionState.NEW
-
-    on_a_desk(scenario, {"a-0": (1, 2)}, {})
-
-
-def test_a_partition_node_without_a_state_does_not_keep_the_state_from_being_created() -> None:
-    async def scenario(desk: Desk) -> None:
-        desk.zookeeper.make(znodes.partition_path(A))
-        assert await desk.execute(online(A, 1, 0, [1, 2], version=NOT_WRITTEN)) == PlanOutcome()
-        assert desk.state.leadership[A] == LeaderAndIsr(1, 0, (1, 2), EPOCH, 0)
-
-    on_a_desk(scenario, {"a-0": (1, 2)}, {})
+@run_by(on_a_desk, assignments={"a-0": (1, 2)}, states={})
+async def test_a_partition_node_without_a_state_does_not_keep_the_state_from_being_created(desk: Desk, /) -> None:
+    desk.zookeeper.make(znodes.partition_path(A))
+    assert await desk.execute(online(A, 1, 0, [1, 2], version=NOT_WRITTEN)) == PlanOutcome()
+    assert desk.state.leadership[A] == LeaderAndIsr(1, 0, (1, 2), EPOCH, 0)
 
 
 @pytest.mark.parametrize("version", [0, NOT_WRITTEN])
-def test_what_vanished_from_zookeeper_is_not_written(version: int) -> None:
-    async def scenario(desk: Desk) -> None:
-        desk.zookeeper.remove("/brokers/topics/a")
-        plan = online(A, 2, 5, [2], version)
-        parent = p.EnsureNode(znodes.partitions_path("a"))
-        assert await desk.execute(p.Plan(writes=(parent, *plan.writes))) == PlanOutcome()
-        assert not desk.zookeeper.has("/brokers/topics/a")
-        assert "is gone: it is not written" in desk.entries[0]["conflicts"][0]
-
-    on_a_desk(scenario, {"a-0": (1, 2)}, {"a-0": leads(1, 4, [1, 2])})
+@run_by(on_a_desk, assignments={"a-0": (1, 2)}, states={"a-0": leads(1, 4, [1, 2])})
+async def test_what_vanished_from_zookeeper_is_not_written(desk: Desk, /, version: int) -> None:
+    desk.zookeeper.remove("/brokers/topics/a")
+    plan = online(A, 2, 5, [2], version)
+    parent = p.EnsureNode(znodes.partitions_path("a"))
+    assert await desk.execute(p.Plan(writes=(parent, *plan.writes))) == PlanOutcome()
+    assert not desk.zookeeper.has("/brokers/topics/a")
+    assert "is gone: it is not written" in desk.entries[0]["conflicts"][0]
 
 
-def test_a_state_that_cannot_be_read_is_not_overwritten() -> None:
-    async def scenario(desk: Desk) -> None:
-        desk.zookeeper.make(znodes.state_path(A), b"by hand")
-        assert await desk.execute(online(A, 2, 5, [2], version=0)) == PlanOutcome()
-        assert desk.zookeeper.data(znodes.state_path(A)) == b"by hand"
-        assert desk.state.leadership[A].leader == 1
-
-    on_a_desk(scenario, {"a-0": (1, 2)}, {"a-0": leads(1, 4, [1, 2])})
+@run_by(on_a_desk, assignments={"a-0": (1, 2)}, states={"a-0": leads(1, 4, [1, 2])})
+async def test_a_state_that_cannot_be_read_is_not_overwritten(desk: Desk, /) -> None:
+    desk.zookeeper.make(znodes.state_path(A), b"by hand")
+    assert await desk.execute(online(A, 2, 5, [2], version=0)) == PlanOutcome()
+    assert desk.zookeeper.data(znodes.state_path(A)) == b"by hand"
+    assert desk.state.leadership[A].leader == 1
 
 
-def test_nodes_to_be_there_may_be_there_and_nodes_to_be_gone_may_be_gone() -> None:
-    async def scenario(desk: Desk) -> None:
-        writes = (
-            p.EnsureNode("/admin/delete_topics"),
-            p.RemoveNode("/admin/nothing"),
-            p.EnsureNode("/admin/new"),
-            p.RemoveNode("/log_dir_event_notification"),
-        )
-        assert await desk.execute(p.Plan(writes=writes)) == PlanOutcome()
-        assert desk.zookeeper.names("/admin") == ["delete_topics", "new"]
-        assert not desk.zookeeper.has("/log_dir_event_notification")
-
-    on_a_desk(scenario, {}, {})
+@run_by(on_a_desk, assignments={}, states={})
+async def test_nodes_to_be_there_may_be_there_and_nodes_to_be_gone_may_be_gone(desk: Desk, /) -> None:
+    writes = (
+        p.EnsureNode("/admin/delete_topics"),
+        p.RemoveNode("/admin/nothing"),
+        p.EnsureNode("/admin/new"),
+        p.RemoveNode("/log_dir_event_notification"),
+    )
+    assert await desk.execute(p.Plan(writes=writes)) == PlanOutcome()
+    assert desk.zookeeper.names("/admin") == ["delete_topics", "new"]
+    assert not desk.zookeeper.has("/log_dir_event_notification")
 
 
-def test_only_that_run_of_a_broker_is_removed_that_was_meant() -> None:
-    async def scenario(desk: Desk) -> None:
-        desk.zookeeper.make("/brokers/ids/1")
-        former = desk.zookeeper.stat("/brokers/ids/1").czxid
-        desk.zookeeper.remove("/brokers/ids/1")
+@run_by(on_a_desk, assignments={}, states={})
+async def test_only_that_run_of_a_broker_is_removed_that_was_meant(desk: Desk, /) -> None:
+    desk.zookeeper.make("/brokers/ids/1")
+    former = desk.zookeeper.stat("/brokers/ids/1").czxid
+    desk.zookeeper.remove("/brokers/ids/1")
 
-        def join(session: VirtualSession, operations: Sequence[Operation]) -> None:
-            desk.zookeeper.before = None
-            desk.zookeeper.make("/brokers/ids/2")
+    def join(session: VirtualSession, operations: Sequence[Operation]) -> None:
+        desk.zookeeper.before = None
+        desk.zookeeper.make("/brokers/ids/2")
 
-        # Refused at first, since there is no 1; when it is looked at again, 1 has registered anew.
-        desk.zookeeper.before = join
-        await desk.execute(p.Plan(writes=(p.RemoveBroker(1, former), p.RemoveNode("/brokers/ids/2"))))
-        assert desk.zookeeper.names("/brokers/ids") == []
-        desk.zookeeper.make("/brokers/ids/1")
-        await desk.execute(p.Plan(writes=(p.RemoveNode("/brokers/ids/9"), p.RemoveBroker(1, former))))
-        assert desk.zookeeper.names("/brokers/ids") == ["1"]
-
-    on_a_desk(scenario, {}, {})
+    # Refused at first, since there is no 1; when it is looked at again, 1 has registered anew.
+    desk.zookeeper.before = join
+    await desk.execute(p.Plan(writes=(p.RemoveBroker(1, former), p.RemoveNode("/brokers/ids/2"))))
+    assert desk.zookeeper.names("/brokers/ids") == []
+    desk.zookeeper.make("/brokers/ids/1")
+    await desk.execute(p.Plan(writes=(p.RemoveNode("/brokers/ids/9"), p.RemoveBroker(1, former))))
+    assert desk.zookeeper.names("/brokers/ids") == ["1"]
 
 
-def test_a_node_with_unexpected_children_abandons_the_plan() -> None:
-    async def scenario(desk: Desk) -> None:
-        outcome = await desk.execute(
-            p.Plan(changes=brokers.lost(desk.state, [1]).changes, writes=(p.RemoveNode("/admin"),))
-        )
-        assert outcome.obstacle is not None
-        assert "/admin" in outcome.obstacle
-        assert "changes" not in desk.entries[0]
-
-    on_a_desk(scenario, {}, {})
+@run_by(on_a_desk, assignments={}, states={})
+async def test_a_node_with_unexpected_children_abandons_the_plan(desk: Desk, /) -> None:
+    outcome = await desk.execute(
+        p.Plan(changes=brokers.lost(desk.state, [1]).changes, writes=(p.RemoveNode("/admin"),))
+    )
+    assert outcome.obstacle is not None
+    assert "/admin" in outcome.obstacle
+    assert "changes" not in desk.entries[0]
 
 
-def test_an_error_that_nobody_expects_is_not_swallowed() -> None:
-    async def scenario(desk: Desk) -> None:
-        desk.zookeeper.make("/mine", b"")
-        with pytest.raises(ZooKeeperError):
-            await desk.execute(p.Plan(writes=(p.RemoveNode("/"),)))
-
-    on_a_desk(scenario, {}, {})
+@run_by(on_a_desk, assignments={}, states={})
+async def test_an_error_that_nobody_expects_is_not_swallowed(desk: Desk, /) -> None:
+    desk.zookeeper.make("/mine", b"")
+    with pytest.raises(ZooKeeperError):
+        await desk.execute(p.Plan(writes=(p.RemoveNode("/"),)))
 
 
-def test_large_writes_go_into_several_multis() -> None:
-    async def scenario(desk: Desk) -> None:
-        topics = [
-            p.CreateTopic(f"t{number}", TopicZnode("id", {0: (1,)}), {"some.setting": "x" * 400_000})
-            for number in range(5)
-        ]
-        assert await desk.execute(p.Plan(writes=tuple(topics))) == PlanOutcome()
-        assert [len(multi) for multi in desk.multis] == [7, 7, 4]
-
-    on_a_desk(scenario, {}, {})
+@run_by(on_a_desk, assignments={}, states={})
+async def test_large_writes_go_into_several_multis(desk: Desk, /) -> None:
+    topics = [
+        p.CreateTopic(f"t{number}", TopicZnode("id", {0: (1,)}), {"some.setting": "x" * 400_000}) for number in range(5)
+    ]
+    assert await desk.execute(p.Plan(writes=tuple(topics))) == PlanOutcome()
+    assert [len(multi) for multi in desk.multis] == [7, 7, 4]
 
 
-def test_the_timeline_cuts_long_lists_and_says_how_much_is_missing() -> None:
-    async def scenario(desk: Desk) -> None:
-        await desk.execute(p.Plan(notes=tuple(f"note {number}" for number in range(MAX_LINES + 50))))
-        await desk.execute(p.Plan(notes=("short",)))
-        long, short = desk.entries
-        assert len(long["notes"]) == MAX_LINES + 1
-        assert long["notes"][-1] == "and 50 more"
-        assert short["notes"] == ["short"]
-
-    on_a_desk(scenario, {}, {})
+@run_by(on_a_desk, assignments={}, states={})
+async def test_the_timeline_cuts_long_lists_and_says_how_much_is_missing(desk: Desk, /) -> None:
+    await desk.execute(p.Plan(notes=tuple(f"note {number}" for number in range(MAX_LINES + 50))))
+    await desk.execute(p.Plan(notes=("short",)))
+    long, short = desk.entries
+    assert len(long["notes"]) == MAX_LINES + 1
+    assert long["notes"][-1] == "and 50 more"
+    assert short["notes"] == ["short"]
 
 
 # --- The requests that follow ------------------------------------------------------------------------------------
@@ -375,62 +349,54 @@ def _topic_of(desk: Desk) -> TopicZnode:
     return znodes.decode_topic("a", desk.zookeeper.data(znodes.topic_path("a")))
 
 
-def test_a_topic_is_written_over_the_version_that_was_read_and_no_other() -> None:
-    async def scenario(desk: Desk) -> None:
-        desk.zookeeper.make(znodes.topic_id_path("a", "id-of-a-0"))
-        assert (await desk.execute(_grown(0))).unwritten_topics == frozenset()
-        assert sorted(_topic_of(desk).partitions) == [0, 1]
-        desk.zookeeper.make(znodes.topic_path("a"), znodes.encode_topic(TopicZnode("id-of-a-0", {0: (9,)})))
-        assert (await desk.execute(_grown(1))).unwritten_topics == {"a"}
-        assert _topic_of(desk).partitions == {0: (9,)}
-
-    on_a_desk(scenario, {"a-0": (1,)}, {})
+@run_by(on_a_desk, assignments={"a-0": (1,)}, states={})
+async def test_a_topic_is_written_over_the_version_that_was_read_and_no_other(desk: Desk, /) -> None:
+    desk.zookeeper.make(znodes.topic_id_path("a", "id-of-a-0"))
+    assert (await desk.execute(_grown(0))).unwritten_topics == frozenset()
+    assert sorted(_topic_of(desk).partitions) == [0, 1]
+    desk.zookeeper.make(znodes.topic_path("a"), znodes.encode_topic(TopicZnode("id-of-a-0", {0: (9,)})))
+    assert (await desk.execute(_grown(1))).unwritten_topics == {"a"}
+    assert _topic_of(desk).partitions == {0: (9,)}
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_topic_whose_write_was_not_answered_is_looked_at_again(arrives: bool) -> None:
-    async def scenario(desk: Desk) -> None:
-        desk.zookeeper.make(znodes.topic_id_path("a", "id-of-a-0"))
+@run_by(on_a_desk, assignments={"a-0": (1,)}, states={})
+async def test_a_topic_whose_write_was_not_answered_is_looked_at_again(desk: Desk, /, arrives: bool) -> None:
+    desk.zookeeper.make(znodes.topic_id_path("a", "id-of-a-0"))
 
-        def cut(session: VirtualSession, operations: Sequence[Operation]) -> None:
-            desk.zookeeper.before = None
-            if arrives:
-                desk.zookeeper.make(znodes.topic_path("a"), znodes.encode_topic(_two_partitions()))
-            raise ConnectionLoss("whether it arrived is not known")
+    def cut(session: VirtualSession, operations: Sequence[Operation]) -> None:
+        desk.zookeeper.before = None
+        if arrives:
+            desk.zookeeper.make(znodes.topic_path("a"), znodes.encode_topic(_two_partitions()))
+        raise ConnectionLoss("whether it arrived is not known")
 
-        desk.zookeeper.before = cut
-        assert (await desk.execute(_grown(0))).unwritten_topics == frozenset()
-        assert sorted(_topic_of(desk).partitions) == [0, 1]
-        assert desk.zookeeper.stat(znodes.topic_path("a")).version == 1
-
-    on_a_desk(scenario, {"a-0": (1,)}, {})
+    desk.zookeeper.before = cut
+    assert (await desk.execute(_grown(0))).unwritten_topics == frozenset()
+    assert sorted(_topic_of(desk).partitions) == [0, 1]
+    assert desk.zookeeper.stat(znodes.topic_path("a")).version == 1
 
 
-def test_a_topic_of_that_name_that_was_made_since_is_not_written() -> None:
-    async def scenario(desk: Desk) -> None:
-        desk.zookeeper.make(znodes.topic_id_path("a", "another"))  # of version 0, as the one that was read
-        assert (await desk.execute(_grown(0))).unwritten_topics == {"a"}
-        assert (await desk.execute(_grown(0, "another"))).unwritten_topics == frozenset()
-        desk.zookeeper.remove(znodes.topic_id_path("a", "another"))
-        desk.zookeeper.remove(znodes.topic_path("a"))
-        assert (await desk.execute(_grown(1, "another"))).unwritten_topics == {"a"}
-
-    on_a_desk(scenario, {"a-0": (1,)}, {})
+@run_by(on_a_desk, assignments={"a-0": (1,)}, states={})
+async def test_a_topic_of_that_name_that_was_made_since_is_not_written(desk: Desk, /) -> None:
+    desk.zookeeper.make(znodes.topic_id_path("a", "another"))  # of version 0, as the one that was read
+    assert (await desk.execute(_grown(0))).unwritten_topics == {"a"}
+    assert (await desk.execute(_grown(0, "another"))).unwritten_topics == frozenset()
+    desk.zookeeper.remove(znodes.topic_id_path("a", "another"))
+    desk.zookeeper.remove(znodes.topic_path("a"))
+    assert (await desk.execute(_grown(1, "another"))).unwritten_topics == {"a"}
 
 
 # --- Assignments, and what asks for them ---
 
 
-def test_what_somebody_has_changed_in_the_list_of_reassignments_is_left_alone() -> None:
-    async def scenario(desk: Desk) -> None:
-        one, other = znodes.Reassignment(A, (1,)), znodes.Reassignment(B, (1,))
-        path = znodes.REASSIGN_PARTITIONS
-        desk.zookeeper.make(path, znodes.encode_reassignments([one, other]))
-        await desk.execute(p.Plan(writes=(p.SetReassignments((other,), 0),)))
-        assert znodes.decode_reassignments(desk.zookeeper.data(path)) == [other]
-        await desk.execute(p.Plan(writes=(p.SetReassignments((), 0),)))
-        assert znodes.decode_reassignments(desk.zookeeper.data(path)) == [other], "version 0 is no more"
-        await desk.execute(p.Plan(writes=(p.SetReassignments((), 1),)))
-        assert not desk.zookeeper.has(path)
-
-    on_a_desk(scenario, {}, {})
+@run_by(on_a_desk, assignments={}, states={})
+async def test_what_somebody_has_changed_in_the_list_of_reassignments_is_left_alone(desk: Desk, /) -> None:
+    one, other = znodes.Reassignment(A, (1,)), znodes.Reassignment(B, (1,))
+    path = znodes.REASSIGN_PARTITIONS
+    desk.zookeeper.make(path, znodes.encode_reassignments([one, other]))
+    await desk.execute(p.Plan(writes=(p.SetReassignments((other,), 0),)))
+    assert znodes.decode_reassignments(desk.zookeeper.data(path)) == [other]
+    await desk.execute(p.Plan(writes=(p.SetReassignments((), 0),)))
+    assert znodes.decode_reassignments(desk.zookeeper.data(path)) == [other], "version 0 is no more"
+    await desk.execute(p.Plan(writes=(p.SetReassignments((), 1),)))
+    assert not desk.zookeeper.has(path)

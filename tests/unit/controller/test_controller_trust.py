@@ -23,6 +23,7 @@ from minibroker.protocol.model import (
     eligible_after,
     min_insync_replicas,
 )
+from tests.running import run_by
 from tests.unit.controller.cluster import Cluster, simulate
 from tests.unit.controller.pictures import broker, carry_out, leads, lines, picture, text
 
@@ -328,42 +329,38 @@ def test_after_a_power_cut_of_all_brokers_the_longest_log_leads_once_all_have_to
     assert "its log is the longest" in alarm.getMessage()
 
 
-def test_settings_are_read_where_an_isr_shrinks_and_nonsense_in_them_is_named() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        office = await cluster.start([1, 2, 3])
-        await office.create("strict", (1, 2, 3), config={"min.insync.replicas": "3"})
-        await office.create("broken", (1, 2, 3))
-        nonsense = znodes.encode_config({"min.insync.replicas": "many"})  # as written by hand: CreateTopics refuses it
-        cluster.zookeeper.make(znodes.topic_config_path("broken"), nonsense)
-        strict, broken = TopicPartition("strict", 0), TopicPartition("broken", 0)
-        await cluster.has(broken, 1, [1, 2, 3])
-        cluster.brokers[3].kill()
-        office.suspect(cluster.brokers[3])
-        await cluster.has(strict, 1, [1, 2])
-        await cluster.has(broken, 1, [1, 2])
-        assert (cluster.state(strict).eligible, cluster.state(broken).eligible) == ((3,), ())
-        assert cluster.state(strict).eligible_epochs == (cluster.brokers[3].epoch,)
-        notes = [note for entry in office.entries for note in entry.get("notes", [])]
-        assert "topic broken has min.insync.replicas='many', not a number of replicas: correct it" in notes
-        await cluster.until(lambda: cluster.brokers[1].roles[strict].eligible == [3])
-
-    simulate(scenario)
+@run_by(simulate)
+async def test_settings_are_read_where_an_isr_shrinks_and_nonsense_in_them_is_named(cluster: Cluster, /) -> None:
+    office = await cluster.start([1, 2, 3])
+    await office.create("strict", (1, 2, 3), config={"min.insync.replicas": "3"})
+    await office.create("broken", (1, 2, 3))
+    nonsense = znodes.encode_config({"min.insync.replicas": "many"})  # as written by hand: CreateTopics refuses it
+    cluster.zookeeper.make(znodes.topic_config_path("broken"), nonsense)
+    strict, broken = TopicPartition("strict", 0), TopicPartition("broken", 0)
+    await cluster.has(broken, 1, [1, 2, 3])
+    cluster.brokers[3].kill()
+    office.suspect(cluster.brokers[3])
+    await cluster.has(strict, 1, [1, 2])
+    await cluster.has(broken, 1, [1, 2])
+    assert (cluster.state(strict).eligible, cluster.state(broken).eligible) == ((3,), ())
+    assert cluster.state(strict).eligible_epochs == (cluster.brokers[3].epoch,)
+    notes = [note for entry in office.entries for note in entry.get("notes", [])]
+    assert "topic broken has min.insync.replicas='many', not a number of replicas: correct it" in notes
+    await cluster.until(lambda: cluster.brokers[1].roles[strict].eligible == [3])
 
 
-def test_all_brokers_killed_and_restarted_lead_in_new_epochs_whoever_is_controller() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        office = await cluster.start([1, 2])
-        await office.create("orders", (1, 2))
-        await cluster.has(ORDERS_0, 1, [1, 2])
-        office.kill()
-        for broker_id in (1, 2):
-            cluster.brokers[broker_id].kill()
-            await cluster.brokers[broker_id].start()
-        before = cluster.state(ORDERS_0)
-        await cluster.elect(101)
-        await cluster.until(lambda: cluster.state(ORDERS_0).leader_epoch > before.leader_epoch)
-        after = cluster.state(ORDERS_0)
-        assert (after.leader, after.isr) == (1, (1, 2))
-        assert after.isr_epochs == (cluster.brokers[1].epoch, before.isr_epochs[1])
-
-    simulate(scenario)
+@run_by(simulate)
+async def test_all_brokers_killed_and_restarted_lead_in_new_epochs_whoever_is_controller(cluster: Cluster, /) -> None:
+    office = await cluster.start([1, 2])
+    await office.create("orders", (1, 2))
+    await cluster.has(ORDERS_0, 1, [1, 2])
+    office.kill()
+    for broker_id in (1, 2):
+        cluster.brokers[broker_id].kill()
+        await cluster.brokers[broker_id].start()
+    before = cluster.state(ORDERS_0)
+    await cluster.elect(101)
+    await cluster.until(lambda: cluster.state(ORDERS_0).leader_epoch > before.leader_epoch)
+    after = cluster.state(ORDERS_0)
+    assert (after.leader, after.isr) == (1, (1, 2))
+    assert after.isr_epochs == (cluster.brokers[1].epoch, before.isr_epochs[1])

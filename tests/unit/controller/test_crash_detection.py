@@ -12,6 +12,7 @@ from minibroker.controller.governing.crash_detection import PROMPT_S, PROVEN_S, 
 from minibroker.protocol.model import CONTROL_LISTENER, Endpoint, RegisteredBroker
 from minibroker.protocol.world import Incoming, Network
 from minibroker.protocol.world.real import RealClock, RealNetwork
+from tests.running import run_by
 from tests.waiting import until
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -90,200 +91,181 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(body())
 
 
-def test_a_killed_process_is_suspected_long_before_the_detection_time_is_over() -> None:
-    async def test() -> None:
-        fake = FakeBroker()
-        port = await fake.listen()
-        async with watching(detection_ms=600_000) as (detector, suspected):
-            detector.follow([broker(port)])
-            await until(lambda: len(fake.peers) == 1)
-            await fake.die()
-            await until(lambda: bool(suspected))
-            assert [s[:2] for s in suspected] == [(1, 1)]
-            assert "refuses" in suspected[0][2]
-
-    run(test)
-
-
-def test_a_broker_that_was_never_there_is_suspected_too() -> None:
-    async def test() -> None:
-        fake = FakeBroker()
-        port = await fake.listen()
+@run_by(run)
+async def test_a_killed_process_is_suspected_long_before_the_detection_time_is_over() -> None:
+    fake = FakeBroker()
+    port = await fake.listen()
+    async with watching(detection_ms=600_000) as (detector, suspected):
+        detector.follow([broker(port)])
+        await until(lambda: len(fake.peers) == 1)
         await fake.die()
-        async with watching(detection_ms=600_000) as (detector, suspected):
-            detector.follow([broker(port)])
-            await until(lambda: bool(suspected))
-
-    run(test)
+        await until(lambda: bool(suspected))
+        assert [s[:2] for s in suspected] == [(1, 1)]
+        assert "refuses" in suspected[0][2]
 
 
-def test_a_dropped_connection_alone_is_no_crash() -> None:
-    async def test() -> None:
-        fake = FakeBroker()
-        port = await fake.listen()
-        async with watching(detection_ms=500) as (detector, suspected):
-            detector.follow([broker(port)])
-            await until(lambda: len(fake.peers) == 1)
-            fake.drop()
-            await until(lambda: fake.accepted == 2)
-            assert not suspected
-        await fake.die()
-
-    run(test)
+@run_by(run)
+async def test_a_broker_that_was_never_there_is_suspected_too() -> None:
+    fake = FakeBroker()
+    port = await fake.listen()
+    await fake.die()
+    async with watching(detection_ms=600_000) as (detector, suspected):
+        detector.follow([broker(port)])
+        await until(lambda: bool(suspected))
 
 
-def test_a_broker_that_accepts_and_closes_for_the_whole_detection_time_is_suspected() -> None:
-    async def test() -> None:
-        fake = FakeBroker()
-        fake.closes_at_once = True
-        port = await fake.listen()
-        async with watching(detection_ms=200) as (detector, suspected):
-            detector.follow([broker(port)])
-            await until(lambda: bool(suspected))
-            assert "closes" in suspected[0][2]
-        await fake.die()
+@run_by(run)
+async def test_a_dropped_connection_alone_is_no_crash() -> None:
+    fake = FakeBroker()
+    port = await fake.listen()
+    async with watching(detection_ms=500) as (detector, suspected):
+        detector.follow([broker(port)])
+        await until(lambda: len(fake.peers) == 1)
+        fake.drop()
+        await until(lambda: fake.accepted == 2)
+        assert not suspected
+    await fake.die()
 
-    run(test)
+
+@run_by(run)
+async def test_a_broker_that_accepts_and_closes_for_the_whole_detection_time_is_suspected() -> None:
+    fake = FakeBroker()
+    fake.closes_at_once = True
+    port = await fake.listen()
+    async with watching(detection_ms=200) as (detector, suspected):
+        detector.follow([broker(port)])
+        await until(lambda: bool(suspected))
+        assert "closes" in suspected[0][2]
+    await fake.die()
 
 
 @pytest.mark.slow
-def test_each_epoch_is_suspected_once_and_one_that_comes_back_unreachable_takes_four_times_as_long_each_time() -> None:
-    async def test() -> None:
-        fake = FakeBroker()
-        port = await fake.listen()
-        await fake.die()
-        async with watching(detection_ms=100) as (detector, suspected):
-            lasted_s = []
-            for epoch in (1, 2, 3):
-                start_s = RealClock().monotonic()
-                detector.follow([broker(port, epoch)])
-                detector.follow([broker(port, epoch)])
-                await until(lambda epoch=epoch: len(suspected) >= epoch)  # type: ignore[misc]
-                lasted_s.append(RealClock().monotonic() - start_s)
-            assert [s[1] for s in suspected] == [1, 2, 3]
-            assert lasted_s[1] >= 0.4
-            assert lasted_s[2] >= 1.6
-
-    run(test)
+@run_by(run)
+async def test_an_epoch_is_suspected_once_and_one_unreachable_again_takes_four_times_as_long_each_time() -> None:
+    fake = FakeBroker()
+    port = await fake.listen()
+    await fake.die()
+    async with watching(detection_ms=100) as (detector, suspected):
+        lasted_s = []
+        for epoch in (1, 2, 3):
+            start_s = RealClock().monotonic()
+            detector.follow([broker(port, epoch)])
+            detector.follow([broker(port, epoch)])
+            await until(lambda epoch=epoch: len(suspected) >= epoch)  # type: ignore[misc]
+            lasted_s.append(RealClock().monotonic() - start_s)
+        assert [s[1] for s in suspected] == [1, 2, 3]
+        assert lasted_s[1] >= 0.4
+        assert lasted_s[2] >= 1.6
 
 
-def test_suspicions_of_a_broker_count_also_where_it_is_followed_anew_in_the_same_epoch() -> None:
+@run_by(run)
+async def test_suspicions_of_a_broker_count_also_where_it_is_followed_anew_in_the_same_epoch() -> None:
     """As when a controller suspects it and is deposed by it, or when it is elected again after it was removed."""
 
-    async def test() -> None:
-        fake = FakeBroker()
-        port = await fake.listen()
+    fake = FakeBroker()
+    port = await fake.listen()
+    await fake.die()
+    async with watching(detection_ms=100) as (detector, suspected):
+        detector.follow([broker(port)])
+        await until(lambda: len(suspected) == 1)
+        start_s = RealClock().monotonic()
+        detector.follow([])
+        detector.follow([broker(port)])
+        await until(lambda: len(suspected) == 2)
+        assert RealClock().monotonic() - start_s >= 0.4
+
+
+@run_by(run)
+async def test_a_broker_that_came_back_is_suspected_at_once_again_after_a_connection_has_stood() -> None:
+    fake = FakeBroker()
+    port = await fake.listen()
+    await fake.die()
+    async with watching(detection_ms=600_000) as (detector, suspected):
+        detector.follow([broker(port, epoch=1)])
+        await until(lambda: len(suspected) == 1)
+        await fake.listen(port)
+        detector.follow([broker(port, epoch=2)])
+        await until(lambda: len(fake.peers) == 1)
+        await asyncio.sleep(2 * PROVEN_S)  # it has to stand for a while
         await fake.die()
-        async with watching(detection_ms=100) as (detector, suspected):
-            detector.follow([broker(port)])
-            await until(lambda: len(suspected) == 1)
-            start_s = RealClock().monotonic()
-            detector.follow([])
-            detector.follow([broker(port)])
-            await until(lambda: len(suspected) == 2)
-            assert RealClock().monotonic() - start_s >= 0.4
-
-    run(test)
+        await until(lambda: len(suspected) == 2)
 
 
-def test_a_broker_that_came_back_is_suspected_at_once_again_after_a_connection_has_stood() -> None:
-    async def test() -> None:
-        fake = FakeBroker()
-        port = await fake.listen()
-        await fake.die()
-        async with watching(detection_ms=600_000) as (detector, suspected):
-            detector.follow([broker(port, epoch=1)])
-            await until(lambda: len(suspected) == 1)
-            await fake.listen(port)
-            detector.follow([broker(port, epoch=2)])
-            await until(lambda: len(fake.peers) == 1)
-            await asyncio.sleep(2 * PROVEN_S)  # it has to stand for a while
-            await fake.die()
-            await until(lambda: len(suspected) == 2)
-
-    run(test)
-
-
-def test_a_connection_that_stood_counts_also_where_its_watch_ended_before_it() -> None:
+@run_by(run)
+async def test_a_connection_that_stood_counts_also_where_its_watch_ended_before_it() -> None:
     """As when the session of a broker ends: it registers again, and its connection has no time to break."""
 
-    async def test() -> None:
-        fake = FakeBroker()
-        port = await fake.listen()
+    fake = FakeBroker()
+    port = await fake.listen()
+    await fake.die()
+    async with watching(detection_ms=600_000) as (detector, suspected):
+        detector.follow([broker(port, epoch=1)])
+        await until(lambda: len(suspected) == 1)
+        await fake.listen(port)
+        detector.follow([broker(port, epoch=2)])
+        await until(lambda: len(fake.peers) == 1)
+        await asyncio.sleep(2 * PROVEN_S)  # it has to stand for a while
+        detector.follow([])
         await fake.die()
-        async with watching(detection_ms=600_000) as (detector, suspected):
-            detector.follow([broker(port, epoch=1)])
-            await until(lambda: len(suspected) == 1)
-            await fake.listen(port)
-            detector.follow([broker(port, epoch=2)])
-            await until(lambda: len(fake.peers) == 1)
-            await asyncio.sleep(2 * PROVEN_S)  # it has to stand for a while
-            detector.follow([])
-            await fake.die()
-            detector.follow([broker(port, epoch=3)])
-            await until(lambda: len(suspected) == 2)
-
-    run(test)
+        detector.follow([broker(port, epoch=3)])
+        await until(lambda: len(suspected) == 2)
 
 
-def test_a_detector_without_zookeeper_suspects_no_broker_and_looks_again_when_it_is_back() -> None:
-    async def test() -> None:
-        fake = FakeBroker()
-        port = await fake.listen()
-        answers, asked = asyncio.Event(), asyncio.Event()
+@run_by(run)
+async def test_a_detector_without_zookeeper_suspects_no_broker_and_looks_again_when_it_is_back() -> None:
+    fake = FakeBroker()
+    port = await fake.listen()
+    answers, asked = asyncio.Event(), asyncio.Event()
+    answers.set()
+
+    async def in_touch() -> None:
+        asked.set()
+        await answers.wait()
+
+    async with watching(detection_ms=600_000, in_touch=in_touch) as (detector, suspected):
+        detector.follow([broker(port)])
+        await until(lambda: len(fake.peers) == 1)
+        answers.clear()
+        asked.clear()
+        await fake.die()
+        await asked.wait()
+        await asyncio.sleep(2 * PROMPT_S)  # no answer for longer than a prompt one takes
+        await fake.listen(port)
         answers.set()
+        await until(lambda: len(fake.peers) == 1)
+        assert not suspected
+        await fake.die()
+        await until(lambda: bool(suspected))
 
-        async def in_touch() -> None:
-            asked.set()
+
+@run_by(run)
+async def test_a_broker_is_looked_for_again_where_another_ones_watch_found_out_that_zookeeper_was_slow() -> None:
+    asks = 0
+    answers = asyncio.Event()
+    second_is_looked_for, first_is_suspected = 3, 6
+
+    async def in_touch() -> None:
+        nonlocal asks
+        asks += 1
+        if asks in (second_is_looked_for, first_is_suspected):
             await answers.wait()
 
-        async with watching(detection_ms=600_000, in_touch=in_touch) as (detector, suspected):
-            detector.follow([broker(port)])
-            await until(lambda: len(fake.peers) == 1)
-            answers.clear()
-            asked.clear()
-            await fake.die()
-            await asked.wait()
-            await asyncio.sleep(2 * PROMPT_S)  # no answer for longer than a prompt one takes
-            await fake.listen(port)
-            answers.set()
-            await until(lambda: len(fake.peers) == 1)
-            assert not suspected
-            await fake.die()
-            await until(lambda: bool(suspected))
-
-    run(test)
+    fakes = [FakeBroker(), FakeBroker()]
+    first, second = [await fake.listen() for fake in fakes]
+    async with watching(detection_ms=600_000, in_touch=in_touch) as (detector, suspected):
+        detector.follow([broker(first), broker(second, broker_id=2)])
+        await until(lambda: all(fake.peers for fake in fakes))
+        await fakes[1].die()
+        await until(lambda: asks == second_is_looked_for)
+        await asyncio.sleep(2 * PROMPT_S)  # no answer for longer than a prompt one takes
+        await fakes[0].die()
+        await until(lambda: asks == first_is_suspected)
+        answers.set()
+        await until(lambda: len(suspected) == 2)
 
 
-def test_a_broker_is_looked_for_again_where_another_ones_watch_found_out_that_zookeeper_was_slow() -> None:
-    async def test() -> None:
-        asks = 0
-        answers = asyncio.Event()
-        second_is_looked_for, first_is_suspected = 3, 6
-
-        async def in_touch() -> None:
-            nonlocal asks
-            asks += 1
-            if asks in (second_is_looked_for, first_is_suspected):
-                await answers.wait()
-
-        fakes = [FakeBroker(), FakeBroker()]
-        first, second = [await fake.listen() for fake in fakes]
-        async with watching(detection_ms=600_000, in_touch=in_touch) as (detector, suspected):
-            detector.follow([broker(first), broker(second, broker_id=2)])
-            await until(lambda: all(fake.peers for fake in fakes))
-            await fakes[1].die()
-            await until(lambda: asks == second_is_looked_for)
-            await asyncio.sleep(2 * PROMPT_S)  # no answer for longer than a prompt one takes
-            await fakes[0].die()
-            await until(lambda: asks == first_is_suspected)
-            answers.set()
-            await until(lambda: len(suspected) == 2)
-
-    run(test)
-
-
-def test_a_name_that_is_gone_counts_as_refused_where_a_connection_stood_also_for_a_probe() -> None:
+@run_by(run)
+async def test_a_name_that_is_gone_counts_as_refused_where_a_connection_stood_also_for_a_probe() -> None:
     class Names(RealNetwork):
         is_gone = False
 
@@ -292,36 +274,31 @@ def test_a_name_that_is_gone_counts_as_refused_where_a_connection_stood_also_for
                 raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
             return await super().connect(host, port, factory)
 
-    async def test() -> None:
-        fake, network = FakeBroker(), Names()
-        port = await fake.listen()
-        async with watching(detection_ms=600_000, network=network) as (detector, suspected):
-            detector.follow([broker(port)])
-            await until(lambda: len(fake.peers) == 1)
-            await asyncio.sleep(2 * PROVEN_S)  # it has to stand for a while
-            network.is_gone = True
-            await fake.die()
-            await until(lambda: bool(suspected))
-            assert "Name or service not known" in suspected[0][2]
-            # As where it removed a crashed controller and takes its office: it need not find out again.
-            detector.follow([])
-            assert await detector.probe([broker(port)]) == [1]
-
-    run(test)
+    fake, network = FakeBroker(), Names()
+    port = await fake.listen()
+    async with watching(detection_ms=600_000, network=network) as (detector, suspected):
+        detector.follow([broker(port)])
+        await until(lambda: len(fake.peers) == 1)
+        await asyncio.sleep(2 * PROVEN_S)  # it has to stand for a while
+        network.is_gone = True
+        await fake.die()
+        await until(lambda: bool(suspected))
+        assert "Name or service not known" in suspected[0][2]
+        # As where it removed a crashed controller and takes its office: it need not find out again.
+        detector.follow([])
+        assert await detector.probe([broker(port)]) == [1]
 
 
-def test_a_probe_names_those_that_refuse_and_no_others() -> None:
-    async def test() -> None:
-        alive, dead = FakeBroker(), FakeBroker()
-        alive_port, dead_port = await alive.listen(), await dead.listen()
-        await dead.die()
-        async with watching(detection_ms=5_000) as (detector, suspected):
-            brokers = [
-                broker(alive_port),
-                RegisteredBroker(2, 1, (Endpoint(CONTROL_LISTENER, "127.0.0.1", dead_port),)),
-            ]
-            assert await detector.probe(brokers) == [2]
-            assert not suspected
-        await alive.die()
-
-    run(test)
+@run_by(run)
+async def test_a_probe_names_those_that_refuse_and_no_others() -> None:
+    alive, dead = FakeBroker(), FakeBroker()
+    alive_port, dead_port = await alive.listen(), await dead.listen()
+    await dead.die()
+    async with watching(detection_ms=5_000) as (detector, suspected):
+        brokers = [
+            broker(alive_port),
+            RegisteredBroker(2, 1, (Endpoint(CONTROL_LISTENER, "127.0.0.1", dead_port),)),
+        ]
+        assert await detector.probe(brokers) == [2]
+        assert not suspected
+    await alive.die()

@@ -38,6 +38,7 @@ from minibroker.protocol.znodes import (
     encode_broker,
     encode_cluster_id,
 )
+from tests.running import run_by
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.network import ProcessNetwork
 from tests.simulation.simulator.world import Simulation, VirtualWorld
@@ -184,125 +185,111 @@ def test_whose_node_it_is_for_session_a_after_session_b(
 # --- Registering ---
 
 
-def test_a_broker_is_registered_with_its_endpoints_and_the_node_is_its_epoch() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        broker = await Run(cluster, "host-1", 9092).start()
-        stat = cluster.zookeeper.stat(PATH)
-        recorded = decode_broker(1, cluster.zookeeper.data(PATH), stat.czxid)
-        assert (recorded.endpoints, recorded.rack) == (broker.endpoints, "r1")
-        assert broker.registration.broker_epoch == stat.czxid
-        assert broker.heard == [f"{stat.ephemeral_owner:x} {stat.czxid}"]
-        assert set(PERSISTENT_PATHS) <= set(cluster.zookeeper.paths())
-        await broker.close()
-        assert not cluster.zookeeper.has(PATH)
-        assert len(broker.heard) == 1
-
-    simulate(scenario)
+@run_by(simulate)
+async def test_a_broker_is_registered_with_its_endpoints_and_the_node_is_its_epoch(cluster: Cluster, /) -> None:
+    broker = await Run(cluster, "host-1", 9092).start()
+    stat = cluster.zookeeper.stat(PATH)
+    recorded = decode_broker(1, cluster.zookeeper.data(PATH), stat.czxid)
+    assert (recorded.endpoints, recorded.rack) == (broker.endpoints, "r1")
+    assert broker.registration.broker_epoch == stat.czxid
+    assert broker.heard == [f"{stat.ephemeral_owner:x} {stat.czxid}"]
+    assert set(PERSISTENT_PATHS) <= set(cluster.zookeeper.paths())
+    await broker.close()
+    assert not cluster.zookeeper.has(PATH)
+    assert len(broker.heard) == 1
 
 
-def test_every_persistent_znode_of_a_kafka_cluster_is_there() -> None:
+@run_by(simulate)
+async def test_every_persistent_znode_of_a_kafka_cluster_is_there(cluster: Cluster, /) -> None:
     """Kafka's `ZkData.PersistentZkPaths`, for tools that look for them."""
 
-    async def scenario(cluster: Cluster) -> None:
-        broker = await Run(cluster, "host-1", 9092).start()
-        assert {
-            "/consumers",
-            "/brokers/ids",
-            "/brokers/topics",
-            "/config/changes",
-            "/admin/delete_topics",
-            "/brokers/seqid",
-            "/isr_change_notification",
-            "/latest_producer_id_block",
-            "/log_dir_event_notification",
-            "/config/topics",
-            "/config/clients",
-            "/config/users",
-            "/config/brokers",
-            "/config/ips",
-        } <= set(cluster.zookeeper.paths())
-        await broker.close()
-
-    simulate(scenario)
+    broker = await Run(cluster, "host-1", 9092).start()
+    assert {
+        "/consumers",
+        "/brokers/ids",
+        "/brokers/topics",
+        "/config/changes",
+        "/admin/delete_topics",
+        "/brokers/seqid",
+        "/isr_change_notification",
+        "/latest_producer_id_block",
+        "/log_dir_event_notification",
+        "/config/topics",
+        "/config/clients",
+        "/config/users",
+        "/config/brokers",
+        "/config/ips",
+    } <= set(cluster.zookeeper.paths())
+    await broker.close()
 
 
-def test_a_registration_says_since_when_the_brokers_data_can_be_trusted_and_the_next_one_the_same() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        broker = await Run(cluster, "host-1", 9092).start()
-        first = cluster.zookeeper.stat(PATH).czxid
-        assert decode_broker(1, cluster.zookeeper.data(PATH), first).trusted_since == first
-        broker.session.expire()
-        await cluster.until(lambda: broker.registration.broker_epoch > first and broker.holds_the_node())
-        second = cluster.zookeeper.stat(PATH).czxid
-        assert decode_broker(1, cluster.zookeeper.data(PATH), second).trusted_since == first
-
-    simulate(scenario)
-
-
-def test_brokers_agree_on_the_cluster_id_and_know_it_before_they_register() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        runs = [Run(cluster, f"host-{i}", 9092, i) for i in (1, 2, 3)]
-        registrations = [r.make() for r in runs]
-        await asyncio.gather(*(r.world.process.run(g.connect()) for r, g in zip(runs, registrations, strict=True)))
-        assert len({g.cluster_id for g in registrations}) == 1
-        assert cluster.zookeeper.names("/brokers/ids") == []
-        assert {g.broker_epoch for g in registrations} == {NO_EPOCH}
-
-    simulate(scenario)
+@run_by(simulate)
+async def test_a_registration_says_since_when_the_brokers_data_can_be_trusted_and_the_next_one_the_same(
+    cluster: Cluster, /
+) -> None:
+    broker = await Run(cluster, "host-1", 9092).start()
+    first = cluster.zookeeper.stat(PATH).czxid
+    assert decode_broker(1, cluster.zookeeper.data(PATH), first).trusted_since == first
+    broker.session.expire()
+    await cluster.until(lambda: broker.registration.broker_epoch > first and broker.holds_the_node())
+    second = cluster.zookeeper.stat(PATH).czxid
+    assert decode_broker(1, cluster.zookeeper.data(PATH), second).trusted_since == first
 
 
-def test_where_no_zookeeper_answers_connecting_fails_and_names_it() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        cluster.zookeeper.reachable = False
-        with pytest.raises(ConnectionLoss, match="zookeeper:2181"):
-            await Run(cluster, "host-1", 9092).start()
-
-    simulate(scenario)
-
-
-def test_a_broker_restarted_at_once_replaces_its_own_old_node_at_once() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        cluster.zookeeper.make(CONTROLLER_EPOCH, b"3")
-        writes: list[Operation] = []
-        cluster.zookeeper.after = lambda _, operations: writes.extend(operations)
-        first = await Run(cluster, "host-1", 9092).start()
-        epoch = first.registration.broker_epoch
-        first.world.process.kill()
-        killed_at = cluster.now
-        assert cluster.zookeeper.has(PATH)
-        second = await Run(cluster, "host-1", 9092).start()
-        assert cluster.now - killed_at < 0.5
-        assert second.registration.broker_epoch > epoch
-        assert [type(operation) for operation in writes[-3:]] == [Check, Delete, Create]
-        await asyncio.sleep(10)  # the old session expires meanwhile, and takes nothing with it
-        assert second.holds_the_node()
-        assert len(second.heard) == 1
-
-    simulate(scenario)
+@run_by(simulate)
+async def test_brokers_agree_on_the_cluster_id_and_know_it_before_they_register(cluster: Cluster, /) -> None:
+    runs = [Run(cluster, f"host-{i}", 9092, i) for i in (1, 2, 3)]
+    registrations = [r.make() for r in runs]
+    await asyncio.gather(*(r.world.process.run(g.connect()) for r, g in zip(runs, registrations, strict=True)))
+    assert len({g.cluster_id for g in registrations}) == 1
+    assert cluster.zookeeper.names("/brokers/ids") == []
+    assert {g.broker_epoch for g in registrations} == {NO_EPOCH}
 
 
-def test_a_broker_restarted_with_another_port_finds_that_nobody_is_at_the_old_one() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        first = await Run(cluster, "host-1", 9092).start()
-        first.world.process.kill()
-        killed_at = cluster.now
-        second = await Run(cluster, "host-1", 9192).start()
-        assert second.holds_the_node()
-        assert cluster.now - killed_at < 0.5
-
-    simulate(scenario)
+@run_by(simulate)
+async def test_where_no_zookeeper_answers_connecting_fails_and_names_it(cluster: Cluster, /) -> None:
+    cluster.zookeeper.reachable = False
+    with pytest.raises(ConnectionLoss, match="zookeeper:2181"):
+        await Run(cluster, "host-1", 9092).start()
 
 
-def test_the_id_of_a_live_broker_is_refused_and_its_node_left_alone() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        first = await Run(cluster, "host-1", 9092).start()
-        with pytest.raises(BrokerIdTaken, match=r"broker id 1 is taken by host-1:9092, host-1:9093: .* or stop that"):
-            await Run(cluster, "host-2", 9092).start()
-        await asyncio.sleep(1)
-        assert first.holds_the_node()
-        assert len(first.heard) == 1
+@run_by(simulate)
+async def test_a_broker_restarted_at_once_replaces_its_own_old_node_at_once(cluster: Cluster, /) -> None:
+    cluster.zookeeper.make(CONTROLLER_EPOCH, b"3")
+    writes: list[Operation] = []
+    cluster.zookeeper.after = lambda _, operations: writes.extend(operations)
+    first = await Run(cluster, "host-1", 9092).start()
+    epoch = first.registration.broker_epoch
+    first.world.process.kill()
+    killed_at = cluster.now
+    assert cluster.zookeeper.has(PATH)
+    second = await Run(cluster, "host-1", 9092).start()
+    assert cluster.now - killed_at < 0.5
+    assert second.registration.broker_epoch > epoch
+    assert [type(operation) for operation in writes[-3:]] == [Check, Delete, Create]
+    await asyncio.sleep(10)  # the old session expires meanwhile, and takes nothing with it
+    assert second.holds_the_node()
+    assert len(second.heard) == 1
 
-    simulate(scenario)
+
+@run_by(simulate)
+async def test_a_broker_restarted_with_another_port_finds_that_nobody_is_at_the_old_one(cluster: Cluster, /) -> None:
+    first = await Run(cluster, "host-1", 9092).start()
+    first.world.process.kill()
+    killed_at = cluster.now
+    second = await Run(cluster, "host-1", 9192).start()
+    assert second.holds_the_node()
+    assert cluster.now - killed_at < 0.5
+
+
+@run_by(simulate)
+async def test_the_id_of_a_live_broker_is_refused_and_its_node_left_alone(cluster: Cluster, /) -> None:
+    first = await Run(cluster, "host-1", 9092).start()
+    with pytest.raises(BrokerIdTaken, match=r"broker id 1 is taken by host-1:9092, host-1:9093: .* or stop that"):
+        await Run(cluster, "host-2", 9092).start()
+    await asyncio.sleep(1)
+    assert first.holds_the_node()
+    assert len(first.heard) == 1
 
 
 SECRETS = (None, b"a secret of sixteen", b"another one of them")
@@ -310,98 +297,82 @@ SECRETS = (None, b"a secret of sixteen", b"another one of them")
 
 @pytest.mark.parametrize("theirs", SECRETS)
 @pytest.mark.parametrize("mine", SECRETS)
-def test_a_broker_whose_secret_is_not_that_of_the_others_does_not_register(
-    mine: bytes | None, theirs: bytes | None
+@run_by(simulate)
+async def test_a_broker_whose_secret_is_not_that_of_the_others_does_not_register(
+    cluster: Cluster, /, mine: bytes | None, theirs: bytes | None
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        first = await Run(cluster, "host-1", 9092, secret=theirs).start()
-        second = Run(cluster, "host-2", 9092, broker_id=2, secret=mine)
-        if mine == theirs:
+    first = await Run(cluster, "host-1", 9092, secret=theirs).start()
+    second = Run(cluster, "host-2", 9092, broker_id=2, secret=mine)
+    if mine == theirs:
+        await second.start()
+    else:
+        with pytest.raises(SecretDiffers, match="give all brokers of a cluster the same broker.secret.file"):
             await second.start()
-        else:
-            with pytest.raises(SecretDiffers, match="give all brokers of a cluster the same broker.secret.file"):
-                await second.start()
-            assert "/brokers/ids/2" not in cluster.zookeeper.paths()
-        await second.close()
-        await first.close()
-
-    simulate(scenario)
+        assert "/brokers/ids/2" not in cluster.zookeeper.paths()
+    await second.close()
+    await first.close()
 
 
-def test_a_broker_of_an_earlier_version_does_not_say_which_secret_it_has() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        cluster.zookeeper.make("/brokers/ids/7", encode_broker([Endpoint(DEFAULT_LISTENER, "elsewhere", 1)], None, 0))
-        broker = await Run(cluster, "host-1", 9092, secret=SECRETS[1]).start()
-        assert broker.holds_the_node()
-
-    simulate(scenario)
+@run_by(simulate)
+async def test_a_broker_of_an_earlier_version_does_not_say_which_secret_it_has(cluster: Cluster, /) -> None:
+    cluster.zookeeper.make("/brokers/ids/7", encode_broker([Endpoint(DEFAULT_LISTENER, "elsewhere", 1)], None, 0))
+    broker = await Run(cluster, "host-1", 9092, secret=SECRETS[1]).start()
+    assert broker.holds_the_node()
 
 
-def test_a_node_whose_broker_cannot_be_reached_is_waited_out() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        gone = (
-            await cluster.simulation.host("elsewhere").start_process().zookeeper.connect("zookeeper:2181", 6_000, 1_000)
-        )
-        for path in ("/brokers", "/brokers/ids"):
-            await gone.create(path, b"")
-        await gone.create(
-            PATH, encode_broker([Endpoint(DEFAULT_LISTENER, "no-such-host", 9092)], None, 0), ephemeral=True
-        )
-        asyncio.get_running_loop().call_later(5.0, cluster.zookeeper.sessions[0].expire)
-        began_at = cluster.now
-        broker = await Run(cluster, "host-1", 9092).start()
-        assert 5.0 <= cluster.now - began_at < 5.5
-        assert broker.holds_the_node()
-
-    simulate(scenario)
+@run_by(simulate)
+async def test_a_node_whose_broker_cannot_be_reached_is_waited_out(cluster: Cluster, /) -> None:
+    gone = await cluster.simulation.host("elsewhere").start_process().zookeeper.connect("zookeeper:2181", 6_000, 1_000)
+    for path in ("/brokers", "/brokers/ids"):
+        await gone.create(path, b"")
+    await gone.create(PATH, encode_broker([Endpoint(DEFAULT_LISTENER, "no-such-host", 9092)], None, 0), ephemeral=True)
+    asyncio.get_running_loop().call_later(5.0, cluster.zookeeper.sessions[0].expire)
+    began_at = cluster.now
+    broker = await Run(cluster, "host-1", 9092).start()
+    assert 5.0 <= cluster.now - began_at < 5.5
+    assert broker.holds_the_node()
 
 
 @pytest.mark.parametrize("content", [encode_broker([Endpoint("X", "no-such-host", 1)], None, 0), b"garbage"])
-def test_a_node_whose_session_lives_on_is_another_brokers_reachable_or_not(content: bytes) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        other = (
-            await cluster.simulation.host("elsewhere").start_process().zookeeper.connect("zookeeper:2181", 6_000, 1_000)
-        )
-        for path in ("/brokers", "/brokers/ids"):
-            await other.create(path, b"")
-        await other.create(PATH, content, ephemeral=True)
-        began_at = cluster.now
-        with pytest.raises(BrokerIdTaken):
-            await Run(cluster, "host-1", 9092).start()
-        assert cluster.now - began_at >= SESSION_TIMEOUT_MS / 1000
-        assert cluster.zookeeper.stat(PATH).ephemeral_owner == other.session_id
-
-    simulate(scenario)
+@run_by(simulate)
+async def test_a_node_whose_session_lives_on_is_another_brokers_reachable_or_not(
+    cluster: Cluster, /, content: bytes
+) -> None:
+    other = await cluster.simulation.host("elsewhere").start_process().zookeeper.connect("zookeeper:2181", 6_000, 1_000)
+    for path in ("/brokers", "/brokers/ids"):
+        await other.create(path, b"")
+    await other.create(PATH, content, ephemeral=True)
+    began_at = cluster.now
+    with pytest.raises(BrokerIdTaken):
+        await Run(cluster, "host-1", 9092).start()
+    assert cluster.now - began_at >= SESSION_TIMEOUT_MS / 1000
+    assert cluster.zookeeper.stat(PATH).ephemeral_owner == other.session_id
 
 
-def test_a_node_made_by_hand_is_to_be_deleted_by_hand() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        cluster.zookeeper.make(PATH, encode_broker([Endpoint(DEFAULT_LISTENER, "no-such-host", 1)], None, 0))
-        with pytest.raises(BrokerIdTaken, match="delete the znode /brokers/ids/1"):
-            await Run(cluster, "host-1", 9092).start()
-
-    simulate(scenario)
+@run_by(simulate)
+async def test_a_node_made_by_hand_is_to_be_deleted_by_hand(cluster: Cluster, /) -> None:
+    cluster.zookeeper.make(PATH, encode_broker([Endpoint(DEFAULT_LISTENER, "no-such-host", 1)], None, 0))
+    with pytest.raises(BrokerIdTaken, match="delete the znode /brokers/ids/1"):
+        await Run(cluster, "host-1", 9092).start()
 
 
-def test_a_stale_node_is_judged_again_where_a_controller_was_elected_meanwhile() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        cluster.zookeeper.make(CONTROLLER_EPOCH, b"3")
-        first = await Run(cluster, "host-1", 9092).start()
-        first.world.process.kill()
-        elected = 0
+@run_by(simulate)
+async def test_a_stale_node_is_judged_again_where_a_controller_was_elected_meanwhile(cluster: Cluster, /) -> None:
+    cluster.zookeeper.make(CONTROLLER_EPOCH, b"3")
+    first = await Run(cluster, "host-1", 9092).start()
+    first.world.process.kill()
+    elected = 0
 
-        def elect(_: VirtualSession, operations: Sequence[Operation]) -> None:
-            nonlocal elected
-            if any(isinstance(operation, Delete) for operation in operations) and not elected:
-                elected += 1
-                cluster.zookeeper.make(CONTROLLER_EPOCH, b"4")
+    def elect(_: VirtualSession, operations: Sequence[Operation]) -> None:
+        nonlocal elected
+        if any(isinstance(operation, Delete) for operation in operations) and not elected:
+            elected += 1
+            cluster.zookeeper.make(CONTROLLER_EPOCH, b"4")
 
-        cluster.zookeeper.before = elect
-        second = await Run(cluster, "host-1", 9092).start()
-        assert elected == 1
-        assert second.holds_the_node()
-
-    simulate(scenario)
+    cluster.zookeeper.before = elect
+    second = await Run(cluster, "host-1", 9092).start()
+    assert elected == 1
+    assert second.holds_the_node()
 
 
 class SwappingNetwork(ProcessNetwork):
@@ -426,193 +397,171 @@ class SwappingNetwork(ProcessNetwork):
         raise ConnectionRefusedError(f"{host}:{port}")
 
 
-def test_a_node_that_was_made_anew_while_the_old_one_was_judged_is_left_alone() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        crashed = await Run(cluster, "host-1", 9092).start()
-        crashed.world.process.kill()
-        restarted = Run(cluster, "host-1", 9092)
-        intruder = Run(cluster, "host-2", 9092)
+@run_by(simulate)
+async def test_a_node_that_was_made_anew_while_the_old_one_was_judged_is_left_alone(cluster: Cluster, /) -> None:
+    crashed = await Run(cluster, "host-1", 9092).start()
+    crashed.world.process.kill()
+    restarted = Run(cluster, "host-1", 9092)
+    intruder = Run(cluster, "host-2", 9092)
 
-        async def restart() -> None:
-            await restarted.start()
+    async def restart() -> None:
+        await restarted.start()
 
-        intruder.world.network = SwappingNetwork(intruder.world.network, len(crashed.endpoints), restart)
-        with pytest.raises(BrokerIdTaken):
-            await intruder.start()
-        assert restarted.holds_the_node()
-        assert len(restarted.heard) == 1
-
-    simulate(scenario)
+    intruder.world.network = SwappingNetwork(intruder.world.network, len(crashed.endpoints), restart)
+    with pytest.raises(BrokerIdTaken):
+        await intruder.start()
+    assert restarted.holds_the_node()
+    assert len(restarted.heard) == 1
 
 
-def test_a_registration_whose_answer_is_lost_is_found_and_not_repeated() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        def lose_the_answer(session: VirtualSession, operations: Sequence[Operation]) -> None:
-            if any(isinstance(operation, Create) and operation.path == PATH for operation in operations):
-                cluster.zookeeper.after = None
-                session.suspend()
-                asyncio.get_running_loop().call_later(0.5, session.resume)
+@run_by(simulate)
+async def test_a_registration_whose_answer_is_lost_is_found_and_not_repeated(cluster: Cluster, /) -> None:
+    def lose_the_answer(session: VirtualSession, operations: Sequence[Operation]) -> None:
+        if any(isinstance(operation, Create) and operation.path == PATH for operation in operations):
+            cluster.zookeeper.after = None
+            session.suspend()
+            asyncio.get_running_loop().call_later(0.5, session.resume)
 
-        cluster.zookeeper.after = lose_the_answer
-        broker = await Run(cluster, "host-1", 9092).start()
-        assert broker.holds_the_node()
-        assert broker.heard == ["suspended", f"{broker.session.session_id:x} {broker.registration.broker_epoch}"]
-
-    simulate(scenario)
+    cluster.zookeeper.after = lose_the_answer
+    broker = await Run(cluster, "host-1", 9092).start()
+    assert broker.holds_the_node()
+    assert broker.heard == ["suspended", f"{broker.session.session_id:x} {broker.registration.broker_epoch}"]
 
 
 # --- Staying registered ---
 
 
-def test_a_deleted_node_is_made_again_with_a_new_epoch_in_the_same_session() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        broker = await Run(cluster, "host-1", 9092).start()
-        session_id = broker.session.session_id
-        epochs = [broker.registration.broker_epoch]
-        for _ in range(3):
-            cluster.zookeeper.remove(PATH)
-            removed_at = cluster.now
-            await cluster.until(lambda: broker.holds_the_node() and broker.registration.broker_epoch > epochs[-1])
-            assert cluster.now - removed_at < 0.1
-            epochs.append(broker.registration.broker_epoch)
-        assert broker.heard == [f"{session_id:x} {epoch}" for epoch in epochs]
-
-    simulate(scenario)
-
-
-def test_a_lost_connection_changes_nothing_and_the_watch_is_set_again() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        broker = await Run(cluster, "host-1", 9092).start()
-        epoch = broker.registration.broker_epoch
-        broker.session.suspend()
-        await asyncio.sleep(3)
-        broker.session.resume()
-        await asyncio.sleep(1)
-        assert broker.holds_the_node()
-        assert broker.registration.broker_epoch == epoch
-        assert broker.heard[1:] == ["suspended"]
+@run_by(simulate)
+async def test_a_deleted_node_is_made_again_with_a_new_epoch_in_the_same_session(cluster: Cluster, /) -> None:
+    broker = await Run(cluster, "host-1", 9092).start()
+    session_id = broker.session.session_id
+    epochs = [broker.registration.broker_epoch]
+    for _ in range(3):
         cluster.zookeeper.remove(PATH)
-        await cluster.until(broker.holds_the_node)
-        assert broker.registration.broker_epoch > epoch
-
-    simulate(scenario)
-
-
-def test_a_node_deleted_while_the_connection_was_lost_is_made_again() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        broker = await Run(cluster, "host-1", 9092).start()
-        broker.session.suspend()
-        cluster.zookeeper.remove(PATH)
-        await asyncio.sleep(1)
-        broker.session.resume()
-        await cluster.until(broker.holds_the_node)
-        assert len(broker.heard) == 3
-
-    simulate(scenario)
+        removed_at = cluster.now
+        await cluster.until(lambda: broker.holds_the_node() and broker.registration.broker_epoch > epochs[-1])
+        assert cluster.now - removed_at < 0.1
+        epochs.append(broker.registration.broker_epoch)
+    assert broker.heard == [f"{session_id:x} {epoch}" for epoch in epochs]
 
 
-def test_an_expired_session_is_followed_by_another_and_a_new_registration() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        broker = await Run(cluster, "host-1", 9092).start()
-        cluster_id = broker.registration.cluster_id
-        first = broker.session
-        first.expire()
-        with pytest.raises(SessionExpired, match="broker 1 has no session"):
-            _ = broker.registration.session
-        await cluster.until(broker.holds_the_node)
-        second = broker.session
-        assert second is not first
-        assert broker.heard[1:] == ["expired", f"{second.session_id:x} {broker.registration.broker_epoch}"]
-        assert broker.registration.cluster_id == cluster_id
-
-    simulate(scenario)
-
-
-def test_a_session_that_expired_before_the_start_is_replaced() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        broker = Run(cluster, "host-1", 9092)
-        registration = broker.make()
-        await broker.world.process.run(registration.connect())
-        cluster.zookeeper.sessions[0].expire()
-        await broker.world.process.run(registration.start(broker.endpoints))
-        assert registration.session.session_id == cluster.zookeeper.stat(PATH).ephemeral_owner
-
-    simulate(scenario)
+@run_by(simulate)
+async def test_a_lost_connection_changes_nothing_and_the_watch_is_set_again(cluster: Cluster, /) -> None:
+    broker = await Run(cluster, "host-1", 9092).start()
+    epoch = broker.registration.broker_epoch
+    broker.session.suspend()
+    await asyncio.sleep(3)
+    broker.session.resume()
+    await asyncio.sleep(1)
+    assert broker.holds_the_node()
+    assert broker.registration.broker_epoch == epoch
+    assert broker.heard[1:] == ["suspended"]
+    cluster.zookeeper.remove(PATH)
+    await cluster.until(broker.holds_the_node)
+    assert broker.registration.broker_epoch > epoch
 
 
-def test_zookeeper_may_be_away_for_long_and_the_log_is_not_flooded(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        broker = await Run(cluster, "host-1", 9092).start()
-        cluster.zookeeper.reachable = False
-        broker.session.expire()
-        with caplog.at_level(logging.WARNING, "minibroker.registration"):
-            await asyncio.sleep(600)
-        assert 30 <= sum("has no ZooKeeper session" in message for message in caplog.messages) <= 61
-        cluster.zookeeper.reachable = True
-        await cluster.until(broker.holds_the_node)
-        assert not broker.failures
-
-    simulate(scenario)
+@run_by(simulate)
+async def test_a_node_deleted_while_the_connection_was_lost_is_made_again(cluster: Cluster, /) -> None:
+    broker = await Run(cluster, "host-1", 9092).start()
+    broker.session.suspend()
+    cluster.zookeeper.remove(PATH)
+    await asyncio.sleep(1)
+    broker.session.resume()
+    await cluster.until(broker.holds_the_node)
+    assert len(broker.heard) == 3
 
 
-def test_a_registered_broker_gives_way_to_a_newer_one_with_its_id_and_says_so() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        older = await Run(cluster, "host-1", 9092).start()
-        older.session.suspend()
-        cluster.zookeeper.remove(PATH)
-        newer = await Run(cluster, "host-2", 9092).start()
-        older.session.resume()
-        await cluster.until(lambda: bool(older.failures))
-        [failure] = older.failures
-        assert isinstance(failure, BrokerIdTaken)
-        assert "host-2:9092" in str(failure)
-        assert newer.holds_the_node()
-        assert len(newer.heard) == 1
-
-    simulate(scenario)
+@run_by(simulate)
+async def test_an_expired_session_is_followed_by_another_and_a_new_registration(cluster: Cluster, /) -> None:
+    broker = await Run(cluster, "host-1", 9092).start()
+    cluster_id = broker.registration.cluster_id
+    first = broker.session
+    first.expire()
+    with pytest.raises(SessionExpired, match="broker 1 has no session"):
+        _ = broker.registration.session
+    await cluster.until(broker.holds_the_node)
+    second = broker.session
+    assert second is not first
+    assert broker.heard[1:] == ["expired", f"{second.session_id:x} {broker.registration.broker_epoch}"]
+    assert broker.registration.cluster_id == cluster_id
 
 
-def test_a_new_session_at_another_cluster_is_a_failure_not_a_move() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        broker = await Run(cluster, "host-1", 9092).start()
-        cluster.zookeeper.make(CLUSTER_ID, encode_cluster_id("another"))
-        broker.session.expire()
-        await cluster.until(lambda: bool(broker.failures))
-        [failure] = broker.failures
-        assert isinstance(failure, ClusterIdChanged)
-        assert "another" in str(failure)
-        assert not cluster.zookeeper.has(PATH)
-
-    simulate(scenario)
+@run_by(simulate)
+async def test_a_session_that_expired_before_the_start_is_replaced(cluster: Cluster, /) -> None:
+    broker = Run(cluster, "host-1", 9092)
+    registration = broker.make()
+    await broker.world.process.run(registration.connect())
+    cluster.zookeeper.sessions[0].expire()
+    await broker.world.process.run(registration.start(broker.endpoints))
+    assert registration.session.session_id == cluster.zookeeper.stat(PATH).ephemeral_owner
 
 
-def test_a_wiped_zookeeper_gets_its_paths_and_the_same_cluster_id_again() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        broker = await Run(cluster, "host-1", 9092).start()
-        cluster_id = broker.registration.cluster_id
-        broker.session.suspend()
-        for name in cluster.zookeeper.names("/"):
-            cluster.zookeeper.remove(f"/{name}")
-        cluster.zookeeper.end(broker.session)
-        broker.session.resume()
-        await cluster.until(broker.holds_the_node)
-        assert broker.registration.cluster_id == cluster_id
-        assert cluster.zookeeper.data(CLUSTER_ID) == encode_cluster_id(cluster_id)
+@run_by(simulate)
+async def test_zookeeper_may_be_away_for_long_and_the_log_is_not_flooded(
+    cluster: Cluster, /, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = await Run(cluster, "host-1", 9092).start()
+    cluster.zookeeper.reachable = False
+    broker.session.expire()
+    with caplog.at_level(logging.WARNING, "minibroker.registration"):
+        await asyncio.sleep(600)
+    assert 30 <= sum("has no ZooKeeper session" in message for message in caplog.messages) <= 61
+    cluster.zookeeper.reachable = True
+    await cluster.until(broker.holds_the_node)
+    assert not broker.failures
 
-    simulate(scenario)
+
+@run_by(simulate)
+async def test_a_registered_broker_gives_way_to_a_newer_one_with_its_id_and_says_so(cluster: Cluster, /) -> None:
+    older = await Run(cluster, "host-1", 9092).start()
+    older.session.suspend()
+    cluster.zookeeper.remove(PATH)
+    newer = await Run(cluster, "host-2", 9092).start()
+    older.session.resume()
+    await cluster.until(lambda: bool(older.failures))
+    [failure] = older.failures
+    assert isinstance(failure, BrokerIdTaken)
+    assert "host-2:9092" in str(failure)
+    assert newer.holds_the_node()
+    assert len(newer.heard) == 1
 
 
-def test_closing_during_an_outage_ends_the_attempts_for_a_session() -> None:
-    async def scenario(cluster: Cluster) -> None:
-        broker = await Run(cluster, "host-1", 9092).start()
-        cluster.zookeeper.reachable = False
-        broker.session.expire()
-        await asyncio.sleep(5)
-        await broker.close()
-        cluster.zookeeper.reachable = True
-        await asyncio.sleep(5)
-        assert not cluster.zookeeper.has(PATH)
-        assert len(cluster.zookeeper.sessions) == 1
-        assert broker.heard[1:] == [SessionState.EXPIRED.value]
+@run_by(simulate)
+async def test_a_new_session_at_another_cluster_is_a_failure_not_a_move(cluster: Cluster, /) -> None:
+    broker = await Run(cluster, "host-1", 9092).start()
+    cluster.zookeeper.make(CLUSTER_ID, encode_cluster_id("another"))
+    broker.session.expire()
+    await cluster.until(lambda: bool(broker.failures))
+    [failure] = broker.failures
+    assert isinstance(failure, ClusterIdChanged)
+    assert "another" in str(failure)
+    assert not cluster.zookeeper.has(PATH)
 
-    simulate(scenario)
+
+@run_by(simulate)
+async def test_a_wiped_zookeeper_gets_its_paths_and_the_same_cluster_id_again(cluster: Cluster, /) -> None:
+    broker = await Run(cluster, "host-1", 9092).start()
+    cluster_id = broker.registration.cluster_id
+    broker.session.suspend()
+    for name in cluster.zookeeper.names("/"):
+        cluster.zookeeper.remove(f"/{name}")
+    cluster.zookeeper.end(broker.session)
+    broker.session.resume()
+    await cluster.until(broker.holds_the_node)
+    assert broker.registration.cluster_id == cluster_id
+    assert cluster.zookeeper.data(CLUSTER_ID) == encode_cluster_id(cluster_id)
+
+
+@run_by(simulate)
+async def test_closing_during_an_outage_ends_the_attempts_for_a_session(cluster: Cluster, /) -> None:
+    broker = await Run(cluster, "host-1", 9092).start()
+    cluster.zookeeper.reachable = False
+    broker.session.expire()
+    await asyncio.sleep(5)
+    await broker.close()
+    cluster.zookeeper.reachable = True
+    await asyncio.sleep(5)
+    assert not cluster.zookeeper.has(PATH)
+    assert len(cluster.zookeeper.sessions) == 1
+    assert broker.heard[1:] == [SessionState.EXPIRED.value]

@@ -9,34 +9,28 @@ from minibroker.protocol.world import real
 from minibroker.protocol.world.real import THREADS, RealWorld
 
 
-def test_an_executor_whose_calls_do_not_return_holds_up_no_other() -> None:
-    async def main() -> None:
-        world, hangs = RealWorld(), threading.Event()
-        hung, other = world.new_executor("hung"), world.new_executor("other")
-        calls = [asyncio.create_task(hung.run(hangs.wait)) for _ in range(2 * THREADS)]
-        try:
-            async with asyncio.timeout(10):
-                assert [await other.run(divmod, 7, 2) for _ in range(2 * THREADS)] == [(3, 1)] * 2 * THREADS
-            assert not any(call.done() for call in calls)
-        finally:
-            hangs.set()
-            await asyncio.gather(*calls)
-            world.close()
-
-    asyncio.run(main())
-
-
-def test_threads_are_started_when_they_are_needed() -> None:
-    async def main() -> None:
-        world = RealWorld()
-        before = threading.active_count()
-        executors = [world.new_executor(name) for name in ("one", "other")]
-        assert threading.active_count() == before
-        await executors[0].run(int)
-        assert threading.active_count() == before + 1
+async def test_an_executor_whose_calls_do_not_return_holds_up_no_other() -> None:
+    world, hangs = RealWorld(), threading.Event()
+    hung, other = world.new_executor("hung"), world.new_executor("other")
+    calls = [asyncio.create_task(hung.run(hangs.wait)) for _ in range(2 * THREADS)]
+    try:
+        async with asyncio.timeout(10):
+            assert [await other.run(divmod, 7, 2) for _ in range(2 * THREADS)] == [(3, 1)] * 2 * THREADS
+        assert not any(call.done() for call in calls)
+    finally:
+        hangs.set()
+        await asyncio.gather(*calls)
         world.close()
 
-    asyncio.run(main())
+
+async def test_threads_are_started_when_they_are_needed() -> None:
+    world = RealWorld()
+    before = threading.active_count()
+    executors = [world.new_executor(name) for name in ("one", "other")]
+    assert threading.active_count() == before
+    await executors[0].run(int)
+    assert threading.active_count() == before + 1
+    world.close()
 
 
 def test_a_world_that_is_closed_does_not_wait_for_ever_for_a_call_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

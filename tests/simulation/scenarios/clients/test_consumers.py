@@ -24,6 +24,7 @@ from minibroker.spark_jobs.source.look_ups import LookUps
 from minibroker.spark_jobs.source.offsets import OffsetRange, Offsets, TopicOffsets, losses
 from minibroker.spark_jobs.source.options import Subscription
 from minibroker.spark_jobs.source.reading import RangeFetcher, ReadSettings
+from tests.running import run_by
 from tests.simulation.simulator.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
@@ -166,115 +167,111 @@ async def silence(consumer: Consumer, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("taken", ["by records", "by batches", "paused"])
-def test_a_topic_that_is_created_again_in_the_middle_of_a_batch_is_read_from_its_beginning(taken: str) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.send_batch(0, 10)
+@run_by(play)
+async def test_a_topic_that_is_created_again_in_the_middle_of_a_batch_is_read_from_its_beginning(
+    scene: Scene, /, taken: str
+) -> None:
+    await scene.send_batch(0, 10)
 
-        async def consume() -> None:
-            async with Consumer(scene.cluster.bootstrap, topics=["t"], world=scene.main) as consumer:
-                assert numbers(await take(consumer, 3)) == [0, 1, 2]
-                if taken == "paused":
-                    consumer.pause(P0)
-                await scene.create(again=True)
-                await scene.send(100, 5)
-                state = consumer._fetcher.states[P0]
-                await scene.cluster.until(lambda: state.generation > 1 and state.position is not None)
-                if taken == "by batches":
-                    values: list[int] = []
-                    batches = consumer.batches()
-                    while len(values) < 5:
-                        values += [int(value or b"") for value in (await anext(batches)).values]
-                    assert values == [100, 101, 102, 103, 104]
-                    return
-                consumer.resume(P0)
-                assert numbers(await take(consumer, 5)) == [100, 101, 102, 103, 104]
+    async def consume() -> None:
+        async with Consumer(scene.cluster.bootstrap, topics=["t"], world=scene.main) as consumer:
+            assert numbers(await take(consumer, 3)) == [0, 1, 2]
+            if taken == "paused":
+                consumer.pause(P0)
+            await scene.create(again=True)
+            await scene.send(100, 5)
+            state = consumer._fetcher.states[P0]
+            await scene.cluster.until(lambda: state.generation > 1 and state.position is not None)
+            if taken == "by batches":
+                values: list[int] = []
+                batches = consumer.batches()
+                while len(values) < 5:
+                    values += [int(value or b"") for value in (await anext(batches)).values]
+                assert values == [100, 101, 102, 103, 104]
+                return
+            consumer.resume(P0)
+            assert numbers(await take(consumer, 5)) == [100, 101, 102, 103, 104]
 
-        await scene.main.process.run(consume())
-
-    play(scenario)
-
-
-def test_partitions_that_a_topic_lacks_when_it_is_created_again_leave_the_assignment() -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.send(0, 4, partition=2)
-
-        async def consume() -> None:
-            async with Consumer(scene.cluster.bootstrap, topics=["t"], world=scene.main) as consumer:
-                await take(consumer, 4)
-                await scene.create(2, again=True)
-                await scene.send(100, 3, partition=1)
-                assert numbers(await take(consumer, 3)) == [100, 101, 102]
-                assert consumer.assignment() == [P0, P1]
-                with pytest.raises(InvalidSetting, match="not assigned"):
-                    consumer.seek(P2, 0)
-
-        await scene.main.process.run(consume())
-
-    play(scenario, partitions=3)
+    await scene.main.process.run(consume())
 
 
-def test_partitions_that_a_topic_has_more_of_when_it_is_created_again_are_read_from_their_beginning() -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.send(0, 2)
+@run_by(play, partitions=3)
+async def test_partitions_that_a_topic_lacks_when_it_is_created_again_leave_the_assignment(scene: Scene, /) -> None:
+    await scene.send(0, 4, partition=2)
 
-        async def consume() -> None:
-            async with Consumer(
-                scene.cluster.bootstrap, topics=["t"], auto_offset_reset="latest", world=scene.main
-            ) as consumer:
-                consumer.seek(P0, 0)
-                await take(consumer, 2)
-                await scene.create(3, again=True)
-                await scene.send(100, 2, partition=0)
-                await scene.send(200, 2, partition=2)
-                assert sorted(numbers(await take(consumer, 4))) == [100, 101, 200, 201]
+    async def consume() -> None:
+        async with Consumer(scene.cluster.bootstrap, topics=["t"], world=scene.main) as consumer:
+            await take(consumer, 4)
+            await scene.create(2, again=True)
+            await scene.send(100, 3, partition=1)
+            assert numbers(await take(consumer, 3)) == [100, 101, 102]
+            assert consumer.assignment() == [P0, P1]
+            with pytest.raises(InvalidSetting, match="not assigned"):
+                consumer.seek(P2, 0)
 
-        await scene.main.process.run(consume())
-
-    play(scenario)
+    await scene.main.process.run(consume())
 
 
-def test_a_named_partition_that_is_gone_is_told_and_read_when_it_is_back() -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.send(0, 2, partition=2)
+@run_by(play)
+async def test_partitions_that_a_topic_has_more_of_when_it_is_created_again_are_read_from_their_beginning(
+    scene: Scene, /
+) -> None:
+    await scene.send(0, 2)
 
-        async def consume() -> None:
-            async with Consumer(scene.cluster.bootstrap, partitions=[P2], world=scene.main) as consumer:
-                await take(consumer, 2)
-                await scene.create(1, again=True)
-                with pytest.raises(BrokerError, match="t has no partition 2") as caught:
-                    await take(consumer, 1)
-                assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                await scene.create(3, again=True)
-                await scene.send(100, 2, partition=2)
-                assert numbers(await take(consumer, 2)) == [100, 101]
+    async def consume() -> None:
+        async with Consumer(
+            scene.cluster.bootstrap, topics=["t"], auto_offset_reset="latest", world=scene.main
+        ) as consumer:
+            consumer.seek(P0, 0)
+            await take(consumer, 2)
+            await scene.create(3, again=True)
+            await scene.send(100, 2, partition=0)
+            await scene.send(200, 2, partition=2)
+            assert sorted(numbers(await take(consumer, 4))) == [100, 101, 200, 201]
 
-        await scene.main.process.run(consume())
-
-    play(scenario, partitions=3)
+    await scene.main.process.run(consume())
 
 
-def test_without_a_reset_a_topic_that_was_created_again_is_told_until_a_position_is_chosen() -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.send(0, 5)
+@run_by(play, partitions=3)
+async def test_a_named_partition_that_is_gone_is_told_and_read_when_it_is_back(scene: Scene, /) -> None:
+    await scene.send(0, 2, partition=2)
 
-        async def consume() -> None:
-            async with Consumer(
-                scene.cluster.bootstrap, topics=["t"], auto_offset_reset="none", world=scene.main
-            ) as consumer:
-                consumer.seek(P0, 0)
-                await take(consumer, 2)
-                await scene.create(again=True)
-                await scene.send(100, 3)
-                for expected in ("created again", "has no position", "has no position"):
-                    with pytest.raises(BrokerError, match=expected) as caught:
-                        await take(consumer, 10)
-                    assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
-                consumer.seek(P0, 1)
-                assert numbers(await take(consumer, 2)) == [101, 102]
+    async def consume() -> None:
+        async with Consumer(scene.cluster.bootstrap, partitions=[P2], world=scene.main) as consumer:
+            await take(consumer, 2)
+            await scene.create(1, again=True)
+            with pytest.raises(BrokerError, match="t has no partition 2") as caught:
+                await take(consumer, 1)
+            assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            await scene.create(3, again=True)
+            await scene.send(100, 2, partition=2)
+            assert numbers(await take(consumer, 2)) == [100, 101]
 
-        await scene.main.process.run(consume())
+    await scene.main.process.run(consume())
 
-    play(scenario)
+
+@run_by(play)
+async def test_without_a_reset_a_topic_that_was_created_again_is_told_until_a_position_is_chosen(
+    scene: Scene, /
+) -> None:
+    await scene.send(0, 5)
+
+    async def consume() -> None:
+        async with Consumer(
+            scene.cluster.bootstrap, topics=["t"], auto_offset_reset="none", world=scene.main
+        ) as consumer:
+            consumer.seek(P0, 0)
+            await take(consumer, 2)
+            await scene.create(again=True)
+            await scene.send(100, 3)
+            for expected in ("created again", "has no position", "has no position"):
+                with pytest.raises(BrokerError, match=expected) as caught:
+                    await take(consumer, 10)
+                assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+            consumer.seek(P0, 1)
+            assert numbers(await take(consumer, 2)) == [101, 102]
+
+    await scene.main.process.run(consume())
 
 
 # --- The leader was deposed ---------------------------------------------------------------------------------------
@@ -289,84 +286,76 @@ def _leaders_doubt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("_leaders_doubt")
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
-def test_a_deposed_leader_is_not_believed_that_a_position_is_beyond_the_end(reset: Any) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.send(0, 12)
-        deposed = await scene.depose()
-        await scene.send(12, 8)
-        world = scene.client_of(deposed)
+@run_by(play)
+async def test_a_deposed_leader_is_not_believed_that_a_position_is_beyond_the_end(scene: Scene, /, reset: Any) -> None:
+    await scene.send(0, 12)
+    deposed = await scene.depose()
+    await scene.send(12, 8)
+    world = scene.client_of(deposed)
 
-        async def consume() -> None:
-            bootstrap = f"{host_name(deposed)}:9092"
-            async with Consumer(bootstrap, topics=["t"], auto_offset_reset=reset, world=world) as consumer:
-                consumer.seek(P0, 15)
-                await silence(consumer, 20)
-                assert await consumer.position(P0) == 15
-                scene.reunite()
-                assert numbers(await take(consumer, 5)) == [15, 16, 17, 18, 19]
+    async def consume() -> None:
+        bootstrap = f"{host_name(deposed)}:9092"
+        async with Consumer(bootstrap, topics=["t"], auto_offset_reset=reset, world=world) as consumer:
+            consumer.seek(P0, 15)
+            await silence(consumer, 20)
+            assert await consumer.position(P0) == 15
+            scene.reunite()
+            assert numbers(await take(consumer, 5)) == [15, 16, 17, 18, 19]
 
-        await world.process.run(consume())
-
-    play(scenario)
+    await world.process.run(consume())
 
 
-def test_a_position_with_its_leader_epoch_is_not_read_from_an_older_leader() -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.send(0, 12)
-        deposed = await scene.depose()
-        await scene.send(12, 8)
+@run_by(play)
+async def test_a_position_with_its_leader_epoch_is_not_read_from_an_older_leader(scene: Scene, /) -> None:
+    await scene.send(0, 12)
+    deposed = await scene.depose()
+    await scene.send(12, 8)
 
-        async def first() -> tuple[int, int | None]:
-            async with Consumer(scene.cluster.bootstrap, topics=["t"], world=scene.main) as consumer:
-                assert consumer.position_epoch(P0) is None
-                await take(consumer, 12)
-                early = consumer.position_epoch(P0)
-                await take(consumer, 3)
-                epoch = consumer.position_epoch(P0)
-                assert early is not None
-                assert epoch is not None
-                assert epoch > early
-                return await consumer.position(P0), epoch
+    async def first() -> tuple[int, int | None]:
+        async with Consumer(scene.cluster.bootstrap, topics=["t"], world=scene.main) as consumer:
+            assert consumer.position_epoch(P0) is None
+            await take(consumer, 12)
+            early = consumer.position_epoch(P0)
+            await take(consumer, 3)
+            epoch = consumer.position_epoch(P0)
+            assert early is not None
+            assert epoch is not None
+            assert epoch > early
+            return await consumer.position(P0), epoch
 
-        position, epoch = await scene.main.process.run(first())
-        world = scene.client_of(deposed)
+    position, epoch = await scene.main.process.run(first())
+    world = scene.client_of(deposed)
 
-        async def second() -> None:
-            async with Consumer(f"{host_name(deposed)}:9092", topics=["t"], world=world) as consumer:
-                consumer.seek(P0, position, epoch)
-                with pytest.raises(BrokerError, match=f"leader epoch {epoch}") as caught:
-                    await take(consumer, 1)
-                assert caught.value.code is ErrorCode.UNKNOWN_LEADER_EPOCH
-                scene.reunite()
-                assert numbers(await take(consumer, 5)) == [15, 16, 17, 18, 19]
+    async def second() -> None:
+        async with Consumer(f"{host_name(deposed)}:9092", topics=["t"], world=world) as consumer:
+            consumer.seek(P0, position, epoch)
+            with pytest.raises(BrokerError, match=f"leader epoch {epoch}") as caught:
+                await take(consumer, 1)
+            assert caught.value.code is ErrorCode.UNKNOWN_LEADER_EPOCH
+            scene.reunite()
+            assert numbers(await take(consumer, 5)) == [15, 16, 17, 18, 19]
 
-        await world.process.run(second())
-
-    play(scenario)
+    await world.process.run(second())
 
 
-def test_a_position_beyond_the_end_is_reset_once_another_broker_knows_the_leader_too(
-    caplog: pytest.LogCaptureFixture,
+@run_by(play)
+async def test_a_position_beyond_the_end_is_reset_once_another_broker_knows_the_leader_too(
+    scene: Scene, /, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.send(0, 5)
-        leader = scene.cluster.state(P0).leader
-        witness = next(other for other in scene.cluster.broker_ids if other != leader)
-        world = scene.client_of(leader)
+    await scene.send(0, 5)
+    leader = scene.cluster.state(P0).leader
+    witness = next(other for other in scene.cluster.broker_ids if other != leader)
+    world = scene.client_of(leader)
 
-        async def consume() -> None:
-            async with Consumer(scene.cluster.bootstrap, topics=["t"], world=world) as consumer:
-                consumer.seek(P0, 15)
-                await silence(consumer, 5)
-                scene.join("fresh", host_name(witness))
-                assert numbers(await take(consumer, 5, within_s=10)) == [0, 1, 2, 3, 4]
-                assert (
-                    "t-0 has no offset 15, which is next: its log ends at 5; going on at its beginning" in caplog.text
-                )
+    async def consume() -> None:
+        async with Consumer(scene.cluster.bootstrap, topics=["t"], world=world) as consumer:
+            consumer.seek(P0, 15)
+            await silence(consumer, 5)
+            scene.join("fresh", host_name(witness))
+            assert numbers(await take(consumer, 5, within_s=10)) == [0, 1, 2, 3, 4]
+            assert "t-0 has no offset 15, which is next: its log ends at 5; going on at its beginning" in caplog.text
 
-        await world.process.run(consume())
-
-    play(scenario)
+    await world.process.run(consume())
 
 
 # --- The same for Spark -------------------------------------------------------------------------------------------
@@ -398,21 +387,19 @@ async def _read(fetcher: RangeFetcher) -> list[int]:
 @pytest.mark.parametrize("start", [4, 15])
 @pytest.mark.parametrize("leader_epoch", [-1, 1], ids=["without epochs", "with epochs"])
 @pytest.mark.parametrize("fails", [True, False], ids=["fails on loss", "leaves out what is lost"])
-def test_a_task_that_reaches_a_deposed_leader_alone_leaves_out_nothing(
-    start: int, leader_epoch: int, fails: bool
+@run_by(play)
+async def test_a_task_that_reaches_a_deposed_leader_alone_leaves_out_nothing(
+    scene: Scene, /, start: int, leader_epoch: int, fails: bool
 ) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.send(0, 12)
-        deposed = await scene.depose()
-        await scene.send(12, 8)
-        world = scene.client_of(deposed)
-        reading = world.process.start(_read(_fetcher(scene, deposed, world, start, leader_epoch, fails=fails)))
-        await asyncio.sleep(30)
-        assert not reading.done()
-        scene.reunite()
-        assert await reading == list(range(start, 20))
-
-    play(scenario)
+    await scene.send(0, 12)
+    deposed = await scene.depose()
+    await scene.send(12, 8)
+    world = scene.client_of(deposed)
+    reading = world.process.start(_read(_fetcher(scene, deposed, world, start, leader_epoch, fails=fails)))
+    await asyncio.sleep(30)
+    assert not reading.done()
+    scene.reunite()
+    assert await reading == list(range(start, 20))
 
 
 @pytest.fixture
@@ -435,82 +422,82 @@ async def _all_have_restarted_and_were_told_of_some_topics(scene: Scene) -> None
 
 @pytest.mark.usefixtures("_topics_are_told_slowly")
 @pytest.mark.parametrize("fails", [True, False], ids=["fails on loss", "leaves out what is lost"])
-def test_a_task_that_asks_brokers_that_were_told_of_some_topics_so_far_leaves_out_nothing(fails: bool) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.create(partitions=3, name="earlier")
-        await scene.send(0, 20)
-        wanted = OffsetRange("t", scene.topic_id(), 0, 0, 20, 0)
-        settings = ReadSettings(scene.cluster.bootstrap, "task", False, fails)
-        await _all_have_restarted_and_were_told_of_some_topics(scene)
-        world = scene.cluster.client("fresh")
-        assert await world.process.run(_read(RangeFetcher(settings, wanted, 120.0, world))) == list(range(20))
-
-    play(scenario)
+@run_by(play)
+async def test_a_task_that_asks_brokers_that_were_told_of_some_topics_so_far_leaves_out_nothing(
+    scene: Scene, /, fails: bool
+) -> None:
+    await scene.create(partitions=3, name="earlier")
+    await scene.send(0, 20)
+    wanted = OffsetRange("t", scene.topic_id(), 0, 0, 20, 0)
+    settings = ReadSettings(scene.cluster.bootstrap, "task", False, fails)
+    await _all_have_restarted_and_were_told_of_some_topics(scene)
+    world = scene.cluster.client("fresh")
+    assert await world.process.run(_read(RangeFetcher(settings, wanted, 120.0, world))) == list(range(20))
 
 
 @pytest.mark.usefixtures("_topics_are_told_slowly")
 @pytest.mark.parametrize("is_named", [True, False], ids=["one topic", "all topics"])
-def test_an_administrator_waits_for_brokers_that_were_told_of_some_topics_so_far(is_named: bool) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.create(partitions=3, name="earlier")
-        await _all_have_restarted_and_were_told_of_some_topics(scene)
-        world = scene.cluster.client("fresh")
+@run_by(play)
+async def test_an_administrator_waits_for_brokers_that_were_told_of_some_topics_so_far(
+    scene: Scene, /, is_named: bool
+) -> None:
+    await scene.create(partitions=3, name="earlier")
+    await _all_have_restarted_and_were_told_of_some_topics(scene)
+    world = scene.cluster.client("fresh")
 
-        async def describe() -> list[str]:
-            async with Admin(scene.cluster.bootstrap, world=world) as admin:
-                return list(await admin.describe_topics(["t"] if is_named else None))
+    async def describe() -> list[str]:
+        async with Admin(scene.cluster.bootstrap, world=world) as admin:
+            return list(await admin.describe_topics(["t"] if is_named else None))
 
-        assert await world.process.run(describe()) == (["t"] if is_named else ["earlier", "t"])
-
-    play(scenario)
+    assert await world.process.run(describe()) == (["t"] if is_named else ["earlier", "t"])
 
 
 @pytest.mark.parametrize("with_epochs", [False, True])
-def test_the_driver_does_not_believe_a_deposed_leader_that_the_log_ends_before_the_stream(with_epochs: bool) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.send(0, 12)
-        deposed = await scene.depose()
-        await scene.send(12, 8)
-        world = scene.client_of(deposed)
-        epochs = {0: scene.cluster.state(P0).leader_epoch} if with_epochs else {}
-        since = {"t": TopicOffsets(scene.topic_id(), {0: 20}, epochs)}
+@run_by(play)
+async def test_the_driver_does_not_believe_a_deposed_leader_that_the_log_ends_before_the_stream(
+    scene: Scene, /, with_epochs: bool
+) -> None:
+    await scene.send(0, 12)
+    deposed = await scene.depose()
+    await scene.send(12, 8)
+    world = scene.client_of(deposed)
+    epochs = {0: scene.cluster.state(P0).leader_epoch} if with_epochs else {}
+    since = {"t": TopicOffsets(scene.topic_id(), {0: 20}, epochs)}
 
-        async def look() -> Offsets:
-            async with _look_ups(f"{host_name(deposed)}:9092", world) as look_ups:
-                return await look_ups.latest(Subscription(topics=("t",)), is_lenient=True, since=since)
+    async def look() -> Offsets:
+        async with _look_ups(f"{host_name(deposed)}:9092", world) as look_ups:
+            return await look_ups.latest(Subscription(topics=("t",)), is_lenient=True, since=since)
 
-        looking = world.process.start(look())
-        await asyncio.sleep(30)
-        assert not looking.done()
-        scene.reunite()
-        assert losses(since, await looking) == []
-
-    play(scenario)
+    looking = world.process.start(look())
+    await asyncio.sleep(30)
+    assert not looking.done()
+    scene.reunite()
+    assert losses(since, await looking) == []
 
 
 @pytest.mark.parametrize("is_gone", [False, True], ids=["another id", "unknown"])
-def test_the_driver_does_not_believe_a_broker_alone_that_a_topic_is_gone_or_another(is_gone: bool) -> None:
-    async def scenario(scene: Scene) -> None:
-        if not is_gone:
-            await scene.create(name="u", replication_factor=2)
-        outsider = (set(scene.cluster.broker_ids) - scene.replicas("u")).pop()
-        scene.cut_off(outsider)
-        await scene.cluster.until(lambda: not scene.cluster.simulation.zookeeper.has(znodes.broker_path(outsider)))
-        await scene.create(name="u", replication_factor=2, again=not is_gone)
-        world = scene.client_of(outsider)
-        since = {"u": TopicOffsets(scene.topic_id("u"), {0: 0})}
+@run_by(play)
+async def test_the_driver_does_not_believe_a_broker_alone_that_a_topic_is_gone_or_another(
+    scene: Scene, /, is_gone: bool
+) -> None:
+    if not is_gone:
+        await scene.create(name="u", replication_factor=2)
+    outsider = (set(scene.cluster.broker_ids) - scene.replicas("u")).pop()
+    scene.cut_off(outsider)
+    await scene.cluster.until(lambda: not scene.cluster.simulation.zookeeper.has(znodes.broker_path(outsider)))
+    await scene.create(name="u", replication_factor=2, again=not is_gone)
+    world = scene.client_of(outsider)
+    since = {"u": TopicOffsets(scene.topic_id("u"), {0: 0})}
 
-        async def look() -> Offsets:
-            async with _look_ups(f"{host_name(outsider)}:9092", world) as look_ups:
-                return await look_ups.latest(Subscription(topics=("u",)), is_lenient=True, since=since)
+    async def look() -> Offsets:
+        async with _look_ups(f"{host_name(outsider)}:9092", world) as look_ups:
+            return await look_ups.latest(Subscription(topics=("u",)), is_lenient=True, since=since)
 
-        looking = world.process.start(look())
-        await asyncio.sleep(30)
-        assert not looking.done()
-        scene.reunite()
-        assert losses(since, await looking) == []
-
-    play(scenario)
+    looking = world.process.start(look())
+    await asyncio.sleep(30)
+    assert not looking.done()
+    scene.reunite()
+    assert losses(since, await looking) == []
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.simulation.simulator.cluster import VirtualCluster
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation
@@ -108,84 +109,80 @@ def test_a_consumer_reads_on_without_a_topic_that_is_deleted_and_begins_anew_whe
     assert len(told(caplog)) == 1
 
 
-def test_where_nothing_is_left_to_read_that_is_raised_every_ten_seconds_and_a_new_topic_is_read_at_once() -> None:
-    async def program(scene: Scene) -> None:
-        async with scene.consumer("topics") as consumer:
-            loop = asyncio.get_running_loop()
-            for topic in ("kept", "gone"):
-                await scene.admin.delete_topic(topic)
-            raised: list[float] = []
-            for _ in range(4):
-                with pytest.raises(BrokerError, match="kept|gone") as caught:
-                    await anext(consumer)
-                assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                raised.append(loop.time())
-            assert 9 < raised[2] - raised[0] < 12
-            assert raised[1] - raised[0] < 1, "each topic is named"
-            assert "there is no topic kept, gone" in str(consumer.status())
-            await scene.admin.create_topic("gone", replication_factor=3)
-            await scene.producer.send("gone", b"new")
-            async with asyncio.timeout(3):
-                assert await read(consumer, 1) == [("gone", b"new")]
-
-    play(program)
+@run_by(play)
+async def test_where_nothing_is_left_to_read_that_is_raised_every_ten_seconds_and_a_new_topic_is_read_at_once(
+    scene: Scene, /
+) -> None:
+    async with scene.consumer("topics") as consumer:
+        loop = asyncio.get_running_loop()
+        for topic in ("kept", "gone"):
+            await scene.admin.delete_topic(topic)
+        raised: list[float] = []
+        for _ in range(4):
+            with pytest.raises(BrokerError, match="kept|gone") as caught:
+                await anext(consumer)
+            assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            raised.append(loop.time())
+        assert 9 < raised[2] - raised[0] < 12
+        assert raised[1] - raised[0] < 1, "each topic is named"
+        assert "there is no topic kept, gone" in str(consumer.status())
+        await scene.admin.create_topic("gone", replication_factor=3)
+        await scene.producer.send("gone", b"new")
+        async with asyncio.timeout(3):
+            assert await read(consumer, 1) == [("gone", b"new")]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_topics_that_come_and_go_at_any_time_are_read_once_and_in_order(way: str) -> None:
-    async def program(scene: Scene) -> None:
-        random = Random(way)
-        got: list[str] = []
-        lasting: dict[str, list[str]] = {"kept": [], "gone": []}
-        exists = dict.fromkeys(lasting, True)
+@run_by(play)
+async def test_topics_that_come_and_go_at_any_time_are_read_once_and_in_order(scene: Scene, /, way: str) -> None:
+    random = Random(way)
+    got: list[str] = []
+    lasting: dict[str, list[str]] = {"kept": [], "gone": []}
+    exists = dict.fromkeys(lasting, True)
 
-        async def consume(consumer: Consumer) -> None:
-            while True:
-                got.append(((await anext(consumer)).value or b"").decode())
+    async def consume(consumer: Consumer) -> None:
+        while True:
+            got.append(((await anext(consumer)).value or b"").decode())
 
-        async with scene.consumer(way) as consumer:
-            reading = asyncio.ensure_future(consume(consumer))
-            for number in range(40):
-                topic = random.choice(["kept", "gone", "gone"])
-                if not exists[topic]:
-                    await scene.admin.create_topic(topic, replication_factor=3)
-                    exists[topic] = True
-                elif topic == "gone" and random.random() < 0.3:
-                    await scene.admin.delete_topic(topic)
-                    lasting[topic], exists[topic] = [], False
-                else:
-                    lasting[topic].append(f"{topic} {number}")
-                    await scene.producer.send(topic, lasting[topic][-1].encode())
-                await asyncio.sleep(random.choice([0.0, 0.01, 0.5, 3, 20, 20]))
-            everything = [*lasting["kept"], *lasting["gone"]]
-            await until(lambda: set(everything) <= set(got) or reading.done(), 60)
-            reading.cancel()
-            await asyncio.wait([reading])
-            assert reading.cancelled(), "nothing was raised"
-            assert len(got) == len(set(got))
-            for topic, values in lasting.items():
-                assert [value for value in got if value in values] == values, topic
-
-    play(program)
+    async with scene.consumer(way) as consumer:
+        reading = asyncio.ensure_future(consume(consumer))
+        for number in range(40):
+            topic = random.choice(["kept", "gone", "gone"])
+            if not exists[topic]:
+                await scene.admin.create_topic(topic, replication_factor=3)
+                exists[topic] = True
+            elif topic == "gone" and random.random() < 0.3:
+                await scene.admin.delete_topic(topic)
+                lasting[topic], exists[topic] = [], False
+            else:
+                lasting[topic].append(f"{topic} {number}")
+                await scene.producer.send(topic, lasting[topic][-1].encode())
+            await asyncio.sleep(random.choice([0.0, 0.01, 0.5, 3, 20, 20]))
+        everything = [*lasting["kept"], *lasting["gone"]]
+        await until(lambda: set(everything) <= set(got) or reading.done(), 60)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert reading.cancelled(), "nothing was raised"
+        assert len(got) == len(set(got))
+        for topic, values in lasting.items():
+            assert [value for value in got if value in values] == values, topic
 
 
-def test_a_consumer_that_cannot_learn_whether_a_topic_is_gone_asks_now_and_then(
-    caplog: pytest.LogCaptureFixture,
+@run_by(play)
+async def test_a_consumer_that_cannot_learn_whether_a_topic_is_gone_asks_now_and_then(
+    scene: Scene, /, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not as fast as it can: the connections are refused at once, and time would stand still here."""
 
-    async def program(scene: Scene) -> None:
-        async with scene.consumer("topics") as consumer:
-            await scene.producer.send("gone", b"1")
-            await read(consumer, 1)
-            await scene.admin.delete_topic("gone")
-            seem_gone = [state for state in consumer._fetcher.states.values() if state.partition == GONE]
-            await scene.cluster.until(lambda: seem_gone[0].absent_since is not None)
-            for broker_id in scene.cluster.broker_ids:
-                scene.cluster.kill_broker(broker_id)
-            await asyncio.sleep(30)
-            assert not seem_gone[0].is_gone
-            await scene.cluster.start()
-            await scene.cluster.until(lambda: "topic gone does not exist any more" in caplog.text)
-
-    play(program)
+    async with scene.consumer("topics") as consumer:
+        await scene.producer.send("gone", b"1")
+        await read(consumer, 1)
+        await scene.admin.delete_topic("gone")
+        seem_gone = [state for state in consumer._fetcher.states.values() if state.partition == GONE]
+        await scene.cluster.until(lambda: seem_gone[0].absent_since is not None)
+        for broker_id in scene.cluster.broker_ids:
+            scene.cluster.kill_broker(broker_id)
+        await asyncio.sleep(30)
+        assert not seem_gone[0].is_gone
+        await scene.cluster.start()
+        await scene.cluster.until(lambda: "topic gone does not exist any more" in caplog.text)

@@ -23,8 +23,9 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import ResourceType, TopicPartition
 from minibroker.protocol.records import encode_batch
+from tests.running import run_by
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.world import Simulation
 
 TOPIC = "orders"
@@ -226,28 +227,26 @@ def test_every_number_of_a_request_may_be_anything(
     assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_a_limit_below_zero_is_refused_by_name() -> None:
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation())
-        await cluster.start()
-        world = cluster.client("stranger")
+@run_by(on_virtual_loop)
+async def test_a_limit_below_zero_is_refused_by_name() -> None:
+    cluster = VirtualCluster(Simulation())
+    await cluster.start()
+    world = cluster.client("stranger")
 
-        async def inside() -> None:
-            connection = await open_connection(world.network, host_name(0), PORT, client_id="stranger", timeout_s=5)
-            api, harmless = next((api, request) for api, request in HARMLESS if api is apis.FETCH)
-            assert isinstance(harmless, m.FetchRequest)
-            whole = msgspec.structs.replace(harmless, max_bytes=-3)
-            of_partition = copy.deepcopy(harmless)
-            of_partition.topics[0].partitions[0].partition_max_bytes = -4
-            for request, why in (
-                (whole, "max_bytes is -3; it must be 0 or more"),
-                (of_partition, "partition_max_bytes of orders-0 is -4; it must be 0 or more"),
-            ):
-                with pytest.raises(BrokerError) as refused:
-                    await connection.request(api, request, timeout_s=5)
-                assert refused.value.code is ErrorCode.INVALID_REQUEST
-                assert refused.value.detail == f"Fetch: {why}"
+    async def inside() -> None:
+        connection = await open_connection(world.network, host_name(0), PORT, client_id="stranger", timeout_s=5)
+        api, harmless = next((api, request) for api, request in HARMLESS if api is apis.FETCH)
+        assert isinstance(harmless, m.FetchRequest)
+        whole = msgspec.structs.replace(harmless, max_bytes=-3)
+        of_partition = copy.deepcopy(harmless)
+        of_partition.topics[0].partitions[0].partition_max_bytes = -4
+        for request, why in (
+            (whole, "max_bytes is -3; it must be 0 or more"),
+            (of_partition, "partition_max_bytes of orders-0 is -4; it must be 0 or more"),
+        ):
+            with pytest.raises(BrokerError) as refused:
+                await connection.request(api, request, timeout_s=5)
+            assert refused.value.code is ErrorCode.INVALID_REQUEST
+            assert refused.value.detail == f"Fetch: {why}"
 
-        await world.process.run(inside())
-
-    run(scenario())
+    await world.process.run(inside())

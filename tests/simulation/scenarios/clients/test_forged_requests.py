@@ -20,8 +20,9 @@ from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import ZooKeeperSession
+from tests.running import run_by
 from tests.simulation.simulator.cluster import CONTROL_PORT, PORT, SECRET, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.simulation.storms.forgeries import authenticate, forged_fetch, forged_orders, is_refused, shake_hands
 
@@ -90,160 +91,158 @@ def high_watermark(cluster: VirtualCluster, broker_id: int) -> int:
 
 @pytest.mark.parametrize("secret", [None, WRONG], ids=["without a proof", "with a proof by another secret"])
 @pytest.mark.parametrize("order", range(3), ids=["LeaderAndIsr", "UpdateMetadata", "StopReplica"])
-def test_an_order_of_nobody_is_refused_and_counted_and_changes_nothing(order: int, secret: bytes | None) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        for broker_id in cluster.broker_ids:
-            before = cluster.state(ORDERS)
-            api, request = forged_orders(cluster, broker_id, ORDERS, controller_id=1)[order]
-            connection = await connect(world, broker_id)
-            if secret is not None:
-                handshake = await shake_hands(connection, world.random, 1, broker_id)
-                await refusal_of(authenticate(connection, handshake.connecting_proof(secret)))
-            assert "in the name of broker 1, over a connection that is anonymous" in await refusal_of(
-                connection.request(api, request)
-            )
-            page = (await cluster.broker(broker_id)._render_metrics()).decode()
-            assert f'minibroker_network_requests_unauthorized_total{{request="{api.name}"}} 1.0' in page
-            assert cluster.state(ORDERS) == before
-        await produce(cluster, world)
-        assert len(cluster.active_controllers()) == 1
-
-    with_cluster(program, {"metrics.listener": "0.0.0.0:9404"})
-
-
-def test_a_fetch_in_a_replicas_name_moves_the_high_watermark_only_if_it_is_that_replicas() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader = cluster.state(ORDERS).leader
-        first, second = (broker_id for broker_id in cluster.broker_ids if broker_id != leader)
-        await cluster.until(lambda: high_watermark(cluster, leader) == 10)
-        for follower in (first, second):
-            cluster.pause_broker(follower)
-        async with Producer(cluster.bootstrap, acks=1, world=world) as producer:
-            await producer.send(ORDERS.topic, b"on one broker alone")
-        connection = await connect(world, leader, PORT)
-
-        async def fetch_as(replica_id: int) -> bool:
-            request = forged_fetch(cluster, leader, ORDERS, replica_id)
-            assert request is not None
-            return not await is_refused(connection, FETCH, request)
-
-        assert [await fetch_as(first), await fetch_as(second)] == [False, False]
-        await prove(connection, world, first, leader)
-        assert [await fetch_as(first), await fetch_as(second)] == [True, False]
-        assert high_watermark(cluster, leader) == 10
-        assert refused(cluster, leader, FETCH) == 3
-        await prove(connection, world, second, leader)
-        assert [await fetch_as(first), await fetch_as(second)] == [False, True]
-        assert high_watermark(cluster, leader) == 11  # there is nothing more that could tell them from the followers
-
-    with_cluster(program, {"zookeeper.session.timeout.ms": "60000"})
+@run_by(with_cluster, settings={"metrics.listener": "0.0.0.0:9404"})
+async def test_an_order_of_nobody_is_refused_and_counted_and_changes_nothing(
+    cluster: VirtualCluster, world: VirtualWorld, /, order: int, secret: bytes | None
+) -> None:
+    for broker_id in cluster.broker_ids:
+        before = cluster.state(ORDERS)
+        api, request = forged_orders(cluster, broker_id, ORDERS, controller_id=1)[order]
+        connection = await connect(world, broker_id)
+        if secret is not None:
+            handshake = await shake_hands(connection, world.random, 1, broker_id)
+            await refusal_of(authenticate(connection, handshake.connecting_proof(secret)))
+        assert "in the name of broker 1, over a connection that is anonymous" in await refusal_of(
+            connection.request(api, request)
+        )
+        page = (await cluster.broker(broker_id)._render_metrics()).decode()
+        assert f'minibroker_network_requests_unauthorized_total{{request="{api.name}"}} 1.0' in page
+        assert cluster.state(ORDERS) == before
+    await produce(cluster, world)
+    assert len(cluster.active_controllers()) == 1
 
 
-def test_offsets_beyond_the_high_watermark_are_told_to_replicas_alone() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader = cluster.state(ORDERS).leader
-        connection = await connect(world, leader, PORT)
-        topics = [m.ListOffsetsTopic(ORDERS.topic, [m.ListOffsetsPartition(0, -1, -1)])]
-        assert await is_refused(connection, LIST_OFFSETS, m.ListOffsetsRequest(5, 0, topics))
-        assert not await is_refused(connection, LIST_OFFSETS, m.ListOffsetsRequest(-1, 0, topics))
+@run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "60000"})
+async def test_a_fetch_in_a_replicas_name_moves_the_high_watermark_only_if_it_is_that_replicas(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    leader = cluster.state(ORDERS).leader
+    first, second = (broker_id for broker_id in cluster.broker_ids if broker_id != leader)
+    await cluster.until(lambda: high_watermark(cluster, leader) == 10)
+    for follower in (first, second):
+        cluster.pause_broker(follower)
+    async with Producer(cluster.bootstrap, acks=1, world=world) as producer:
+        await producer.send(ORDERS.topic, b"on one broker alone")
+    connection = await connect(world, leader, PORT)
 
-    with_cluster(program)
+    async def fetch_as(replica_id: int) -> bool:
+        request = forged_fetch(cluster, leader, ORDERS, replica_id)
+        assert request is not None
+        return not await is_refused(connection, FETCH, request)
 
-
-def test_a_broker_speaks_for_itself_alone() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await connect(world, 0)
-        await prove(connection, world, 1, 0)
-        for api, request in forged_orders(cluster, 0, ORDERS, controller_id=2):
-            detail = await refusal_of(connection.request(api, request))
-            assert "in the name of broker 2, over a connection that is broker 1" in detail
-
-    with_cluster(program)
-
-
-def test_a_proof_is_worth_something_once_and_on_its_own_connection() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await connect(world, 0)
-        assert "a proof without a handshake" in await refusal_of(authenticate(connection, bytes(32)))
-        proof = await prove(connection, world, 1, 0)
-        assert "a proof without a handshake" in await refusal_of(authenticate(connection, proof))
-        for replayed_to in (0, 2):
-            other = await connect(world, replayed_to)
-            await shake_hands(other, world.random, 1, replayed_to)
-            assert "the proof of broker 1 is wrong" in await refusal_of(authenticate(other, proof))
-            assert await is_refused(other, *forged_orders(cluster, replayed_to, ORDERS, 1)[0])
-
-    with_cluster(program)
+    assert [await fetch_as(first), await fetch_as(second)] == [False, False]
+    await prove(connection, world, first, leader)
+    assert [await fetch_as(first), await fetch_as(second)] == [True, False]
+    assert high_watermark(cluster, leader) == 10
+    assert refused(cluster, leader, FETCH) == 3
+    await prove(connection, world, second, leader)
+    assert [await fetch_as(first), await fetch_as(second)] == [False, True]
+    assert high_watermark(cluster, leader) == 11  # there is nothing more that could tell them from the followers
 
 
-def test_the_proof_of_a_broker_proves_nothing_of_its_caller() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await connect(world, 0)
-        nonce = world.random.randbytes(m.PROOF_BYTES)
-        answer = await connection.request(BROKER_HANDSHAKE, m.BrokerHandshakeRequest(0, 0, nonce))
-        assert "the proof of broker 0 is wrong" in await refusal_of(authenticate(connection, answer.proof))
+@run_by(with_cluster)
+async def test_offsets_beyond_the_high_watermark_are_told_to_replicas_alone(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    leader = cluster.state(ORDERS).leader
+    connection = await connect(world, leader, PORT)
+    topics = [m.ListOffsetsTopic(ORDERS.topic, [m.ListOffsetsPartition(0, -1, -1)])]
+    assert await is_refused(connection, LIST_OFFSETS, m.ListOffsetsRequest(5, 0, topics))
+    assert not await is_refused(connection, LIST_OFFSETS, m.ListOffsetsRequest(-1, 0, topics))
 
-    with_cluster(program)
+
+@run_by(with_cluster)
+async def test_a_broker_speaks_for_itself_alone(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    connection = await connect(world, 0)
+    await prove(connection, world, 1, 0)
+    for api, request in forged_orders(cluster, 0, ORDERS, controller_id=2):
+        detail = await refusal_of(connection.request(api, request))
+        assert "in the name of broker 2, over a connection that is broker 1" in detail
 
 
-def test_a_broker_that_begins_another_handshake_is_nobody_until_it_has_ended() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await connect(world, 0, PORT)
-        topics = [m.ListOffsetsTopic(ORDERS.topic, [m.ListOffsetsPartition(0, -1, -1)])]
-        await prove(connection, world, 1, 0)
+@run_by(with_cluster)
+async def test_a_proof_is_worth_something_once_and_on_its_own_connection(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    connection = await connect(world, 0)
+    assert "a proof without a handshake" in await refusal_of(authenticate(connection, bytes(32)))
+    proof = await prove(connection, world, 1, 0)
+    assert "a proof without a handshake" in await refusal_of(authenticate(connection, proof))
+    for replayed_to in (0, 2):
+        other = await connect(world, replayed_to)
+        await shake_hands(other, world.random, 1, replayed_to)
+        assert "the proof of broker 1 is wrong" in await refusal_of(authenticate(other, proof))
+        assert await is_refused(other, *forged_orders(cluster, replayed_to, ORDERS, 1)[0])
+
+
+@run_by(with_cluster)
+async def test_the_proof_of_a_broker_proves_nothing_of_its_caller(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    connection = await connect(world, 0)
+    nonce = world.random.randbytes(m.PROOF_BYTES)
+    answer = await connection.request(BROKER_HANDSHAKE, m.BrokerHandshakeRequest(0, 0, nonce))
+    assert "the proof of broker 0 is wrong" in await refusal_of(authenticate(connection, answer.proof))
+
+
+@run_by(with_cluster)
+async def test_a_broker_that_begins_another_handshake_is_nobody_until_it_has_ended(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    connection = await connect(world, 0, PORT)
+    topics = [m.ListOffsetsTopic(ORDERS.topic, [m.ListOffsetsPartition(0, -1, -1)])]
+    await prove(connection, world, 1, 0)
+    assert not await is_refused(connection, LIST_OFFSETS, m.ListOffsetsRequest(1, 0, topics))
+    await shake_hands(connection, world.random, 1, 0)
+    assert await is_refused(connection, LIST_OFFSETS, m.ListOffsetsRequest(1, 0, topics))
+
+
+@run_by(with_cluster)
+async def test_a_broker_that_is_registered_again_is_believed_as_before_and_believes(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    topics = [m.ListOffsetsTopic(ORDERS.topic, [m.ListOffsetsPartition(0, -1, -1)])]
+    before = await connect(world, 0, PORT)
+    await prove(before, world, 1, 0)
+    epoch = cluster.broker(0).broker_epoch
+    cluster.simulation.zookeeper.cut(host_name(0))
+    cluster.simulation.zookeeper.expire(host_name(0))
+    meanwhile = await connect(world, 0, PORT)  # the broker knows of no registration
+    await prove(meanwhile, world, 1, 0)
+    cluster.simulation.zookeeper.uncut(host_name(0))
+    await cluster.until(lambda: cluster.broker(0).broker_epoch > epoch)
+    for connection in (before, meanwhile):
         assert not await is_refused(connection, LIST_OFFSETS, m.ListOffsetsRequest(1, 0, topics))
-        await shake_hands(connection, world.random, 1, 0)
-        assert await is_refused(connection, LIST_OFFSETS, m.ListOffsetsRequest(1, 0, topics))
-
-    with_cluster(program)
 
 
-def test_a_broker_that_is_registered_again_is_believed_as_before_and_believes() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        topics = [m.ListOffsetsTopic(ORDERS.topic, [m.ListOffsetsPartition(0, -1, -1)])]
-        before = await connect(world, 0, PORT)
-        await prove(before, world, 1, 0)
-        epoch = cluster.broker(0).broker_epoch
-        cluster.simulation.zookeeper.cut(host_name(0))
-        cluster.simulation.zookeeper.expire(host_name(0))
-        meanwhile = await connect(world, 0, PORT)  # the broker knows of no registration
-        await prove(meanwhile, world, 1, 0)
-        cluster.simulation.zookeeper.uncut(host_name(0))
-        await cluster.until(lambda: cluster.broker(0).broker_epoch > epoch)
-        for connection in (before, meanwhile):
-            assert not await is_refused(connection, LIST_OFFSETS, m.ListOffsetsRequest(1, 0, topics))
+@run_by(with_cluster)
+async def test_a_broker_says_nothing_to_another_that_has_another_secret_or_another_id(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    async def open_as(secret: bytes, peer_id: int) -> Connection:
+        connections = BrokerConnections(world, 1, secret)
+        return await connections.open(
+            peer_id, host_name(0), PORT, client_id="test", connect_timeout_s=5, request_timeout_s=5
+        )
 
-    with_cluster(program)
-
-
-def test_a_broker_says_nothing_to_another_that_has_another_secret_or_another_id() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        async def open_as(secret: bytes, peer_id: int) -> Connection:
-            connections = BrokerConnections(world, 1, secret)
-            return await connections.open(
-                peer_id, host_name(0), PORT, client_id="test", connect_timeout_s=5, request_timeout_s=5
-            )
-
-        with pytest.raises(NotTrusted, match=r"broker 0 at broker-0:9092 does not have this .*broker\.secret\.file"):
-            await open_as(WRONG, 0)
-        with pytest.raises(NotTrusted, match="this is broker 0, not broker 2"):
-            await open_as(KEY, 2)
-        assert not (await open_as(KEY, 0)).closed
-
-    with_cluster(program)
+    with pytest.raises(NotTrusted, match=r"broker 0 at broker-0:9092 does not have this .*broker\.secret\.file"):
+        await open_as(WRONG, 0)
+    with pytest.raises(NotTrusted, match="this is broker 0, not broker 2"):
+        await open_as(KEY, 2)
+    assert not (await open_as(KEY, 0)).closed
 
 
-def test_a_broker_with_another_secret_does_not_start_beside_the_others() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await cluster.stop_broker(0)
-        cluster.own_settings[0] = {"broker.secret": WRONG.decode()}
-        with pytest.raises(SecretDiffers, match="broker 1 has another secret"):
-            await cluster.start_broker(0)
-        cluster.own_settings.clear()
+@run_by(with_cluster)
+async def test_a_broker_with_another_secret_does_not_start_beside_the_others(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    await cluster.stop_broker(0)
+    cluster.own_settings[0] = {"broker.secret": WRONG.decode()}
+    with pytest.raises(SecretDiffers, match="broker 1 has another secret"):
         await cluster.start_broker(0)
-        await cluster.until(lambda: len(cluster.state(ORDERS).isr) == 3)
-
-    with_cluster(program)
+    cluster.own_settings.clear()
+    await cluster.start_broker(0)
+    await cluster.until(lambda: len(cluster.state(ORDERS).isr) == 3)
 
 
 def test_a_broker_with_another_secret_is_named_in_the_log_with_the_remedy_and_is_not_taken_for_dead(
@@ -280,24 +279,22 @@ def test_a_broker_with_another_secret_is_named_in_the_log_with_the_remedy_and_is
     with_cluster(program)
 
 
-def test_brokers_without_a_secret_say_so_when_they_start_and_believe_everybody(
+@run_by(on_virtual_loop)
+async def test_brokers_without_a_secret_say_so_when_they_start_and_believe_everybody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), brokers=2, secret=None)
-        await cluster.start()
-        assert [r.levelname for r in caplog.records if "broker.secret" in r.message] == ["WARNING", "WARNING"]
-        world = cluster.client("stranger")
+    cluster = VirtualCluster(Simulation(), brokers=2, secret=None)
+    await cluster.start()
+    assert [r.levelname for r in caplog.records if "broker.secret" in r.message] == ["WARNING", "WARNING"]
+    world = cluster.client("stranger")
 
-        async def program() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic(ORDERS.topic, partitions=1, replication_factor=2)
-            assert cluster.state(ORDERS).leader != NO_LEADER
-            connection = await connect(world, 0)
-            api, request = forged_orders(cluster, 0, ORDERS, controller_id=1)[1]
-            assert (await connection.request(api, request)).error_code == ErrorCode.NONE
-            assert "has no secret" in await refusal_of(shake_hands(connection, world.random, 1, 0))
+    async def program() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic(ORDERS.topic, partitions=1, replication_factor=2)
+        assert cluster.state(ORDERS).leader != NO_LEADER
+        connection = await connect(world, 0)
+        api, request = forged_orders(cluster, 0, ORDERS, controller_id=1)[1]
+        assert (await connection.request(api, request)).error_code == ErrorCode.NONE
+        assert "has no secret" in await refusal_of(shake_hands(connection, world.random, 1, 0))
 
-        await world.process.run(program())
-
-    run(scenario())
+    await world.process.run(program())

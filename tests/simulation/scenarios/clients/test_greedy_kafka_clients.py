@@ -20,6 +20,7 @@ from minibroker.protocol.messages import groups as g
 from minibroker.protocol.records.transcoding import as_records
 from tests import kafka_connection
 from tests.kafka_connection import KafkaConnection, connect
+from tests.running import run_by
 from tests.simulation.scenarios.clients.test_kafka_dialect import (
     ORDERS,
     batch,
@@ -50,76 +51,74 @@ def join(member_id: str = "", metadata_bytes: int = 1) -> g.JoinGroupRequest:
 
 
 @pytest.mark.parametrize("version", [3, 6])
-def test_a_client_id_of_any_length_makes_a_member_that_the_others_can_be_told_of(
-    version: int, monkeypatch: pytest.MonkeyPatch
+@run_by(with_cluster)
+async def test_a_client_id_of_any_length_makes_a_member_that_the_others_can_be_told_of(
+    cluster: VirtualCluster, world: VirtualWorld, /, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader, long = [await to_coordinator(cluster, world) for _ in range(2)]
-        first = await leader.request(groups.JOIN_GROUP, 3, join())
-        with monkeypatch.context() as patched:
-            patched.setattr(kafka_connection, "CLIENT_ID", "c" * 32_767)
-            long.send(groups.JOIN_GROUP, version, join())
-            if version >= 4:
-                _, told = await long.answer(groups.JOIN_GROUP, version)
-                long.send(groups.JOIN_GROUP, version, join(told.member_id))
-        await asyncio.sleep(1)
-        again = await leader.request(groups.JOIN_GROUP, 3, join(first.member_id))
-        assert (again.error_code, again.generation_id, len(again.members)) == (ErrorCode.NONE, 2, 2)
-        _, joined = await long.answer(groups.JOIN_GROUP, version)
-        assert joined.error_code == ErrorCode.NONE
-
-    with_cluster(program)
+    leader, long = [await to_coordinator(cluster, world) for _ in range(2)]
+    first = await leader.request(groups.JOIN_GROUP, 3, join())
+    with monkeypatch.context() as patched:
+        patched.setattr(kafka_connection, "CLIENT_ID", "c" * 32_767)
+        long.send(groups.JOIN_GROUP, version, join())
+        if version >= 4:
+            _, told = await long.answer(groups.JOIN_GROUP, version)
+            long.send(groups.JOIN_GROUP, version, join(told.member_id))
+    await asyncio.sleep(1)
+    again = await leader.request(groups.JOIN_GROUP, 3, join(first.member_id))
+    assert (again.error_code, again.generation_id, len(again.members)) == (ErrorCode.NONE, 2, 2)
+    _, joined = await long.answer(groups.JOIN_GROUP, version)
+    assert joined.error_code == ErrorCode.NONE
 
 
-def test_a_group_is_described_once_however_often_it_is_named() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_coordinator(cluster, world)
-        joined = await connection.request(groups.JOIN_GROUP, 3, join(metadata_bytes=100_000))
-        assignments = [g.SyncGroupAssignment(joined.member_id, b"y")]
-        request = g.SyncGroupRequest("group", joined.generation_id, joined.member_id, None, None, None, assignments)
-        assert (await connection.request(groups.SYNC_GROUP, 0, request)).error_code == ErrorCode.NONE
-        answer = await connection.request(
-            groups.DESCRIBE_GROUPS, 0, g.DescribeGroupsRequest(["group", "other", *["group"] * 1_000])
-        )
-        assert [each.group_id for each in answer.groups] == ["group", "other"]
-        assert len(answer.groups[0].members[0].member_metadata) == 100_000
+@run_by(with_cluster)
+async def test_a_group_is_described_once_however_often_it_is_named(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    connection = await to_coordinator(cluster, world)
+    joined = await connection.request(groups.JOIN_GROUP, 3, join(metadata_bytes=100_000))
+    assignments = [g.SyncGroupAssignment(joined.member_id, b"y")]
+    request = g.SyncGroupRequest("group", joined.generation_id, joined.member_id, None, None, None, assignments)
+    assert (await connection.request(groups.SYNC_GROUP, 0, request)).error_code == ErrorCode.NONE
+    answer = await connection.request(
+        groups.DESCRIBE_GROUPS, 0, g.DescribeGroupsRequest(["group", "other", *["group"] * 1_000])
+    )
+    assert [each.group_id for each in answer.groups] == ["group", "other"]
+    assert len(answer.groups[0].members[0].member_metadata) == 100_000
 
-    with_cluster(program)
 
-
-def test_what_has_a_large_answer_may_be_named_once_in_a_request() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_coordinator(cluster, world)
-        twice = [g.OffsetFetchGroup("group", None)] * 2
-        offsets = wire(groups.OFFSET_FETCH, group_id="", topics=None, groups=twice, require_stable=False)
-        answer = await connection.request(groups.OFFSET_FETCH, 8, offsets)
-        assert [each.error_code for each in answer.groups] == [ErrorCode.INVALID_REQUEST] * 2
-        resource = m.DescribeConfigsResource(2, ORDERS)
-        described = await connection.request(admin.DESCRIBE_CONFIGS, 4, m.DescribeConfigsRequest([resource] * 2))
-        assert [each.error_code for each in described.results] == [ErrorCode.INVALID_REQUEST] * 2
-        topics = [m.DescribeProducersTopic(ORDERS, [0, 0])]
-        producers = await connection.request(admin.DESCRIBE_PRODUCERS, 0, m.DescribeProducersRequest(topics))
-        assert {each.error_code for each in producers.topics[0].partitions} == {ErrorCode.INVALID_REQUEST}
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_what_has_a_large_answer_may_be_named_once_in_a_request(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    connection = await to_coordinator(cluster, world)
+    twice = [g.OffsetFetchGroup("group", None)] * 2
+    offsets = wire(groups.OFFSET_FETCH, group_id="", topics=None, groups=twice, require_stable=False)
+    answer = await connection.request(groups.OFFSET_FETCH, 8, offsets)
+    assert [each.error_code for each in answer.groups] == [ErrorCode.INVALID_REQUEST] * 2
+    resource = m.DescribeConfigsResource(2, ORDERS)
+    described = await connection.request(admin.DESCRIBE_CONFIGS, 4, m.DescribeConfigsRequest([resource] * 2))
+    assert [each.error_code for each in described.results] == [ErrorCode.INVALID_REQUEST] * 2
+    topics = [m.DescribeProducersTopic(ORDERS, [0, 0])]
+    producers = await connection.request(admin.DESCRIBE_PRODUCERS, 0, m.DescribeProducersRequest(topics))
+    assert {each.error_code for each in producers.topics[0].partitions} == {ErrorCode.INVALID_REQUEST}
 
 
 @pytest.mark.parametrize("what", ["a transaction", "a partition twice"])
-def test_a_request_with_acks_0_that_fails_as_a_whole_has_no_answer_either(what: str) -> None:
+@run_by(with_cluster)
+async def test_a_request_with_acks_0_that_fails_as_a_whole_has_no_answer_either(
+    cluster: VirtualCluster, world: VirtualWorld, /, what: str
+) -> None:
     """It would be taken for that to the next request."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        request: Any = produce(batch(b"x"), acks=0, transactional_id="t" if what == "a transaction" else None)
-        if what == "a partition twice":
-            request.topic_data.append(request.topic_data[0])
-        connection.send(data.PRODUCE, 9, request)
-        connection.send(metadata.API_VERSIONS, 0, m.ApiVersionsRequest())
-        async with asyncio.timeout(5):
-            await connection.closed.wait()
-        assert connection.frames.empty()
-
-    with_cluster(program)
+    connection = await to_leader(cluster, world)
+    request: Any = produce(batch(b"x"), acks=0, transactional_id="t" if what == "a transaction" else None)
+    if what == "a partition twice":
+        request.topic_data.append(request.topic_data[0])
+    connection.send(data.PRODUCE, 9, request)
+    connection.send(metadata.API_VERSIONS, 0, m.ApiVersionsRequest())
+    async with asyncio.timeout(5):
+        await connection.closed.wait()
+    assert connection.frames.empty()
 
 
 def test_an_answer_that_a_version_cannot_say_is_an_error_and_nobody_else_s_trouble() -> None:

@@ -33,6 +33,7 @@ from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.topic_ids import make
 from tests.kafka_connection import KafkaConnection, connect, request_frame
 from tests.kafka_messages import THEIRS
+from tests.running import run_by
 from tests.simulation.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
@@ -113,66 +114,66 @@ async def to_leader(cluster: VirtualCluster, world: VirtualWorld) -> KafkaConnec
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_a_client_is_told_the_versions_that_it_can_use(version: int) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+@run_by(with_cluster)
+async def test_a_client_is_told_the_versions_that_it_can_use(
+    cluster: VirtualCluster, world: VirtualWorld, /, version: int
+) -> None:
+    connection = await connect(world.network, host_name(1), PORT)
+    request = m.ApiVersionsRequest("librdkafka", "2.6.1") if version >= 3 else m.ApiVersionsRequest()
+    answer = await connection.request(metadata.API_VERSIONS, version, request)
+    assert answer.error_code == ErrorCode.NONE
+    told = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
+    assert told[apis.PRODUCE.key] == (0, 11)
+    assert told[apis.FETCH.key] == (4, 17)
+    assert apis.ENVELOPE.key not in told
+
+
+@run_by(with_cluster)
+async def test_who_asks_in_a_later_version_is_told_what_there_is_and_goes_on(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    connection = await connect(world.network, host_name(1), PORT)
+    frame = request_frame(metadata.API_VERSIONS, 3, 7, m.ApiVersionsRequest("future", "9"))
+    frame[6:8] = (99).to_bytes(2, "big")
+    connection.write(frame)
+    correlation_id, answer = await connection.answer(metadata.API_VERSIONS, 0)
+    assert (correlation_id, answer.error_code) == (7, ErrorCode.UNSUPPORTED_VERSION)
+    assert len(answer.api_keys) == len(kafka.KAFKA_APIS)
+    assert not (await connection.request(metadata.API_VERSIONS, 0, m.ApiVersionsRequest())).error_code
+
+
+@run_by(with_cluster)
+async def test_a_software_name_that_is_none_is_refused_and_a_good_one_is_counted_until_it_leaves(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    counts = cluster.broker(1)._server.metrics.client_software
+    connection = await connect(world.network, host_name(1), PORT)
+    connection.send(metadata.API_VERSIONS, 3, m.ApiVersionsRequest("a b\n", "1"))
+    _, answer = await connection.answer(metadata.API_VERSIONS, 0)
+    assert answer.error_code == ErrorCode.INVALID_REQUEST
+    for _ in range(2):
+        await connection.request(metadata.API_VERSIONS, 3, m.ApiVersionsRequest("librdkafka", "2.6.1"))
+    assert counts.connections == {("librdkafka", "2.6.1"): 1}
+    connection.close()
+    await cluster.until(lambda: not counts.connections)
+
+
+@run_by(with_cluster)
+async def test_the_first_bytes_may_come_one_by_one_in_either_dialect(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    kafkas = request_frame(metadata.API_VERSIONS, 0, 7, m.ApiVersionsRequest())
+    native = apis.encode_request(apis.API_VERSIONS, 7, "test", m.ApiVersionsRequest())
+    for frame in (kafkas, native):
         connection = await connect(world.network, host_name(1), PORT)
-        request = m.ApiVersionsRequest("librdkafka", "2.6.1") if version >= 3 else m.ApiVersionsRequest()
-        answer = await connection.request(metadata.API_VERSIONS, version, request)
-        assert answer.error_code == ErrorCode.NONE
-        told = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
-        assert told[apis.PRODUCE.key] == (0, 11)
-        assert told[apis.FETCH.key] == (4, 17)
-        assert apis.ENVELOPE.key not in told
-
-    with_cluster(program)
-
-
-def test_who_asks_in_a_later_version_is_told_what_there_is_and_goes_on() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await connect(world.network, host_name(1), PORT)
-        frame = request_frame(metadata.API_VERSIONS, 3, 7, m.ApiVersionsRequest("future", "9"))
-        frame[6:8] = (99).to_bytes(2, "big")
-        connection.write(frame)
-        correlation_id, answer = await connection.answer(metadata.API_VERSIONS, 0)
-        assert (correlation_id, answer.error_code) == (7, ErrorCode.UNSUPPORTED_VERSION)
-        assert len(answer.api_keys) == len(kafka.KAFKA_APIS)
-        assert not (await connection.request(metadata.API_VERSIONS, 0, m.ApiVersionsRequest())).error_code
-
-    with_cluster(program)
-
-
-def test_a_software_name_that_is_none_is_refused_and_a_good_one_is_counted_until_it_leaves() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        counts = cluster.broker(1)._server.metrics.client_software
-        connection = await connect(world.network, host_name(1), PORT)
-        connection.send(metadata.API_VERSIONS, 3, m.ApiVersionsRequest("a b\n", "1"))
-        _, answer = await connection.answer(metadata.API_VERSIONS, 0)
-        assert answer.error_code == ErrorCode.INVALID_REQUEST
-        for _ in range(2):
-            await connection.request(metadata.API_VERSIONS, 3, m.ApiVersionsRequest("librdkafka", "2.6.1"))
-        assert counts.connections == {("librdkafka", "2.6.1"): 1}
-        connection.close()
-        await cluster.until(lambda: not counts.connections)
-
-    with_cluster(program)
-
-
-def test_the_first_bytes_may_come_one_by_one_in_either_dialect() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        kafkas = request_frame(metadata.API_VERSIONS, 0, 7, m.ApiVersionsRequest())
-        native = apis.encode_request(apis.API_VERSIONS, 7, "test", m.ApiVersionsRequest())
-        for frame in (kafkas, native):
-            connection = await connect(world.network, host_name(1), PORT)
-            for byte in frame:
-                connection.write(bytes([byte]))
-                await asyncio.sleep(0.001)
-            answer = await asyncio.wait_for(connection.frames.get(), 5)
-            if frame is kafkas:
-                assert answer[:4] == (7).to_bytes(4, "big")
-            else:
-                assert apis.decode_response_envelope(answer).correlation_id == 7
-
-    with_cluster(program)
+        for byte in frame:
+            connection.write(bytes([byte]))
+            await asyncio.sleep(0.001)
+        answer = await asyncio.wait_for(connection.frames.get(), 5)
+        if frame is kafkas:
+            assert answer[:4] == (7).to_bytes(4, "big")
+        else:
+            assert apis.decode_response_envelope(answer).correlation_id == 7
 
 
 @pytest.mark.parametrize(
@@ -185,15 +186,15 @@ def test_the_first_bytes_may_come_one_by_one_in_either_dialect() -> None:
         ("Kafka's protocol to the control plane", CONTROL_PORT, b"\0\0\0\x0a\0\x12\0\0\0\0\0\x07\xff\xff"),
     ],
 )
-def test_bad_input_closes_the_connection_without_an_answer(what: str, port: int, frame: bytes) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await connect(world.network, host_name(1), port)
-        connection.write(frame)
-        await asyncio.wait_for(connection.closed.wait(), 5)
-        assert connection.frames.empty()
-        assert cluster.broker(1)._server.metrics.bad_input == 1
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_bad_input_closes_the_connection_without_an_answer(
+    cluster: VirtualCluster, world: VirtualWorld, /, what: str, port: int, frame: bytes
+) -> None:
+    connection = await connect(world.network, host_name(1), port)
+    connection.write(frame)
+    await asyncio.wait_for(connection.closed.wait(), 5)
+    assert connection.frames.empty()
+    assert cluster.broker(1)._server.metrics.bad_input == 1
 
 
 @pytest.mark.parametrize(
@@ -217,55 +218,55 @@ def test_who_speaks_something_else_altogether_is_named_in_the_log(
     assert [record for record in caplog.records if said in record.getMessage()]
 
 
-def test_produce_in_a_version_of_old_records_says_that_it_is_not_supported() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        for version in (0, 1, 2):
-            connection = await to_leader(cluster, world)
-            answer = await connection.request(data.PRODUCE, version, produce(batch(b"a")))
-            assert answer.responses[0].partition_responses[0].error_code == ErrorCode.UNSUPPORTED_VERSION
-            await asyncio.wait_for(connection.closed.wait(), 5)
+@run_by(with_cluster)
+async def test_produce_in_a_version_of_old_records_says_that_it_is_not_supported(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    for version in (0, 1, 2):
         connection = await to_leader(cluster, world)
-        connection.send(data.PRODUCE, 2, produce(batch(b"a"), acks=0))
+        answer = await connection.request(data.PRODUCE, version, produce(batch(b"a")))
+        assert answer.responses[0].partition_responses[0].error_code == ErrorCode.UNSUPPORTED_VERSION
         await asyncio.wait_for(connection.closed.wait(), 5)
-        assert connection.frames.empty()
-
-    with_cluster(program)
+    connection = await to_leader(cluster, world)
+    connection.send(data.PRODUCE, 2, produce(batch(b"a"), acks=0))
+    await asyncio.wait_for(connection.closed.wait(), 5)
+    assert connection.frames.empty()
 
 
 @pytest.mark.parametrize("version", range(3, 10))
-def test_what_is_produced_is_stored_as_it_is_and_read_in_both_dialects(version: int) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        answer = await connection.request(data.PRODUCE, version, produce(batch(b"a", b"b")))
-        result = answer.responses[0].partition_responses[0]
-        assert (result.error_code, result.base_offset) == (ErrorCode.NONE, 0)
-        for fetch_version in range(4, 13):
-            answer = await connection.request(data.FETCH, fetch_version, fetch())
-            [part] = answer.responses[0].partitions
-            assert (part.error_code, part.high_watermark, part.last_stable_offset) == (ErrorCode.NONE, 2, 2)
-            header = parse_header(part.records)
-            assert (header.magic, header.base_offset) == (MAGIC_RECORDS, 0)
-            assert decode_batch(part.records, header).values == [b"a", b"b"]
-        async with Consumer(cluster.bootstrap, world=world) as consumer:
-            consumer.assign([TopicPartition(ORDERS, 0)])
-            consumer.seek_to_beginning()
-            assert [(await anext(consumer)).value for _ in range(2)] == [b"a", b"b"]
+@run_by(with_cluster)
+async def test_what_is_produced_is_stored_as_it_is_and_read_in_both_dialects(
+    cluster: VirtualCluster, world: VirtualWorld, /, version: int
+) -> None:
+    connection = await to_leader(cluster, world)
+    answer = await connection.request(data.PRODUCE, version, produce(batch(b"a", b"b")))
+    result = answer.responses[0].partition_responses[0]
+    assert (result.error_code, result.base_offset) == (ErrorCode.NONE, 0)
+    for fetch_version in range(4, 13):
+        answer = await connection.request(data.FETCH, fetch_version, fetch())
+        [part] = answer.responses[0].partitions
+        assert (part.error_code, part.high_watermark, part.last_stable_offset) == (ErrorCode.NONE, 2, 2)
+        header = parse_header(part.records)
+        assert (header.magic, header.base_offset) == (MAGIC_RECORDS, 0)
+        assert decode_batch(part.records, header).values == [b"a", b"b"]
+    async with Consumer(cluster.bootstrap, world=world) as consumer:
+        consumer.assign([TopicPartition(ORDERS, 0)])
+        consumer.seek_to_beginning()
+        assert [(await anext(consumer)).value for _ in range(2)] == [b"a", b"b"]
 
-    with_cluster(program)
 
-
-def test_answers_come_in_the_order_of_the_requests_and_acks_0_has_none() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        waits = connection.send(data.FETCH, 12, fetch(max_wait_ms=400))
-        connection.send(data.PRODUCE, 9, produce(batch(b"a"), acks=0))
-        quick = connection.send(metadata.METADATA, 12, about(ORDERS))
-        assert (await connection.answer(data.FETCH, 12))[0] == waits
-        assert (await connection.answer(metadata.METADATA, 12))[0] == quick
-        answer = await connection.request(data.FETCH, 12, fetch(max_wait_ms=400))
-        assert answer.responses[0].partitions[0].high_watermark == 1
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_answers_come_in_the_order_of_the_requests_and_acks_0_has_none(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    connection = await to_leader(cluster, world)
+    waits = connection.send(data.FETCH, 12, fetch(max_wait_ms=400))
+    connection.send(data.PRODUCE, 9, produce(batch(b"a"), acks=0))
+    quick = connection.send(metadata.METADATA, 12, about(ORDERS))
+    assert (await connection.answer(data.FETCH, 12))[0] == waits
+    assert (await connection.answer(metadata.METADATA, 12))[0] == quick
+    answer = await connection.request(data.FETCH, 12, fetch(max_wait_ms=400))
+    assert answer.responses[0].partitions[0].high_watermark == 1
 
 
 @pytest.mark.parametrize(
@@ -280,144 +281,138 @@ def test_answers_come_in_the_order_of_the_requests_and_acks_0_has_none() -> None
         (4, 250_000, 2_000_000, 1_000_000),
     ],
 )
-def test_who_waits_for_much_that_is_there_waits_no_more(count: int, size: int, min_bytes: int, max_bytes: int) -> None:
+@run_by(with_cluster)
+async def test_who_waits_for_much_that_is_there_waits_no_more(
+    cluster: VirtualCluster, world: VirtualWorld, /, count: int, size: int, min_bytes: int, max_bytes: int
+) -> None:
     """All but what is less than that at the end."""
     wait_ms = 5_000
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        for _ in range(count):
-            answer = await connection.request(data.PRODUCE, 9, produce(batch(bytes(size))))
-            assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
-        began_s, offset = world.clock.monotonic(), 0
-        while (left := count - offset) == count or left * size >= min(min_bytes, max_bytes):
-            asked = m.FetchPartition(0, -1, offset, -1, -1, 50_000_000)
-            topic = m.FetchTopic(ORDERS, "", [asked])
-            answer = await connection.request(
-                data.FETCH, 12, m.FetchRequest(-1, wait_ms, min_bytes, max_bytes, 0, [topic])
-            )
-            offset += sum(1 for _ in iterate_batches(answer.responses[0].partitions[0].records))
-        assert world.clock.monotonic() - began_s < 1
-        assert min_bytes > max_bytes or (count - offset) * size < min(min_bytes, 4 * size)
-
-    with_cluster(program)
+    connection = await to_leader(cluster, world)
+    for _ in range(count):
+        answer = await connection.request(data.PRODUCE, 9, produce(batch(bytes(size))))
+        assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
+    began_s, offset = world.clock.monotonic(), 0
+    while (left := count - offset) == count or left * size >= min(min_bytes, max_bytes):
+        asked = m.FetchPartition(0, -1, offset, -1, -1, 50_000_000)
+        topic = m.FetchTopic(ORDERS, "", [asked])
+        answer = await connection.request(data.FETCH, 12, m.FetchRequest(-1, wait_ms, min_bytes, max_bytes, 0, [topic]))
+        offset += sum(1 for _ in iterate_batches(answer.responses[0].partitions[0].records))
+    assert world.clock.monotonic() - began_s < 1
+    assert min_bytes > max_bytes or (count - offset) * size < min(min_bytes, 4 * size)
 
 
-def test_large_records_are_where_they_belong_among_small_ones() -> None:
+@run_by(with_cluster, brokers=1)
+async def test_large_records_are_where_they_belong_among_small_ones(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     """They are not copied into the answer, but sent in its midst."""
     sizes = [100, 30_000, 5, 200_000, 70_000]
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.create_topic("sized", partitions=len(sizes), replication_factor=1)
-        connection = await connect(world.network, host_name(0), PORT)
-        values = [bytes([index]) * size for index, size in enumerate(sizes)]
-        for index, value in enumerate(values):
-            request = m.ProduceRequest(
-                None, 1, 5_000, [m.ProduceTopic("sized", [m.ProducePartition(index, batch(value))])]
-            )
-            async with asyncio.timeout(5):  # it leads soon
-                while True:
-                    answer = await connection.request(data.PRODUCE, 9, request)
-                    if answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE:
-                        break
-                    await asyncio.sleep(0.1)
-        asked = [m.FetchPartition(index, -1, 0, -1, -1, 1_000_000) for index in range(len(sizes))]
-        for version in (4, 12):
-            wanted = m.FetchRequest(-1, 0, 1, 1_000_000, 0, [m.FetchTopic("sized", "", asked)])
-            connection.send(data.FETCH, version, wanted)
-            connection.send(metadata.API_VERSIONS, 0, m.ApiVersionsRequest())
-            _, answer = await connection.answer(data.FETCH, version)
-            read = {part.partition_index: part.records for part in answer.responses[0].partitions}
-            assert {index: decode_batch(records).values for index, records in read.items()} == {
-                index: [value] for index, value in enumerate(values)
-            }
-            _, answer = await connection.answer(metadata.API_VERSIONS, 0)
-            assert answer.error_code == ErrorCode.NONE
-
-    with_cluster(program, brokers=1)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.create_topic("sized", partitions=len(sizes), replication_factor=1)
+    connection = await connect(world.network, host_name(0), PORT)
+    values = [bytes([index]) * size for index, size in enumerate(sizes)]
+    for index, value in enumerate(values):
+        request = m.ProduceRequest(None, 1, 5_000, [m.ProduceTopic("sized", [m.ProducePartition(index, batch(value))])])
+        async with asyncio.timeout(5):  # it leads soon
+            while True:
+                answer = await connection.request(data.PRODUCE, 9, request)
+                if answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE:
+                    break
+                await asyncio.sleep(0.1)
+    asked = [m.FetchPartition(index, -1, 0, -1, -1, 1_000_000) for index in range(len(sizes))]
+    for version in (4, 12):
+        wanted = m.FetchRequest(-1, 0, 1, 1_000_000, 0, [m.FetchTopic("sized", "", asked)])
+        connection.send(data.FETCH, version, wanted)
+        connection.send(metadata.API_VERSIONS, 0, m.ApiVersionsRequest())
+        _, answer = await connection.answer(data.FETCH, version)
+        read = {part.partition_index: part.records for part in answer.responses[0].partitions}
+        assert {index: decode_batch(records).values for index, records in read.items()} == {
+            index: [value] for index, value in enumerate(values)
+        }
+        _, answer = await connection.answer(metadata.API_VERSIONS, 0)
+        assert answer.error_code == ErrorCode.NONE
 
 
-def test_batches_that_are_under_way_together_are_replicated_together_and_answered_in_order() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        await connection.request(data.PRODUCE, 9, produce(batch(b"first")))
-        began_s = world.clock.monotonic()
-        await connection.request(data.PRODUCE, 9, produce(batch(b"alone")))
-        alone_s = world.clock.monotonic() - began_s
-        began_s = world.clock.monotonic()
-        sent = [connection.send(data.PRODUCE, 9, produce(batch(b"%d" % number))) for number in range(20)]
-        answers = [await connection.answer(data.PRODUCE, 9) for _ in sent]
-        assert world.clock.monotonic() - began_s < 10 * alone_s
-        assert [correlation_id for correlation_id, _ in answers] == sent
-        offsets = [answer.responses[0].partition_responses[0].base_offset for _, answer in answers]
-        assert offsets == list(range(2, 22))
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_batches_that_are_under_way_together_are_replicated_together_and_answered_in_order(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    connection = await to_leader(cluster, world)
+    await connection.request(data.PRODUCE, 9, produce(batch(b"first")))
+    began_s = world.clock.monotonic()
+    await connection.request(data.PRODUCE, 9, produce(batch(b"alone")))
+    alone_s = world.clock.monotonic() - began_s
+    began_s = world.clock.monotonic()
+    sent = [connection.send(data.PRODUCE, 9, produce(batch(b"%d" % number))) for number in range(20)]
+    answers = [await connection.answer(data.PRODUCE, 9) for _ in sent]
+    assert world.clock.monotonic() - began_s < 10 * alone_s
+    assert [correlation_id for correlation_id, _ in answers] == sent
+    offsets = [answer.responses[0].partition_responses[0].base_offset for _, answer in answers]
+    assert offsets == list(range(2, 22))
 
 
 @pytest.mark.parametrize("api", [data.LIST_OFFSETS, data.FETCH], ids=lambda api: api.name)
-def test_what_is_asked_behind_a_batch_is_answered_from_a_log_that_has_it(api: KafkaApi) -> None:
+@run_by(with_cluster)
+async def test_what_is_asked_behind_a_batch_is_answered_from_a_log_that_has_it(
+    cluster: VirtualCluster, world: VirtualWorld, /, api: KafkaApi
+) -> None:
     """As in Kafka, where a connection's requests are handled one after the other."""
     latest = m.ListOffsetsTopic(ORDERS, [m.ListOffsetsPartition(0, -1, m.LATEST_TIMESTAMP)])
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        await connection.request(data.PRODUCE, 9, produce(batch(b"a")))
-        connection.send(data.PRODUCE, 9, produce(batch(b"b")))
-        connection.send(api, 5, m.ListOffsetsRequest(-1, 0, [latest]) if api is data.LIST_OFFSETS else fetch(1))
-        await connection.answer(data.PRODUCE, 9)
-        _, answer = await connection.answer(api, 5)
-        if api is data.LIST_OFFSETS:
-            assert answer.topics[0].partitions[0].offset == 2
-        else:
-            assert decode_batch(answer.responses[0].partitions[0].records).values == [b"b"]
-
-    with_cluster(program)
+    connection = await to_leader(cluster, world)
+    await connection.request(data.PRODUCE, 9, produce(batch(b"a")))
+    connection.send(data.PRODUCE, 9, produce(batch(b"b")))
+    connection.send(api, 5, m.ListOffsetsRequest(-1, 0, [latest]) if api is data.LIST_OFFSETS else fetch(1))
+    await connection.answer(data.PRODUCE, 9)
+    _, answer = await connection.answer(api, 5)
+    if api is data.LIST_OFFSETS:
+        assert answer.topics[0].partitions[0].offset == 2
+    else:
+        assert decode_batch(answer.responses[0].partitions[0].records).values == [b"b"]
 
 
-def test_a_failure_with_acks_0_closes_the_connection() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        connection.send(data.PRODUCE, 9, produce(batch(b"a"), acks=0, topic="nobody-has-it"))
-        await asyncio.wait_for(connection.closed.wait(), 5)
-        assert connection.frames.empty()
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_a_failure_with_acks_0_closes_the_connection(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    connection = await to_leader(cluster, world)
+    connection.send(data.PRODUCE, 9, produce(batch(b"a"), acks=0, topic="nobody-has-it"))
+    await asyncio.wait_for(connection.closed.wait(), 5)
+    assert connection.frames.empty()
 
 
-def test_an_error_is_where_clients_of_kafka_look_for_it(caplog: pytest.LogCaptureFixture) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        answer = await connection.request(data.PRODUCE, 9, produce(batch(b"a"), transactional_id="t"))
-        part = answer.responses[0].partition_responses[0]
-        assert part.error_code == ErrorCode.INVALID_REQUEST
-        assert "transactions" in part.error_message
-        answer = await connection.request(data.PRODUCE, 9, produce(memoryview(b"")))
-        assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_RECORD
-        for version in (4, 12, 14, 15, 17):
-            answer = await connection.request(data.FETCH, version, fetch(replica_id=2))
-            assert answer.responses[0].partitions[0].error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        answer = await connection.request(data.FETCH, 11, fetch(topic="nobody-has-it"))
-        assert answer.error_code == ErrorCode.NONE
-        assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        request = wire(metadata.FIND_COORDINATOR, key="t", key_type=1, coordinator_keys=["t"])
-        answer = await connection.request(metadata.FIND_COORDINATOR, 1, request)
-        assert (answer.error_code, answer.node_id) == (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)
-        assert "there are no transactions yet" in answer.error_message
-        answer = await connection.request(metadata.FIND_COORDINATOR, 4, request)
-        assert answer.coordinators[0].error_code == ErrorCode.NONE
-        assert answer.coordinators[0].host == host_name(answer.coordinators[0].node_id)
-        answer = await connection.request(data.INIT_PRODUCER_ID, 4, m.InitProducerIdRequest("t"))
-        assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
-        [told] = [record.getMessage() for record in caplog.records if record.name == "minibroker.transactions"]
-        assert "was refused transactional.id 't': there are no transactions yet" in told
-        topics = [m.ListOffsetsTopic(ORDERS, [m.ListOffsetsPartition(0, 99, -1)])]
-        answer = await connection.request(data.LIST_OFFSETS, 7, m.ListOffsetsRequest(-1, 0, topics))
-        assert answer.topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_an_error_is_where_clients_of_kafka_look_for_it(
+    cluster: VirtualCluster, world: VirtualWorld, /, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = await to_leader(cluster, world)
+    answer = await connection.request(data.PRODUCE, 9, produce(batch(b"a"), transactional_id="t"))
+    part = answer.responses[0].partition_responses[0]
+    assert part.error_code == ErrorCode.INVALID_REQUEST
+    assert "transactions" in part.error_message
+    answer = await connection.request(data.PRODUCE, 9, produce(memoryview(b"")))
+    assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_RECORD
+    for version in (4, 12, 14, 15, 17):
+        answer = await connection.request(data.FETCH, version, fetch(replica_id=2))
+        assert answer.responses[0].partitions[0].error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    assert answer.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    answer = await connection.request(data.FETCH, 11, fetch(topic="nobody-has-it"))
+    assert answer.error_code == ErrorCode.NONE
+    assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    request = wire(metadata.FIND_COORDINATOR, key="t", key_type=1, coordinator_keys=["t"])
+    answer = await connection.request(metadata.FIND_COORDINATOR, 1, request)
+    assert (answer.error_code, answer.node_id) == (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)
+    assert "there are no transactions yet" in answer.error_message
+    answer = await connection.request(metadata.FIND_COORDINATOR, 4, request)
+    assert answer.coordinators[0].error_code == ErrorCode.NONE
+    assert answer.coordinators[0].host == host_name(answer.coordinators[0].node_id)
+    answer = await connection.request(data.INIT_PRODUCER_ID, 4, m.InitProducerIdRequest("t"))
+    assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
+    [told] = [record.getMessage() for record in caplog.records if record.name == "minibroker.transactions"]
+    assert "was refused transactional.id 't': there are no transactions yet" in told
+    topics = [m.ListOffsetsTopic(ORDERS, [m.ListOffsetsPartition(0, 99, -1)])]
+    answer = await connection.request(data.LIST_OFFSETS, 7, m.ListOffsetsRequest(-1, 0, topics))
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
 async def id_of_orders(connection: KafkaConnection) -> str:
@@ -425,203 +420,201 @@ async def id_of_orders(connection: KafkaConnection) -> str:
 
 
 @pytest.mark.parametrize("version", [13, 15, 17])
-def test_a_fetch_names_topics_by_their_ids_and_hears_of_unknown_ones_at_once(version: int) -> None:
+@run_by(with_cluster)
+async def test_a_fetch_names_topics_by_their_ids_and_hears_of_unknown_ones_at_once(
+    cluster: VirtualCluster, world: VirtualWorld, /, version: int
+) -> None:
     unknown = make(9, 9, b"nobody")
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        known = await id_of_orders(connection)
-        await connection.request(data.PRODUCE, 11, produce(batch(b"a")))
-        waits = connection.send(data.FETCH, version, fetch(1, max_wait_ms=20_000, topic_ids=[unknown, known]))
-        answered, answer = await connection.answer(data.FETCH, version, timeout_s=1)
-        assert answered == waits
-        codes = {topic.topic_id: topic.partitions[0].error_code for topic in answer.responses}
-        assert codes == {unknown: ErrorCode.UNKNOWN_TOPIC_ID, known: ErrorCode.NONE}
-        answer = await connection.request(data.FETCH, version, fetch(topic_ids=[known]))
-        assert [topic.topic_id for topic in answer.responses] == [known]
-        records = answer.responses[0].partitions[0].records
-        assert decode_batch(records, parse_header(records)).values == [b"a"]
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.delete_topic(ORDERS)
-            await admin.create_topic(ORDERS, partitions=1, replication_factor=3)
-        answer = await connection.request(data.FETCH, version, fetch(topic_ids=[known]))
-        assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
-
-    with_cluster(program)
+    connection = await to_leader(cluster, world)
+    known = await id_of_orders(connection)
+    await connection.request(data.PRODUCE, 11, produce(batch(b"a")))
+    waits = connection.send(data.FETCH, version, fetch(1, max_wait_ms=20_000, topic_ids=[unknown, known]))
+    answered, answer = await connection.answer(data.FETCH, version, timeout_s=1)
+    assert answered == waits
+    codes = {topic.topic_id: topic.partitions[0].error_code for topic in answer.responses}
+    assert codes == {unknown: ErrorCode.UNKNOWN_TOPIC_ID, known: ErrorCode.NONE}
+    answer = await connection.request(data.FETCH, version, fetch(topic_ids=[known]))
+    assert [topic.topic_id for topic in answer.responses] == [known]
+    records = answer.responses[0].partitions[0].records
+    assert decode_batch(records, parse_header(records)).values == [b"a"]
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.delete_topic(ORDERS)
+        await admin.create_topic(ORDERS, partitions=1, replication_factor=3)
+    answer = await connection.request(data.FETCH, version, fetch(topic_ids=[known]))
+    assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
 
 
 @pytest.mark.parametrize(
     ("api", "version"), [(data.PRODUCE, 9), (data.PRODUCE, 10), (data.FETCH, 15), (data.FETCH, 16)]
 )
-def test_who_asks_another_than_the_leader_is_told_where_the_leader_is(api: KafkaApi, version: int) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader, others, connections = await of_leader_and_others(cluster, world)
-        connection = connections[min(others)]
-        known = await id_of_orders(connection)
-        asked = produce(batch(b"a")) if api is data.PRODUCE else fetch(topic_ids=[known])
-        connection.send(api, version, asked)
-        frame = await connection.frames.get()
-        answer = THEIRS[api.key, "response"].decode(bytes(frame)[5:], version=version)
-        [of_topic] = answer.responses
-        [told] = of_topic.partition_responses if api is data.PRODUCE else of_topic.partitions
-        assert told.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if version == 9:
-            return
-        epoch = cluster.state(TopicPartition(ORDERS, 0)).leader_epoch
-        assert (told.current_leader.leader_id, told.current_leader.leader_epoch) == (leader, epoch)
-        endpoints = [(node.node_id, node.host, node.port) for node in answer.node_endpoints or ()]
-        assert endpoints == ([] if version == 15 else [(leader, host_name(leader), PORT)])
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_who_asks_another_than_the_leader_is_told_where_the_leader_is(
+    cluster: VirtualCluster, world: VirtualWorld, /, api: KafkaApi, version: int
+) -> None:
+    leader, others, connections = await of_leader_and_others(cluster, world)
+    connection = connections[min(others)]
+    known = await id_of_orders(connection)
+    asked = produce(batch(b"a")) if api is data.PRODUCE else fetch(topic_ids=[known])
+    connection.send(api, version, asked)
+    frame = await connection.frames.get()
+    answer = THEIRS[api.key, "response"].decode(bytes(frame)[5:], version=version)
+    [of_topic] = answer.responses
+    [told] = of_topic.partition_responses if api is data.PRODUCE else of_topic.partitions
+    assert told.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    if version == 9:
+        return
+    epoch = cluster.state(TopicPartition(ORDERS, 0)).leader_epoch
+    assert (told.current_leader.leader_id, told.current_leader.leader_epoch) == (leader, epoch)
+    endpoints = [(node.node_id, node.host, node.port) for node in answer.node_endpoints or ()]
+    assert endpoints == ([] if version == 15 else [(leader, host_name(leader), PORT)])
 
 
 @pytest.mark.parametrize("version", range(7))
-def test_a_group_has_a_coordinator_and_a_producer_an_id(version: int) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await connect(world.network, host_name(1), PORT)
-        request = wire(metadata.FIND_COORDINATOR, key="group", key_type=0, coordinator_keys=["group"])
-        while True:
-            answer = await connection.request(metadata.FIND_COORDINATOR, version, request)
-            coordinator = answer.coordinators[0] if version >= 4 else answer
-            if coordinator.error_code != ErrorCode.COORDINATOR_NOT_AVAILABLE:
-                break
-            await asyncio.sleep(0.1)
-        assert (coordinator.error_code, coordinator.port) == (ErrorCode.NONE, PORT)
-        assert coordinator.host == host_name(coordinator.node_id)
-        answers = [
-            await connection.request(data.INIT_PRODUCER_ID, min(version, 5), m.InitProducerIdRequest(None))
-            for _ in range(2)
-        ]
-        assert {answer.error_code for answer in answers} == {ErrorCode.NONE}
-        assert answers[0].producer_id != answers[1].producer_id
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_a_group_has_a_coordinator_and_a_producer_an_id(
+    cluster: VirtualCluster, world: VirtualWorld, /, version: int
+) -> None:
+    connection = await connect(world.network, host_name(1), PORT)
+    request = wire(metadata.FIND_COORDINATOR, key="group", key_type=0, coordinator_keys=["group"])
+    while True:
+        answer = await connection.request(metadata.FIND_COORDINATOR, version, request)
+        coordinator = answer.coordinators[0] if version >= 4 else answer
+        if coordinator.error_code != ErrorCode.COORDINATOR_NOT_AVAILABLE:
+            break
+        await asyncio.sleep(0.1)
+    assert (coordinator.error_code, coordinator.port) == (ErrorCode.NONE, PORT)
+    assert coordinator.host == host_name(coordinator.node_id)
+    answers = [
+        await connection.request(data.INIT_PRODUCER_ID, min(version, 5), m.InitProducerIdRequest(None))
+        for _ in range(2)
+    ]
+    assert {answer.error_code for answer in answers} == {ErrorCode.NONE}
+    assert answers[0].producer_id != answers[1].producer_id
 
 
 @pytest.mark.parametrize("version", range(13))
-def test_metadata_tells_what_there_is(version: int) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await connect(world.network, host_name(1), PORT)
-        everything = wire(metadata.METADATA, topics=None if version else [], allow_auto_topic_creation=False)
-        answer = await connection.request(metadata.METADATA, version, everything)
-        assert {broker.node_id for broker in answer.brokers} == set(cluster.broker_ids)
-        assert ORDERS in {topic.name for topic in answer.topics}
-        answer = await connection.request(metadata.METADATA, version, about(ORDERS, "nobody-has-it"))
-        codes = {topic.name: topic.error_code for topic in answer.topics}
-        assert codes == {ORDERS: ErrorCode.NONE, "nobody-has-it": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_metadata_tells_what_there_is(cluster: VirtualCluster, world: VirtualWorld, /, version: int) -> None:
+    connection = await connect(world.network, host_name(1), PORT)
+    everything = wire(metadata.METADATA, topics=None if version else [], allow_auto_topic_creation=False)
+    answer = await connection.request(metadata.METADATA, version, everything)
+    assert {broker.node_id for broker in answer.brokers} == set(cluster.broker_ids)
+    assert ORDERS in {topic.name for topic in answer.topics}
+    answer = await connection.request(metadata.METADATA, version, about(ORDERS, "nobody-has-it"))
+    codes = {topic.name: topic.error_code for topic in answer.topics}
+    assert codes == {ORDERS: ErrorCode.NONE, "nobody-has-it": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 
 
-def test_a_broker_that_is_killed_is_named_with_the_new_leader_and_dropped_later() -> None:
+@run_by(with_cluster)
+async def test_a_broker_that_is_killed_is_named_with_the_new_leader_and_dropped_later(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     """librdkafka drops a broker that is not named, with the partitions that it is just moving away from it."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connections = {id: await connect(world.network, host_name(id), PORT) for id in cluster.broker_ids}
+    connections = {id: await connect(world.network, host_name(id), PORT) for id in cluster.broker_ids}
 
-        async def named_and_leader(asked: int) -> tuple[set[int], int]:
-            answer = await connections[asked].request(metadata.METADATA, 12, about(ORDERS))
-            return {broker.node_id for broker in answer.brokers}, answer.topics[0].partitions[0].leader_id
+    async def named_and_leader(asked: int) -> tuple[set[int], int]:
+        answer = await connections[asked].request(metadata.METADATA, 12, about(ORDERS))
+        return {broker.node_id for broker in answer.brokers}, answer.topics[0].partitions[0].leader_id
 
-        async with asyncio.timeout(30):
-            while (leader := (await named_and_leader(1))[1]) == NO_LEADER:
+    async with asyncio.timeout(30):
+        while (leader := (await named_and_leader(1))[1]) == NO_LEADER:
+            await asyncio.sleep(0.01)
+        cluster.kill_broker(leader)
+        others = set(cluster.broker_ids) - {leader}
+        for asked in others:
+            while (found := await named_and_leader(asked))[1] not in others:
                 await asyncio.sleep(0.01)
-            cluster.kill_broker(leader)
-            others = set(cluster.broker_ids) - {leader}
-            for asked in others:
-                while (found := await named_and_leader(asked))[1] not in others:
-                    await asyncio.sleep(0.01)
-                assert found[0] == {leader, *others}
-            for asked in others:
-                while (await named_and_leader(asked))[0] != others:
-                    await asyncio.sleep(0.1)
-
-    with_cluster(program)
+            assert found[0] == {leader, *others}
+        for asked in others:
+            while (await named_and_leader(asked))[0] != others:
+                await asyncio.sleep(0.1)
 
 
-def test_who_asks_as_soon_as_a_leader_is_lost_is_told_of_its_successor() -> None:
+@run_by(with_cluster)
+async def test_who_asks_as_soon_as_a_leader_is_lost_is_told_of_its_successor(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     """librdkafka asks once, in that millisecond, and then rests for up to a second."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader, others, connections = await of_leader_and_others(cluster, world)
-        cluster.kill_broker(leader)
+    leader, others, connections = await of_leader_and_others(cluster, world)
+    cluster.kill_broker(leader)
 
-        async def ask(asked: int) -> None:
-            await cluster.until(lambda: lost(cluster, asked) == {leader})
-            began_s = world.clock.monotonic()
-            connections[asked].send(metadata.METADATA, 12, about(ORDERS))
-            produced = connections[asked].send(data.PRODUCE, 9, produce(batch(b"a")))
-            _, answer = await connections[asked].answer(metadata.METADATA, 12)
-            assert answer.topics[0].partitions[0].leader_id in others
-            assert world.clock.monotonic() - began_s < ELECTION_MS / 1_000
-            assert (await connections[asked].answer(data.PRODUCE, 9))[0] == produced
-            await cluster.until(lambda: not lost(cluster, asked))
-
-        await asyncio.gather(*map(ask, others))
-
-    with_cluster(program)
-
-
-def test_while_nobody_can_be_elected_no_leader_is_named_for_a_second_and_our_own_clients_do_not_wait() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader, others, connections = await of_leader_and_others(cluster, world)
-        cluster.simulation.zookeeper.stop()
-        cluster.kill_broker(leader)
-        asked = min(others)
+    async def ask(asked: int) -> None:
         await cluster.until(lambda: lost(cluster, asked) == {leader})
-        native = await open_connection(world.network, host_name(asked), PORT, client_id="test", timeout_s=5)
         began_s = world.clock.monotonic()
-        answer = await native.send(apis.METADATA, m.MetadataRequest([ORDERS], False), timeout_s=5)
-        assert answer.topics[0].partitions[0].leader_id == leader
-        assert world.clock.monotonic() - began_s < 0.05
-        found = (await connections[asked].request(metadata.METADATA, 12, about(ORDERS))).topics[0].partitions[0]
-        assert (found.error_code, found.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, NO_LEADER)
-        assert world.clock.monotonic() - began_s >= ELECTION_MS / 1_000
-        async with asyncio.timeout(2):
-            while found.leader_id == NO_LEADER:
-                answer = await connections[asked].request(metadata.METADATA, 12, about(ORDERS))
-                found = answer.topics[0].partitions[0]
-        assert found.leader_id == leader, "this broker alone may have lost it"
-        native.close()
+        connections[asked].send(metadata.METADATA, 12, about(ORDERS))
+        produced = connections[asked].send(data.PRODUCE, 9, produce(batch(b"a")))
+        _, answer = await connections[asked].answer(metadata.METADATA, 12)
+        assert answer.topics[0].partitions[0].leader_id in others
+        assert world.clock.monotonic() - began_s < ELECTION_MS / 1_000
+        assert (await connections[asked].answer(data.PRODUCE, 9))[0] == produced
+        await cluster.until(lambda: not lost(cluster, asked))
 
-    with_cluster(program)
+    await asyncio.gather(*map(ask, others))
 
 
-def test_a_leader_whose_connection_breaks_and_stands_again_is_named_at_once() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader, others, connections = await of_leader_and_others(cluster, world)
-        asked = min(others)
-        await asyncio.sleep(3)  # nothing is under way: a fetch waits at the leader
-        assert cluster.simulation.network.reset(host_name(asked), host_name(leader))
-        await cluster.until(lambda: lost(cluster, asked) == {leader})
+@run_by(with_cluster)
+async def test_while_nobody_can_be_elected_no_leader_is_named_for_a_second_and_our_own_clients_do_not_wait(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    leader, others, connections = await of_leader_and_others(cluster, world)
+    cluster.simulation.zookeeper.stop()
+    cluster.kill_broker(leader)
+    asked = min(others)
+    await cluster.until(lambda: lost(cluster, asked) == {leader})
+    native = await open_connection(world.network, host_name(asked), PORT, client_id="test", timeout_s=5)
+    began_s = world.clock.monotonic()
+    answer = await native.send(apis.METADATA, m.MetadataRequest([ORDERS], False), timeout_s=5)
+    assert answer.topics[0].partitions[0].leader_id == leader
+    assert world.clock.monotonic() - began_s < 0.05
+    found = (await connections[asked].request(metadata.METADATA, 12, about(ORDERS))).topics[0].partitions[0]
+    assert (found.error_code, found.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, NO_LEADER)
+    assert world.clock.monotonic() - began_s >= ELECTION_MS / 1_000
+    async with asyncio.timeout(2):
+        while found.leader_id == NO_LEADER:
+            answer = await connections[asked].request(metadata.METADATA, 12, about(ORDERS))
+            found = answer.topics[0].partitions[0]
+    assert found.leader_id == leader, "this broker alone may have lost it"
+    native.close()
+
+
+@run_by(with_cluster)
+async def test_a_leader_whose_connection_breaks_and_stands_again_is_named_at_once(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    leader, others, connections = await of_leader_and_others(cluster, world)
+    asked = min(others)
+    await asyncio.sleep(3)  # nothing is under way: a fetch waits at the leader
+    assert cluster.simulation.network.reset(host_name(asked), host_name(leader))
+    await cluster.until(lambda: lost(cluster, asked) == {leader})
+    began_s = world.clock.monotonic()
+    answer = await connections[asked].request(metadata.METADATA, 12, about(ORDERS))
+    assert answer.topics[0].partitions[0].leader_id == leader
+    assert world.clock.monotonic() - began_s < 0.05
+
+
+@run_by(with_cluster)
+async def test_a_leader_is_not_lost_to_who_follows_nothing_from_it_any_more(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    leader, others, connections = await of_leader_and_others(cluster, world)
+    asked = min(others)
+    replicas = cluster.broker(asked)._replicas
+    assert replicas is not None
+    replica = replicas.partition(TopicPartition(ORDERS, 0))
+    assert replica is not None
+    await cluster.until(lambda: not replica.is_leader and asked in replica.isr)
+    replicas._set_aside(replica, "its log does not fit")
+    await asyncio.sleep(1)
+    assert cluster.simulation.network.reset(host_name(asked), host_name(leader))
+    for _ in range(3):
         began_s = world.clock.monotonic()
         answer = await connections[asked].request(metadata.METADATA, 12, about(ORDERS))
         assert answer.topics[0].partitions[0].leader_id == leader
         assert world.clock.monotonic() - began_s < 0.05
-
-    with_cluster(program)
-
-
-def test_a_leader_is_not_lost_to_who_follows_nothing_from_it_any_more() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader, others, connections = await of_leader_and_others(cluster, world)
-        asked = min(others)
-        replicas = cluster.broker(asked)._replicas
-        assert replicas is not None
-        replica = replicas.partition(TopicPartition(ORDERS, 0))
-        assert replica is not None
-        await cluster.until(lambda: not replica.is_leader and asked in replica.isr)
-        replicas._set_aside(replica, "its log does not fit")
         await asyncio.sleep(1)
-        assert cluster.simulation.network.reset(host_name(asked), host_name(leader))
-        for _ in range(3):
-            began_s = world.clock.monotonic()
-            answer = await connections[asked].request(metadata.METADATA, 12, about(ORDERS))
-            assert answer.topics[0].partitions[0].leader_id == leader
-            assert world.clock.monotonic() - began_s < 0.05
-            await asyncio.sleep(1)
-
-    with_cluster(program)
 
 
 def lost(cluster: VirtualCluster, broker_id: int) -> set[int]:
@@ -643,18 +636,16 @@ async def of_leader_and_others(
         await asyncio.sleep(0.1)
 
 
-def test_a_topic_is_found_by_its_id() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await connect(world.network, host_name(1), PORT)
-        cls: Any = metadata.METADATA.request.fields[0].type.of.cls  # type: ignore[attr-defined]
-        [topic] = (await connection.request(metadata.METADATA, 12, about(ORDERS))).topics
-        by_id = [cls(topic.topic_id, None), cls("B" * 21 + "A", None)]
-        request = wire(metadata.METADATA, topics=by_id, allow_auto_topic_creation=True)
-        answer = await connection.request(metadata.METADATA, 12, request)
-        assert [each.error_code for each in answer.topics] == [ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_ID]
-        assert answer.topics[0].name == ORDERS
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_a_topic_is_found_by_its_id(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    connection = await connect(world.network, host_name(1), PORT)
+    cls: Any = metadata.METADATA.request.fields[0].type.of.cls  # type: ignore[attr-defined]
+    [topic] = (await connection.request(metadata.METADATA, 12, about(ORDERS))).topics
+    by_id = [cls(topic.topic_id, None), cls("B" * 21 + "A", None)]
+    request = wire(metadata.METADATA, topics=by_id, allow_auto_topic_creation=True)
+    answer = await connection.request(metadata.METADATA, 12, request)
+    assert [each.error_code for each in answer.topics] == [ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_ID]
+    assert answer.topics[0].name == ORDERS
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
@@ -686,101 +677,99 @@ def test_a_topic_comes_by_itself_where_broker_and_client_let_it(is_enabled: bool
     with_cluster(program, {"auto.create.topics.enable": str(is_enabled).lower(), "num.partitions": "4"})
 
 
-def test_our_own_clients_create_nothing_by_asking() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        async with Producer(cluster.bootstrap, world=world, delivery_timeout_ms=3_000) as producer:
-            with pytest.raises(Exception, match="UNKNOWN_TOPIC_OR_PARTITION|metadata"):
-                await producer.send("nobody-has-it", b"")
-
-    with_cluster(program, {"auto.create.topics.enable": "true"})
+@run_by(with_cluster, settings={"auto.create.topics.enable": "true"})
+async def test_our_own_clients_create_nothing_by_asking(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    async with Producer(cluster.bootstrap, world=world, delivery_timeout_ms=3_000) as producer:
+        with pytest.raises(Exception, match="UNKNOWN_TOPIC_OR_PARTITION|metadata"):
+            await producer.send("nobody-has-it", b"")
 
 
-def test_a_producer_of_kafkas_goes_on_in_a_log_that_does_not_know_it() -> None:
+@run_by(with_cluster)
+async def test_a_producer_of_kafkas_goes_on_in_a_log_that_does_not_know_it(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     """aiokafka's would be refused for ever; a native one numbers its records anew."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
+    connection = await to_leader(cluster, world)
 
-        async def answer(sequence: int, magic: int) -> m.ProducePartitionResponse:
-            records = encode_batch(
-                [b"late"], base_timestamp=1_000, magic=magic, producer_id=7, producer_epoch=0, base_sequence=sequence
-            )
-            answer = await connection.request(data.PRODUCE, 9, produce(memoryview(records)))
-            [part] = answer.responses[0].partition_responses
-            return part  # type: ignore[no-any-return]
+    async def answer(sequence: int, magic: int) -> m.ProducePartitionResponse:
+        records = encode_batch(
+            [b"late"], base_timestamp=1_000, magic=magic, producer_id=7, producer_epoch=0, base_sequence=sequence
+        )
+        answer = await connection.request(data.PRODUCE, 9, produce(memoryview(records)))
+        [part] = answer.responses[0].partition_responses
+        return part  # type: ignore[no-any-return]
 
-        assert (await answer(3, MAGIC_COLUMNS)).error_code == ErrorCode.UNKNOWN_PRODUCER_ID
-        first = await answer(3, MAGIC_RECORDS)
-        again = await answer(3, MAGIC_RECORDS)
-        assert [(part.error_code, part.base_offset) for part in (first, again)] == [(ErrorCode.NONE, 0)] * 2
-        gap = await answer(5, MAGIC_RECORDS)
-        assert (gap.error_code, gap.log_start_offset) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 0)
-
-    with_cluster(program)
+    assert (await answer(3, MAGIC_COLUMNS)).error_code == ErrorCode.UNKNOWN_PRODUCER_ID
+    first = await answer(3, MAGIC_RECORDS)
+    again = await answer(3, MAGIC_RECORDS)
+    assert [(part.error_code, part.base_offset) for part in (first, again)] == [(ErrorCode.NONE, 0)] * 2
+    gap = await answer(5, MAGIC_RECORDS)
+    assert (gap.error_code, gap.log_start_offset) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, 0)
 
 
-def test_a_client_that_is_older_than_zstd_gets_nothing_of_a_topic_that_has_it() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        await connection.request(data.PRODUCE, 9, produce(batch(b"x")))
-        old = await connection.request(data.FETCH, 9, fetch())
-        assert old.responses[0].partitions[0].error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
-        new = await connection.request(data.FETCH, 10, fetch())
-        [(header, _, _)] = iterate_batches(new.responses[0].partitions[0].records)
-        assert header.compression is Compression.ZSTD
+@run_by(with_cluster, configs={"compression.type": "zstd"})
+async def test_a_client_that_is_older_than_zstd_gets_nothing_of_a_topic_that_has_it(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    connection = await to_leader(cluster, world)
+    await connection.request(data.PRODUCE, 9, produce(batch(b"x")))
+    old = await connection.request(data.FETCH, 9, fetch())
+    assert old.responses[0].partitions[0].error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    new = await connection.request(data.FETCH, 10, fetch())
+    [(header, _, _)] = iterate_batches(new.responses[0].partitions[0].records)
+    assert header.compression is Compression.ZSTD
 
-    with_cluster(program, configs={"compression.type": "zstd"})
 
-
-def test_zstd_is_refused_in_versions_of_produce_that_are_older_than_it() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        codes = {}
-        for version in (3, 6, 7, 9):
-            for codec in (Compression.ZSTD, Compression.GZIP):
-                sent = encode_batch([b"a" * 100], base_timestamp=1_000, magic=MAGIC_RECORDS, compression=codec)
-                answer = await connection.request(data.PRODUCE, version, produce(memoryview(sent)))
-                codes[version, codec] = answer.responses[0].partition_responses[0].error_code
-        assert {key for key, code in codes.items() if code} == {(3, Compression.ZSTD), (6, Compression.ZSTD)}
-        assert codes[3, Compression.ZSTD] == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_zstd_is_refused_in_versions_of_produce_that_are_older_than_it(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    connection = await to_leader(cluster, world)
+    codes = {}
+    for version in (3, 6, 7, 9):
+        for codec in (Compression.ZSTD, Compression.GZIP):
+            sent = encode_batch([b"a" * 100], base_timestamp=1_000, magic=MAGIC_RECORDS, compression=codec)
+            answer = await connection.request(data.PRODUCE, version, produce(memoryview(sent)))
+            codes[version, codec] = answer.responses[0].partition_responses[0].error_code
+    assert {key for key, code in codes.items() if code} == {(3, Compression.ZSTD), (6, Compression.ZSTD)}
+    assert codes[3, Compression.ZSTD] == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [MAGIC_RECORDS, MAGIC_COLUMNS])
-def test_a_fetch_of_very_many_batches_brings_records_alone(last: int) -> None:
+@run_by(with_cluster)
+async def test_a_fetch_of_very_many_batches_brings_records_alone(
+    cluster: VirtualCluster, world: VirtualWorld, /, last: int
+) -> None:
     """Columns are searched for in slices there."""
     count = 5_000
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        one = bytes(batch(b"a"))
-        written = one * count + bytes(encode_batch([b"z"], base_timestamp=1_000, magic=last))
-        answer = await connection.request(data.PRODUCE, 9, produce(memoryview(written)))
-        assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
-        answer = await connection.request(data.FETCH, 11, fetch())
-        [part] = answer.responses[0].partitions
-        found = list(iterate_batches(part.records))
-        assert [header.base_offset for header, _, _ in found] == list(range(count + 1))
-        assert {header.magic for header, _, _ in found} == {MAGIC_RECORDS}
-
-    with_cluster(program)
+    connection = await to_leader(cluster, world)
+    one = bytes(batch(b"a"))
+    written = one * count + bytes(encode_batch([b"z"], base_timestamp=1_000, magic=last))
+    answer = await connection.request(data.PRODUCE, 9, produce(memoryview(written)))
+    assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
+    answer = await connection.request(data.FETCH, 11, fetch())
+    [part] = answer.responses[0].partitions
+    found = list(iterate_batches(part.records))
+    assert [header.base_offset for header, _, _ in found] == list(range(count + 1))
+    assert {header.magic for header, _, _ in found} == {MAGIC_RECORDS}
 
 
-def test_a_native_producer_that_is_not_known_begins_with_0_also_where_its_records_become_kafkas() -> None:
+@run_by(with_cluster, configs={"record.format": "kafka"})
+async def test_a_native_producer_that_is_not_known_begins_with_0_also_where_its_records_become_kafkas(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     """Else it would not hear of what was lost before."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        codes = []
-        for sequence in (3, 0, 1):
-            sent = encode_batch([b"a"], base_timestamp=1_000, producer_id=7, producer_epoch=0, base_sequence=sequence)
-            answer = await connection.request(data.PRODUCE, 9, produce(memoryview(sent)))
-            codes.append(answer.responses[0].partition_responses[0].error_code)
-        assert codes == [ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.NONE, ErrorCode.NONE]
-
-    with_cluster(program, configs={"record.format": "kafka"})
+    connection = await to_leader(cluster, world)
+    codes = []
+    for sequence in (3, 0, 1):
+        sent = encode_batch([b"a"], base_timestamp=1_000, producer_id=7, producer_epoch=0, base_sequence=sequence)
+        answer = await connection.request(data.PRODUCE, 9, produce(memoryview(sent)))
+        codes.append(answer.responses[0].partition_responses[0].error_code)
+    assert codes == [ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.NONE, ErrorCode.NONE]
 
 
 def of_producer(sequence: int, count: int) -> bytearray:
@@ -802,79 +791,79 @@ async def codes_of(connection: KafkaConnection, answers: int) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [2, 2_000])
-def test_nothing_overtakes_a_batch_that_was_damaged_on_its_way_however_large_it_is(count: int) -> None:
+@run_by(with_cluster, configs={"cleanup.policy": "compact"})
+async def test_nothing_overtakes_a_batch_that_was_damaged_on_its_way_however_large_it_is(
+    cluster: VirtualCluster, world: VirtualWorld, /, count: int
+) -> None:
     """Large ones for a compacted topic are looked at elsewhere."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        first, second = of_producer(5, count), of_producer(5 + count, 1)
-        damaged = bytearray(first)
-        damaged[-1] ^= 1
-        codes = []
-        for together in ([damaged, second], [first, second]):
-            for records in together:
-                connection.send(data.PRODUCE, 9, produce(memoryview(records)))
-            codes += await codes_of(connection, len(together))
-        assert codes == [
-            ErrorCode.CORRUPT_MESSAGE,
-            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-            ErrorCode.NONE,
-            ErrorCode.NONE,
-        ]
-
-    with_cluster(program, configs={"cleanup.policy": "compact"})
+    connection = await to_leader(cluster, world)
+    first, second = of_producer(5, count), of_producer(5 + count, 1)
+    damaged = bytearray(first)
+    damaged[-1] ^= 1
+    codes = []
+    for together in ([damaged, second], [first, second]):
+        for records in together:
+            connection.send(data.PRODUCE, 9, produce(memoryview(records)))
+        codes += await codes_of(connection, len(together))
+    assert codes == [
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.NONE,
+        ErrorCode.NONE,
+    ]
 
 
 def keyed(value: bytes, magic: int = MAGIC_RECORDS, count: int = 2_000) -> memoryview:
     return memoryview(encode_batch([value] * count, keys=[b"k"] * count, base_timestamp=1_000, magic=magic))
 
 
-def test_a_batch_that_is_looked_at_while_its_topic_takes_to_records_becomes_records() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader, _, _ = await of_leader_and_others(cluster, world)
-        replicas = cluster.broker(leader)._replicas
-        assert replicas is not None
-        native = await open_connection(world.network, host_name(leader), PORT, client_id="test", timeout_s=5)
-        await replicas._check_turns.acquire()  # somebody else's batch is being looked at
-        producing = native.send(apis.PRODUCE, produce(keyed(b"v", MAGIC_COLUMNS)), timeout_s=60)
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.incremental_alter_configs(
-                {ConfigResource.of_topic(ORDERS): [ConfigChange.set("record.format", "kafka")]}
-            )
-        await cluster.until(lambda: not replicas.leader(TopicPartition(ORDERS, 0)).log.config.columns)
-        replicas._check_turns.release()
-        assert not (await producing).responses[0].partition_responses[0].error_code
-        answer = await native.send(apis.FETCH, fetch(0), timeout_s=5)
-        batches = list(iterate_batches(answer.responses[0].partitions[0].records))
-        assert [header.magic for header, _, _ in batches] == [MAGIC_RECORDS]
-        native.close()
+@run_by(with_cluster, configs={"cleanup.policy": "compact"})
+async def test_a_batch_that_is_looked_at_while_its_topic_takes_to_records_becomes_records(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    leader, _, _ = await of_leader_and_others(cluster, world)
+    replicas = cluster.broker(leader)._replicas
+    assert replicas is not None
+    native = await open_connection(world.network, host_name(leader), PORT, client_id="test", timeout_s=5)
+    await replicas._check_turns.acquire()  # somebody else's batch is being looked at
+    producing = native.send(apis.PRODUCE, produce(keyed(b"v", MAGIC_COLUMNS)), timeout_s=60)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.incremental_alter_configs(
+            {ConfigResource.of_topic(ORDERS): [ConfigChange.set("record.format", "kafka")]}
+        )
+    await cluster.until(lambda: not replicas.leader(TopicPartition(ORDERS, 0)).log.config.columns)
+    replicas._check_turns.release()
+    assert not (await producing).responses[0].partition_responses[0].error_code
+    answer = await native.send(apis.FETCH, fetch(0), timeout_s=5)
+    batches = list(iterate_batches(answer.responses[0].partitions[0].records))
+    assert [header.magic for header, _, _ in batches] == [MAGIC_RECORDS]
+    native.close()
 
-    with_cluster(program, configs={"cleanup.policy": "compact"})
 
-
-def test_a_batch_whose_producer_has_gone_before_its_turn_is_not_looked_at_nor_appended() -> None:
+@run_by(with_cluster, configs={"cleanup.policy": "compact"})
+async def test_a_batch_whose_producer_has_gone_before_its_turn_is_not_looked_at_nor_appended(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     """Its producer sends it again: else the queue would grow faster than it gets shorter, for ever."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader, _, _ = await of_leader_and_others(cluster, world)
-        replicas = cluster.broker(leader)._replicas
-        assert replicas is not None
-        await replicas._check_turns.acquire()
-        producers = [await connect(world.network, host_name(leader), PORT) for _ in range(3)]
-        for number, producer in enumerate(producers):
-            producer.send(data.PRODUCE, 9, produce(keyed(b"%d" % number)))
-        await asyncio.sleep(0.1)
-        producers[1].close()
-        await asyncio.sleep(0.1)
-        replicas._check_turns.release()
-        for number in (0, 2):
-            _, answer = await producers[number].answer(data.PRODUCE, 9)
-            assert not answer.responses[0].partition_responses[0].error_code
-        answer = await producers[0].request(data.FETCH, 12, fetch(0))
-        values = [
-            decode_batch(answer.responses[0].partitions[0].records[start:end], header).values[0]
-            for header, start, end in iterate_batches(answer.responses[0].partitions[0].records)
-        ]
-        assert set(values) == {b"0", b"2"}
-
-    with_cluster(program, configs={"cleanup.policy": "compact"})
+    leader, _, _ = await of_leader_and_others(cluster, world)
+    replicas = cluster.broker(leader)._replicas
+    assert replicas is not None
+    await replicas._check_turns.acquire()
+    producers = [await connect(world.network, host_name(leader), PORT) for _ in range(3)]
+    for number, producer in enumerate(producers):
+        producer.send(data.PRODUCE, 9, produce(keyed(b"%d" % number)))
+    await asyncio.sleep(0.1)
+    producers[1].close()
+    await asyncio.sleep(0.1)
+    replicas._check_turns.release()
+    for number in (0, 2):
+        _, answer = await producers[number].answer(data.PRODUCE, 9)
+        assert not answer.responses[0].partition_responses[0].error_code
+    answer = await producers[0].request(data.FETCH, 12, fetch(0))
+    values = [
+        decode_batch(answer.responses[0].partitions[0].records[start:end], header).values[0]
+        for header, start, end in iterate_batches(answer.responses[0].partitions[0].records)
+    ]
+    assert set(values) == {b"0", b"2"}

@@ -19,6 +19,7 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, decode_batch, iterate_batches
 from minibroker.protocol.topic_ids import make
 from tests.kafka_connection import KafkaConnection, connect
+from tests.running import run_by
 from tests.simulation.scenarios.clients.test_kafka_dialect import ORDERS, about, fetch, to_leader, wire, with_cluster
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.simulator.world import VirtualWorld
@@ -43,43 +44,43 @@ def join(member_id: str = "") -> g.JoinGroupRequest:
 
 
 @pytest.mark.parametrize("version", [0, 3])
-def test_a_member_older_than_kip_394_joins_at_once_commits_and_leaves(version: int) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_coordinator(world)
+@run_by(with_cluster, settings={"group.initial.rebalance.delay.ms": "0"})
+async def test_a_member_older_than_kip_394_joins_at_once_commits_and_leaves(
+    cluster: VirtualCluster, world: VirtualWorld, /, version: int
+) -> None:
+    connection = await to_coordinator(world)
+    joined = await connection.request(groups.JOIN_GROUP, version, join())
+    while joined.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+        await asyncio.sleep(0.1)
         joined = await connection.request(groups.JOIN_GROUP, version, join())
-        while joined.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            await asyncio.sleep(0.1)
-            joined = await connection.request(groups.JOIN_GROUP, version, join())
-        assert joined.error_code == ErrorCode.NONE
-        assert joined.protocol_name == "range"
-        me, generation = joined.member_id, joined.generation_id
-        assert (joined.leader, [member.member_id for member in joined.members]) == (me, [me])
-        mine = [g.SyncGroupAssignment(me, b"mine")]
-        sync = g.SyncGroupRequest(GROUP, generation, me, None, None, None, mine)
-        assert (await connection.request(groups.SYNC_GROUP, 0, sync)).assignment == b"mine"
+    assert joined.error_code == ErrorCode.NONE
+    assert joined.protocol_name == "range"
+    me, generation = joined.member_id, joined.generation_id
+    assert (joined.leader, [member.member_id for member in joined.members]) == (me, [me])
+    mine = [g.SyncGroupAssignment(me, b"mine")]
+    sync = g.SyncGroupRequest(GROUP, generation, me, None, None, None, mine)
+    assert (await connection.request(groups.SYNC_GROUP, 0, sync)).assignment == b"mine"
 
-        commit = g.OffsetCommitRequest(
-            GROUP, generation, me, None, [g.OffsetCommitTopic(ORDERS, [g.OffsetCommitPartition(0, 5, -1, "")])]
-        )
-        answer = await connection.request(groups.OFFSET_COMMIT, 2, commit)
-        assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
-        asked = wire(
-            groups.OFFSET_FETCH,
-            group_id=GROUP,
-            topics=[g.OffsetFetchTopic(ORDERS, [0])],
-            groups=[],
-            require_stable=False,
-        )
-        answer = await connection.request(groups.OFFSET_FETCH, 1, asked)
-        assert [p.committed_offset for p in answer.topics[0].partitions] == [5]
+    commit = g.OffsetCommitRequest(
+        GROUP, generation, me, None, [g.OffsetCommitTopic(ORDERS, [g.OffsetCommitPartition(0, 5, -1, "")])]
+    )
+    answer = await connection.request(groups.OFFSET_COMMIT, 2, commit)
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
+    asked = wire(
+        groups.OFFSET_FETCH,
+        group_id=GROUP,
+        topics=[g.OffsetFetchTopic(ORDERS, [0])],
+        groups=[],
+        require_stable=False,
+    )
+    answer = await connection.request(groups.OFFSET_FETCH, 1, asked)
+    assert [p.committed_offset for p in answer.topics[0].partitions] == [5]
 
-        beat = g.HeartbeatRequest(GROUP, generation, me, None)
-        assert (await connection.request(groups.HEARTBEAT, 0, beat)).error_code == ErrorCode.NONE
-        leave = wire(groups.LEAVE_GROUP, group_id=GROUP, member_id=me, members=[])
-        assert (await connection.request(groups.LEAVE_GROUP, 0, leave)).error_code == ErrorCode.NONE
-        assert (await connection.request(groups.LEAVE_GROUP, 2, leave)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
-
-    with_cluster(program, {"group.initial.rebalance.delay.ms": "0"})
+    beat = g.HeartbeatRequest(GROUP, generation, me, None)
+    assert (await connection.request(groups.HEARTBEAT, 0, beat)).error_code == ErrorCode.NONE
+    leave = wire(groups.LEAVE_GROUP, group_id=GROUP, member_id=me, members=[])
+    assert (await connection.request(groups.LEAVE_GROUP, 0, leave)).error_code == ErrorCode.NONE
+    assert (await connection.request(groups.LEAVE_GROUP, 2, leave)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 async def commit(connection: KafkaConnection, offset: int) -> int:
@@ -96,62 +97,62 @@ async def commit(connection: KafkaConnection, offset: int) -> int:
 
 
 @pytest.mark.parametrize("offset", [-1, -2, -5])
-def test_a_group_that_was_reset_to_a_negative_offset_begins_by_policy(offset: int) -> None:
+@run_by(with_cluster, settings={"group.initial.rebalance.delay.ms": "0"})
+async def test_a_group_that_was_reset_to_a_negative_offset_begins_by_policy(
+    cluster: VirtualCluster, world: VirtualWorld, /, offset: int
+) -> None:
     """kafkajs resets a group's offsets by committing -1 or -2."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        async with Producer(cluster.bootstrap, world=world) as producer:
-            for number in range(3):
-                await producer.send(ORDERS, b"%d" % number)
-        connection = await to_coordinator(world)
-        assert await commit(connection, 2) == ErrorCode.NONE
-        assert await commit(connection, offset) == ErrorCode.NONE
-        async with Admin(cluster.bootstrap, world=world) as administrator:
-            assert await administrator.list_group_offsets(GROUP, [ORDERS_0]) == {ORDERS_0: None}
-            assert await administrator.list_group_offsets(GROUP) == {}
-        async with Consumer(
-            cluster.bootstrap, topics=[ORDERS], group=GROUP, auto_offset_reset="earliest", world=world
-        ) as consumer:
-            assert (await consumer.committed(ORDERS_0))[ORDERS_0] is None
-            assert [record.value for record in await consumer.poll(10_000, 1)] == [b"0"]
-            await consumer.commit()
-        async with Admin(cluster.bootstrap, world=world) as administrator:
-            found = (await administrator.list_group_offsets(GROUP))[ORDERS_0]
-            assert found is not None
-            assert found.offset == 1
-
-    with_cluster(program, {"group.initial.rebalance.delay.ms": "0"})
+    async with Producer(cluster.bootstrap, world=world) as producer:
+        for number in range(3):
+            await producer.send(ORDERS, b"%d" % number)
+    connection = await to_coordinator(world)
+    assert await commit(connection, 2) == ErrorCode.NONE
+    assert await commit(connection, offset) == ErrorCode.NONE
+    async with Admin(cluster.bootstrap, world=world) as administrator:
+        assert await administrator.list_group_offsets(GROUP, [ORDERS_0]) == {ORDERS_0: None}
+        assert await administrator.list_group_offsets(GROUP) == {}
+    async with Consumer(
+        cluster.bootstrap, topics=[ORDERS], group=GROUP, auto_offset_reset="earliest", world=world
+    ) as consumer:
+        assert (await consumer.committed(ORDERS_0))[ORDERS_0] is None
+        assert [record.value for record in await consumer.poll(10_000, 1)] == [b"0"]
+        await consumer.commit()
+    async with Admin(cluster.bootstrap, world=world) as administrator:
+        found = (await administrator.list_group_offsets(GROUP))[ORDERS_0]
+        assert found is not None
+        assert found.offset == 1
 
 
 @pytest.mark.parametrize("version", [1, 2, 7, 8])
-def test_who_asks_the_wrong_broker_for_offsets_is_told_so_where_its_version_looks(version: int) -> None:
+@run_by(with_cluster)
+async def test_who_asks_the_wrong_broker_for_offsets_is_told_so_where_its_version_looks(
+    cluster: VirtualCluster, world: VirtualWorld, /, version: int
+) -> None:
     """And does not take it for a group that has committed nothing."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        coordinator = await to_coordinator(world)
-        topics = [g.OffsetFetchTopic(ORDERS, [0])]
-        asked = wire(
-            groups.OFFSET_FETCH,
-            group_id=GROUP if version < 8 else "",
-            topics=topics if version < 8 else None,
-            groups=[g.OffsetFetchGroup(GROUP, topics)] if version >= 8 else [],
-            require_stable=False,
+    coordinator = await to_coordinator(world)
+    topics = [g.OffsetFetchTopic(ORDERS, [0])]
+    asked = wire(
+        groups.OFFSET_FETCH,
+        group_id=GROUP if version < 8 else "",
+        topics=topics if version < 8 else None,
+        groups=[g.OffsetFetchGroup(GROUP, topics)] if version >= 8 else [],
+        require_stable=False,
+    )
+    codes: list[int] = []
+    for broker in range(3):
+        connection = await connect(world.network, host_name(broker), PORT)
+        answer: Any = await connection.request(groups.OFFSET_FETCH, version, asked)
+        codes.append(
+            answer.topics[0].partitions[0].error_code
+            if version == 1
+            else answer.error_code
+            if version < 8
+            else answer.groups[0].error_code
         )
-        codes: list[int] = []
-        for broker in range(3):
-            connection = await connect(world.network, host_name(broker), PORT)
-            answer: Any = await connection.request(groups.OFFSET_FETCH, version, asked)
-            codes.append(
-                answer.topics[0].partitions[0].error_code
-                if version == 1
-                else answer.error_code
-                if version < 8
-                else answer.groups[0].error_code
-            )
-        assert sorted(codes)[1:] == [ErrorCode.NOT_COORDINATOR] * 2
-        coordinator.close()
-
-    with_cluster(program)
+    assert sorted(codes)[1:] == [ErrorCode.NOT_COORDINATOR] * 2
+    coordinator.close()
 
 
 OPERATIONS_ON_TOPIC, OPERATIONS_ON_CLUSTER, OPERATIONS_ON_GROUP = 0xDF8, 0x1FA0, 0x148
@@ -159,115 +160,113 @@ OPERATIONS_ON_TOPIC, OPERATIONS_ON_CLUSTER, OPERATIONS_ON_GROUP = 0xDF8, 0x1FA0,
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_who_asks_is_told_what_it_may_do_with_topics_groups_and_the_cluster(asks: bool) -> None:
+@run_by(with_cluster)
+async def test_who_asks_is_told_what_it_may_do_with_topics_groups_and_the_cluster(
+    cluster: VirtualCluster, world: VirtualWorld, /, asks: bool
+) -> None:
     def told(operations: int) -> int:
         return operations if asks else m.NO_OPERATIONS
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_coordinator(world)
-        for version in (8, 10, 11, 12):
-            asked = about(ORDERS, "nobody-has-it")
-            asked.include_topic_authorized_operations = asks
-            asked.include_cluster_authorized_operations = asks
-            answer = await connection.request(metadata.METADATA, version, asked)
-            found = [topic.topic_authorized_operations for topic in answer.topics]
-            assert found == [told(OPERATIONS_ON_TOPIC)] * 2
-            of_cluster = told(OPERATIONS_ON_CLUSTER) if version <= 10 else m.NO_OPERATIONS
-            assert answer.cluster_authorized_operations == of_cluster
-        described = await connection.request(admin.DESCRIBE_CLUSTER, 1, m.DescribeClusterRequest(1, asks))
-        assert described.cluster_authorized_operations == told(OPERATIONS_ON_CLUSTER)
-        while True:
-            answer = await connection.request(groups.DESCRIBE_GROUPS, 5, g.DescribeGroupsRequest([GROUP], asks))
-            if answer.groups[0].error_code == ErrorCode.NONE:
-                break
-            assert answer.groups[0].authorized_operations == m.NO_OPERATIONS
-            await asyncio.sleep(0.1)
-        assert answer.groups[0].authorized_operations == told(OPERATIONS_ON_GROUP)
-
-    with_cluster(program)
+    connection = await to_coordinator(world)
+    for version in (8, 10, 11, 12):
+        asked = about(ORDERS, "nobody-has-it")
+        asked.include_topic_authorized_operations = asks
+        asked.include_cluster_authorized_operations = asks
+        answer = await connection.request(metadata.METADATA, version, asked)
+        found = [topic.topic_authorized_operations for topic in answer.topics]
+        assert found == [told(OPERATIONS_ON_TOPIC)] * 2
+        of_cluster = told(OPERATIONS_ON_CLUSTER) if version <= 10 else m.NO_OPERATIONS
+        assert answer.cluster_authorized_operations == of_cluster
+    described = await connection.request(admin.DESCRIBE_CLUSTER, 1, m.DescribeClusterRequest(1, asks))
+    assert described.cluster_authorized_operations == told(OPERATIONS_ON_CLUSTER)
+    while True:
+        answer = await connection.request(groups.DESCRIBE_GROUPS, 5, g.DescribeGroupsRequest([GROUP], asks))
+        if answer.groups[0].error_code == ErrorCode.NONE:
+            break
+        assert answer.groups[0].authorized_operations == m.NO_OPERATIONS
+        await asyncio.sleep(0.1)
+    assert answer.groups[0].authorized_operations == told(OPERATIONS_ON_GROUP)
 
 
-def test_a_topic_is_deleted_by_its_id_and_no_other() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await connect(world.network, host_name(1), PORT)
-        known = (await connection.request(metadata.METADATA, 12, about(ORDERS))).topics[0]
-        state = admin.DELETE_TOPICS.request.fields[0].type.of.cls  # type: ignore[attr-defined]
-        other = make(1, 2, b"others")
-        asked = wire(
-            admin.DELETE_TOPICS,
-            topics=[state(None, known.topic_id), state(None, other)],
-            topic_names=[],
-            timeout_ms=10_000,
-        )
-        answer = await connection.request(admin.DELETE_TOPICS, 6, asked)
-        found = {result.topic_id: (result.name, result.error_code) for result in answer.responses}
-        assert found == {known.topic_id: (ORDERS, ErrorCode.NONE), other: ("", ErrorCode.UNKNOWN_TOPIC_ID)}
-        gone = (await connection.request(metadata.METADATA, 12, about(ORDERS))).topics[0]
-        assert gone.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_a_topic_is_deleted_by_its_id_and_no_other(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    connection = await connect(world.network, host_name(1), PORT)
+    known = (await connection.request(metadata.METADATA, 12, about(ORDERS))).topics[0]
+    state = admin.DELETE_TOPICS.request.fields[0].type.of.cls  # type: ignore[attr-defined]
+    other = make(1, 2, b"others")
+    asked = wire(
+        admin.DELETE_TOPICS,
+        topics=[state(None, known.topic_id), state(None, other)],
+        topic_names=[],
+        timeout_ms=10_000,
+    )
+    answer = await connection.request(admin.DELETE_TOPICS, 6, asked)
+    found = {result.topic_id: (result.name, result.error_code) for result in answer.responses}
+    assert found == {known.topic_id: (ORDERS, ErrorCode.NONE), other: ("", ErrorCode.UNKNOWN_TOPIC_ID)}
+    gone = (await connection.request(metadata.METADATA, 12, about(ORDERS))).topics[0]
+    assert gone.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_what_our_producer_wrote_is_fetched_as_records_also_by_who_waited_for_it() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        connection.send(data.FETCH, 12, fetch(max_wait_ms=20_000))
-        async with Producer(cluster.bootstrap, world=world) as producer:
-            for number in range(50):
-                producer.send(ORDERS, b"%d" % number, key=b"key")
-            await producer.flush()
-        _, waited = await connection.answer(data.FETCH, 12)
-        asked = await connection.request(data.FETCH, 12, fetch())
-        for answer in (waited, asked):
-            partition = answer.responses[0].partitions[0]
-            assert partition.error_code == ErrorCode.NONE
-            found: list[bytes | None] = []
-            for header, start, _ in iterate_batches(partition.records):
-                assert header.magic == MAGIC_RECORDS
-                found += decode_batch(partition.records, header, start).values
-            assert found == [b"%d" % number for number in range(len(found))]
-        assert len(found) == 50
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_what_our_producer_wrote_is_fetched_as_records_also_by_who_waited_for_it(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    connection = await to_leader(cluster, world)
+    connection.send(data.FETCH, 12, fetch(max_wait_ms=20_000))
+    async with Producer(cluster.bootstrap, world=world) as producer:
+        for number in range(50):
+            producer.send(ORDERS, b"%d" % number, key=b"key")
+        await producer.flush()
+    _, waited = await connection.answer(data.FETCH, 12)
+    asked = await connection.request(data.FETCH, 12, fetch())
+    for answer in (waited, asked):
+        partition = answer.responses[0].partitions[0]
+        assert partition.error_code == ErrorCode.NONE
+        found: list[bytes | None] = []
+        for header, start, _ in iterate_batches(partition.records):
+            assert header.magic == MAGIC_RECORDS
+            found += decode_batch(partition.records, header, start).values
+        assert found == [b"%d" % number for number in range(len(found))]
+    assert len(found) == 50
 
 
 @pytest.mark.parametrize("is_set", [{}, {"durability": "replicated"}], ids=["implied", "set"])
-def test_settings_that_are_replaced_leave_out_what_is_not_named_and_durability_stays(is_set: dict[str, str]) -> None:
+@run_by(with_cluster)
+async def test_settings_that_are_replaced_leave_out_what_is_not_named_and_durability_stays(
+    cluster: VirtualCluster, world: VirtualWorld, /, is_set: dict[str, str]
+) -> None:
     """librdkafka repeats what DescribeConfigs has told it."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await connect(world.network, host_name(2), PORT)
-        path = znodes.topic_config_path(ORDERS)
-        zookeeper = cluster.simulation.zookeeper
-        zookeeper.make(path, znodes.encode_config(is_set))
-        for configs in (
-            [("retention.ms", "1000"), ("segment.bytes", "600"), ("durability", "replicated")],
-            [("segment.bytes", "700")],
-        ):
-            replaced = m.ReplacedConfigs(2, ORDERS, [m.CreatableConfig(*pair) for pair in configs])
-            answer = await connection.request(admin.ALTER_CONFIGS, 2, m.AlterConfigsRequest([replaced]))
-            assert [one.error_code for one in answer.responses] == [ErrorCode.NONE]
-        asked = m.DescribeConfigsRequest([m.DescribeConfigsResource(2, ORDERS, ["retention.ms", "segment.bytes"])])
-        described = await connection.request(admin.DESCRIBE_CONFIGS, 4, asked)
-        found = {entry.name: (entry.value, entry.config_source) for entry in described.results[0].configs}
-        assert found["segment.bytes"] == ("700", 1)
-        assert found["retention.ms"] == ("604800000", 5)
-        given = znodes.decode_config(path, zookeeper.data(path))
-        assert given == {**is_set, "segment.bytes": "700"}
-
-    with_cluster(program)
+    connection = await connect(world.network, host_name(2), PORT)
+    path = znodes.topic_config_path(ORDERS)
+    zookeeper = cluster.simulation.zookeeper
+    zookeeper.make(path, znodes.encode_config(is_set))
+    for configs in (
+        [("retention.ms", "1000"), ("segment.bytes", "600"), ("durability", "replicated")],
+        [("segment.bytes", "700")],
+    ):
+        replaced = m.ReplacedConfigs(2, ORDERS, [m.CreatableConfig(*pair) for pair in configs])
+        answer = await connection.request(admin.ALTER_CONFIGS, 2, m.AlterConfigsRequest([replaced]))
+        assert [one.error_code for one in answer.responses] == [ErrorCode.NONE]
+    asked = m.DescribeConfigsRequest([m.DescribeConfigsResource(2, ORDERS, ["retention.ms", "segment.bytes"])])
+    described = await connection.request(admin.DESCRIBE_CONFIGS, 4, asked)
+    found = {entry.name: (entry.value, entry.config_source) for entry in described.results[0].configs}
+    assert found["segment.bytes"] == ("700", 1)
+    assert found["retention.ms"] == ("604800000", 5)
+    given = znodes.decode_config(path, zookeeper.data(path))
+    assert given == {**is_set, "segment.bytes": "700"}
 
 
-def test_a_setting_that_is_replaced_twice_at_once_is_refused_whatever_it_is_now() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await connect(world.network, host_name(2), PORT)
-        for values in (["9"], ["9", "10"], ["10", "9"], ["9", "9"]):
-            configs = [m.CreatableConfig("retention.ms", value) for value in values]
-            request = m.AlterConfigsRequest([m.ReplacedConfigs(2, ORDERS, configs)])
-            (answer,) = (await connection.request(admin.ALTER_CONFIGS, 2, request)).responses
-            assert answer.error_code == (ErrorCode.NONE if len(values) == 1 else ErrorCode.INVALID_REQUEST)
-        asked = m.DescribeConfigsRequest([m.DescribeConfigsResource(2, ORDERS, [])])  # no names: all settings
-        (described,) = (await connection.request(admin.DESCRIBE_CONFIGS, 4, asked)).results
-        assert {entry.name: entry.value for entry in described.configs}["retention.ms"] == "9"
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_a_setting_that_is_replaced_twice_at_once_is_refused_whatever_it_is_now(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    connection = await connect(world.network, host_name(2), PORT)
+    for values in (["9"], ["9", "10"], ["10", "9"], ["9", "9"]):
+        configs = [m.CreatableConfig("retention.ms", value) for value in values]
+        request = m.AlterConfigsRequest([m.ReplacedConfigs(2, ORDERS, configs)])
+        (answer,) = (await connection.request(admin.ALTER_CONFIGS, 2, request)).responses
+        assert answer.error_code == (ErrorCode.NONE if len(values) == 1 else ErrorCode.INVALID_REQUEST)
+    asked = m.DescribeConfigsRequest([m.DescribeConfigsResource(2, ORDERS, [])])  # no names: all settings
+    (described,) = (await connection.request(admin.DESCRIBE_CONFIGS, 4, asked)).results
+    assert {entry.name: entry.value for entry in described.configs}["retention.ms"] == "9"

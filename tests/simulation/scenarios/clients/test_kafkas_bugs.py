@@ -13,6 +13,7 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
+from tests.running import run_test
 from tests.simulation.mutants import MUTANTS, planted
 from tests.simulation.scenarios.control.test_forwarding import until_controller, with_cluster
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
@@ -55,10 +56,10 @@ def a_broker_that_is_back_before_it_is_missed_leads_again() -> None:
 
 
 SCENES: dict[str, Callable[[Path], None]] = {
-    "unfenced-controller-writes": lambda _: deposed_writes_nothing(),
+    "unfenced-controller-writes": lambda _: run_test(deposed_writes_nothing),
     "bounce-not-noticed": lambda _: a_broker_that_is_back_before_it_is_missed_leads_again(),
-    "stale-broker-epoch-accepted": orders_for_a_former_run,
-    "elected-and-never-started": lambda _: won_unheard(),
+    "stale-broker-epoch-accepted": lambda path: run_test(orders_for_a_former_run, tmp_path=path),
+    "elected-and-never-started": lambda _: run_test(won_unheard),
     "own-old-registration-in-the-way": lambda _: a_broker_that_is_killed_and_started_at_once_is_registered(),
 }
 

@@ -10,6 +10,7 @@ import pytest
 from minibroker.controller.decisions import events
 from minibroker.protocol import znodes
 from minibroker.protocol.world import Watcher
+from tests.running import run_by
 from tests.simulation.simulator.cluster import VirtualCluster
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation
@@ -80,63 +81,61 @@ def test_every_watch_of_a_controller_is_among_these() -> None:
     assert len(CHANGES) + len(NODES) == len(set(events.WATCHED) - {events.UnreadableStateChange})
 
 
-def test_each_listener_is_registered_on_taking_office_by_the_controller_alone() -> None:
+@run_by(with_controller)
+async def test_each_listener_is_registered_on_taking_office_by_the_controller_alone(
+    cluster: VirtualCluster, controller: int, /
+) -> None:
     """What ZooKeeper still has of the former controller's comes to nothing, as the last test says."""
 
-    async def scenario(cluster: VirtualCluster, controller: int) -> None:
-        def watching(path: str) -> set[str]:
-            return {session.owner for session, _ in cluster.simulation.zookeeper.tree._child_watches[path]}
+    def watching(path: str) -> set[str]:
+        return {session.owner for session, _ in cluster.simulation.zookeeper.tree._child_watches[path]}
 
-        former = cluster.process(controller).name
-        assert {path: watching(path) for path in CHANGES} == {path: {former} for path in CHANGES}
-        successor = cluster.process(await resigned(cluster, controller)).name
-        assert {path: watching(path) - {former} for path in CHANGES} == {path: {successor} for path in CHANGES}
-
-    with_controller(scenario)
+    former = cluster.process(controller).name
+    assert {path: watching(path) for path in CHANGES} == {path: {former} for path in CHANGES}
+    successor = cluster.process(await resigned(cluster, controller)).name
+    assert {path: watching(path) - {former} for path in CHANGES} == {path: {successor} for path in CHANGES}
 
 
 @pytest.mark.parametrize("path", NODES)
-def test_a_node_is_watched_by_the_controller_and_its_successor_alone(path: str) -> None:
-    async def scenario(cluster: VirtualCluster, controller: int) -> None:
-        zookeeper = cluster.simulation.zookeeper
-
-        def watching() -> set[str]:
-            return {session.owner for session, _ in zookeeper.tree._data_watches.get(path, {})}
-
-        zookeeper.make(znodes.topic_path(TOPIC), znodes.encode_topic(znodes.TopicZnode("an-id", {0: (0, 1)})))
-        await asyncio.sleep(1)
-        former = cluster.process(controller).name
-        assert watching() == {former}
-        successor = cluster.process(await resigned(cluster, controller)).name
-        assert watching() - {former} == {successor}
-
-    with_controller(scenario)
-
-
-@pytest.mark.parametrize("path", CHANGES)
-def test_a_change_is_read_by_the_controller_and_the_next_one_too(path: str, lists_read: list[tuple[str, str]]) -> None:
-    async def scenario(cluster: VirtualCluster, controller: int) -> None:
-        name, data = CHANGES[path]
-        for number in range(2):
-            lists_read.clear()
-            cluster.simulation.zookeeper.make(f"{path}/{name}{number}", data)
-            await asyncio.sleep(1)
-            assert (cluster.process(controller).name, path) in lists_read
-
-    with_controller(scenario)
-
-
-@pytest.mark.parametrize("path", CHANGES)
-def test_a_change_after_a_resignation_is_read_by_the_next_controller_and_not_by_the_former_one(
-    path: str, lists_read: list[tuple[str, str]]
+@run_by(with_controller)
+async def test_a_node_is_watched_by_the_controller_and_its_successor_alone(
+    cluster: VirtualCluster, controller: int, /, path: str
 ) -> None:
-    async def scenario(cluster: VirtualCluster, controller: int) -> None:
-        successor = await resigned(cluster, controller)
-        lists_read.clear()
-        name, data = CHANGES[path]
-        cluster.simulation.zookeeper.make(f"{path}/{name}", data)
-        await asyncio.sleep(1)
-        readers = {owner for owner, listed in lists_read if listed == path}
-        assert readers == {cluster.process(successor).name}
+    zookeeper = cluster.simulation.zookeeper
 
-    with_controller(scenario)
+    def watching() -> set[str]:
+        return {session.owner for session, _ in zookeeper.tree._data_watches.get(path, {})}
+
+    zookeeper.make(znodes.topic_path(TOPIC), znodes.encode_topic(znodes.TopicZnode("an-id", {0: (0, 1)})))
+    await asyncio.sleep(1)
+    former = cluster.process(controller).name
+    assert watching() == {former}
+    successor = cluster.process(await resigned(cluster, controller)).name
+    assert watching() - {former} == {successor}
+
+
+@pytest.mark.parametrize("path", CHANGES)
+@run_by(with_controller)
+async def test_a_change_is_read_by_the_controller_and_the_next_one_too(
+    cluster: VirtualCluster, controller: int, /, path: str, lists_read: list[tuple[str, str]]
+) -> None:
+    name, data = CHANGES[path]
+    for number in range(2):
+        lists_read.clear()
+        cluster.simulation.zookeeper.make(f"{path}/{name}{number}", data)
+        await asyncio.sleep(1)
+        assert (cluster.process(controller).name, path) in lists_read
+
+
+@pytest.mark.parametrize("path", CHANGES)
+@run_by(with_controller)
+async def test_a_change_after_a_resignation_is_read_by_the_next_controller_and_not_by_the_former_one(
+    cluster: VirtualCluster, controller: int, /, path: str, lists_read: list[tuple[str, str]]
+) -> None:
+    successor = await resigned(cluster, controller)
+    lists_read.clear()
+    name, data = CHANGES[path]
+    cluster.simulation.zookeeper.make(f"{path}/{name}", data)
+    await asyncio.sleep(1)
+    readers = {owner for owner, listed in lists_read if listed == path}
+    assert readers == {cluster.process(successor).name}

@@ -13,6 +13,7 @@ from minibroker.protocol.kafka import admin, data, groups, metadata
 from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.messages import groups as g
 from tests.kafka_connection import connect
+from tests.running import run_by
 from tests.simulation.scenarios.clients.test_kafka_dialect import (
     ORDERS,
     about,
@@ -106,37 +107,35 @@ def for_coordinator(name: str) -> list[tuple[KafkaApi, int, Any, set[int]]]:
 
 
 @pytest.mark.parametrize("length", [250, LONGEST])
-def test_a_name_that_is_too_long_is_refused_for_its_entry_alone(length: int) -> None:
+@run_by(with_cluster)
+async def test_a_name_that_is_too_long_is_refused_for_its_entry_alone(
+    cluster: VirtualCluster, world: VirtualWorld, /, length: int
+) -> None:
     name = "x" * length
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        wrong = []
-        leader, coordinator = await to_leader(cluster, world), await to_coordinator(world)
-        anybody = [await connect(world.network, host_name(broker), PORT) for broker in (0, 1)]
-        for connections, requests in (
-            ([leader], for_leader(name)),
-            (anybody, for_anybody(name)),
-            ([coordinator], for_coordinator(name)),
-        ):
-            for api, version, request, expected in requests:
-                for connection in connections:
-                    answer = await connection.request(api, version, request)
-                    if codes(answer) != expected:
-                        wrong.append((api.name, version, codes(answer), expected))
-        assert wrong == []
-
-    with_cluster(program)
+    wrong = []
+    leader, coordinator = await to_leader(cluster, world), await to_coordinator(world)
+    anybody = [await connect(world.network, host_name(broker), PORT) for broker in (0, 1)]
+    for connections, requests in (
+        ([leader], for_leader(name)),
+        (anybody, for_anybody(name)),
+        ([coordinator], for_coordinator(name)),
+    ):
+        for api, version, request, expected in requests:
+            for connection in connections:
+                answer = await connection.request(api, version, request)
+                if codes(answer) != expected:
+                    wrong.append((api.name, version, codes(answer), expected))
+    assert wrong == []
 
 
-def test_a_long_name_is_not_repeated_for_each_partition() -> None:
+@run_by(with_cluster)
+async def test_a_long_name_is_not_repeated_for_each_partition(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     """A request of a hundred kilobytes would have an answer of a hundred megabytes."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await to_leader(cluster, world)
-        parts = [m.ProducePartition(index, memoryview(b"")) for index in range(5_000)]
-        request = m.ProduceRequest(None, -1, 5_000, [m.ProduceTopic("x" * LONGEST, parts)])
-        connection.send(data.PRODUCE, 9, request)
-        answer = await connection.frames.get()
-        assert len(answer) < LONGEST + 5_000 * 250
-
-    with_cluster(program)
+    connection = await to_leader(cluster, world)
+    parts = [m.ProducePartition(index, memoryview(b"")) for index in range(5_000)]
+    request = m.ProduceRequest(None, -1, 5_000, [m.ProduceTopic("x" * LONGEST, parts)])
+    connection.send(data.PRODUCE, 9, request)
+    answer = await connection.frames.get()
+    assert len(answer) < LONGEST + 5_000 * 250

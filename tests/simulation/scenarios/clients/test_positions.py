@@ -24,6 +24,7 @@ from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import OFFSET_FOR_LEADER_EPOCH
 from minibroker.protocol.errors import BrokerError, ErrorCode
+from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.clients.test_consumers import P0, Scene, numbers, silence, take
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
@@ -97,74 +98,72 @@ AFTERWARDS = [*range(FLUSHED), *range(100, 115)]
 
 
 @pytest.mark.parametrize("taken", [SENT, 15, 12])
-def test_a_consumer_goes_back_to_where_the_log_was_cut_and_says_so(
-    taken: int, caplog: pytest.LogCaptureFixture
+@run_by(play, settings=OFTEN)
+async def test_a_consumer_goes_back_to_where_the_log_was_cut_and_says_so(
+    scene: Scene, /, taken: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(scene: Scene) -> None:
-        await fill(scene)
+    await fill(scene)
 
-        async def consume() -> None:
-            async with Consumer(scene.cluster.bootstrap, topics=["t"], world=scene.main) as consumer:
-                await take(consumer, taken)
-                state = consumer._fetcher.states[P0]
-                before = state.generation
-                with caplog.at_level(logging.WARNING, "minibroker.client"):
-                    await lose_the_end(scene)
-                    await scene.cluster.until(lambda: state.generation > before)
-                    assert numbers(await take(consumer, 15)) == AFTERWARDS[FLUSHED:]
-                told = f"records of t-0 that were read are no longer in the log, from offset 10 on, up to {taken}"
-                assert told in caplog.text
-                assert consumer.position_epoch(P0) == scene.cluster.state(P0).leader_epoch
-
-        await scene.main.process.run(consume())
-
-    play(scenario, settings=OFTEN)
-
-
-def test_without_a_reset_a_consumer_is_told_what_it_has_read_that_is_gone_until_it_goes_elsewhere() -> None:
-    async def scenario(scene: Scene) -> None:
-        await fill(scene)
-
-        async def consume() -> None:
-            async with Consumer(
-                scene.cluster.bootstrap, topics=["t"], auto_offset_reset="none", world=scene.main
-            ) as consumer:
-                consumer.seek(P0, 0)
-                await take(consumer, 15)
+    async def consume() -> None:
+        async with Consumer(scene.cluster.bootstrap, topics=["t"], world=scene.main) as consumer:
+            await take(consumer, taken)
+            state = consumer._fetcher.states[P0]
+            before = state.generation
+            with caplog.at_level(logging.WARNING, "minibroker.client"):
                 await lose_the_end(scene)
-                await scene.cluster.until(lambda: consumer._fetcher.states[P0].error)
-                for _ in range(2):
-                    with pytest.raises(LogTruncated) as caught:
-                        await take(consumer, 1)
-                    told = caught.value
-                    assert (told.partition, told.offset, told.diverging_offset) == (P0, 15, 10)
-                consumer.seek(told.partition, told.diverging_offset)
+                await scene.cluster.until(lambda: state.generation > before)
                 assert numbers(await take(consumer, 15)) == AFTERWARDS[FLUSHED:]
+            told = f"records of t-0 that were read are no longer in the log, from offset 10 on, up to {taken}"
+            assert told in caplog.text
+            assert consumer.position_epoch(P0) == scene.cluster.state(P0).leader_epoch
 
-        await scene.main.process.run(consume())
-
-    play(scenario, settings=OFTEN)
+    await scene.main.process.run(consume())
 
 
-def test_what_was_fetched_but_not_handed_out_is_replaced_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(scene: Scene) -> None:
-        await fill(scene)
+@run_by(play, settings=OFTEN)
+async def test_without_a_reset_a_consumer_is_told_what_it_has_read_that_is_gone_until_it_goes_elsewhere(
+    scene: Scene, /
+) -> None:
+    await fill(scene)
 
-        async def consume() -> None:
-            async with Consumer(
-                scene.cluster.bootstrap, topics=["t"], auto_offset_reset="none", world=scene.main
-            ) as consumer:
-                consumer.seek(P0, 0)
-                await take(consumer, 5)
-                await scene.cluster.until(lambda: consumer._fetcher.states[P0].fetch_offset == SENT)
-                await lose_the_end(scene)
-                await scene.cluster.until(lambda: consumer._fetcher.states[P0].fetch_offset == len(AFTERWARDS))
-                assert numbers(await take(consumer, 20)) == AFTERWARDS[5:]
-                assert "no longer in the log" not in caplog.text
+    async def consume() -> None:
+        async with Consumer(
+            scene.cluster.bootstrap, topics=["t"], auto_offset_reset="none", world=scene.main
+        ) as consumer:
+            consumer.seek(P0, 0)
+            await take(consumer, 15)
+            await lose_the_end(scene)
+            await scene.cluster.until(lambda: consumer._fetcher.states[P0].error)
+            for _ in range(2):
+                with pytest.raises(LogTruncated) as caught:
+                    await take(consumer, 1)
+                told = caught.value
+                assert (told.partition, told.offset, told.diverging_offset) == (P0, 15, 10)
+            consumer.seek(told.partition, told.diverging_offset)
+            assert numbers(await take(consumer, 15)) == AFTERWARDS[FLUSHED:]
 
-        await scene.main.process.run(consume())
+    await scene.main.process.run(consume())
 
-    play(scenario, settings=OFTEN)
+
+@run_by(play, settings=OFTEN)
+async def test_what_was_fetched_but_not_handed_out_is_replaced_without_a_word(
+    scene: Scene, /, caplog: pytest.LogCaptureFixture
+) -> None:
+    await fill(scene)
+
+    async def consume() -> None:
+        async with Consumer(
+            scene.cluster.bootstrap, topics=["t"], auto_offset_reset="none", world=scene.main
+        ) as consumer:
+            consumer.seek(P0, 0)
+            await take(consumer, 5)
+            await scene.cluster.until(lambda: consumer._fetcher.states[P0].fetch_offset == SENT)
+            await lose_the_end(scene)
+            await scene.cluster.until(lambda: consumer._fetcher.states[P0].fetch_offset == len(AFTERWARDS))
+            assert numbers(await take(consumer, 20)) == AFTERWARDS[5:]
+            assert "no longer in the log" not in caplog.text
+
+    await scene.main.process.run(consume())
 
 
 async def _the_end_was_looked_up_before_it_was_lost(scene: Scene) -> None:
@@ -235,34 +234,30 @@ def test_without_epochs_a_consumer_would_leave_out_what_took_the_place_of_what_i
         play(scenario, settings=OFTEN)
 
 
-def test_a_position_that_was_looked_up_outlives_leaders_that_wrote_nothing() -> None:
-    async def scenario(scene: Scene) -> None:
-        cluster = scene.cluster
-        await scene.send(0, 5)
+@run_by(play)
+async def test_a_position_that_was_looked_up_outlives_leaders_that_wrote_nothing(scene: Scene, /) -> None:
+    cluster = scene.cluster
+    await scene.send(0, 5)
 
-        async def change_leader() -> None:
-            leader, epoch = cluster.state(P0).leader, cluster.state(P0).leader_epoch
-            cluster.kill_broker(leader)
-            await cluster.until(lambda: cluster.state(P0).leader not in (-1, leader))
-            await cluster.start_broker(leader)
-            await cluster.until(lambda: len(cluster.state(P0).isr) == 3)
-            assert cluster.state(P0).leader_epoch > epoch
+    async def change_leader() -> None:
+        leader, epoch = cluster.state(P0).leader, cluster.state(P0).leader_epoch
+        cluster.kill_broker(leader)
+        await cluster.until(lambda: cluster.state(P0).leader not in (-1, leader))
+        await cluster.start_broker(leader)
+        await cluster.until(lambda: len(cluster.state(P0).isr) == 3)
+        assert cluster.state(P0).leader_epoch > epoch
 
-        async def consume() -> None:
-            async with Consumer(
-                cluster.bootstrap, topics=["t"], auto_offset_reset="none", world=scene.main
-            ) as consumer:
-                await change_leader()
-                consumer.seek_to_end(P0)
-                assert await consumer.position(P0) == 5
-                assert consumer.position_epoch(P0) == 0
-                await change_leader()
-                await scene.send(5, 2)
-                assert numbers(await take(consumer, 2)) == [5, 6]
+    async def consume() -> None:
+        async with Consumer(cluster.bootstrap, topics=["t"], auto_offset_reset="none", world=scene.main) as consumer:
+            await change_leader()
+            consumer.seek_to_end(P0)
+            assert await consumer.position(P0) == 5
+            assert consumer.position_epoch(P0) == 0
+            await change_leader()
+            await scene.send(5, 2)
+            assert numbers(await take(consumer, 2)) == [5, 6]
 
-        await scene.main.process.run(consume())
-
-    play(scenario)
+    await scene.main.process.run(consume())
 
 
 # --- Leaders that were deposed ------------------------------------------------------------------------------------
@@ -270,42 +265,42 @@ def test_a_position_that_was_looked_up_outlives_leaders_that_wrote_nothing() -> 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
 @pytest.mark.parametrize("has_epoch", [True, False], ids=["position read", "position by seek"])
-def test_a_consumer_that_knows_the_new_leader_does_not_go_back_to_the_old_one(reset: Any, has_epoch: bool) -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.send(0, 12)
-        world = scene.cluster.client("fresh")
+@run_by(play)
+async def test_a_consumer_that_knows_the_new_leader_does_not_go_back_to_the_old_one(
+    scene: Scene, /, reset: Any, has_epoch: bool
+) -> None:
+    await scene.send(0, 12)
+    world = scene.cluster.client("fresh")
 
-        async def consume() -> None:
-            async with Consumer(
-                scene.cluster.bootstrap,
-                topics=["t"],
-                auto_offset_reset=reset,
-                metadata_max_age_ms=1_000,
-                max_partition_fetch_bytes=1,
-                world=world,
-            ) as consumer:
-                consumer.seek(P0, 0)
-                await take(consumer, 12)
-                deposed = await scene.depose()
-                await scene.send(12, 8)
-                await take(consumer, 3)
-                for other in scene.cluster.broker_ids:
-                    if other != deposed:
-                        scene.separate("fresh", host_name(other))
-                        scene.network.reset("fresh", host_name(other))
-                if not has_epoch:
-                    consumer.seek(P0, 15)
-                await _read_all(consumer)  # that was fetched before
-                position = await consumer.position(P0)
-                assert position >= 15
-                await silence(consumer, 30)
-                scene.reunite()
-                await scene.send(20, 2)
-                assert numbers(await take(consumer, 22 - position)) == list(range(position, 22))
+    async def consume() -> None:
+        async with Consumer(
+            scene.cluster.bootstrap,
+            topics=["t"],
+            auto_offset_reset=reset,
+            metadata_max_age_ms=1_000,
+            max_partition_fetch_bytes=1,
+            world=world,
+        ) as consumer:
+            consumer.seek(P0, 0)
+            await take(consumer, 12)
+            deposed = await scene.depose()
+            await scene.send(12, 8)
+            await take(consumer, 3)
+            for other in scene.cluster.broker_ids:
+                if other != deposed:
+                    scene.separate("fresh", host_name(other))
+                    scene.network.reset("fresh", host_name(other))
+            if not has_epoch:
+                consumer.seek(P0, 15)
+            await _read_all(consumer)  # that was fetched before
+            position = await consumer.position(P0)
+            assert position >= 15
+            await silence(consumer, 30)
+            scene.reunite()
+            await scene.send(20, 2)
+            assert numbers(await take(consumer, 22 - position)) == list(range(position, 22))
 
-        await world.process.run(consume())
-
-    play(scenario)
+    await world.process.run(consume())
 
 
 async def _read_all(consumer: Consumer) -> None:
@@ -378,34 +373,32 @@ def test_a_consumer_that_believes_a_deposed_leader_leaves_out_what_that_one_has_
 # --- Questions ----------------------------------------------------------------------------------------------------
 
 
-def test_the_end_of_an_epoch_is_told_to_clients_and_not_by_a_leader_of_an_earlier_one() -> None:
-    async def scenario(scene: Scene) -> None:
-        await scene.send(0, 12)
-        deposed = await scene.depose()
-        await scene.send(12, 8)
-        leader, epoch = scene.cluster.state(P0).leader, scene.cluster.state(P0).leader_epoch
+@run_by(play)
+async def test_the_end_of_an_epoch_is_told_to_clients_and_not_by_a_leader_of_an_earlier_one(scene: Scene, /) -> None:
+    await scene.send(0, 12)
+    deposed = await scene.depose()
+    await scene.send(12, 8)
+    leader, epoch = scene.cluster.state(P0).leader, scene.cluster.state(P0).leader_epoch
 
-        async def ask(broker_id: int, current_epoch: int, wanted: int) -> tuple[int, int, int]:
-            connection = await runtime.connections.open(Address(host_name(broker_id), PORT), Purpose.REQUESTS)
-            partition = m.OffsetForLeaderPartition(0, current_epoch, wanted)
-            body = m.OffsetForLeaderEpochRequest(-1, [m.OffsetForLeaderTopic("t", [partition])])
-            answer = (await connection.request(OFFSET_FOR_LEADER_EPOCH, body)).topics[0].partitions[0]
-            return answer.error_code, answer.leader_epoch, answer.end_offset
+    async def ask(broker_id: int, current_epoch: int, wanted: int) -> tuple[int, int, int]:
+        connection = await runtime.connections.open(Address(host_name(broker_id), PORT), Purpose.REQUESTS)
+        partition = m.OffsetForLeaderPartition(0, current_epoch, wanted)
+        body = m.OffsetForLeaderEpochRequest(-1, [m.OffsetForLeaderTopic("t", [partition])])
+        answer = (await connection.request(OFFSET_FOR_LEADER_EPOCH, body)).topics[0].partitions[0]
+        return answer.error_code, answer.leader_epoch, answer.end_offset
 
-        async def questions() -> None:
-            await runtime.start()
-            assert await ask(leader, epoch, 0) == (ErrorCode.NONE, 0, 12)
-            assert await ask(leader, epoch, epoch) == (ErrorCode.NONE, epoch, 20)
-            assert await ask(leader, epoch - 1, 0) == (ErrorCode.FENCED_LEADER_EPOCH, -1, -1)
-            assert await ask(deposed, -1, epoch) == (ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1)
-            assert await ask(deposed, epoch, 0) == (ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1)
-            assert await ask(deposed, -1, 0) == (ErrorCode.NONE, 0, 12)
-            await runtime.close()
+    async def questions() -> None:
+        await runtime.start()
+        assert await ask(leader, epoch, 0) == (ErrorCode.NONE, 0, 12)
+        assert await ask(leader, epoch, epoch) == (ErrorCode.NONE, epoch, 20)
+        assert await ask(leader, epoch - 1, 0) == (ErrorCode.FENCED_LEADER_EPOCH, -1, -1)
+        assert await ask(deposed, -1, epoch) == (ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1)
+        assert await ask(deposed, epoch, 0) == (ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1)
+        assert await ask(deposed, -1, 0) == (ErrorCode.NONE, 0, 12)
+        await runtime.close()
 
-        runtime = _runtime(scene.cluster.bootstrap, scene.main)
-        await scene.main.process.run(questions())
-
-    play(scenario)
+    runtime = _runtime(scene.cluster.bootstrap, scene.main)
+    await scene.main.process.run(questions())
 
 
 def _runtime(bootstrap: str, world: VirtualWorld) -> ClientRuntime:
@@ -420,40 +413,38 @@ def _runtime(bootstrap: str, world: VirtualWorld) -> ClientRuntime:
     )
 
 
-def test_the_record_with_the_largest_timestamp_is_found_among_those_that_can_be_read() -> None:
-    async def scenario(scene: Scene) -> None:
-        cluster = scene.cluster
+@run_by(play, settings={"zookeeper.session.timeout.ms": "60000"})
+async def test_the_record_with_the_largest_timestamp_is_found_among_those_that_can_be_read(scene: Scene, /) -> None:
+    cluster = scene.cluster
 
-        async def send(times: list[int], acks: Any) -> None:
-            async with Producer(cluster.bootstrap, acks=acks, world=scene.main) as producer:
-                for time in times:
-                    await producer.send("t", b"x" * 100, partition=0, timestamp_ms=time)
+    async def send(times: list[int], acks: Any) -> None:
+        async with Producer(cluster.bootstrap, acks=acks, world=scene.main) as producer:
+            for time in times:
+                await producer.send("t", b"x" * 100, partition=0, timestamp_ms=time)
 
-        async def newest(admin: Admin) -> OffsetAndTimestamp | None:
-            return (await admin.list_offsets({P0: "max_timestamp"}))[P0]
+    async def newest(admin: Admin) -> OffsetAndTimestamp | None:
+        return (await admin.list_offsets({P0: "max_timestamp"}))[P0]
 
-        async def client() -> None:
-            async with Admin(cluster.bootstrap, world=scene.main) as admin:
-                assert await newest(admin) is None
-                await send([5_000, 9_000, 7_000, 9_000, 8_000], "all")
-                assert await newest(admin) == (1, 9_000, 0)
-                assert await admin.list_offsets({P0: "earliest"}) == {P0: (0, -1, None)}
-                assert await admin.list_offsets({P0: "latest"}) == {P0: (5, -1, 0)}
-                assert await admin.list_offsets({P0: 8_500}) == {P0: (1, 9_000, 0)}
-                leader = cluster.state(P0).leader
-                others = [broker_id for broker_id in cluster.broker_ids if broker_id != leader]
-                for broker_id in others:
-                    cluster.pause_broker(broker_id)
-                await send([99_000], 1)
-                assert await newest(admin) == (1, 9_000, 0)
-                for broker_id in others:
-                    cluster.resume_broker(broker_id)
-                await cluster.until(lambda: _high_watermark(cluster, leader) == 6)
-                assert await newest(admin) == (5, 99_000, 0)
+    async def client() -> None:
+        async with Admin(cluster.bootstrap, world=scene.main) as admin:
+            assert await newest(admin) is None
+            await send([5_000, 9_000, 7_000, 9_000, 8_000], "all")
+            assert await newest(admin) == (1, 9_000, 0)
+            assert await admin.list_offsets({P0: "earliest"}) == {P0: (0, -1, None)}
+            assert await admin.list_offsets({P0: "latest"}) == {P0: (5, -1, 0)}
+            assert await admin.list_offsets({P0: 8_500}) == {P0: (1, 9_000, 0)}
+            leader = cluster.state(P0).leader
+            others = [broker_id for broker_id in cluster.broker_ids if broker_id != leader]
+            for broker_id in others:
+                cluster.pause_broker(broker_id)
+            await send([99_000], 1)
+            assert await newest(admin) == (1, 9_000, 0)
+            for broker_id in others:
+                cluster.resume_broker(broker_id)
+            await cluster.until(lambda: _high_watermark(cluster, leader) == 6)
+            assert await newest(admin) == (5, 99_000, 0)
 
-        await scene.main.process.run(client())
-
-    play(scenario, settings={"zookeeper.session.timeout.ms": "60000"})
+    await scene.main.process.run(client())
 
 
 def _high_watermark(cluster: VirtualCluster, broker_id: int) -> int:
@@ -462,15 +453,13 @@ def _high_watermark(cluster: VirtualCluster, broker_id: int) -> int:
     return -1 if replica is None else replica.high_watermark
 
 
-def test_an_offset_that_cannot_be_asked_for_is_refused_with_what_can() -> None:
-    async def scenario(scene: Scene) -> None:
-        async def client() -> None:
-            async with Admin(scene.cluster.bootstrap, world=scene.main) as admin:
-                with pytest.raises(ValueError, match="'earliest', 'latest', 'max_timestamp'"):
-                    await admin.list_offsets({P0: "newest"})  # type: ignore[dict-item]
-                with pytest.raises(BrokerError, match="its partitions are 0 to 0"):
-                    await admin.list_offsets({P0._replace(partition=7): "latest"})
+@run_by(play)
+async def test_an_offset_that_cannot_be_asked_for_is_refused_with_what_can(scene: Scene, /) -> None:
+    async def client() -> None:
+        async with Admin(scene.cluster.bootstrap, world=scene.main) as admin:
+            with pytest.raises(ValueError, match="'earliest', 'latest', 'max_timestamp'"):
+                await admin.list_offsets({P0: "newest"})  # type: ignore[dict-item]
+            with pytest.raises(BrokerError, match="its partitions are 0 to 0"):
+                await admin.list_offsets({P0._replace(partition=7): "latest"})
 
-        await scene.main.process.run(client())
-
-    play(scenario)
+    await scene.main.process.run(client())

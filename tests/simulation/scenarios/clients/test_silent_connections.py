@@ -12,6 +12,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
@@ -47,56 +48,56 @@ def play(scenario: Scenario, min_insync_replicas: int = 3) -> None:
 
 
 @pytest.mark.parametrize("is_sent_at_once", [True, False])
-def test_writes_go_on_soon_after_a_followers_connection_fell_silent(is_sent_at_once: bool) -> None:
-    async def scenario(cluster: VirtualCluster, world: VirtualWorld, controller: int) -> None:
-        leader, follower, _ = cluster.state(P0).isr
-        async with Producer(cluster.bootstrap, world=world) as producer:
-            await producer.send(TOPIC, b"0", partition=0)
-            assert cluster.simulation.network.silence(host_name(leader), host_name(follower))
-            if not is_sent_at_once:
-                await asyncio.sleep(1)
-            async with asyncio.timeout(SOON_S):
-                await producer.send(TOPIC, b"1", partition=0)
-        assert len(cluster.state(P0).isr) == 3
-
-    play(scenario)
+@run_by(play)
+async def test_writes_go_on_soon_after_a_followers_connection_fell_silent(
+    cluster: VirtualCluster, world: VirtualWorld, controller: int, /, is_sent_at_once: bool
+) -> None:
+    leader, follower, _ = cluster.state(P0).isr
+    async with Producer(cluster.bootstrap, world=world) as producer:
+        await producer.send(TOPIC, b"0", partition=0)
+        assert cluster.simulation.network.silence(host_name(leader), host_name(follower))
+        if not is_sent_at_once:
+            await asyncio.sleep(1)
+        async with asyncio.timeout(SOON_S):
+            await producer.send(TOPIC, b"1", partition=0)
+    assert len(cluster.state(P0).isr) == 3
 
 
 @pytest.mark.parametrize("idle_s", [0, 10])
-def test_a_broker_hears_soon_that_it_leads_though_the_controllers_connection_to_it_fell_silent(idle_s: float) -> None:
-    async def scenario(cluster: VirtualCluster, world: VirtualWorld, controller: int) -> None:
-        leader, follower, _ = cluster.state(P0).isr
-        async with Producer(cluster.bootstrap, world=world) as producer:
-            await producer.send(TOPIC, b"0", partition=0)
-            assert cluster.simulation.network.silence(host_name(controller), host_name(follower))
-            await asyncio.sleep(idle_s)
-            cluster.kill_broker(leader)
-            async with asyncio.timeout(2 * SOON_S):
-                await producer.send(TOPIC, b"1", partition=0)
-
-    play(scenario, min_insync_replicas=1)
-
-
-def test_a_consumer_reads_on_soon_after_its_connection_fell_silent() -> None:
-    async def scenario(cluster: VirtualCluster, world: VirtualWorld, controller: int) -> None:
-        leader, *_ = cluster.state(P0).isr
-        reader = cluster.client("reader")
-        found: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-        async def read() -> None:
-            async with Consumer(cluster.bootstrap, topics=[TOPIC], world=reader) as consumer:
-                async for record in consumer:
-                    found.put_nowait(record.value)
-
-        reading = reader.process.start(read())
-        async with Producer(cluster.bootstrap, world=world) as producer:
-            await producer.send(TOPIC, b"0", partition=0)
-            assert await found.get() == b"0"
-            await asyncio.sleep(0.1)  # it has asked for more
-            assert cluster.simulation.network.silence("reader", host_name(leader))
+@run_by(play, min_insync_replicas=1)
+async def test_a_broker_hears_soon_that_it_leads_though_the_controllers_connection_to_it_fell_silent(
+    cluster: VirtualCluster, world: VirtualWorld, controller: int, /, idle_s: float
+) -> None:
+    leader, follower, _ = cluster.state(P0).isr
+    async with Producer(cluster.bootstrap, world=world) as producer:
+        await producer.send(TOPIC, b"0", partition=0)
+        assert cluster.simulation.network.silence(host_name(controller), host_name(follower))
+        await asyncio.sleep(idle_s)
+        cluster.kill_broker(leader)
+        async with asyncio.timeout(2 * SOON_S):
             await producer.send(TOPIC, b"1", partition=0)
-        async with asyncio.timeout(SOON_S):
-            assert await found.get() == b"1"
-        reading.cancel()
 
-    play(scenario)
+
+@run_by(play)
+async def test_a_consumer_reads_on_soon_after_its_connection_fell_silent(
+    cluster: VirtualCluster, world: VirtualWorld, controller: int, /
+) -> None:
+    leader, *_ = cluster.state(P0).isr
+    reader = cluster.client("reader")
+    found: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    async def read() -> None:
+        async with Consumer(cluster.bootstrap, topics=[TOPIC], world=reader) as consumer:
+            async for record in consumer:
+                found.put_nowait(record.value)
+
+    reading = reader.process.start(read())
+    async with Producer(cluster.bootstrap, world=world) as producer:
+        await producer.send(TOPIC, b"0", partition=0)
+        assert await found.get() == b"0"
+        await asyncio.sleep(0.1)  # it has asked for more
+        assert cluster.simulation.network.silence("reader", host_name(leader))
+        await producer.send(TOPIC, b"1", partition=0)
+    async with asyncio.timeout(SOON_S):
+        assert await found.get() == b"1"
+    reading.cancel()

@@ -15,9 +15,10 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
+from tests.running import run_by
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import LOG_DIR, VirtualCluster
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.world import Simulation
 
 TOPIC = "orders"
@@ -103,99 +104,87 @@ async def _until_in_sync(cluster: VirtualCluster) -> None:
 
 @pytest.mark.slow
 @everywhere
-def test_nothing_is_lost_or_doubled_or_reordered_when_a_leader_is_killed(seed: int) -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        load = Load(cluster)
-        await asyncio.sleep(0.3)
-        before = cluster.state(PARTITIONS[0])
-        cluster.kill_broker(before.leader)
-        await cluster.until(lambda: cluster.state(PARTITIONS[0]).leader not in (-1, before.leader))
-        after = cluster.state(PARTITIONS[0])
-        assert after.leader_epoch == before.leader_epoch + 1
-        assert before.leader not in after.isr
-        await asyncio.sleep(0.3)
-        await _check(cluster, await load.stop())
-
-    run(scenario(), seed=seed)
+@run_by(on_virtual_loop)
+async def test_nothing_is_lost_or_doubled_or_reordered_when_a_leader_is_killed(seed: int) -> None:
+    cluster = await _start_cluster()
+    load = Load(cluster)
+    await asyncio.sleep(0.3)
+    before = cluster.state(PARTITIONS[0])
+    cluster.kill_broker(before.leader)
+    await cluster.until(lambda: cluster.state(PARTITIONS[0]).leader not in (-1, before.leader))
+    after = cluster.state(PARTITIONS[0])
+    assert after.leader_epoch == before.leader_epoch + 1
+    assert before.leader not in after.isr
+    await asyncio.sleep(0.3)
+    await _check(cluster, await load.stop())
 
 
 @pytest.mark.slow
 @everywhere
-def test_every_broker_is_killed_and_comes_back_in_turn_while_a_producer_goes_on(seed: int) -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        load = Load(cluster)
-        for broker_id in cluster.broker_ids:
-            await asyncio.sleep(0.1)
-            cluster.kill_broker(broker_id)
-            await asyncio.sleep(0.6)
-            await cluster.start_broker(broker_id)
-            await _until_in_sync(cluster)
-        await _check(cluster, await load.stop())
-
-    run(scenario(), seed=seed)
+@run_by(on_virtual_loop)
+async def test_every_broker_is_killed_and_comes_back_in_turn_while_a_producer_goes_on(seed: int) -> None:
+    cluster = await _start_cluster()
+    load = Load(cluster)
+    for broker_id in cluster.broker_ids:
+        await asyncio.sleep(0.1)
+        cluster.kill_broker(broker_id)
+        await asyncio.sleep(0.6)
+        await cluster.start_broker(broker_id)
+        await _until_in_sync(cluster)
+    await _check(cluster, await load.stop())
 
 
 @everywhere
-def test_a_killed_controller_is_replaced_and_elects_leaders(seed: int) -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        [controller] = cluster.active_controllers()
-        load = Load(cluster)
-        await asyncio.sleep(0.2)
-        cluster.kill_broker(controller)
-        await cluster.until(cluster.active_controllers)
-        [successor] = cluster.active_controllers()
-        assert successor != controller
-        assert znodes.decode_controller(cluster.simulation.zookeeper.data(znodes.CONTROLLER)) == successor
-        assert znodes.decode_controller_epoch(cluster.simulation.zookeeper.data(znodes.CONTROLLER_EPOCH)) == 2
-        await cluster.until(
-            lambda: all(cluster.state(partition).leader in cluster.living() for partition in PARTITIONS)
-        )
-        await asyncio.sleep(0.1)
-        await _check(cluster, await load.stop())
-
-    run(scenario(), seed=seed)
+@run_by(on_virtual_loop)
+async def test_a_killed_controller_is_replaced_and_elects_leaders(seed: int) -> None:
+    cluster = await _start_cluster()
+    [controller] = cluster.active_controllers()
+    load = Load(cluster)
+    await asyncio.sleep(0.2)
+    cluster.kill_broker(controller)
+    await cluster.until(cluster.active_controllers)
+    [successor] = cluster.active_controllers()
+    assert successor != controller
+    assert znodes.decode_controller(cluster.simulation.zookeeper.data(znodes.CONTROLLER)) == successor
+    assert znodes.decode_controller_epoch(cluster.simulation.zookeeper.data(znodes.CONTROLLER_EPOCH)) == 2
+    await cluster.until(lambda: all(cluster.state(partition).leader in cluster.living() for partition in PARTITIONS))
+    await asyncio.sleep(0.1)
+    await _check(cluster, await load.stop())
 
 
-def test_all_brokers_are_killed_at_once_and_keep_what_was_acknowledged() -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        load = Load(cluster)
-        await asyncio.sleep(0.1)
-        count = await load.stop()
-        for broker_id in cluster.broker_ids:
-            cluster.kill_broker(broker_id)
-        await asyncio.sleep(60)
-        await cluster.start()
-        await _check(cluster, count)
-        load = Load(cluster, first=count)
-        await asyncio.sleep(0.1)
-        count = await load.stop()
-        await _until_in_sync(cluster)
-        await _check(cluster, count)
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_all_brokers_are_killed_at_once_and_keep_what_was_acknowledged() -> None:
+    cluster = await _start_cluster()
+    load = Load(cluster)
+    await asyncio.sleep(0.1)
+    count = await load.stop()
+    for broker_id in cluster.broker_ids:
+        cluster.kill_broker(broker_id)
+    await asyncio.sleep(60)
+    await cluster.start()
+    await _check(cluster, count)
+    load = Load(cluster, first=count)
+    await asyncio.sleep(0.1)
+    count = await load.stop()
+    await _until_in_sync(cluster)
+    await _check(cluster, count)
 
 
-def test_a_clean_stop_leaves_a_marker_and_a_kill_does_not() -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
+@run_by(on_virtual_loop)
+async def test_a_clean_stop_leaves_a_marker_and_a_kill_does_not() -> None:
+    cluster = await _start_cluster()
 
-        def markers(broker_id: int) -> list[str]:
-            disk = cluster.simulation.host(f"broker-{broker_id}").start_process().disk
-            return [name for name in disk.list(LOG_DIR) if "clean" in name]
+    def markers(broker_id: int) -> list[str]:
+        disk = cluster.simulation.host(f"broker-{broker_id}").start_process().disk
+        return [name for name in disk.list(LOG_DIR) if "clean" in name]
 
-        await cluster.stop_broker(0)
-        cluster.kill_broker(1)
-        assert len(markers(0)) == 1
-        assert markers(1) == []
-        for broker_id in (0, 1):
-            await cluster.start_broker(broker_id)
-        await _until_in_sync(cluster)
-
-    run(scenario())
+    await cluster.stop_broker(0)
+    cluster.kill_broker(1)
+    assert len(markers(0)) == 1
+    assert markers(1) == []
+    for broker_id in (0, 1):
+        await cluster.start_broker(broker_id)
+    await _until_in_sync(cluster)
 
 
 # --- Determinism --------------------------------------------------------------------------------------------------

@@ -18,10 +18,11 @@ from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import Create, Operation
+from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.world import Simulation
 from tests.simulation.simulator.zookeeper import VirtualSession
 
@@ -73,30 +74,28 @@ def _is_whole(cluster: VirtualCluster) -> bool:
         *(pytest.param(*other, marks=pytest.mark.slow) for other in [(2, 100, 12), (2, 1_500, 10)]),
     ],
 )
-def test_a_link_to_the_controller_that_is_broken_for_two_minutes_costs_few_elections(
+@run_by(on_virtual_loop)
+async def test_a_link_to_the_controller_that_is_broken_for_two_minutes_costs_few_elections(
     brokers: int, detection_ms: int, changes_at_most: int, direction: str, seed: int
 ) -> None:
     """Two brokers on a broken link depose each other, each time later. Where a third one reaches both, it leads."""
 
-    async def scenario() -> None:
-        cluster = await _start_cluster(brokers, brokers, detection_ms)
-        await cluster.until(lambda: _is_whole(cluster))
-        [controller] = cluster.active_controllers()
-        other = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
-        controller_epoch = _controller_epoch(cluster)
-        leader_epochs = [cluster.state(partition).leader_epoch for partition in PARTITIONS]
-        if direction != "to the controller":
-            cluster.simulation.network.block(host_name(controller), host_name(other))
-        if direction != "from the controller":
-            cluster.simulation.network.block(host_name(other), host_name(controller))
-        await asyncio.sleep(120)
-        assert _controller_epoch(cluster) - controller_epoch <= changes_at_most
-        for partition, before in zip(PARTITIONS, leader_epochs, strict=True):
-            assert cluster.state(partition).leader_epoch - before <= changes_at_most
-        cluster.simulation.network.heal()
-        await cluster.until(lambda: _is_whole(cluster), within_s=60)
-
-    run(scenario(), seed=seed)
+    cluster = await _start_cluster(brokers, brokers, detection_ms)
+    await cluster.until(lambda: _is_whole(cluster))
+    [controller] = cluster.active_controllers()
+    other = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
+    controller_epoch = _controller_epoch(cluster)
+    leader_epochs = [cluster.state(partition).leader_epoch for partition in PARTITIONS]
+    if direction != "to the controller":
+        cluster.simulation.network.block(host_name(controller), host_name(other))
+    if direction != "from the controller":
+        cluster.simulation.network.block(host_name(other), host_name(controller))
+    await asyncio.sleep(120)
+    assert _controller_epoch(cluster) - controller_epoch <= changes_at_most
+    for partition, before in zip(PARTITIONS, leader_epochs, strict=True):
+        assert cluster.state(partition).leader_epoch - before <= changes_at_most
+    cluster.simulation.network.heal()
+    await cluster.until(lambda: _is_whole(cluster), within_s=60)
 
 
 def _changes_of_controller_while_a_link_is_broken(seed: int) -> tuple[int, int]:
@@ -140,24 +139,22 @@ def test_suspicions_of_the_controller_count_in_the_row() -> None:
 
 
 @every_seed(range(3))
-def test_a_controller_that_is_killed_after_a_quarrel_is_replaced_at_once(seed: int) -> None:
+@run_by(on_virtual_loop)
+async def test_a_controller_that_is_killed_after_a_quarrel_is_replaced_at_once(seed: int) -> None:
     """The link works again, so what was suspected while it was broken says nothing any more."""
 
-    async def scenario() -> None:
-        cluster = await _start_cluster(2, replication_factor=2)
-        cluster.simulation.network.block(host_name(0), host_name(1))
-        await asyncio.sleep(30)
-        cluster.simulation.network.heal()
-        await cluster.until(lambda: _is_whole(cluster), within_s=60)
-        await asyncio.sleep(1)
-        [controller] = cluster.active_controllers()
-        cluster.kill_broker(controller)
-        await cluster.until(
-            lambda: all(cluster.state(partition).leader not in (NO_LEADER, controller) for partition in PARTITIONS),
-            within_s=0.3,
-        )
-
-    run(scenario(), seed=seed)
+    cluster = await _start_cluster(2, replication_factor=2)
+    cluster.simulation.network.block(host_name(0), host_name(1))
+    await asyncio.sleep(30)
+    cluster.simulation.network.heal()
+    await cluster.until(lambda: _is_whole(cluster), within_s=60)
+    await asyncio.sleep(1)
+    [controller] = cluster.active_controllers()
+    cluster.kill_broker(controller)
+    await cluster.until(
+        lambda: all(cluster.state(partition).leader not in (NO_LEADER, controller) for partition in PARTITIONS),
+        within_s=0.3,
+    )
 
 
 # --- Orders for a broker that does not know yet that it is registered -----------------------------------------------
@@ -182,38 +179,36 @@ async def _start_and_hear_nothing_of_the_registration(cluster: VirtualCluster, b
 
 @pytest.mark.parametrize("away_s", [3, 20])
 @every_seed(range(3))
-def test_orders_reach_a_broker_that_hears_late_that_it_is_registered(seed: int, away_s: int) -> None:
+@run_by(on_virtual_loop)
+async def test_orders_reach_a_broker_that_hears_late_that_it_is_registered(seed: int, away_s: int) -> None:
     """ZooKeeper is away meanwhile, so that no session ends: the broker is never registered, or told, anew."""
 
-    async def scenario() -> None:
-        cluster = await _start_cluster(3, replication_factor=1)
-        [controller] = cluster.active_controllers()
-        partition, broker_id = next(
-            (partition, leader)
-            for partition in PARTITIONS
-            if (leader := cluster.state(partition).leader) not in (controller, NO_LEADER)
-        )
-        zookeeper = cluster.simulation.zookeeper
-        cluster.kill_broker(broker_id)
-        await cluster.until(lambda: cluster.state(partition).leader == NO_LEADER)
-        start = await _start_and_hear_nothing_of_the_registration(cluster, broker_id)
-        await cluster.until(lambda: cluster.state(partition).leader == broker_id)
-        zookeeper.stop()
-        zookeeper.slow_hosts.clear()
-        await asyncio.sleep(away_s)
-        zookeeper.start()
-        broker = await start
-        assert broker.broker_epoch == zookeeper.stat(znodes.broker_path(broker_id)).czxid
-        world = cluster.client("producer")
+    cluster = await _start_cluster(3, replication_factor=1)
+    [controller] = cluster.active_controllers()
+    partition, broker_id = next(
+        (partition, leader)
+        for partition in PARTITIONS
+        if (leader := cluster.state(partition).leader) not in (controller, NO_LEADER)
+    )
+    zookeeper = cluster.simulation.zookeeper
+    cluster.kill_broker(broker_id)
+    await cluster.until(lambda: cluster.state(partition).leader == NO_LEADER)
+    start = await _start_and_hear_nothing_of_the_registration(cluster, broker_id)
+    await cluster.until(lambda: cluster.state(partition).leader == broker_id)
+    zookeeper.stop()
+    zookeeper.slow_hosts.clear()
+    await asyncio.sleep(away_s)
+    zookeeper.start()
+    broker = await start
+    assert broker.broker_epoch == zookeeper.stat(znodes.broker_path(broker_id)).czxid
+    world = cluster.client("producer")
 
-        async def produce() -> None:
-            async with Producer(cluster.bootstrap, world=world) as producer:
-                await producer.send(TOPIC, b"value", partition=partition.partition)
+    async def produce() -> None:
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            await producer.send(TOPIC, b"value", partition=partition.partition)
 
-        async with asyncio.timeout(30):
-            await world.process.run(produce())
-
-    run(scenario(), seed=seed)
+    async with asyncio.timeout(30):
+        await world.process.run(produce())
 
 
 # --- Topics that are created while something is in the way ----------------------------------------------------------
@@ -240,40 +235,36 @@ async def _create_later(admin: Admin) -> None:
 
 
 @every_seed(range(3))
-def test_a_topic_that_was_created_is_known_to_every_broker_that_can_be_told(seed: int) -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster(3, replication_factor=3)
-        [controller] = cluster.active_controllers()
-        others = [broker_id for broker_id in cluster.broker_ids if broker_id != controller]
-        cluster.simulation.network.block(host_name(controller), host_name(others[0]))
-        creating = asyncio.ensure_future(_with_admin(cluster, "creator", _create_later))
-        await cluster.until(lambda: _knows(cluster, others[1], "later"))
-        assert not _knows(cluster, others[0], "later")
-        assert not creating.done()
-        cluster.simulation.network.heal()
-        await creating
-        assert all(_knows(cluster, broker_id, "later") for broker_id in cluster.broker_ids)
-
-    run(scenario(), seed=seed)
+@run_by(on_virtual_loop)
+async def test_a_topic_that_was_created_is_known_to_every_broker_that_can_be_told(seed: int) -> None:
+    cluster = await _start_cluster(3, replication_factor=3)
+    [controller] = cluster.active_controllers()
+    others = [broker_id for broker_id in cluster.broker_ids if broker_id != controller]
+    cluster.simulation.network.block(host_name(controller), host_name(others[0]))
+    creating = asyncio.ensure_future(_with_admin(cluster, "creator", _create_later))
+    await cluster.until(lambda: _knows(cluster, others[1], "later"))
+    assert not _knows(cluster, others[0], "later")
+    assert not creating.done()
+    cluster.simulation.network.heal()
+    await creating
+    assert all(_knows(cluster, broker_id, "later") for broker_id in cluster.broker_ids)
 
 
-def test_a_topic_is_created_though_a_broker_that_hangs_does_not_hear_of_it() -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster(3, replication_factor=3)
-        [controller] = cluster.active_controllers()
-        other = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
+@run_by(on_virtual_loop)
+async def test_a_topic_is_created_though_a_broker_that_hangs_does_not_hear_of_it() -> None:
+    cluster = await _start_cluster(3, replication_factor=3)
+    [controller] = cluster.active_controllers()
+    other = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
 
-        async def create(admin: Admin) -> None:
-            cluster.pause_broker(other)
-            began_s = asyncio.get_running_loop().time()
-            await admin.create_topic("later", assignments=[[controller]] * len(PARTITIONS))
-            assert KNOWN_WITHIN_S <= asyncio.get_running_loop().time() - began_s < 2 * KNOWN_WITHIN_S
+    async def create(admin: Admin) -> None:
+        cluster.pause_broker(other)
+        began_s = asyncio.get_running_loop().time()
+        await admin.create_topic("later", assignments=[[controller]] * len(PARTITIONS))
+        assert KNOWN_WITHIN_S <= asyncio.get_running_loop().time() - began_s < 2 * KNOWN_WITHIN_S
 
-        await _with_admin(cluster, "creator", create)
-        cluster.resume_broker(other)
-        await cluster.until(lambda: _knows(cluster, other, "later"))
-
-    run(scenario())
+    await _with_admin(cluster, "creator", create)
+    cluster.resume_broker(other)
+    await cluster.until(lambda: _knows(cluster, other, "later"))
 
 
 @pytest.mark.parametrize(
@@ -283,66 +274,60 @@ def test_a_topic_is_created_though_a_broker_that_hangs_does_not_hear_of_it() -> 
         (5_000, ErrorCode.NONE, ""),
     ],
 )
-def test_a_user_who_does_not_wait_for_leaders_hears_that_the_topic_was_created_without(
+@run_by(on_virtual_loop)
+async def test_a_user_who_does_not_wait_for_leaders_hears_that_the_topic_was_created_without(
     timeout_ms: int, code: ErrorCode, message: str
 ) -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster(3, replication_factor=3)
-        [controller] = cluster.active_controllers()
-        world = cluster.client("creator")
-        found: list[m.CreatableTopicResult] = []
+    cluster = await _start_cluster(3, replication_factor=3)
+    [controller] = cluster.active_controllers()
+    world = cluster.client("creator")
+    found: list[m.CreatableTopicResult] = []
 
-        async def create() -> None:
-            connection = await open_connection(
-                world.network, host_name(controller), PORT, client_id="creator", timeout_s=5.0
-            )
-            topics = [m.CreatableTopic("later", len(PARTITIONS), 3)]
-            response = await connection.request(
-                CREATE_TOPICS, m.CreateTopicsRequest(topics, timeout_ms), timeout_s=30.0
-            )
-            found.extend(response.topics)
-            connection.close("that was all")
+    async def create() -> None:
+        connection = await open_connection(
+            world.network, host_name(controller), PORT, client_id="creator", timeout_s=5.0
+        )
+        topics = [m.CreatableTopic("later", len(PARTITIONS), 3)]
+        response = await connection.request(CREATE_TOPICS, m.CreateTopicsRequest(topics, timeout_ms), timeout_s=30.0)
+        found.extend(response.topics)
+        connection.close("that was all")
 
-        await world.process.run(create())
-        [result] = found
-        assert (result.error_code, message in result.error_message) == (code, True)
-        await cluster.until(lambda: _knows(cluster, controller, "later"))
-
-    run(scenario())
+    await world.process.run(create())
+    [result] = found
+    assert (result.error_code, message in result.error_message) == (code, True)
+    await cluster.until(lambda: _knows(cluster, controller, "later"))
 
 
-def test_a_user_who_creates_a_topic_while_zookeeper_is_away_hears_that_it_may_yet_appear() -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster(3, replication_factor=3)
-        cluster.simulation.zookeeper.stop()
-        with pytest.raises(BrokerError, match="It may yet be created: see `minibroker topics list`"):
-            await _with_admin(cluster, "creator", _create_later, patience_ms=3_000)
-        cluster.simulation.zookeeper.start()
-        await cluster.until(lambda: cluster.simulation.zookeeper.has(znodes.topic_path("later")))
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_a_user_who_creates_a_topic_while_zookeeper_is_away_hears_that_it_may_yet_appear() -> None:
+    cluster = await _start_cluster(3, replication_factor=3)
+    cluster.simulation.zookeeper.stop()
+    with pytest.raises(BrokerError, match="It may yet be created: see `minibroker topics list`"):
+        await _with_admin(cluster, "creator", _create_later, patience_ms=3_000)
+    cluster.simulation.zookeeper.start()
+    await cluster.until(lambda: cluster.simulation.zookeeper.has(znodes.topic_path("later")))
 
 
-def test_a_znode_that_makes_no_sense_is_told_once_however_often_it_is_read(caplog: pytest.LogCaptureFixture) -> None:
+@run_by(on_virtual_loop)
+async def test_a_znode_that_makes_no_sense_is_told_once_however_often_it_is_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def told(about: str) -> int:
         return sum(record.levelname == "WARNING" and about in record.message for record in caplog.records)
 
-    async def scenario() -> None:
-        cluster = await _start_cluster(3, replication_factor=3)
-        zookeeper = cluster.simulation.zookeeper
-        [controller] = cluster.active_controllers()
-        zookeeper.make(znodes.topic_path("bad"), b"nonsense")
-        zookeeper.make(znodes.broker_path(77), b"nonsense")
-        for number in range(3):
-            await _create_topic(cluster, f"good-{number}", 3)
-            await asyncio.sleep(0.1)
-        follower = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
-        await cluster.stop_broker(follower)
-        await cluster.start_broker(follower)
-        await cluster.until(lambda: _is_whole(cluster))
-        assert (told("topic bad is ignored"), told("broker 77 is ignored")) == (1, 1)
-        zookeeper.make(znodes.topic_path("bad"), b"other nonsense")
-        await _create_topic(cluster, "good-3", 3)
-        await cluster.until(lambda: told("topic bad is ignored") == 2)
-
-    run(scenario())
+    cluster = await _start_cluster(3, replication_factor=3)
+    zookeeper = cluster.simulation.zookeeper
+    [controller] = cluster.active_controllers()
+    zookeeper.make(znodes.topic_path("bad"), b"nonsense")
+    zookeeper.make(znodes.broker_path(77), b"nonsense")
+    for number in range(3):
+        await _create_topic(cluster, f"good-{number}", 3)
+        await asyncio.sleep(0.1)
+    follower = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
+    await cluster.stop_broker(follower)
+    await cluster.start_broker(follower)
+    await cluster.until(lambda: _is_whole(cluster))
+    assert (told("topic bad is ignored"), told("broker 77 is ignored")) == (1, 1)
+    zookeeper.make(znodes.topic_path("bad"), b"other nonsense")
+    await _create_topic(cluster, "good-3", 3)
+    await cluster.until(lambda: told("topic bad is ignored") == 2)

@@ -18,13 +18,14 @@ from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import ConnectionLoss, Operation, SetData
+from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.mutants.planting import Patches
 from tests.simulation.scenarios.control.test_cluster import Load
 from tests.simulation.scenarios.control.test_cluster import _check as check_records
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import CONTROL_PORT, NO_OFFSETS_TOPIC, PORT, SECRET, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.process import Process, ProcessKilled, current_process
 from tests.simulation.simulator.world import Simulation
 from tests.simulation.simulator.zookeeper import VirtualSession
@@ -137,24 +138,22 @@ def test_without_it_writes_stall_for_longer() -> None:
 # --- What remains ---------------------------------------------------------------------------------------------------
 
 
-def test_the_broker_that_is_told_to_stop_leads_nothing_is_in_no_isr_and_is_gone_at_once() -> None:
-    async def scenario() -> None:
-        cluster = await start_cluster()
-        for victim in (next(b for b in cluster.broker_ids if b != controller_of(cluster)), controller_of(cluster)):
-            handed_over = await cluster.process(victim).run(cluster.broker(victim).hand_over())
-            assert handed_over is not None
-            assert (handed_over.remaining, handed_over.problem) == ((), "")
-            for partition in PARTITIONS:
-                assert victim not in (cluster.state(partition).leader, *cluster.state(partition).isr)
-            began_s = cluster.simulation.loop.time()
-            await cluster.stop_broker(victim)
-            assert not cluster.simulation.zookeeper.has(znodes.broker_path(victim))
-            await cluster.until(lambda: len(cluster.active_controllers()) == 1)
-            assert cluster.simulation.loop.time() - began_s < 1.0
-            await cluster.start_broker(victim)
-            await until_whole(cluster)
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_the_broker_that_is_told_to_stop_leads_nothing_is_in_no_isr_and_is_gone_at_once() -> None:
+    cluster = await start_cluster()
+    for victim in (next(b for b in cluster.broker_ids if b != controller_of(cluster)), controller_of(cluster)):
+        handed_over = await cluster.process(victim).run(cluster.broker(victim).hand_over())
+        assert handed_over is not None
+        assert (handed_over.remaining, handed_over.problem) == ((), "")
+        for partition in PARTITIONS:
+            assert victim not in (cluster.state(partition).leader, *cluster.state(partition).isr)
+        began_s = cluster.simulation.loop.time()
+        await cluster.stop_broker(victim)
+        assert not cluster.simulation.zookeeper.has(znodes.broker_path(victim))
+        await cluster.until(lambda: len(cluster.active_controllers()) == 1)
+        assert cluster.simulation.loop.time() - began_s < 1.0
+        await cluster.start_broker(victim)
+        await until_whole(cluster)
 
 
 async def restarted_broker_leads() -> None:
@@ -207,205 +206,185 @@ def test_the_planted_bug_that_lets_it_take_over_is_seen() -> None:
         run(last_in_sync_stops())
 
 
-def test_the_second_that_stops_waits_for_the_first_where_too_few_would_be_left() -> None:
-    async def scenario() -> None:
-        cluster = await start_cluster()
-        controller = controller_of(cluster)
-        first, second = (b for b in cluster.broker_ids if b != controller)
-        writers = Writers(cluster)
-        await cluster.until(lambda: writers.acknowledged > 200)
-        await cluster.stop_broker(first)
-        stopping = asyncio.ensure_future(cluster.stop_broker(second))
-        await asyncio.sleep(0.5)
-        assert not stopping.done()
-        assert all(second in cluster.state(partition).isr for partition in PARTITIONS)
-        assert all(cluster.state(partition).leader == controller for partition in PARTITIONS)
-        await cluster.start_broker(first)
-        await stopping
-        assert all(sorted(cluster.state(partition).isr) == sorted((controller, first)) for partition in PARTITIONS)
-        await writers.stop()
-        assert writers.longest_s <= LONGEST_STALL_S
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_the_second_that_stops_waits_for_the_first_where_too_few_would_be_left() -> None:
+    cluster = await start_cluster()
+    controller = controller_of(cluster)
+    first, second = (b for b in cluster.broker_ids if b != controller)
+    writers = Writers(cluster)
+    await cluster.until(lambda: writers.acknowledged > 200)
+    await cluster.stop_broker(first)
+    stopping = asyncio.ensure_future(cluster.stop_broker(second))
+    await asyncio.sleep(0.5)
+    assert not stopping.done()
+    assert all(second in cluster.state(partition).isr for partition in PARTITIONS)
+    assert all(cluster.state(partition).leader == controller for partition in PARTITIONS)
+    await cluster.start_broker(first)
+    await stopping
+    assert all(sorted(cluster.state(partition).isr) == sorted((controller, first)) for partition in PARTITIONS)
+    await writers.stop()
+    assert writers.longest_s <= LONGEST_STALL_S
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "seed"), [(2, 0), (3, 1)])
-def test_several_that_stop_at_the_same_time_lose_nothing(count: int, seed: int) -> None:
-    async def scenario() -> None:
-        cluster = await start_cluster()
-        load = Load(cluster)
-        await asyncio.sleep(0.2)
-        began_s = cluster.simulation.loop.time()
-        victims = cluster.simulation.loop.random.sample(cluster.broker_ids, count)
-        await asyncio.gather(*(cluster.stop_broker(victim) for victim in victims))
-        assert cluster.simulation.loop.time() - began_s < 8
-        await asyncio.gather(*(cluster.start_broker(victim) for victim in victims))
-        await until_whole(cluster)
-        await check_records(cluster, await load.stop())
-
-    run(scenario(), seed=seed)
+@run_by(on_virtual_loop)
+async def test_several_that_stop_at_the_same_time_lose_nothing(count: int, seed: int) -> None:
+    cluster = await start_cluster()
+    load = Load(cluster)
+    await asyncio.sleep(0.2)
+    began_s = cluster.simulation.loop.time()
+    victims = cluster.simulation.loop.random.sample(cluster.broker_ids, count)
+    await asyncio.gather(*(cluster.stop_broker(victim) for victim in victims))
+    assert cluster.simulation.loop.time() - began_s < 8
+    await asyncio.gather(*(cluster.start_broker(victim) for victim in victims))
+    await until_whole(cluster)
+    await check_records(cluster, await load.stop())
 
 
 @every_seed(range(2))
-def test_a_broker_that_stops_in_the_middle_of_an_election_loses_nothing(seed: int) -> None:
-    async def scenario() -> None:
-        cluster = await start_cluster()
-        load = Load(cluster)
-        await asyncio.sleep(0.2)
-        leader = cluster.state(PARTITIONS[0]).leader
-        second = next(b for b in cluster.state(PARTITIONS[0]).isr if b != leader)
-        cluster.kill_broker(leader)
-        await asyncio.sleep(cluster.simulation.loop.random.uniform(0, 0.02))
-        await cluster.stop_broker(second)  # it is about to be elected, or has just been
-        await cluster.start_broker(leader)
-        await cluster.start_broker(second)
-        await until_whole(cluster)
-        await check_records(cluster, await load.stop())
-
-    run(scenario(), seed=seed)
+@run_by(on_virtual_loop)
+async def test_a_broker_that_stops_in_the_middle_of_an_election_loses_nothing(seed: int) -> None:
+    cluster = await start_cluster()
+    load = Load(cluster)
+    await asyncio.sleep(0.2)
+    leader = cluster.state(PARTITIONS[0]).leader
+    second = next(b for b in cluster.state(PARTITIONS[0]).isr if b != leader)
+    cluster.kill_broker(leader)
+    await asyncio.sleep(cluster.simulation.loop.random.uniform(0, 0.02))
+    await cluster.stop_broker(second)  # it is about to be elected, or has just been
+    await cluster.start_broker(leader)
+    await cluster.start_broker(second)
+    await until_whole(cluster)
+    await check_records(cluster, await load.stop())
 
 
-def test_a_broker_stops_in_bounded_time_though_the_controller_hangs() -> None:
-    async def scenario() -> None:
-        cluster = await start_cluster(zookeeper_session_timeout_ms="60000")
-        load = Load(cluster)
-        await asyncio.sleep(0.2)
-        controller = controller_of(cluster)
-        victim = next(b for b in cluster.broker_ids if b != controller)
-        cluster.pause_broker(controller)
+@run_by(on_virtual_loop)
+async def test_a_broker_stops_in_bounded_time_though_the_controller_hangs() -> None:
+    cluster = await start_cluster(zookeeper_session_timeout_ms="60000")
+    load = Load(cluster)
+    await asyncio.sleep(0.2)
+    controller = controller_of(cluster)
+    victim = next(b for b in cluster.broker_ids if b != controller)
+    cluster.pause_broker(controller)
+    began_s = cluster.simulation.loop.time()
+    await cluster.stop_broker(victim)
+    assert cluster.simulation.loop.time() - began_s < 20
+    cluster.resume_broker(controller)
+    await cluster.start_broker(victim)
+    await until_whole(cluster)
+    await check_records(cluster, await load.stop())
+
+
+@run_by(on_virtual_loop)
+async def test_a_broker_that_only_follows_waits_for_the_next_controller_too() -> None:
+    cluster = await start_cluster()
+    controller = controller_of(cluster)
+    victim = next(b for b in cluster.broker_ids if b != controller)
+    await cluster.stop_broker(victim)
+    await cluster.start_broker(victim)  # it leads nothing from here on
+    await until_whole(cluster)
+    cluster.pause_broker(controller)
+    cluster.simulation.zookeeper.remove(znodes.CONTROLLER)
+    handing_over = asyncio.ensure_future(cluster.process(victim).run(cluster.broker(victim).hand_over()))
+    await asyncio.sleep(0.001)
+    cluster.resume_broker(controller)
+    handed_over = await handing_over
+    assert handed_over is not None
+    assert (handed_over.problem, handed_over.remaining) == ("", ())
+    assert all(victim not in cluster.state(partition).isr for partition in PARTITIONS)
+
+
+@run_by(on_virtual_loop)
+async def test_the_last_one_in_sync_remains_the_leader_and_stops_in_bounded_time() -> None:
+    cluster = await start_cluster()
+    for victim in cluster.broker_ids:
         began_s = cluster.simulation.loop.time()
         await cluster.stop_broker(victim)
-        assert cluster.simulation.loop.time() - began_s < 20
-        cluster.resume_broker(controller)
-        await cluster.start_broker(victim)
-        await until_whole(cluster)
-        await check_records(cluster, await load.stop())
-
-    run(scenario())
-
-
-def test_a_broker_that_only_follows_waits_for_the_next_controller_too() -> None:
-    async def scenario() -> None:
-        cluster = await start_cluster()
-        controller = controller_of(cluster)
-        victim = next(b for b in cluster.broker_ids if b != controller)
-        await cluster.stop_broker(victim)
-        await cluster.start_broker(victim)  # it leads nothing from here on
-        await until_whole(cluster)
-        cluster.pause_broker(controller)
-        cluster.simulation.zookeeper.remove(znodes.CONTROLLER)
-        handing_over = asyncio.ensure_future(cluster.process(victim).run(cluster.broker(victim).hand_over()))
-        await asyncio.sleep(0.001)
-        cluster.resume_broker(controller)
-        handed_over = await handing_over
-        assert handed_over is not None
-        assert (handed_over.problem, handed_over.remaining) == ("", ())
-        assert all(victim not in cluster.state(partition).isr for partition in PARTITIONS)
-
-    run(scenario())
+        assert cluster.simulation.loop.time() - began_s < 5
+    last = {cluster.state(partition).leader for partition in PARTITIONS}
+    assert last <= {cluster.broker_ids[-1], -1}
+    for broker_id in reversed(cluster.broker_ids):
+        await cluster.start_broker(broker_id)
+    await until_whole(cluster)
 
 
-def test_the_last_one_in_sync_remains_the_leader_and_stops_in_bounded_time() -> None:
-    async def scenario() -> None:
-        cluster = await start_cluster()
-        for victim in cluster.broker_ids:
-            began_s = cluster.simulation.loop.time()
-            await cluster.stop_broker(victim)
-            assert cluster.simulation.loop.time() - began_s < 5
-        last = {cluster.state(partition).leader for partition in PARTITIONS}
-        assert last <= {cluster.broker_ids[-1], -1}
-        for broker_id in reversed(cluster.broker_ids):
-            await cluster.start_broker(broker_id)
-        await until_whole(cluster)
-
-    run(scenario())
-
-
-def test_partitions_with_a_single_replica_are_not_waited_for() -> None:
-    async def scenario() -> None:
-        cluster = await start_cluster(replication_factor=1)
-        victim = cluster.state(PARTITIONS[0]).leader
-        began_s = cluster.simulation.loop.time()
-        handed_over = await cluster.process(victim).run(cluster.broker(victim).hand_over())
-        assert handed_over is not None
-        assert PARTITIONS[0] in handed_over.remaining
-        assert cluster.simulation.loop.time() - began_s < 0.5
-        assert cluster.state(PARTITIONS[0]).leader == victim
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_partitions_with_a_single_replica_are_not_waited_for() -> None:
+    cluster = await start_cluster(replication_factor=1)
+    victim = cluster.state(PARTITIONS[0]).leader
+    began_s = cluster.simulation.loop.time()
+    handed_over = await cluster.process(victim).run(cluster.broker(victim).hand_over())
+    assert handed_over is not None
+    assert PARTITIONS[0] in handed_over.remaining
+    assert cluster.simulation.loop.time() - began_s < 0.5
+    assert cluster.state(PARTITIONS[0]).leader == victim
 
 
 @pytest.mark.parametrize("is_controller", [False, True])
-def test_a_broker_stops_in_bounded_time_though_zookeeper_is_away(is_controller: bool) -> None:
-    async def scenario() -> None:
-        cluster = await start_cluster()
-        controller = controller_of(cluster)
-        victim = controller if is_controller else next(b for b in cluster.broker_ids if b != controller)
-        cluster.simulation.zookeeper.stop()
-        began_s = cluster.simulation.loop.time()
-        await cluster.stop_broker(victim)
-        assert cluster.simulation.loop.time() - began_s < 25
-        cluster.simulation.zookeeper.start()
-        await cluster.start_broker(victim)
-        await until_whole(cluster)
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_a_broker_stops_in_bounded_time_though_zookeeper_is_away(is_controller: bool) -> None:
+    cluster = await start_cluster()
+    controller = controller_of(cluster)
+    victim = controller if is_controller else next(b for b in cluster.broker_ids if b != controller)
+    cluster.simulation.zookeeper.stop()
+    began_s = cluster.simulation.loop.time()
+    await cluster.stop_broker(victim)
+    assert cluster.simulation.loop.time() - began_s < 25
+    cluster.simulation.zookeeper.start()
+    await cluster.start_broker(victim)
+    await until_whole(cluster)
 
 
-def test_a_new_topic_gets_no_replica_on_a_broker_that_stops() -> None:
-    async def scenario() -> None:
-        cluster = await start_cluster()
-        victim = next(b for b in cluster.broker_ids if b != controller_of(cluster))
-        await cluster.process(victim).run(cluster.broker(victim).hand_over())
-        world = cluster.client("admin")
+@run_by(on_virtual_loop)
+async def test_a_new_topic_gets_no_replica_on_a_broker_that_stops() -> None:
+    cluster = await start_cluster()
+    victim = next(b for b in cluster.broker_ids if b != controller_of(cluster))
+    await cluster.process(victim).run(cluster.broker(victim).hand_over())
+    world = cluster.client("admin")
 
-        async def create() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic("new", partitions=4, replication_factor=2)
-                with pytest.raises(BrokerError, match="INVALID_REPLICATION_FACTOR"):
-                    await admin.create_topic("wide", partitions=1, replication_factor=3)
+    async def create() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("new", partitions=4, replication_factor=2)
+            with pytest.raises(BrokerError, match="INVALID_REPLICATION_FACTOR"):
+                await admin.create_topic("wide", partitions=1, replication_factor=3)
 
-        await world.process.run(create())
-        assert all(victim not in cluster.state(TopicPartition("new", number)).isr for number in range(4))
-
-    run(scenario())
+    await world.process.run(create())
+    assert all(victim not in cluster.state(TopicPartition("new", number)).isr for number in range(4))
 
 
-def test_only_brokers_may_ask_for_it_and_only_for_themselves_and_for_their_present_run() -> None:
-    async def scenario() -> None:
-        cluster = await start_cluster()
-        controller = controller_of(cluster)
-        one, other = (b for b in cluster.broker_ids if b != controller)
-        world = cluster.client("stranger")
-        epoch = cluster.broker(one).broker_epoch
+@run_by(on_virtual_loop)
+async def test_only_brokers_may_ask_for_it_and_only_for_themselves_and_for_their_present_run() -> None:
+    cluster = await start_cluster()
+    controller = controller_of(cluster)
+    one, other = (b for b in cluster.broker_ids if b != controller)
+    world = cluster.client("stranger")
+    epoch = cluster.broker(one).broker_epoch
 
-        async def ask(secret: bytes | None, name: int, broker_epoch: int, port: int = CONTROL_PORT) -> int:
-            connections = BrokerConnections(world, one, secret)
-            connection = await connections.open(
-                controller, host_name(controller), port, client_id="test", connect_timeout_s=5, request_timeout_s=5
-            )
-            request = m.ControlledShutdownRequest(name, broker_epoch)
-            return (await connection.request(CONTROLLED_SHUTDOWN, request, timeout_s=5)).error_code
+    async def ask(secret: bytes | None, name: int, broker_epoch: int, port: int = CONTROL_PORT) -> int:
+        connections = BrokerConnections(world, one, secret)
+        connection = await connections.open(
+            controller, host_name(controller), port, client_id="test", connect_timeout_s=5, request_timeout_s=5
+        )
+        request = m.ControlledShutdownRequest(name, broker_epoch)
+        return (await connection.request(CONTROLLED_SHUTDOWN, request, timeout_s=5)).error_code
 
-        async def refused(secret: bytes | None, name: int, port: int = CONTROL_PORT) -> ErrorCode:
-            with pytest.raises(BrokerError) as raised:
-                await ask(secret, name, epoch, port)
-            return raised.value.code
+    async def refused(secret: bytes | None, name: int, port: int = CONTROL_PORT) -> ErrorCode:
+        with pytest.raises(BrokerError) as raised:
+            await ask(secret, name, epoch, port)
+        return raised.value.code
 
-        async def program() -> None:
-            secret = SECRET.encode()
-            assert await refused(None, one) is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-            assert await refused(secret, other) is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-            assert await refused(secret, one, PORT) is ErrorCode.INVALID_REQUEST
-            assert await ask(secret, one, epoch - 1) == ErrorCode.STALE_BROKER_EPOCH
-            assert await ask(secret, one, epoch + 1) == ErrorCode.BROKER_NOT_AVAILABLE
+    async def program() -> None:
+        secret = SECRET.encode()
+        assert await refused(None, one) is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert await refused(secret, other) is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert await refused(secret, one, PORT) is ErrorCode.INVALID_REQUEST
+        assert await ask(secret, one, epoch - 1) == ErrorCode.STALE_BROKER_EPOCH
+        assert await ask(secret, one, epoch + 1) == ErrorCode.BROKER_NOT_AVAILABLE
 
-        await world.process.run(program())
-        await asyncio.sleep(1)
-        assert all(one in cluster.state(partition).isr for partition in PARTITIONS)
-
-    run(scenario())
+    await world.process.run(program())
+    await asyncio.sleep(1)
+    assert all(one in cluster.state(partition).isr for partition in PARTITIONS)
 
 
 @pytest.mark.parametrize(

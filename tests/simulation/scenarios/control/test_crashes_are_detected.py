@@ -14,6 +14,7 @@ from minibroker.controller.governing.crash_watch import CrashWatch
 from minibroker.protocol import znodes
 from minibroker.protocol.model import CONTROL_LISTENER, Endpoint, RegisteredBroker
 from minibroker.protocol.world import Incoming, ZooKeeperSession
+from tests.running import run_by
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 
@@ -110,179 +111,167 @@ async def stands(watching: Watching, epoch: int = 1) -> None:
     assert not any(suspected.epoch == epoch for suspected in watching.suspected)
 
 
-def test_a_killed_process_is_suspected_within_a_moment() -> None:
-    async def scenario(watching: Watching) -> None:
-        await stands(watching)
-        killed_s = watching.clock.monotonic()
-        watching.kill()
-        found = await watching.next_suspicion()
-        assert (found.broker_id, found.epoch) == (1, 1)
-        assert "refuses" in found.reason
-        assert found.at_s - killed_s < SLACK_S
-
-    with_watching(scenario)
+@run_by(with_watching)
+async def test_a_killed_process_is_suspected_within_a_moment(watching: Watching, /) -> None:
+    await stands(watching)
+    killed_s = watching.clock.monotonic()
+    watching.kill()
+    found = await watching.next_suspicion()
+    assert (found.broker_id, found.epoch) == (1, 1)
+    assert "refuses" in found.reason
+    assert found.at_s - killed_s < SLACK_S
 
 
-def test_a_process_that_is_stopped_is_the_sessions_to_find() -> None:
-    async def scenario(watching: Watching) -> None:
-        await stands(watching)
-        watching.processes[1].process.pause()
-        await asyncio.sleep(600)
-        assert not watching.suspected
-
-    with_watching(scenario)
+@run_by(with_watching)
+async def test_a_process_that_is_stopped_is_the_sessions_to_find(watching: Watching, /) -> None:
+    await stands(watching)
+    watching.processes[1].process.pause()
+    await asyncio.sleep(600)
+    assert not watching.suspected
 
 
-def test_a_host_that_has_lost_its_power_is_found_by_keepalive_and_then_the_detection_time() -> None:
-    async def scenario(watching: Watching) -> None:
-        await stands(watching)
-        cut_s = watching.clock.monotonic()
-        watching.simulation.host("broker-1").power_cut()
-        found = await watching.next_suspicion()
-        assert "cannot be reached (no answer)" in found.reason
-        assert 2 + DETECTION_S <= found.at_s - cut_s <= 3 + DETECTION_S + SLACK_S
-
-    with_watching(scenario)
-
-
-def test_a_host_whose_name_goes_with_it_is_found_by_keepalive_and_at_once_then() -> None:
-    async def scenario(watching: Watching) -> None:
-        await stands(watching)
-        gone_s = watching.clock.monotonic()
-        watching.network.unreachable("broker-1", True)
-        found = await watching.next_suspicion()
-        assert "Name or service not known" in found.reason
-        assert 2 <= found.at_s - gone_s <= 3 + SLACK_S
-
-    with_watching(scenario)
+@run_by(with_watching)
+async def test_a_host_that_has_lost_its_power_is_found_by_keepalive_and_then_the_detection_time(
+    watching: Watching, /
+) -> None:
+    await stands(watching)
+    cut_s = watching.clock.monotonic()
+    watching.simulation.host("broker-1").power_cut()
+    found = await watching.next_suspicion()
+    assert "cannot be reached (no answer)" in found.reason
+    assert 2 + DETECTION_S <= found.at_s - cut_s <= 3 + DETECTION_S + SLACK_S
 
 
-def test_a_name_that_never_was_is_suspected_after_the_detection_time_only() -> None:
-    async def scenario(watching: Watching) -> None:
-        watching.network.unreachable("broker-1", True)
-        began_s = watching.clock.monotonic()
-        watching.follow(1)
-        found = await watching.next_suspicion()
-        assert DETECTION_S <= found.at_s - began_s <= DETECTION_S + SLACK_S
-
-    with_watching(scenario)
-
-
-def test_a_broken_link_that_is_mended_before_the_detection_time_is_over_is_no_crash() -> None:
-    async def scenario(watching: Watching) -> None:
-        await stands(watching)
-        watching.network.reset("watcher", "broker-1")
-        watching.network.block("watcher", "broker-1")
-        await asyncio.sleep(DETECTION_S - SLACK_S)
-        watching.network.heal()
-        await asyncio.sleep(60)
-        assert not watching.suspected
-
-    with_watching(scenario)
+@run_by(with_watching)
+async def test_a_host_whose_name_goes_with_it_is_found_by_keepalive_and_at_once_then(watching: Watching, /) -> None:
+    await stands(watching)
+    gone_s = watching.clock.monotonic()
+    watching.network.unreachable("broker-1", True)
+    found = await watching.next_suspicion()
+    assert "Name or service not known" in found.reason
+    assert 2 <= found.at_s - gone_s <= 3 + SLACK_S
 
 
-def test_a_host_that_is_up_again_without_its_broker_is_suspected_as_soon_as_it_refuses() -> None:
-    async def scenario(watching: Watching) -> None:
-        await stands(watching)
-        host = watching.simulation.host("broker-1")
-        host.power_cut()
-        host.start_process()
-        up_s = watching.clock.monotonic()
-        found = await watching.next_suspicion()
-        assert "refuses" in found.reason
-        assert found.at_s - up_s <= 1 + SLACK_S  # the next keepalive probe is answered by a reset
+@run_by(with_watching)
+async def test_a_name_that_never_was_is_suspected_after_the_detection_time_only(watching: Watching, /) -> None:
+    watching.network.unreachable("broker-1", True)
+    began_s = watching.clock.monotonic()
+    watching.follow(1)
+    found = await watching.next_suspicion()
+    assert DETECTION_S <= found.at_s - began_s <= DETECTION_S + SLACK_S
 
-    with_watching(scenario)
+
+@run_by(with_watching)
+async def test_a_broken_link_that_is_mended_before_the_detection_time_is_over_is_no_crash(
+    watching: Watching, /
+) -> None:
+    await stands(watching)
+    watching.network.reset("watcher", "broker-1")
+    watching.network.block("watcher", "broker-1")
+    await asyncio.sleep(DETECTION_S - SLACK_S)
+    watching.network.heal()
+    await asyncio.sleep(60)
+    assert not watching.suspected
+
+
+@run_by(with_watching)
+async def test_a_host_that_is_up_again_without_its_broker_is_suspected_as_soon_as_it_refuses(
+    watching: Watching, /
+) -> None:
+    await stands(watching)
+    host = watching.simulation.host("broker-1")
+    host.power_cut()
+    host.start_process()
+    up_s = watching.clock.monotonic()
+    found = await watching.next_suspicion()
+    assert "refuses" in found.reason
+    assert found.at_s - up_s <= 1 + SLACK_S  # the next keepalive probe is answered by a reset
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
-def test_suspicions_in_a_row_take_2_8_32_and_then_always_128_seconds(is_refused: bool) -> None:
-    async def scenario(watching: Watching) -> None:
-        await stands(watching)
-        if is_refused:
-            watching.kill()
-        else:
-            watching.simulation.host("broker-1").power_cut()
-        await watching.next_suspicion()
-        for epoch, takes_s in ((2, 2), (3, 8), (4, 32), (5, 128), (6, 128)):
-            began_s = watching.clock.monotonic()
-            watching.follow(epoch)
-            found = await watching.next_suspicion()
-            assert found.epoch == epoch
-            assert takes_s <= found.at_s - began_s <= takes_s + 2 * DETECTION_S
-
-    with_watching(scenario)
-
-
-def test_a_broker_that_came_back_is_suspected_at_once_when_it_crashes_again() -> None:
-    async def scenario(watching: Watching) -> None:
-        for epoch in (1, 2, 3):
-            await stands(watching, epoch)
-            killed_s = watching.clock.monotonic()
-            watching.kill()
-            assert (await watching.next_suspicion()).at_s - killed_s < SLACK_S
-            await watching.start_broker()
-
-    with_watching(scenario)
-
-
-def test_each_watch_suspects_once() -> None:
-    async def scenario(watching: Watching) -> None:
+@run_by(with_watching)
+async def test_suspicions_in_a_row_take_2_8_32_and_then_always_128_seconds(
+    watching: Watching, /, is_refused: bool
+) -> None:
+    await stands(watching)
+    if is_refused:
         watching.kill()
-        watching.follow(1)
-        await watching.next_suspicion()
-        watching.follow(1)
-        await asyncio.sleep(600)
-        assert len(watching.suspected) == 1
-
-    with_watching(scenario)
-
-
-def test_nobody_is_suspected_while_zookeeper_is_slow_to_answer_and_the_dead_once_it_is_not() -> None:
-    async def scenario(watching: Watching) -> None:
-        await stands(watching)
-        watching.zookeeper_takes_s = 2 * PROMPT_S
-        watching.kill()
-        await asyncio.sleep(60)
-        assert not watching.suspected
-        watching.zookeeper_takes_s = PROMPT_S / 2
-        answers_s = watching.clock.monotonic()
-        assert (await watching.next_suspicion()).at_s - answers_s < 4 * PROMPT_S + SLACK_S
-
-    with_watching(scenario)
-
-
-def test_a_probe_names_brokers_that_refuse_or_were_found_in_trouble_and_none_that_it_merely_cannot_reach() -> None:
-    async def scenario(watching: Watching) -> None:
-        assert await watching.probe(1) == []
-        watching.network.block("watcher", "broker-1")
+    else:
+        watching.simulation.host("broker-1").power_cut()
+    await watching.next_suspicion()
+    for epoch, takes_s in ((2, 2), (3, 8), (4, 32), (5, 128), (6, 128)):
         began_s = watching.clock.monotonic()
-        assert await watching.probe(1) == []
-        assert watching.clock.monotonic() - began_s <= DETECTION_S + SLACK_S
-        watching.follow(1)
-        await watching.next_suspicion()
-        assert await watching.probe(1) == [1]
-        assert await watching.probe(2) == [], "of its next run nothing is known"
-        watching.network.heal()
+        watching.follow(epoch)
+        found = await watching.next_suspicion()
+        assert found.epoch == epoch
+        assert takes_s <= found.at_s - began_s <= takes_s + 2 * DETECTION_S
+
+
+@run_by(with_watching)
+async def test_a_broker_that_came_back_is_suspected_at_once_when_it_crashes_again(watching: Watching, /) -> None:
+    for epoch in (1, 2, 3):
+        await stands(watching, epoch)
+        killed_s = watching.clock.monotonic()
         watching.kill()
-        assert await watching.probe(2) == [1]
-
-    with_watching(scenario)
-
-
-def test_a_broker_that_was_suspected_and_is_connected_to_again_is_not_named_by_a_probe() -> None:
-    async def scenario(watching: Watching) -> None:
-        watching.kill()
-        watching.follow(1)
-        await watching.next_suspicion()
-        assert await watching.probe(1) == [1]
+        assert (await watching.next_suspicion()).at_s - killed_s < SLACK_S
         await watching.start_broker()
-        watching.follow()
-        watching.follow(1)
-        await asyncio.sleep(SLACK_S)
-        assert await watching.probe(1) == []
 
-    with_watching(scenario)
+
+@run_by(with_watching)
+async def test_each_watch_suspects_once(watching: Watching, /) -> None:
+    watching.kill()
+    watching.follow(1)
+    await watching.next_suspicion()
+    watching.follow(1)
+    await asyncio.sleep(600)
+    assert len(watching.suspected) == 1
+
+
+@run_by(with_watching)
+async def test_nobody_is_suspected_while_zookeeper_is_slow_to_answer_and_the_dead_once_it_is_not(
+    watching: Watching, /
+) -> None:
+    await stands(watching)
+    watching.zookeeper_takes_s = 2 * PROMPT_S
+    watching.kill()
+    await asyncio.sleep(60)
+    assert not watching.suspected
+    watching.zookeeper_takes_s = PROMPT_S / 2
+    answers_s = watching.clock.monotonic()
+    assert (await watching.next_suspicion()).at_s - answers_s < 4 * PROMPT_S + SLACK_S
+
+
+@run_by(with_watching)
+async def test_a_probe_names_brokers_that_refuse_or_were_found_in_trouble_and_none_that_it_merely_cannot_reach(
+    watching: Watching, /
+) -> None:
+    assert await watching.probe(1) == []
+    watching.network.block("watcher", "broker-1")
+    began_s = watching.clock.monotonic()
+    assert await watching.probe(1) == []
+    assert watching.clock.monotonic() - began_s <= DETECTION_S + SLACK_S
+    watching.follow(1)
+    await watching.next_suspicion()
+    assert await watching.probe(1) == [1]
+    assert await watching.probe(2) == [], "of its next run nothing is known"
+    watching.network.heal()
+    watching.kill()
+    assert await watching.probe(2) == [1]
+
+
+@run_by(with_watching)
+async def test_a_broker_that_was_suspected_and_is_connected_to_again_is_not_named_by_a_probe(
+    watching: Watching, /
+) -> None:
+    watching.kill()
+    watching.follow(1)
+    await watching.next_suspicion()
+    assert await watching.probe(1) == [1]
+    await watching.start_broker()
+    watching.follow()
+    watching.follow(1)
+    await asyncio.sleep(SLACK_S)
+    assert await watching.probe(1) == []
 
 
 # --- Which others a broker watches ---------------------------------------------------------------------------------
@@ -338,102 +327,102 @@ def with_office(scenario: Callable[[Watching, Office], Awaitable[None]]) -> None
     with_watching(inside)
 
 
-def test_a_controller_is_watched_once_it_is_registered_and_removed_when_it_has_crashed() -> None:
-    async def scenario(watching: Watching, office: Office) -> None:
-        office.watch.controller_changed(1, 5)
-        await asyncio.sleep(1)
-        office.register(1)
-        await asyncio.sleep(1)
-        assert not office.removed
-        watching.kill(1)
-        await asyncio.sleep(1)
-        assert office.removed == [(1, 5)]
-
-    with_office(scenario)
-
-
-def test_a_broker_that_crashes_is_not_removed_from_an_office_that_it_does_not_hold() -> None:
-    async def scenario(watching: Watching, office: Office) -> None:
-        brokers = (office.register(0), office.register(1), office.register(2))
-        office.watch.controller_changed(0, 5)
-        office.watch.brokers_changed(brokers)
-        await asyncio.sleep(1)
-        watching.kill(1)
-        found = await watching.next_suspicion()
-        assert (found.broker_id, found.epoch) == (1, brokers[1].epoch)
-        await asyncio.sleep(600)
-        assert office.removed == []
-        assert len(watching.suspected) == 1, "no broker watches itself"
-
-    with_office(scenario)
+@run_by(with_office)
+async def test_a_controller_is_watched_once_it_is_registered_and_removed_when_it_has_crashed(
+    watching: Watching, office: Office, /
+) -> None:
+    office.watch.controller_changed(1, 5)
+    await asyncio.sleep(1)
+    office.register(1)
+    await asyncio.sleep(1)
+    assert not office.removed
+    watching.kill(1)
+    await asyncio.sleep(1)
+    assert office.removed == [(1, 5)]
 
 
-def test_a_broker_that_is_suspected_while_another_is_the_controller_does_not_cost_that_one_its_office() -> None:
+@run_by(with_office)
+async def test_a_broker_that_crashes_is_not_removed_from_an_office_that_it_does_not_hold(
+    watching: Watching, office: Office, /
+) -> None:
+    brokers = (office.register(0), office.register(1), office.register(2))
+    office.watch.controller_changed(0, 5)
+    office.watch.brokers_changed(brokers)
+    await asyncio.sleep(1)
+    watching.kill(1)
+    found = await watching.next_suspicion()
+    assert (found.broker_id, found.epoch) == (1, brokers[1].epoch)
+    await asyncio.sleep(600)
+    assert office.removed == []
+    assert len(watching.suspected) == 1, "no broker watches itself"
+
+
+@run_by(with_office)
+async def test_a_broker_that_is_suspected_while_another_is_the_controller_does_not_cost_that_one_its_office(
+    watching: Watching, office: Office, /
+) -> None:
     """The controller in its own process has not heard yet that it is out of office."""
 
-    async def scenario(watching: Watching, office: Office) -> None:
-        office.watch.brokers_changed((office.register(1), office.register(2)))
-        office.watch.controller_changed(2, 6)
-        await asyncio.sleep(1)
-        watching.kill(1)
-        await watching.next_suspicion()
-        assert office.removed == []
-        watching.kill(2)
-        await watching.next_suspicion()
-        assert office.removed == [(2, 6)]
-
-    with_office(scenario)
+    office.watch.brokers_changed((office.register(1), office.register(2)))
+    office.watch.controller_changed(2, 6)
+    await asyncio.sleep(1)
+    watching.kill(1)
+    await watching.next_suspicion()
+    assert office.removed == []
+    watching.kill(2)
+    await watching.next_suspicion()
+    assert office.removed == [(2, 6)]
 
 
 @pytest.mark.parametrize("knows_address", [True, False])
-def test_a_controller_that_has_left_the_office_is_not_watched(knows_address: bool) -> None:
-    async def scenario(watching: Watching, office: Office) -> None:
-        office.register(1)
-        office.watch.controller_changed(1, 5)
-        await asyncio.sleep(1 if knows_address else 0)  # or the question is on its way
-        office.watch.controller_changed(None, 6)
-        await asyncio.sleep(1)
-        watching.kill(1)
-        await asyncio.sleep(60)
-        assert not watching.suspected
-
-    with_office(scenario)
-
-
-def test_only_the_controller_and_the_brokers_of_a_controller_in_this_process_are_watched() -> None:
-    async def scenario(watching: Watching, office: Office) -> None:
-        brokers = (office.register(1), office.register(2))
-        office.watch.controller_changed(1, 5)
-        await asyncio.sleep(1)
-        office.watch.controller_changed(0, 6)
-        office.watch.brokers_changed(brokers)
-        await asyncio.sleep(1)
-        office.watch.controller_changed(2, 7)
-        office.watch.brokers_changed(())
-        await asyncio.sleep(1)
-        watching.kill(1)
-        await asyncio.sleep(60)
-        assert not watching.suspected
-        watching.kill(2)
-        await asyncio.sleep(1)
-        assert office.removed == [(2, 7)]
-
-    with_office(scenario)
+@run_by(with_office)
+async def test_a_controller_that_has_left_the_office_is_not_watched(
+    watching: Watching, office: Office, /, knows_address: bool
+) -> None:
+    office.register(1)
+    office.watch.controller_changed(1, 5)
+    await asyncio.sleep(1 if knows_address else 0)  # or the question is on its way
+    office.watch.controller_changed(None, 6)
+    await asyncio.sleep(1)
+    watching.kill(1)
+    await asyncio.sleep(60)
+    assert not watching.suspected
 
 
-def test_a_controller_that_leaves_before_its_address_is_found_is_not_watched() -> None:
-    async def scenario(watching: Watching, office: Office) -> None:
-        office.watch.controller_changed(1, 5)
-        office.watch.controller_changed(None, 5)
-        office.watch.controller_changed(2, 6)
-        office.register(1)
-        office.register(2)
-        await asyncio.sleep(1)
-        watching.kill(1)
-        await asyncio.sleep(60)
-        assert not watching.suspected
-        watching.kill(2)
-        await asyncio.sleep(1)
-        assert office.removed == [(2, 6)]
+@run_by(with_office)
+async def test_only_the_controller_and_the_brokers_of_a_controller_in_this_process_are_watched(
+    watching: Watching, office: Office, /
+) -> None:
+    brokers = (office.register(1), office.register(2))
+    office.watch.controller_changed(1, 5)
+    await asyncio.sleep(1)
+    office.watch.controller_changed(0, 6)
+    office.watch.brokers_changed(brokers)
+    await asyncio.sleep(1)
+    office.watch.controller_changed(2, 7)
+    office.watch.brokers_changed(())
+    await asyncio.sleep(1)
+    watching.kill(1)
+    await asyncio.sleep(60)
+    assert not watching.suspected
+    watching.kill(2)
+    await asyncio.sleep(1)
+    assert office.removed == [(2, 7)]
 
-    with_office(scenario)
+
+@run_by(with_office)
+async def test_a_controller_that_leaves_before_its_address_is_found_is_not_watched(
+    watching: Watching, office: Office, /
+) -> None:
+    office.watch.controller_changed(1, 5)
+    office.watch.controller_changed(None, 5)
+    office.watch.controller_changed(2, 6)
+    office.register(1)
+    office.register(2)
+    await asyncio.sleep(1)
+    watching.kill(1)
+    await asyncio.sleep(60)
+    assert not watching.suspected
+    watching.kill(2)
+    await asyncio.sleep(1)
+    assert office.removed == [(2, 6)]

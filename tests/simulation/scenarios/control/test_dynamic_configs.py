@@ -20,6 +20,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.messages import ApiVersionsRequest
 from minibroker.protocol.model import AlterOperation, ConfigSource, ConfigType, TopicPartition
 from minibroker.protocol.records import MAX_BATCH_BYTES
+from tests.running import run_by
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
@@ -78,147 +79,143 @@ async def refused(admin: Admin, resource: ConfigResource, *changes: ConfigChange
 # --- Everybody hears of it -------------------------------------------------------------------------------------
 
 
-def test_a_change_of_a_topic_holds_on_every_broker_soon_and_says_where_it_comes_from() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
-        await until_all_have(cluster, 5_000)
-        entry = (await admin.describe_configs([ORDERS], synonyms=True))[ORDERS]["segment.bytes"]
-        assert (entry.value, entry.source) == ("5000", ConfigSource.DYNAMIC_TOPIC_CONFIG)
-        assert [s.source for s in entry.synonyms] == [
-            ConfigSource.DYNAMIC_TOPIC_CONFIG,
-            ConfigSource.DEFAULT_CONFIG,
-        ]
-        await admin.incremental_alter_configs({ORDERS: [ConfigChange.delete("segment.bytes")]})
-        await until_all_have(cluster, 1024**3)
-
-    play(scenario)
-
-
-def test_the_topic_wins_over_the_broker_over_the_default_over_what_the_broker_was_started_with() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        own = ConfigResource.of_broker(1)
-        name = "log.segment.bytes"
-        assert segment_bytes(cluster, 1) == 1_000
-        await admin.incremental_alter_configs({ALL: [set_to(name, 2_000)]})
-        await until_all_have(cluster, 2_000)
-        await admin.incremental_alter_configs({own: [set_to(name, 3_000)]})
-        await until_all_have(cluster, 3_000, (1,))
-        assert segment_bytes(cluster, 0) == 2_000
-        entry = (await admin.describe_configs([own], synonyms=True))[own][name]
-        assert [(int(s.value or 0), s.source) for s in entry.synonyms] == [
-            (3_000, ConfigSource.DYNAMIC_BROKER_CONFIG),
-            (2_000, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
-            (1_000, ConfigSource.STATIC_BROKER_CONFIG),
-            (1024**3, ConfigSource.DEFAULT_CONFIG),
-        ]
-        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 4_000)]})
-        await until_all_have(cluster, 4_000)
-        await admin.incremental_alter_configs({ORDERS: [ConfigChange.delete("segment.bytes")]})
-        await until_all_have(cluster, 3_000, (1,))
-        await until_all_have(cluster, 2_000, (0, 2))
-
-    play(scenario, settings={"log.segment.bytes": "1000"})
+@run_by(play)
+async def test_a_change_of_a_topic_holds_on_every_broker_soon_and_says_where_it_comes_from(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
+    await until_all_have(cluster, 5_000)
+    entry = (await admin.describe_configs([ORDERS], synonyms=True))[ORDERS]["segment.bytes"]
+    assert (entry.value, entry.source) == ("5000", ConfigSource.DYNAMIC_TOPIC_CONFIG)
+    assert [s.source for s in entry.synonyms] == [
+        ConfigSource.DYNAMIC_TOPIC_CONFIG,
+        ConfigSource.DEFAULT_CONFIG,
+    ]
+    await admin.incremental_alter_configs({ORDERS: [ConfigChange.delete("segment.bytes")]})
+    await until_all_have(cluster, 1024**3)
 
 
-def test_what_is_set_for_a_broker_may_make_sense_only_with_what_is_set_for_all() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        own, least = ConfigResource.of_broker(1), set_to("log.cleaner.min.compaction.lag.ms", 20)
-        assert "exceeds" in str(await refused(admin, own, least))
-        await admin.incremental_alter_configs({ALL: [set_to("log.cleaner.max.compaction.lag.ms", 30)]})
-        await admin.incremental_alter_configs({own: [least]})
-        await cluster.until(lambda: replica(cluster, 1).log.config.min_compaction_lag_ms == 20)
+@run_by(play, settings={"log.segment.bytes": "1000"})
+async def test_the_topic_wins_over_the_broker_over_the_default_over_what_the_broker_was_started_with(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    own = ConfigResource.of_broker(1)
+    name = "log.segment.bytes"
+    assert segment_bytes(cluster, 1) == 1_000
+    await admin.incremental_alter_configs({ALL: [set_to(name, 2_000)]})
+    await until_all_have(cluster, 2_000)
+    await admin.incremental_alter_configs({own: [set_to(name, 3_000)]})
+    await until_all_have(cluster, 3_000, (1,))
+    assert segment_bytes(cluster, 0) == 2_000
+    entry = (await admin.describe_configs([own], synonyms=True))[own][name]
+    assert [(int(s.value or 0), s.source) for s in entry.synonyms] == [
+        (3_000, ConfigSource.DYNAMIC_BROKER_CONFIG),
+        (2_000, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
+        (1_000, ConfigSource.STATIC_BROKER_CONFIG),
+        (1024**3, ConfigSource.DEFAULT_CONFIG),
+    ]
+    await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 4_000)]})
+    await until_all_have(cluster, 4_000)
+    await admin.incremental_alter_configs({ORDERS: [ConfigChange.delete("segment.bytes")]})
+    await until_all_have(cluster, 3_000, (1,))
+    await until_all_have(cluster, 2_000, (0, 2))
 
-    play(scenario, settings={"log.cleaner.max.compaction.lag.ms": "10"})
+
+@run_by(play, settings={"log.cleaner.max.compaction.lag.ms": "10"})
+async def test_what_is_set_for_a_broker_may_make_sense_only_with_what_is_set_for_all(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    own, least = ConfigResource.of_broker(1), set_to("log.cleaner.min.compaction.lag.ms", 20)
+    assert "exceeds" in str(await refused(admin, own, least))
+    await admin.incremental_alter_configs({ALL: [set_to("log.cleaner.max.compaction.lag.ms", 30)]})
+    await admin.incremental_alter_configs({own: [least]})
+    await cluster.until(lambda: replica(cluster, 1).log.config.min_compaction_lag_ms == 20)
 
 
-def test_a_broker_that_was_down_has_the_change_when_it_is_back() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        cluster.kill_broker(2)
-        await admin.incremental_alter_configs(
-            {ORDERS: [set_to("segment.bytes", 5_000)], ALL: [set_to("log.retention.ms", 7)]}
-        )
-        await until_all_have(cluster, 5_000, (0, 1))
-        broker = await cluster.start_broker(2)
-        await until_all_have(cluster, 5_000)
-        replicas = broker._replicas
-        assert replicas is not None
-        partition = replicas.partition(P0)
-        assert partition is not None
-        assert partition.log.config.retention_ms == 7
-
-    play(scenario)
+@run_by(play)
+async def test_a_broker_that_was_down_has_the_change_when_it_is_back(cluster: VirtualCluster, admin: Admin, /) -> None:
+    cluster.kill_broker(2)
+    await admin.incremental_alter_configs(
+        {ORDERS: [set_to("segment.bytes", 5_000)], ALL: [set_to("log.retention.ms", 7)]}
+    )
+    await until_all_have(cluster, 5_000, (0, 1))
+    broker = await cluster.start_broker(2)
+    await until_all_have(cluster, 5_000)
+    replicas = broker._replicas
+    assert replicas is not None
+    partition = replicas.partition(P0)
+    assert partition is not None
+    assert partition.log.config.retention_ms == 7
 
 
 @pytest.mark.parametrize("away_s", [1, 30])
-def test_a_broker_that_was_cut_off_from_zookeeper_has_the_change_when_it_is_connected_again(away_s: int) -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        await asyncio.sleep(1)
-        cluster.simulation.zookeeper.cut(host_name(2))
-        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
-        await until_all_have(cluster, 5_000, (0, 1))
-        # By hand, or fifteen minutes later: whoever comes back finds no notification.
-        zookeeper = cluster.simulation.zookeeper
-        for name in zookeeper.names(znodes.CONFIG_CHANGES):
-            zookeeper.remove(f"{znodes.CONFIG_CHANGES}/{name}")
-        await asyncio.sleep(away_s)
-        assert segment_bytes(cluster, 2) == 1024**3
-        cluster.simulation.zookeeper.uncut(host_name(2))
-        await until_all_have(cluster, 5_000)
-
-    play(scenario)
+@run_by(play)
+async def test_a_broker_that_was_cut_off_from_zookeeper_has_the_change_when_it_is_connected_again(
+    cluster: VirtualCluster, admin: Admin, /, away_s: int
+) -> None:
+    await asyncio.sleep(1)
+    cluster.simulation.zookeeper.cut(host_name(2))
+    await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
+    await until_all_have(cluster, 5_000, (0, 1))
+    # By hand, or fifteen minutes later: whoever comes back finds no notification.
+    zookeeper = cluster.simulation.zookeeper
+    for name in zookeeper.names(znodes.CONFIG_CHANGES):
+        zookeeper.remove(f"{znodes.CONFIG_CHANGES}/{name}")
+    await asyncio.sleep(away_s)
+    assert segment_bytes(cluster, 2) == 1024**3
+    cluster.simulation.zookeeper.uncut(host_name(2))
+    await until_all_have(cluster, 5_000)
 
 
 # --- What is refused ---------------------------------------------------------------------------------------------
 
 
-def test_what_makes_no_sense_is_refused_with_value_rule_and_remedy() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        me = ConfigResource.of_broker(0)
-        for resource, change, code, said in (
-            (ORDERS, set_to("segment.bytes", "many"), ErrorCode.INVALID_CONFIG, "segment.bytes='many': give a whole"),
-            (ORDERS, set_to("segment.byte", 5), ErrorCode.INVALID_CONFIG, "did you mean segment.bytes?"),
-            (ORDERS, ConfigChange.delete("segment.byte"), ErrorCode.INVALID_CONFIG, "did you mean segment.bytes?"),
-            (ORDERS, set_to("min.insync.replicas", 0), ErrorCode.INVALID_CONFIG, "min.insync.replicas"),
-            (ORDERS, set_to("durability", "synced"), ErrorCode.INVALID_CONFIG, "Create another topic"),
-            (ORDERS, ConfigChange.append("segment.bytes", "5"), ErrorCode.INVALID_CONFIG, "not a list"),
-            (ORDERS, ConfigChange("segment.bytes", AlterOperation.SET), ErrorCode.INVALID_REQUEST, "has no value"),
-            (me, set_to("num.partitions", 9), ErrorCode.INVALID_CONFIG, "start it again"),
-            (me, set_to("log.retention.ms", -2), ErrorCode.INVALID_CONFIG, "-1 or more"),
-            (ALL, set_to("log.cleaner.max.compaction.lag.ms", 0), ErrorCode.INVALID_CONFIG, "1 or more"),
-            (ConfigResource.of_topic("none"), set_to("retention.ms", 5), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "none"),
-        ):
-            error = await refused(admin, resource, change)
-            assert error.code is code, change
-            assert said in str(error)
-        error = await refused(admin, ORDERS, set_to("retention.ms", 5), set_to("retention.ms", 6))
-        assert error.code is ErrorCode.INVALID_REQUEST
-        assert not cluster.simulation.zookeeper.names(znodes.CONFIG_CHANGES)
-
-    play(scenario)
-
-
-def test_of_a_validation_nothing_remains() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 5)]}, validate_only=True)
-        assert (await admin.describe_configs([ORDERS]))[ORDERS]["retention.ms"].value == "604800000"
-
-    play(scenario)
+@run_by(play)
+async def test_what_makes_no_sense_is_refused_with_value_rule_and_remedy(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    me = ConfigResource.of_broker(0)
+    for resource, change, code, said in (
+        (ORDERS, set_to("segment.bytes", "many"), ErrorCode.INVALID_CONFIG, "segment.bytes='many': give a whole"),
+        (ORDERS, set_to("segment.byte", 5), ErrorCode.INVALID_CONFIG, "did you mean segment.bytes?"),
+        (ORDERS, ConfigChange.delete("segment.byte"), ErrorCode.INVALID_CONFIG, "did you mean segment.bytes?"),
+        (ORDERS, set_to("min.insync.replicas", 0), ErrorCode.INVALID_CONFIG, "min.insync.replicas"),
+        (ORDERS, set_to("durability", "synced"), ErrorCode.INVALID_CONFIG, "Create another topic"),
+        (ORDERS, ConfigChange.append("segment.bytes", "5"), ErrorCode.INVALID_CONFIG, "not a list"),
+        (ORDERS, ConfigChange("segment.bytes", AlterOperation.SET), ErrorCode.INVALID_REQUEST, "has no value"),
+        (me, set_to("num.partitions", 9), ErrorCode.INVALID_CONFIG, "start it again"),
+        (me, set_to("log.retention.ms", -2), ErrorCode.INVALID_CONFIG, "-1 or more"),
+        (ALL, set_to("log.cleaner.max.compaction.lag.ms", 0), ErrorCode.INVALID_CONFIG, "1 or more"),
+        (ConfigResource.of_topic("none"), set_to("retention.ms", 5), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "none"),
+    ):
+        error = await refused(admin, resource, change)
+        assert error.code is code, change
+        assert said in str(error)
+    error = await refused(admin, ORDERS, set_to("retention.ms", 5), set_to("retention.ms", 6))
+    assert error.code is ErrorCode.INVALID_REQUEST
+    assert not cluster.simulation.zookeeper.names(znodes.CONFIG_CHANGES)
 
 
-def test_lists_are_appended_to_and_subtracted_from_beginning_with_what_holds() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        async def policy(change: ConfigChange) -> str | None:
-            await admin.incremental_alter_configs({ORDERS: [change]})
-            return (await admin.describe_configs([ORDERS], names=["cleanup.policy"]))[ORDERS]["cleanup.policy"].value
+@run_by(play)
+async def test_of_a_validation_nothing_remains(cluster: VirtualCluster, admin: Admin, /) -> None:
+    await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 5)]}, validate_only=True)
+    assert (await admin.describe_configs([ORDERS]))[ORDERS]["retention.ms"].value == "604800000"
 
-        assert await policy(ConfigChange.append("cleanup.policy", "compact")) == "delete,compact"
-        assert await policy(ConfigChange.append("cleanup.policy", "compact")) == "delete,compact"
-        assert await policy(ConfigChange.subtract("cleanup.policy", "delete")) == "compact"
-        assert await policy(ConfigChange.subtract("cleanup.policy", "compact")) == ""
-        await cluster.until(lambda: not replica(cluster, 1).log.config.compact)
-        assert not replica(cluster, 1).log.config.delete
 
-    play(scenario)
+@run_by(play)
+async def test_lists_are_appended_to_and_subtracted_from_beginning_with_what_holds(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    async def policy(change: ConfigChange) -> str | None:
+        await admin.incremental_alter_configs({ORDERS: [change]})
+        return (await admin.describe_configs([ORDERS], names=["cleanup.policy"]))[ORDERS]["cleanup.policy"].value
+
+    assert await policy(ConfigChange.append("cleanup.policy", "compact")) == "delete,compact"
+    assert await policy(ConfigChange.append("cleanup.policy", "compact")) == "delete,compact"
+    assert await policy(ConfigChange.subtract("cleanup.policy", "delete")) == "compact"
+    assert await policy(ConfigChange.subtract("cleanup.policy", "compact")) == ""
+    await cluster.until(lambda: not replica(cluster, 1).log.config.compact)
+    assert not replica(cluster, 1).log.config.delete
 
 
 def test_settings_that_were_edited_to_nonsense_are_one_line_in_the_log_and_change_nothing(
@@ -246,32 +243,32 @@ def test_settings_that_were_edited_to_nonsense_are_one_line_in_the_log_and_chang
         play(scenario)
 
 
-def test_what_was_edited_to_nonsense_is_described_as_it_holds_and_why_it_is_refused() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        zookeeper = cluster.simulation.zookeeper
-        of_broker = ConfigResource.of_broker(1)
-        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
-        for resource in (of_broker, ALL):
-            await admin.incremental_alter_configs({resource: [set_to("log.roll.ms", 5_000)]})
-        await until_all_have(cluster, 5_000)
-        for resource, path, name in (
-            (ORDERS, znodes.topic_config_path("orders"), "segment.bytes"),
-            (of_broker, znodes.broker_config_path(1), "log.roll.ms"),
-            (ALL, znodes.broker_config_path(None), "log.roll.ms"),
-        ):
-            before = (await admin.describe_configs([resource]))[resource]
-            assert (before[name].value, before[name].problem) == ("5000", None)
-            zookeeper.make(path, znodes.encode_config({name: "lots", "typo": "x"}))
-            entries = (await admin.describe_configs([resource]))[resource]
-            assert entries[name].value == "5000"
-            for problem in (entries[name].problem, entries["typo"].problem):
-                assert problem is not None
-                assert f"the settings in {path} are invalid; the previous ones stay in force" in problem
-            assert all(entry.problem is None for entry in entries.values() if entry.name not in (name, "typo"))
-            zookeeper.make(path, znodes.encode_config({name: "5000"}))
-            assert (await admin.describe_configs([resource]))[resource][name] == before[name]
-
-    play(scenario)
+@run_by(play)
+async def test_what_was_edited_to_nonsense_is_described_as_it_holds_and_why_it_is_refused(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    zookeeper = cluster.simulation.zookeeper
+    of_broker = ConfigResource.of_broker(1)
+    await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
+    for resource in (of_broker, ALL):
+        await admin.incremental_alter_configs({resource: [set_to("log.roll.ms", 5_000)]})
+    await until_all_have(cluster, 5_000)
+    for resource, path, name in (
+        (ORDERS, znodes.topic_config_path("orders"), "segment.bytes"),
+        (of_broker, znodes.broker_config_path(1), "log.roll.ms"),
+        (ALL, znodes.broker_config_path(None), "log.roll.ms"),
+    ):
+        before = (await admin.describe_configs([resource]))[resource]
+        assert (before[name].value, before[name].problem) == ("5000", None)
+        zookeeper.make(path, znodes.encode_config({name: "lots", "typo": "x"}))
+        entries = (await admin.describe_configs([resource]))[resource]
+        assert entries[name].value == "5000"
+        for problem in (entries[name].problem, entries["typo"].problem):
+            assert problem is not None
+            assert f"the settings in {path} are invalid; the previous ones stay in force" in problem
+        assert all(entry.problem is None for entry in entries.values() if entry.name not in (name, "typo"))
+        zookeeper.make(path, znodes.encode_config({name: "5000"}))
+        assert (await admin.describe_configs([resource]))[resource][name] == before[name]
 
 
 def test_notifications_that_say_nothing_are_told_once_and_not_again_by_a_broker_that_starts(
@@ -296,45 +293,41 @@ def test_notifications_that_say_nothing_are_told_once_and_not_again_by_a_broker_
         play(scenario)
 
 
-def test_a_topic_whose_settings_make_no_sense_is_refused_with_one_line_however_many_orders_come(
-    caplog: pytest.LogCaptureFixture,
+@run_by(play)
+async def test_a_topic_whose_settings_make_no_sense_is_refused_with_one_line_however_many_orders_come(
+    cluster: VirtualCluster, admin: Admin, /, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        await cluster.stop_broker(2)
-        cluster.simulation.zookeeper.make(znodes.topic_config_path("orders"), b"nonsense")
-        await cluster.start_broker(2)
+    await cluster.stop_broker(2)
+    cluster.simulation.zookeeper.make(znodes.topic_config_path("orders"), b"nonsense")
+    await cluster.start_broker(2)
+    await asyncio.sleep(2)
+    for _ in range(3):
+        await admin.alter_partition_reassignments({P0: [0, 1, 2]})
+        await admin.alter_partition_reassignments({P0: [1, 0, 2]})
         await asyncio.sleep(2)
-        for _ in range(3):
-            await admin.alter_partition_reassignments({P0: [0, 1, 2]})
-            await admin.alter_partition_reassignments({P0: [1, 0, 2]})
-            await asyncio.sleep(2)
-        refused = [
-            record for record in caplog.records if "LeaderAndIsr for topic orders refused" in record.getMessage()
-        ]
-        assert len(refused) == 1
-
-    play(scenario)
+    refused = [record for record in caplog.records if "LeaderAndIsr for topic orders refused" in record.getMessage()]
+    assert len(refused) == 1
 
 
-def test_what_was_edited_by_hand_and_is_no_setting_is_described_without_its_value_and_can_be_deleted() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        zookeeper = cluster.simulation.zookeeper
-        of_broker = ConfigResource.of_broker(1)
-        paths = {
-            ORDERS: znodes.topic_config_path("orders"),
-            of_broker: znodes.broker_config_path(1),
-            ALL: znodes.broker_config_path(None),
-        }
-        for resource, path in paths.items():
-            await admin.incremental_alter_configs({resource: []})
-            zookeeper.remove(path)
-            zookeeper.make(path, znodes.encode_config({"typo": "x"}))
-            entry = (await admin.describe_configs([resource]))[resource]["typo"]
-            assert (entry.value, entry.type, entry.is_sensitive) == (None, ConfigType.UNKNOWN, True)
-            await admin.incremental_alter_configs({resource: [ConfigChange.delete("typo")]})
-            assert "typo" not in (await admin.describe_configs([resource]))[resource]
-
-    play(scenario)
+@run_by(play)
+async def test_what_was_edited_by_hand_and_is_no_setting_is_described_without_its_value_and_can_be_deleted(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    zookeeper = cluster.simulation.zookeeper
+    of_broker = ConfigResource.of_broker(1)
+    paths = {
+        ORDERS: znodes.topic_config_path("orders"),
+        of_broker: znodes.broker_config_path(1),
+        ALL: znodes.broker_config_path(None),
+    }
+    for resource, path in paths.items():
+        await admin.incremental_alter_configs({resource: []})
+        zookeeper.remove(path)
+        zookeeper.make(path, znodes.encode_config({"typo": "x"}))
+        entry = (await admin.describe_configs([resource]))[resource]["typo"]
+        assert (entry.value, entry.type, entry.is_sensitive) == (None, ConfigType.UNKNOWN, True)
+        await admin.incremental_alter_configs({resource: [ConfigChange.delete("typo")]})
+        assert "typo" not in (await admin.describe_configs([resource]))[resource]
 
 
 WITHOUT_MEANING = {
@@ -361,104 +354,102 @@ WITH_MEANING = {
 }
 
 
-def test_each_setting_of_a_topic_has_a_value_which_may_be_set() -> None:
+@run_by(play)
+async def test_each_setting_of_a_topic_has_a_value_which_may_be_set(cluster: VirtualCluster, admin: Admin, /) -> None:
     """Tools read all settings, change one, and set them all (AlterConfigs)."""
 
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        entries = (await admin.describe_configs([ORDERS]))[ORDERS]
-        assert [name for name, entry in entries.items() if entry.value is None] == []
-        changes = [set_to(name, entry.value) for name, entry in entries.items()]
-        await admin.incremental_alter_configs({ORDERS: changes})
-
-    play(scenario)
+    entries = (await admin.describe_configs([ORDERS]))[ORDERS]
+    assert [name for name, entry in entries.items() if entry.value is None] == []
+    changes = [set_to(name, entry.value) for name, entry in entries.items()]
+    await admin.incremental_alter_configs({ORDERS: changes})
 
 
-def test_what_kafka_takes_is_taken_and_what_has_no_effect_is_said_to_have_none() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        given = WITHOUT_MEANING | WITH_MEANING
-        await admin.incremental_alter_configs({ORDERS: [set_to(name, value) for name, value in given.items()]})
-        entries = (await admin.describe_configs([ORDERS], documentation=True))[ORDERS]
-        assert {name: entries[name].value for name in given} == given
-        assert {name for name, entry in entries.items() if entry.is_without_effect} == WITHOUT_MEANING.keys()
-        await cluster.until(lambda: replica(cluster, 1).log.config.flush_ms == 1_000)
+@run_by(play)
+async def test_what_kafka_takes_is_taken_and_what_has_no_effect_is_said_to_have_none(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    given = WITHOUT_MEANING | WITH_MEANING
+    await admin.incremental_alter_configs({ORDERS: [set_to(name, value) for name, value in given.items()]})
+    entries = (await admin.describe_configs([ORDERS], documentation=True))[ORDERS]
+    assert {name: entries[name].value for name in given} == given
+    assert {name for name, entry in entries.items() if entry.is_without_effect} == WITHOUT_MEANING.keys()
+    await cluster.until(lambda: replica(cluster, 1).log.config.flush_ms == 1_000)
 
-        own = ConfigResource.of_broker(1)
-        of_brokers = {"background.threads": "5", "log.segment.delete.delay.ms": "7", "plugin.password": "x"}
-        await admin.incremental_alter_configs({own: [set_to(n, v) for n, v in of_brokers.items()]})
-        await admin.incremental_alter_configs({ALL: [set_to("another.plugin", "x"), set_to("log.roll.ms", 5_000)]})
-        entries = (await admin.describe_configs([own], documentation=True))[own]
-        shown = {name: entries[name].value for name in (*of_brokers, "another.plugin")}
-        assert shown == of_brokers | {"plugin.password": None, "another.plugin": None}
-        assert all(entries[name].is_without_effect for name in shown)
-        assert (entries["plugin.password"].is_sensitive, entries["plugin.password"].problem) == (True, None)
-        assert (entries["log.roll.ms"].value, entries["log.roll.ms"].is_without_effect) == ("5000", False)
-
-    play(scenario)
+    own = ConfigResource.of_broker(1)
+    of_brokers = {"background.threads": "5", "log.segment.delete.delay.ms": "7", "plugin.password": "x"}
+    await admin.incremental_alter_configs({own: [set_to(n, v) for n, v in of_brokers.items()]})
+    await admin.incremental_alter_configs({ALL: [set_to("another.plugin", "x"), set_to("log.roll.ms", 5_000)]})
+    entries = (await admin.describe_configs([own], documentation=True))[own]
+    shown = {name: entries[name].value for name in (*of_brokers, "another.plugin")}
+    assert shown == of_brokers | {"plugin.password": None, "another.plugin": None}
+    assert all(entries[name].is_without_effect for name in shown)
+    assert (entries["plugin.password"].is_sensitive, entries["plugin.password"].problem) == (True, None)
+    assert (entries["log.roll.ms"].value, entries["log.roll.ms"].is_without_effect) == ("5000", False)
 
 
-def test_a_limit_that_an_earlier_release_took_is_lowered_and_takes_no_other_setting_with_it() -> None:
+@run_by(play, configs={"segment.bytes": "4000"})
+async def test_a_limit_that_an_earlier_release_took_is_lowered_and_takes_no_other_setting_with_it(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
     """A topic would have no leader, and a broker forget what was set together with it."""
 
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        zookeeper = cluster.simulation.zookeeper
-        await admin.incremental_alter_configs({ALL: []})
-        for path, limit, segments in (
-            (znodes.topic_config_path("orders"), "max.message.bytes", "segment.bytes"),
-            (znodes.broker_config_path(None), "message.max.bytes", "log.segment.bytes"),
-        ):
-            zookeeper.remove(path)
-            zookeeper.make(path, znodes.encode_config({limit: "400000000", segments: "5000"}))
-        await cluster.stop_broker(1)
-        await cluster.start_broker(1)
-        await until_all_have(cluster, 5_000, (1,))
-        replicas = cluster.broker(1)._replicas
-        assert replicas is not None
-        partition = replicas.partition(P0)
-        assert partition is not None
-        assert partition.log.config.max_message_bytes == MAX_BATCH_BYTES
-        assert cluster.broker(1)._configs.config.message_max_bytes == MAX_BATCH_BYTES
-        await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 5)]})
-        found = (await admin.describe_configs([ORDERS], names=["max.message.bytes"]))[ORDERS]
-        assert found["max.message.bytes"].value == str(MAX_BATCH_BYTES)
-
-    play(scenario, configs={"segment.bytes": "4000"})
+    zookeeper = cluster.simulation.zookeeper
+    await admin.incremental_alter_configs({ALL: []})
+    for path, limit, segments in (
+        (znodes.topic_config_path("orders"), "max.message.bytes", "segment.bytes"),
+        (znodes.broker_config_path(None), "message.max.bytes", "log.segment.bytes"),
+    ):
+        zookeeper.remove(path)
+        zookeeper.make(path, znodes.encode_config({limit: "400000000", segments: "5000"}))
+    await cluster.stop_broker(1)
+    await cluster.start_broker(1)
+    await until_all_have(cluster, 5_000, (1,))
+    replicas = cluster.broker(1)._replicas
+    assert replicas is not None
+    partition = replicas.partition(P0)
+    assert partition is not None
+    assert partition.log.config.max_message_bytes == MAX_BATCH_BYTES
+    assert cluster.broker(1)._configs.config.message_max_bytes == MAX_BATCH_BYTES
+    await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 5)]})
+    found = (await admin.describe_configs([ORDERS], names=["max.message.bytes"]))[ORDERS]
+    assert found["max.message.bytes"].value == str(MAX_BATCH_BYTES)
 
 
 # --- Two at once, and another topic of that name -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_of_many_who_change_different_settings_at_once_none_loses_its_change(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        wanted = {"retention.ms": 5, "retention.bytes": 6, "segment.ms": 7, "max.message.bytes": 8, "segment.bytes": 90}
-        await asyncio.gather(
-            *(admin.incremental_alter_configs({ORDERS: [set_to(name, value)]}) for name, value in wanted.items())
-        )
-        found = (await admin.describe_configs([ORDERS], names=list(wanted)))[ORDERS]
-        assert {name: int(entry.value or -1) for name, entry in found.items()} == wanted
+@run_by(play)
+async def test_of_many_who_change_different_settings_at_once_none_loses_its_change(
+    cluster: VirtualCluster, admin: Admin, /, seed: int
+) -> None:
+    wanted = {"retention.ms": 5, "retention.bytes": 6, "segment.ms": 7, "max.message.bytes": 8, "segment.bytes": 90}
+    await asyncio.gather(
+        *(admin.incremental_alter_configs({ORDERS: [set_to(name, value)]}) for name, value in wanted.items())
+    )
+    found = (await admin.describe_configs([ORDERS], names=list(wanted)))[ORDERS]
+    assert {name: int(entry.value or -1) for name, entry in found.items()} == wanted
 
-    play(scenario, seed=seed)
 
-
-def test_a_topic_that_is_made_again_has_none_of_the_settings_of_the_one_before() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
-        cluster.kill_broker(2)
-        await until_all_have(cluster, 5_000, (0, 1))
-        with pytest.raises(BrokerError, match="not gone yet"):  # it waits for broker 2
-            await admin.delete_topic("orders")
-        await cluster.start_broker(2)
-        while True:
-            try:
-                await admin.create_topic("orders", assignments=[(0, 1, 2)])
-                break
-            except BrokerError:  # it is still being deleted
-                await asyncio.sleep(0.1)
-        await until_all_have(cluster, 1024**3)
-        found = (await admin.describe_configs([ORDERS], names=["segment.bytes"]))[ORDERS]["segment.bytes"]
-        assert found.source is ConfigSource.DEFAULT_CONFIG
-
-    play(scenario)
+@run_by(play)
+async def test_a_topic_that_is_made_again_has_none_of_the_settings_of_the_one_before(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
+    cluster.kill_broker(2)
+    await until_all_have(cluster, 5_000, (0, 1))
+    with pytest.raises(BrokerError, match="not gone yet"):  # it waits for broker 2
+        await admin.delete_topic("orders")
+    await cluster.start_broker(2)
+    while True:
+        try:
+            await admin.create_topic("orders", assignments=[(0, 1, 2)])
+            break
+        except BrokerError:  # it is still being deleted
+            await asyncio.sleep(0.1)
+    await until_all_have(cluster, 1024**3)
+    found = (await admin.describe_configs([ORDERS], names=["segment.bytes"]))[ORDERS]["segment.bytes"]
+    assert found.source is ConfigSource.DEFAULT_CONFIG
 
 
 # --- What follows from a change ----------------------------------------------------------------------------------
@@ -475,69 +466,65 @@ async def acknowledged(cluster: VirtualCluster, world: VirtualWorld, value: byte
     return True
 
 
-def test_with_more_replicas_required_nothing_is_acknowledged_and_with_fewer_again() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        world = cluster.client("producer")
-        cluster.kill_broker(2)
-        await cluster.until(lambda: 2 not in cluster.state(P0).isr)
-        assert await world.process.run(acknowledged(cluster, world, b"with two of two"))
-        await admin.incremental_alter_configs({ORDERS: [set_to("min.insync.replicas", 3)]})
-        await asyncio.sleep(1)
-        assert not await world.process.run(acknowledged(cluster, world, b"with two of three"))
-        cluster.kill_broker(1)
-        await cluster.until(lambda: cluster.state(P0).isr == (0,))
-        assert cluster.state(P0).eligible == (1,)
-        await admin.incremental_alter_configs({ORDERS: [set_to("min.insync.replicas", 1)]})
-        await cluster.until(lambda: cluster.state(P0).eligible == ())
-        assert await world.process.run(acknowledged(cluster, world, b"with one of one"))
-
-    play(scenario)
+@run_by(play)
+async def test_with_more_replicas_required_nothing_is_acknowledged_and_with_fewer_again(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    world = cluster.client("producer")
+    cluster.kill_broker(2)
+    await cluster.until(lambda: 2 not in cluster.state(P0).isr)
+    assert await world.process.run(acknowledged(cluster, world, b"with two of two"))
+    await admin.incremental_alter_configs({ORDERS: [set_to("min.insync.replicas", 3)]})
+    await asyncio.sleep(1)
+    assert not await world.process.run(acknowledged(cluster, world, b"with two of three"))
+    cluster.kill_broker(1)
+    await cluster.until(lambda: cluster.state(P0).isr == (0,))
+    assert cluster.state(P0).eligible == (1,)
+    await admin.incremental_alter_configs({ORDERS: [set_to("min.insync.replicas", 1)]})
+    await cluster.until(lambda: cluster.state(P0).eligible == ())
+    assert await world.process.run(acknowledged(cluster, world, b"with one of one"))
 
 
 @pytest.mark.parametrize("resource", [ORDERS, ALL])
-def test_no_more_replicas_are_required_than_there_are(resource: ConfigResource) -> None:
+@run_by(play)
+async def test_no_more_replicas_are_required_than_there_are(
+    cluster: VirtualCluster, admin: Admin, /, resource: ConfigResource
+) -> None:
     """As by Kafka's `effectiveMinIsr`: brokers of production and topics of one replica go together in tests."""
 
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        world = cluster.client("producer")
-        await admin.incremental_alter_configs({resource: [set_to("min.insync.replicas", 7)]})
-        await asyncio.sleep(1)
-        assert await world.process.run(acknowledged(cluster, world, b"with three of three"))
-        cluster.kill_broker(2)
-        await cluster.until(lambda: 2 not in cluster.state(P0).isr)
-        assert not await world.process.run(acknowledged(cluster, world, b"with two of three"))
-
-    play(scenario)
+    world = cluster.client("producer")
+    await admin.incremental_alter_configs({resource: [set_to("min.insync.replicas", 7)]})
+    await asyncio.sleep(1)
+    assert await world.process.run(acknowledged(cluster, world, b"with three of three"))
+    cluster.kill_broker(2)
+    await cluster.until(lambda: 2 not in cluster.state(P0).isr)
+    assert not await world.process.run(acknowledged(cluster, world, b"with two of three"))
 
 
 @pytest.mark.parametrize("resource", [ORDERS, ALL])
-def test_where_unclean_elections_are_allowed_a_partition_without_a_leader_gets_one_at_once(
-    resource: ConfigResource,
+@run_by(play, settings={"replica.lag.time.max.ms": "3000"})
+async def test_where_unclean_elections_are_allowed_a_partition_without_a_leader_gets_one_at_once(
+    cluster: VirtualCluster, admin: Admin, /, resource: ConfigResource
 ) -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        await admin.incremental_alter_configs({ORDERS: [set_to("min.insync.replicas", 1)]})
-        for broker_id in (1, 2):
-            cluster.kill_broker(broker_id)
-        await cluster.until(lambda: cluster.state(P0).isr == (0,))
-        await cluster.until(lambda: cluster.state(P0).eligible == ())
-        await asyncio.gather(cluster.start_broker(1), asyncio.sleep(0))
-        cluster.kill_broker(0)
-        await cluster.until(lambda: cluster.state(P0).leader == -1)
-        await admin.incremental_alter_configs({resource: [set_to("unclean.leader.election.enable", True)]})
-        await cluster.until(lambda: cluster.state(P0).leader in (1, 2), within_s=3)
-
-    play(scenario, settings={"replica.lag.time.max.ms": "3000"})
+    await admin.incremental_alter_configs({ORDERS: [set_to("min.insync.replicas", 1)]})
+    for broker_id in (1, 2):
+        cluster.kill_broker(broker_id)
+    await cluster.until(lambda: cluster.state(P0).isr == (0,))
+    await cluster.until(lambda: cluster.state(P0).eligible == ())
+    await asyncio.gather(cluster.start_broker(1), asyncio.sleep(0))
+    cluster.kill_broker(0)
+    await cluster.until(lambda: cluster.state(P0).leader == -1)
+    await admin.incremental_alter_configs({resource: [set_to("unclean.leader.election.enable", True)]})
+    await cluster.until(lambda: cluster.state(P0).leader in (1, 2), within_s=3)
 
 
-def test_a_notification_goes_after_a_quarter_of_an_hour() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 5)]})
-        await asyncio.sleep(14 * 60)
-        assert len(cluster.simulation.zookeeper.names(znodes.CONFIG_CHANGES)) == 1
-        await asyncio.sleep(2 * 60)
-        assert cluster.simulation.zookeeper.names(znodes.CONFIG_CHANGES) == []
-
-    play(scenario)
+@run_by(play)
+async def test_a_notification_goes_after_a_quarter_of_an_hour(cluster: VirtualCluster, admin: Admin, /) -> None:
+    await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 5)]})
+    await asyncio.sleep(14 * 60)
+    assert len(cluster.simulation.zookeeper.names(znodes.CONFIG_CHANGES)) == 1
+    await asyncio.sleep(2 * 60)
+    assert cluster.simulation.zookeeper.names(znodes.CONFIG_CHANGES) == []
 
 
 async def produce(cluster: VirtualCluster, world: VirtualWorld, count: int, size: int = 100) -> None:
@@ -554,36 +541,34 @@ def replica(cluster: VirtualCluster, broker_id: int) -> Partition:
     return partition
 
 
-def test_records_expire_once_their_topic_says_so() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        world = cluster.client("producer")
-        await world.process.run(produce(cluster, world, 50))
-        await asyncio.sleep(5)
-        assert replica(cluster, 0).log.log_start_offset == 0
-        await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 1_000)]})
-        await cluster.until(lambda: all(replica(cluster, b).log.log_start_offset > 30 for b in cluster.broker_ids))
-
-    play(scenario, settings={"log.retention.check.interval.ms": "500", "log.segment.bytes": "1000"})
+@run_by(play, settings={"log.retention.check.interval.ms": "500", "log.segment.bytes": "1000"})
+async def test_records_expire_once_their_topic_says_so(cluster: VirtualCluster, admin: Admin, /) -> None:
+    world = cluster.client("producer")
+    await world.process.run(produce(cluster, world, 50))
+    await asyncio.sleep(5)
+    assert replica(cluster, 0).log.log_start_offset == 0
+    await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 1_000)]})
+    await cluster.until(lambda: all(replica(cluster, b).log.log_start_offset > 30 for b in cluster.broker_ids))
 
 
-def test_a_replica_catches_up_at_the_rate_that_is_set_and_faster_when_it_is_raised() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        world = cluster.client("producer")
-        throttled = set_to("leader.replication.throttled.replicas", "*")
-        await admin.incremental_alter_configs(
-            {ORDERS: [throttled], ALL: [set_to("leader.replication.throttled.rate", 5_000)]}
-        )
-        cluster.kill_broker(2)
-        await cluster.until(lambda: 2 not in cluster.state(P0).isr)
-        await world.process.run(produce(cluster, world, 200, 1_000))
-        await cluster.start_broker(2)
-        await asyncio.sleep(10)
-        assert 2 not in cluster.state(P0).isr
-        assert 0 < replica(cluster, 2).log.size < 100_000
-        await admin.incremental_alter_configs({ALL: [ConfigChange.delete("leader.replication.throttled.rate")]})
-        await cluster.until(lambda: 2 in cluster.state(P0).isr, within_s=3)
-
-    play(scenario, settings={"replica.lag.time.max.ms": "3000", "replica.fetch.max.bytes": "5000"})
+@run_by(play, settings={"replica.lag.time.max.ms": "3000", "replica.fetch.max.bytes": "5000"})
+async def test_a_replica_catches_up_at_the_rate_that_is_set_and_faster_when_it_is_raised(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    world = cluster.client("producer")
+    throttled = set_to("leader.replication.throttled.replicas", "*")
+    await admin.incremental_alter_configs(
+        {ORDERS: [throttled], ALL: [set_to("leader.replication.throttled.rate", 5_000)]}
+    )
+    cluster.kill_broker(2)
+    await cluster.until(lambda: 2 not in cluster.state(P0).isr)
+    await world.process.run(produce(cluster, world, 200, 1_000))
+    await cluster.start_broker(2)
+    await asyncio.sleep(10)
+    assert 2 not in cluster.state(P0).isr
+    assert 0 < replica(cluster, 2).log.size < 100_000
+    await admin.incremental_alter_configs({ALL: [ConfigChange.delete("leader.replication.throttled.rate")]})
+    await cluster.until(lambda: 2 in cluster.state(P0).isr, within_s=3)
 
 
 async def ask(world: VirtualWorld) -> None:
@@ -592,162 +577,156 @@ async def ask(world: VirtualWorld) -> None:
     connection.close()
 
 
-def test_the_network_is_served_by_as_many_tasks_and_takes_as_many_connections_as_is_set() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        server = cluster.broker(1)._server
-        [acceptor] = server._data_acceptors
-        for handlers, processors in ((20, 5), (1, 1), (4, 2)):
-            await admin.incremental_alter_configs(
-                {ALL: [set_to("num.io.threads", handlers), set_to("num.network.threads", processors)]}
-            )
-            await cluster.until(lambda: server.planes[Plane.DATA].pool.size == handlers)  # noqa: B023
-            assert len(acceptor.processors) == processors
-            for _ in range(40):
-                await admin.describe_configs([ConfigResource.of_broker(1)])
-            pool = server.planes[Plane.DATA].pool
-            assert sum(not task.done() for task in pool._tasks) <= max(handlers, 2)
-            assert 0 <= server.planes[Plane.DATA].pool.idle_ratio() <= 1
-        open_now = server.planes[Plane.DATA].quotas.total
-        await admin.incremental_alter_configs({ConfigResource.of_broker(1): [set_to("max.connections", open_now)]})
-        world = cluster.client("another")
-        await asyncio.sleep(1)
-        with pytest.raises(NetworkError):
-            await ask(world)
-        await admin.incremental_alter_configs({ConfigResource.of_broker(1): [ConfigChange.delete("max.connections")]})
-        await asyncio.sleep(1)
+@run_by(play)
+async def test_the_network_is_served_by_as_many_tasks_and_takes_as_many_connections_as_is_set(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    server = cluster.broker(1)._server
+    [acceptor] = server._data_acceptors
+    for handlers, processors in ((20, 5), (1, 1), (4, 2)):
+        await admin.incremental_alter_configs(
+            {ALL: [set_to("num.io.threads", handlers), set_to("num.network.threads", processors)]}
+        )
+        await cluster.until(lambda: server.planes[Plane.DATA].pool.size == handlers)  # noqa: B023
+        assert len(acceptor.processors) == processors
+        for _ in range(40):
+            await admin.describe_configs([ConfigResource.of_broker(1)])
+        pool = server.planes[Plane.DATA].pool
+        assert sum(not task.done() for task in pool._tasks) <= max(handlers, 2)
+        assert 0 <= server.planes[Plane.DATA].pool.idle_ratio() <= 1
+    open_now = server.planes[Plane.DATA].quotas.total
+    await admin.incremental_alter_configs({ConfigResource.of_broker(1): [set_to("max.connections", open_now)]})
+    world = cluster.client("another")
+    await asyncio.sleep(1)
+    with pytest.raises(NetworkError):
         await ask(world)
+    await admin.incremental_alter_configs({ConfigResource.of_broker(1): [ConfigChange.delete("max.connections")]})
+    await asyncio.sleep(1)
+    await ask(world)
 
-    play(scenario)
 
+@run_by(play)
+async def test_a_broker_is_found_where_it_is_said_to_be_from_then_on(cluster: VirtualCluster, admin: Admin, /) -> None:
+    own, name = ConfigResource.of_broker(1), "advertised.listeners"
+    address = cluster.simulation.host(host_name(1)).address
+    for nonsense, said in (
+        ("NONE://a:1", "not among listeners"),
+        ("PLAINTEXT://0.0.0.0:1", "not an address to connect"),
+    ):
+        assert said in str(await refused(admin, own, set_to(name, nonsense)))
+    assert "by its id" in str(await refused(admin, ALL, set_to(name, f"PLAINTEXT://{address}:{PORT}")))
+    world = cluster.client("producer")
 
-def test_a_broker_is_found_where_it_is_said_to_be_from_then_on() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        own, name = ConfigResource.of_broker(1), "advertised.listeners"
-        address = cluster.simulation.host(host_name(1)).address
-        for nonsense, said in (
-            ("NONE://a:1", "not among listeners"),
-            ("PLAINTEXT://0.0.0.0:1", "not an address to connect"),
-        ):
-            assert said in str(await refused(admin, own, set_to(name, nonsense)))
-        assert "by its id" in str(await refused(admin, ALL, set_to(name, f"PLAINTEXT://{address}:{PORT}")))
-        world = cluster.client("producer")
+    def knows(broker_id: int, host: str) -> bool:
+        endpoint = cluster.broker(broker_id)._metadata.endpoint(1)
+        return endpoint is not None and (endpoint.host, endpoint.port) == (host, PORT)
 
-        def knows(broker_id: int, host: str) -> bool:
-            endpoint = cluster.broker(broker_id)._metadata.endpoint(1)
-            return endpoint is not None and (endpoint.host, endpoint.port) == (host, PORT)
-
-        for change, host in (
-            (set_to(name, f"PLAINTEXT://{address}:{PORT}"), address),
-            (ConfigChange.delete(name), host_name(1)),
-        ):
-            before = cluster.broker(1).broker_epoch
-            await admin.incremental_alter_configs({own: [change]})
-            await cluster.until(lambda: cluster.broker(1).broker_epoch > before, within_s=5)  # noqa: B023
-            await cluster.until(lambda: all(knows(b, host) for b in cluster.broker_ids), within_s=5)  # noqa: B023
-            await cluster.until(lambda: len(cluster.state(P0).isr) == 3, within_s=10)
-            await world.process.run(produce(cluster, world, 3))
-
-    play(scenario)
+    for change, host in (
+        (set_to(name, f"PLAINTEXT://{address}:{PORT}"), address),
+        (ConfigChange.delete(name), host_name(1)),
+    ):
+        before = cluster.broker(1).broker_epoch
+        await admin.incremental_alter_configs({own: [change]})
+        await cluster.until(lambda: cluster.broker(1).broker_epoch > before, within_s=5)  # noqa: B023
+        await cluster.until(lambda: all(knows(b, host) for b in cluster.broker_ids), within_s=5)  # noqa: B023
+        await cluster.until(lambda: len(cluster.state(P0).isr) == 3, within_s=10)
+        await world.process.run(produce(cluster, world, 3))
 
 
 @pytest.mark.parametrize("remedy", ["delete at another broker", "set at another broker", "delete at its own port"])
-def test_a_broker_whose_advertised_address_is_wrong_is_found_again_within_seconds_of_the_correction(
-    remedy: str,
+@run_by(play)
+async def test_a_broker_whose_advertised_address_is_wrong_is_found_again_within_seconds_of_the_correction(
+    cluster: VirtualCluster, admin: Admin, /, remedy: str
 ) -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        own, name = ConfigResource.of_broker(1), "advertised.listeners"
+    own, name = ConfigResource.of_broker(1), "advertised.listeners"
 
-        def is_advertised(port: int) -> bool:
-            endpoints = [cluster.broker(b)._metadata.endpoint(1) for b in cluster.broker_ids]
-            return all(e is not None and e.port == port for e in endpoints)
+    def is_advertised(port: int) -> bool:
+        endpoints = [cluster.broker(b)._metadata.endpoint(1) for b in cluster.broker_ids]
+        return all(e is not None and e.port == port for e in endpoints)
 
-        await admin.incremental_alter_configs({own: [set_to(name, f"PLAINTEXT://{host_name(1)}:9999")]})
-        await cluster.until(lambda: is_advertised(9999), within_s=5)
-        host = host_name(1 if remedy == "delete at its own port" else 0)
-        world = cluster.client("who repairs")
-        right = set_to(name, f"PLAINTEXT://{host_name(1)}:{PORT}")
+    await admin.incremental_alter_configs({own: [set_to(name, f"PLAINTEXT://{host_name(1)}:9999")]})
+    await cluster.until(lambda: is_advertised(9999), within_s=5)
+    host = host_name(1 if remedy == "delete at its own port" else 0)
+    world = cluster.client("who repairs")
+    right = set_to(name, f"PLAINTEXT://{host_name(1)}:{PORT}")
 
-        async def repair() -> None:
-            async with Admin(f"{host}:{PORT}", world=world) as other:
-                if remedy == "delete at its own port":
-                    assert (await other.describe_configs([own]))[own][name].value
-                else:
-                    assert "not an address to connect" in str(
-                        await refused(other, own, set_to(name, "PLAINTEXT://0.0.0.0:1"))
-                    )
-                    assert "not among listeners" in str(await refused(other, own, set_to(name, "NONE://a:1")))
-                change = right if remedy == "set at another broker" else ConfigChange.delete(name)
-                await other.incremental_alter_configs({own: [change]})
+    async def repair() -> None:
+        async with Admin(f"{host}:{PORT}", world=world) as other:
+            if remedy == "delete at its own port":
+                assert (await other.describe_configs([own]))[own][name].value
+            else:
+                assert "not an address to connect" in str(
+                    await refused(other, own, set_to(name, "PLAINTEXT://0.0.0.0:1"))
+                )
+                assert "not among listeners" in str(await refused(other, own, set_to(name, "NONE://a:1")))
+            change = right if remedy == "set at another broker" else ConfigChange.delete(name)
+            await other.incremental_alter_configs({own: [change]})
 
-        async with asyncio.timeout(5):
-            await world.process.run(repair())
-        await cluster.until(lambda: is_advertised(PORT), within_s=5)
-        await cluster.until(lambda: len(cluster.state(P0).isr) == 3, within_s=20)
-
-    play(scenario)
+    async with asyncio.timeout(5):
+        await world.process.run(repair())
+    await cluster.until(lambda: is_advertised(PORT), within_s=5)
+    await cluster.until(lambda: len(cluster.state(P0).isr) == 3, within_s=20)
 
 
-def test_what_has_no_effect_and_what_was_not_set_is_known_before_the_change() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        delete = ConfigChange.delete
-        for resource in (ConfigResource.of_broker(1), ALL):
-            changes = [set_to("my.unknown", 17), set_to("background.threads", 3), set_to("log.retention.ms", 5)]
-            changes += [delete("log.segment.bytes"), delete("my.other")]
-            said = await expected(admin, resource, changes)
-            assert [why[:20] for why in said.without_effect.values()] == [
-                "Without effect: a br",
-                "Without effect: task",
-            ]
-            assert list(said.without_effect) == ["my.unknown", "background.threads"]
-            assert said.not_set == ["log.segment.bytes", "my.other"]
-            await admin.incremental_alter_configs(
-                {resource: [set_to("log.segment.bytes", 5000), set_to("my.other", 1)]}
-            )
-            assert (await expected(admin, resource, changes)).not_set == []
-        assert await expected(admin, ORDERS, [delete("segment.bytes"), set_to("segment.ms", 5)]) == (
-            {},
-            ["segment.bytes"],
-        )
-
-    play(scenario)
-
-
-def test_a_follower_that_has_not_heard_that_its_topic_is_compacted_follows_over_the_gaps() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        network, world = cluster.simulation.network, cluster.client("producer")
-        compacted = [
-            set_to("cleanup.policy", "compact"),
-            set_to("min.cleanable.dirty.ratio", 0),
-            set_to("segment.bytes", 1_000),
+@run_by(play)
+async def test_what_has_no_effect_and_what_was_not_set_is_known_before_the_change(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    delete = ConfigChange.delete
+    for resource in (ConfigResource.of_broker(1), ALL):
+        changes = [set_to("my.unknown", 17), set_to("background.threads", 3), set_to("log.retention.ms", 5)]
+        changes += [delete("log.segment.bytes"), delete("my.other")]
+        said = await expected(admin, resource, changes)
+        assert [why[:20] for why in said.without_effect.values()] == [
+            "Without effect: a br",
+            "Without effect: task",
         ]
-        for broker_id in (0, 1):
-            network.block(host_name(2), host_name(broker_id))
-            network.block(host_name(broker_id), host_name(2))
-        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 1_000)]})
-        await until_all_have(cluster, 1_000)
-        cluster.simulation.zookeeper.cut(host_name(2))
-        await world.process.run(produce(cluster, world, 100))
-        await admin.incremental_alter_configs({ORDERS: compacted})
-        await cluster.until(lambda: replica(cluster, 0).log.first_dirty_offset > 50)
-        network.heal()
-        end = replica(cluster, 0).log.log_end_offset
-        await cluster.until(lambda: replica(cluster, 2).log.log_end_offset == end)
-        assert not replica(cluster, 2).log.config.compact
-        assert replica(cluster, 2).log.size < 5_000
-        cluster.simulation.zookeeper.uncut(host_name(2))
-        await cluster.until(lambda: replica(cluster, 2).log.config.compact)
-        await admin.incremental_alter_configs({ORDERS: [set_to("cleanup.policy", "delete")]})
-        await cluster.until(lambda: 2 in cluster.state(P0).isr)
-
-    play(
-        scenario,
-        settings={
-            "replica.lag.time.max.ms": "2000",
-            "log.cleaner.backoff.ms": "100",
-            "zookeeper.session.timeout.ms": "300000",
-            "broker.crash.detection.ms": "100000",
-        },
+        assert list(said.without_effect) == ["my.unknown", "background.threads"]
+        assert said.not_set == ["log.segment.bytes", "my.other"]
+        await admin.incremental_alter_configs({resource: [set_to("log.segment.bytes", 5000), set_to("my.other", 1)]})
+        assert (await expected(admin, resource, changes)).not_set == []
+    assert await expected(admin, ORDERS, [delete("segment.bytes"), set_to("segment.ms", 5)]) == (
+        {},
+        ["segment.bytes"],
     )
+
+
+@run_by(
+    play,
+    settings={
+        "replica.lag.time.max.ms": "2000",
+        "log.cleaner.backoff.ms": "100",
+        "zookeeper.session.timeout.ms": "300000",
+        "broker.crash.detection.ms": "100000",
+    },
+)
+async def test_a_follower_that_has_not_heard_that_its_topic_is_compacted_follows_over_the_gaps(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    network, world = cluster.simulation.network, cluster.client("producer")
+    compacted = [
+        set_to("cleanup.policy", "compact"),
+        set_to("min.cleanable.dirty.ratio", 0),
+        set_to("segment.bytes", 1_000),
+    ]
+    for broker_id in (0, 1):
+        network.block(host_name(2), host_name(broker_id))
+        network.block(host_name(broker_id), host_name(2))
+    await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 1_000)]})
+    await until_all_have(cluster, 1_000)
+    cluster.simulation.zookeeper.cut(host_name(2))
+    await world.process.run(produce(cluster, world, 100))
+    await admin.incremental_alter_configs({ORDERS: compacted})
+    await cluster.until(lambda: replica(cluster, 0).log.first_dirty_offset > 50)
+    network.heal()
+    end = replica(cluster, 0).log.log_end_offset
+    await cluster.until(lambda: replica(cluster, 2).log.log_end_offset == end)
+    assert not replica(cluster, 2).log.config.compact
+    assert replica(cluster, 2).log.size < 5_000
+    cluster.simulation.zookeeper.uncut(host_name(2))
+    await cluster.until(lambda: replica(cluster, 2).log.config.compact)
+    await admin.incremental_alter_configs({ORDERS: [set_to("cleanup.policy", "delete")]})
+    await cluster.until(lambda: 2 in cluster.state(P0).isr)
 
 
 def test_a_broker_starts_though_what_is_set_for_brokers_makes_no_sense(caplog: pytest.LogCaptureFixture) -> None:

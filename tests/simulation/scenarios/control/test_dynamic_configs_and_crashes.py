@@ -15,6 +15,7 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.world import Create, Operation, ZooKeeperSession
 from minibroker.protocol.znodes import TopicZnode
+from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.control.test_dynamic_configs import (
     ALL,
@@ -55,32 +56,30 @@ def at_the_write(cluster: VirtualCluster, moment: str, strike: Callable[[int], N
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("blow", ["killed", "connection lost", "session expired", "controller killed", "all killed"])
-def test_whoever_dies_or_is_cut_off_around_the_write_every_broker_has_the_new_settings_in_the_end(
-    moment: str, blow: str, seed: int
+@run_by(play)
+async def test_whoever_dies_or_is_cut_off_around_the_write_every_broker_has_the_new_settings_in_the_end(
+    cluster: VirtualCluster, admin: Admin, /, moment: str, blow: str, seed: int
 ) -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        def strike(writer: int) -> None:
-            victims = {"controller killed": cluster.active_controllers(), "all killed": list(cluster.broker_ids)}
-            if blow == "connection lost":
-                cluster.simulation.zookeeper.lose_connections(host_name(writer))
-            elif blow == "session expired":
-                cluster.simulation.zookeeper.expire(host_name(writer))
-            else:
-                killed.extend(victims.get(blow, [writer]))
-                for broker_id in killed:
-                    asyncio.get_running_loop().call_soon(cluster.kill_broker, broker_id)
+    def strike(writer: int) -> None:
+        victims = {"controller killed": cluster.active_controllers(), "all killed": list(cluster.broker_ids)}
+        if blow == "connection lost":
+            cluster.simulation.zookeeper.lose_connections(host_name(writer))
+        elif blow == "session expired":
+            cluster.simulation.zookeeper.expire(host_name(writer))
+        else:
+            killed.extend(victims.get(blow, [writer]))
+            for broker_id in killed:
+                asyncio.get_running_loop().call_soon(cluster.kill_broker, broker_id)
 
-        killed: list[int] = []
-        struck = at_the_write(cluster, moment, strike)
-        altering = asyncio.create_task(admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]}))
-        await cluster.until(lambda: struck)
-        await asyncio.sleep(1)
-        for broker_id in killed:
-            await cluster.start_broker(broker_id)
-        await altering
-        await until_all_have(cluster, 5_000)
-
-    play(scenario, seed=seed)
+    killed: list[int] = []
+    struck = at_the_write(cluster, moment, strike)
+    altering = asyncio.create_task(admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]}))
+    await cluster.until(lambda: struck)
+    await asyncio.sleep(1)
+    for broker_id in killed:
+        await cluster.start_broker(broker_id)
+    await altering
+    await until_all_have(cluster, 5_000)
 
 
 @pytest.mark.parametrize("operation", range(1, 9))
@@ -100,19 +99,19 @@ def test_a_broker_that_is_cut_off_at_any_call_of_a_change_that_it_hears_of_has_i
     play(scenario, seed=operation)
 
 
-def test_a_notification_that_somebody_removes_at_once_is_noticed_nevertheless() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        zookeeper = cluster.simulation.zookeeper
+@run_by(play)
+async def test_a_notification_that_somebody_removes_at_once_is_noticed_nevertheless(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    zookeeper = cluster.simulation.zookeeper
 
-        def remove(writer: int) -> None:
-            for name in zookeeper.names(znodes.CONFIG_CHANGES):
-                zookeeper.remove(f"{znodes.CONFIG_CHANGES}/{name}")
+    def remove(writer: int) -> None:
+        for name in zookeeper.names(znodes.CONFIG_CHANGES):
+            zookeeper.remove(f"{znodes.CONFIG_CHANGES}/{name}")
 
-        at_the_write(cluster, "after", remove)
-        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
-        await until_all_have(cluster, 5_000)
-
-    play(scenario)
+    at_the_write(cluster, "after", remove)
+    await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
+    await until_all_have(cluster, 5_000)
 
 
 # --- Another topic of that name ----------------------------------------------------------------------------------
@@ -132,17 +131,17 @@ def replace_topic(cluster: VirtualCluster) -> None:
     zookeeper.make(CONFIG, znodes.encode_config({}))
 
 
-def test_a_change_that_was_decided_for_one_topic_and_comes_late_leaves_the_next_of_its_name_alone() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        at_the_write(cluster, "before", lambda writer: replace_topic(cluster))
-        with pytest.raises(ConfigErrors) as caught:
-            await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 1)]})
-        error = caught.value.errors[ORDERS]
-        assert isinstance(error, BrokerError)
-        assert error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        assert znodes.decode_config(CONFIG, cluster.simulation.zookeeper.data(CONFIG)) == {}
-
-    play(scenario)
+@run_by(play)
+async def test_a_change_that_was_decided_for_one_topic_and_comes_late_leaves_the_next_of_its_name_alone(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    at_the_write(cluster, "before", lambda writer: replace_topic(cluster))
+    with pytest.raises(ConfigErrors) as caught:
+        await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 1)]})
+    error = caught.value.errors[ORDERS]
+    assert isinstance(error, BrokerError)
+    assert error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert znodes.decode_config(CONFIG, cluster.simulation.zookeeper.data(CONFIG)) == {}
 
 
 async def made_again_after_it_vanished(cluster: VirtualCluster, admin: Admin) -> None:
@@ -182,32 +181,32 @@ def test_the_mutant_that_believes_the_settings_of_the_topic_before_makes_that_fa
 
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8])
 @pytest.mark.parametrize("slow", ["ZooKeeper", "disk"])
-def test_a_change_and_a_replica_that_is_being_made_do_not_miss_each_other(after_s: float, slow: str) -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        zookeeper = cluster.simulation.zookeeper
-        await asyncio.sleep(1)
-        for broker_id in (1, 2):
-            if slow == "ZooKeeper":
-                zookeeper.slow_hosts[host_name(broker_id)] = (0.05, 0.4)
-            else:
-                cluster.simulation.host(host_name(broker_id)).disk.faults.sync_delay_s = 0.5
-        again = "again"
-        creating = asyncio.create_task(admin.create_topic(again, assignments=[(0, 1, 2)]))
-        await cluster.until(lambda: zookeeper.has(znodes.topic_path(again)))
-        await asyncio.sleep(after_s)
-        resource = ORDERS._replace(name=again)
-        await admin.incremental_alter_configs({resource: [set_to("segment.bytes", 5_000)]})
-        await creating
-        zookeeper.slow_hosts.clear()
+@run_by(play)
+async def test_a_change_and_a_replica_that_is_being_made_do_not_miss_each_other(
+    cluster: VirtualCluster, admin: Admin, /, after_s: float, slow: str
+) -> None:
+    zookeeper = cluster.simulation.zookeeper
+    await asyncio.sleep(1)
+    for broker_id in (1, 2):
+        if slow == "ZooKeeper":
+            zookeeper.slow_hosts[host_name(broker_id)] = (0.05, 0.4)
+        else:
+            cluster.simulation.host(host_name(broker_id)).disk.faults.sync_delay_s = 0.5
+    again = "again"
+    creating = asyncio.create_task(admin.create_topic(again, assignments=[(0, 1, 2)]))
+    await cluster.until(lambda: zookeeper.has(znodes.topic_path(again)))
+    await asyncio.sleep(after_s)
+    resource = ORDERS._replace(name=again)
+    await admin.incremental_alter_configs({resource: [set_to("segment.bytes", 5_000)]})
+    await creating
+    zookeeper.slow_hosts.clear()
 
-        def all_have() -> bool:
-            partitions = [p for b in cluster.broker_ids for p in cluster.broker(b)._replicas.partitions()]  # type: ignore[union-attr]
-            of_it = [p for p in partitions if p.topic_partition.topic == again]
-            return len(of_it) == 3 and all(p.log.config.segment_bytes == 5_000 for p in of_it)
+    def all_have() -> bool:
+        partitions = [p for b in cluster.broker_ids for p in cluster.broker(b)._replicas.partitions()]  # type: ignore[union-attr]
+        of_it = [p for p in partitions if p.topic_partition.topic == again]
+        return len(of_it) == 3 and all(p.log.config.segment_bytes == 5_000 for p in of_it)
 
-        await cluster.until(all_have)
-
-    play(scenario)
+    await cluster.until(all_have)
 
 
 # --- Planted bugs --------------------------------------------------------------------------------------------------
@@ -232,32 +231,32 @@ def test_the_mutant_that_misses_what_happened_while_it_was_cut_off_is_caught() -
         play(changed_while_one_is_cut_off)
 
 
-def test_one_who_alters_through_any_single_broker_is_heard_by_all() -> None:
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        for broker_id in cluster.broker_ids:
-            async with Admin(f"{host_name(broker_id)}:{PORT}", world=admin._runtime.world) as one:
-                await one.incremental_alter_configs({ORDERS: [ConfigChange.set("segment.bytes", 5_000 + broker_id)]})
-            await until_all_have(cluster, 5_000 + broker_id)
+@run_by(play)
+async def test_one_who_alters_through_any_single_broker_is_heard_by_all(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
+    for broker_id in cluster.broker_ids:
+        async with Admin(f"{host_name(broker_id)}:{PORT}", world=admin._runtime.world) as one:
+            await one.incremental_alter_configs({ORDERS: [ConfigChange.set("segment.bytes", 5_000 + broker_id)]})
+        await until_all_have(cluster, 5_000 + broker_id)
 
-    play(scenario)
 
-
-def test_a_broker_whose_session_expires_while_it_starts_opens_another(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(play)
+async def test_a_broker_whose_session_expires_while_it_starts_opens_another(
+    cluster: VirtualCluster, admin: Admin, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody else opens one, as it is not registered yet: it would never be."""
     expired: list[int] = []
     read = DynamicConfigManager.read_broker_configs
 
-    async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        async def read_after_expiry(self: DynamicConfigManager, session: ZooKeeperSession) -> bool:
-            if not expired:
-                expired.append(1)
-                cluster.simulation.zookeeper.expire(host_name(1))
-            return await read(self, session)
+    async def read_after_expiry(self: DynamicConfigManager, session: ZooKeeperSession) -> bool:
+        if not expired:
+            expired.append(1)
+            cluster.simulation.zookeeper.expire(host_name(1))
+        return await read(self, session)
 
-        monkeypatch.setattr(DynamicConfigManager, "read_broker_configs", read_after_expiry)
-        cluster.kill_broker(1)
-        async with asyncio.timeout(60):
-            await cluster.start_broker(1)
-        assert expired
-
-    play(scenario)
+    monkeypatch.setattr(DynamicConfigManager, "read_broker_configs", read_after_expiry)
+    cluster.kill_broker(1)
+    async with asyncio.timeout(60):
+        await cluster.start_broker(1)
+    assert expired

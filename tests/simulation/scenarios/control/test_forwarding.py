@@ -20,9 +20,10 @@ from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, INTERNAL_TOPICS, TopicPartition
+from tests.running import run_by
 from tests.simulation.scenarios.clients.test_forged_requests import KEY
 from tests.simulation.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.simulation.storms.clients.indirect_admin import IndirectAdmin
 from tests.simulation.storms.forgeries import authenticate, shake_hands
@@ -76,124 +77,123 @@ async def as_broker(cluster: VirtualCluster, names: list[str]) -> dict[str, int]
     return {result.name: result.error_code for result in answer.topics}
 
 
-def test_every_broker_creates_and_deletes_topics_by_the_controller() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await until_controller(cluster)
-        for broker_id in cluster.broker_ids:
-            connection, name = await connect(world, broker_id), f"asked-of-{broker_id}"
-            created = await connection.request(CREATE_TOPICS, creation(name))
-            assert [(topic.name, topic.error_code) for topic in created.topics] == [(name, ErrorCode.NONE)]
-            again = await connection.request(CREATE_TOPICS, creation(name))
-            assert [topic.error_code for topic in again.topics] == [ErrorCode.TOPIC_ALREADY_EXISTS]
-            topic_id = created.topics[0].topic_id
-            deleted = await connection.request(DELETE_TOPICS, m.DeleteTopicsRequest([name], 5_000, [topic_id]))
-            assert [topic.error_code for topic in deleted.responses] == [ErrorCode.NONE]
-
-    with_cluster(program)
-
-
-def test_a_client_that_cannot_reach_the_controller_changes_topics_by_another_broker() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = host_name(await until_controller(cluster))
-        for ends in ((controller, "client"), ("client", controller)):
-            cluster.simulation.network.block(*ends)
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.create_topic("orders", partitions=1, replication_factor=3)
-            assert await admin.list_topics() == ["orders"]
-            await admin.delete_topic("orders")
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_every_broker_creates_and_deletes_topics_by_the_controller(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    await until_controller(cluster)
+    for broker_id in cluster.broker_ids:
+        connection, name = await connect(world, broker_id), f"asked-of-{broker_id}"
+        created = await connection.request(CREATE_TOPICS, creation(name))
+        assert [(topic.name, topic.error_code) for topic in created.topics] == [(name, ErrorCode.NONE)]
+        again = await connection.request(CREATE_TOPICS, creation(name))
+        assert [topic.error_code for topic in again.topics] == [ErrorCode.TOPIC_ALREADY_EXISTS]
+        topic_id = created.topics[0].topic_id
+        deleted = await connection.request(DELETE_TOPICS, m.DeleteTopicsRequest([name], 5_000, [topic_id]))
+        assert [topic.error_code for topic in deleted.responses] == [ErrorCode.NONE]
 
 
-def test_a_creation_by_another_broker_keeps_default_api_timeout_ms_where_the_way_to_the_controller_is_cut() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = host_name(await until_controller(cluster))
-        async with Admin(cluster.bootstrap, default_api_timeout_ms=3_000, world=world) as admin:
-            await admin.list_topics()
-            cut(cluster, controller, "client")
-            cluster.simulation.network.reset(controller, "client")
-            began = world.clock.monotonic()
-            await admin.create_topic("orders", partitions=1, replication_factor=3)
-            # The controller's broker cannot tell this client that it knows the topic.
-            assert world.clock.monotonic() - began < 3 + KNOWN_WITHIN_S
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_a_client_that_cannot_reach_the_controller_changes_topics_by_another_broker(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    controller = host_name(await until_controller(cluster))
+    for ends in ((controller, "client"), ("client", controller)):
+        cluster.simulation.network.block(*ends)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.create_topic("orders", partitions=1, replication_factor=3)
+        assert await admin.list_topics() == ["orders"]
+        await admin.delete_topic("orders")
 
 
-def test_a_client_that_is_cut_off_from_all_brokers_gives_up_at_default_api_timeout_ms() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await until_controller(cluster)
-        async with Admin(cluster.bootstrap, default_api_timeout_ms=5_000, world=world) as admin:
-            await admin.list_topics()
-            for broker in map(host_name, cluster.broker_ids):
-                cut(cluster, broker, "client")
-                cluster.simulation.network.reset(broker, "client")
-            began = world.clock.monotonic()
-            with pytest.raises(NetworkError, match="connecting to broker-0:9092: no answer"):
-                await admin.create_topic("orders")
-            assert world.clock.monotonic() - began < 6
+@run_by(with_cluster)
+async def test_a_creation_by_another_broker_keeps_default_api_timeout_ms_where_the_way_to_the_controller_is_cut(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    controller = host_name(await until_controller(cluster))
+    async with Admin(cluster.bootstrap, default_api_timeout_ms=3_000, world=world) as admin:
+        await admin.list_topics()
+        cut(cluster, controller, "client")
+        cluster.simulation.network.reset(controller, "client")
+        began = world.clock.monotonic()
+        await admin.create_topic("orders", partitions=1, replication_factor=3)
+        # The controller's broker cannot tell this client that it knows the topic.
+        assert world.clock.monotonic() - began < 3 + KNOWN_WITHIN_S
 
-    with_cluster(program)
+
+@run_by(with_cluster)
+async def test_a_client_that_is_cut_off_from_all_brokers_gives_up_at_default_api_timeout_ms(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    await until_controller(cluster)
+    async with Admin(cluster.bootstrap, default_api_timeout_ms=5_000, world=world) as admin:
+        await admin.list_topics()
+        for broker in map(host_name, cluster.broker_ids):
+            cut(cluster, broker, "client")
+            cluster.simulation.network.reset(broker, "client")
+        began = world.clock.monotonic()
+        with pytest.raises(NetworkError, match="connecting to broker-0:9092: no answer"):
+            await admin.create_topic("orders")
+        assert world.clock.monotonic() - began < 6
 
 
-def test_a_client_that_cannot_reach_the_controller_finds_the_broker_that_can() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        first, second = (b for b in cluster.broker_ids if b != controller)
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.list_topics()
-            cut(cluster, "client", host_name(controller))
-            cluster.simulation.network.reset("client", host_name(controller))
-            cut(cluster, host_name(first), host_name(controller))
-            began = world.clock.monotonic()
-            await admin.create_topic("orders", assignments=[[second]])
-            assert world.clock.monotonic() - began < 15
-            assert cluster.active_controllers() == [controller]
+@run_by(with_cluster, settings={"broker.crash.detection.ms": "120000"})
+async def test_a_client_that_cannot_reach_the_controller_finds_the_broker_that_can(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
 
     # Otherwise the two brokers that do not reach each other would remove each other in between.
-    with_cluster(program, {"broker.crash.detection.ms": "120000"})
+    controller = await until_controller(cluster)
+    first, second = (b for b in cluster.broker_ids if b != controller)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.list_topics()
+        cut(cluster, "client", host_name(controller))
+        cluster.simulation.network.reset("client", host_name(controller))
+        cut(cluster, host_name(first), host_name(controller))
+        began = world.clock.monotonic()
+        await admin.create_topic("orders", assignments=[[second]])
+        assert world.clock.monotonic() - began < 15
+        assert cluster.active_controllers() == [controller]
 
 
-def test_a_client_that_cannot_reach_the_controller_leaves_a_broker_that_hangs_for_another() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        first = next(b for b in cluster.broker_ids if b != controller)
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.create_topic("orders", partitions=1, replication_factor=1)
-            cut(cluster, "client", host_name(controller))
-            cluster.simulation.network.reset("client", host_name(controller))
-            cluster.pause_broker(first)
-            began = world.clock.monotonic()
-            await admin.create_topic("receipts", assignments=[[controller]])
-            assert world.clock.monotonic() - began < 10
-            began = world.clock.monotonic()
-            await admin.create_topic("invoices", assignments=[[controller]])
-            assert world.clock.monotonic() - began < 1 + KNOWN_WITHIN_S + 1, "it asked the one that hangs again"
+@run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"})
+async def test_a_client_that_cannot_reach_the_controller_leaves_a_broker_that_hangs_for_another(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    controller = await until_controller(cluster)
+    first = next(b for b in cluster.broker_ids if b != controller)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.create_topic("orders", partitions=1, replication_factor=1)
+        cut(cluster, "client", host_name(controller))
+        cluster.simulation.network.reset("client", host_name(controller))
+        cluster.pause_broker(first)
+        began = world.clock.monotonic()
+        await admin.create_topic("receipts", assignments=[[controller]])
+        assert world.clock.monotonic() - began < 10
+        began = world.clock.monotonic()
+        await admin.create_topic("invoices", assignments=[[controller]])
+        assert world.clock.monotonic() - began < 1 + KNOWN_WITHIN_S + 1, "it asked the one that hangs again"
 
-    with_cluster(program, {"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"})
 
-
-def test_a_client_of_a_listener_that_the_controller_lacks_changes_topics() -> None:
+@run_by(on_virtual_loop)
+async def test_a_client_of_a_listener_that_the_controller_lacks_changes_topics() -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         external = f"{host_name(1)}:9094,{host_name(2)}:9094"
         async with Admin(external, world=world) as admin:
             await admin.create_topic("orders", partitions=1, replication_factor=3)
             await admin.delete_topic("orders")
 
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation())
-        first = (await cluster.start_broker(0)).controller
-        await cluster.until(lambda: first is not None and first.is_active)
-        for broker_id in (1, 2):
-            listeners = {DEFAULT_LISTENER: PORT, CONTROL_LISTENER: CONTROL_PORT, "EXTERNAL": 9094}
-            text = ",".join(f"{name}://{host_name(broker_id)}:{port}" for name, port in listeners.items())
-            cluster.own_settings[broker_id] = {"listeners": text}
-            await cluster.start_broker(broker_id)
-        assert await until_controller(cluster) == 0
-        world = cluster.client("client")
-        await world.process.run(program(cluster, world))
-
-    run(scenario())
+    cluster = VirtualCluster(Simulation())
+    first = (await cluster.start_broker(0)).controller
+    await cluster.until(lambda: first is not None and first.is_active)
+    for broker_id in (1, 2):
+        listeners = {DEFAULT_LISTENER: PORT, CONTROL_LISTENER: CONTROL_PORT, "EXTERNAL": 9094}
+        text = ",".join(f"{name}://{host_name(broker_id)}:{port}" for name, port in listeners.items())
+        cluster.own_settings[broker_id] = {"listeners": text}
+        await cluster.start_broker(broker_id)
+    assert await until_controller(cluster) == 0
+    world = cluster.client("client")
+    await world.process.run(program(cluster, world))
 
 
 def waiting_answers() -> list[str]:
@@ -208,7 +208,8 @@ def ask_for_ever(connection: Connection, requests: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("secret", ["known to all of the brokers", None])
-def test_what_is_forwarded_to_a_controller_that_hangs_ends_with_the_client(secret: str | None) -> None:
+@run_by(on_virtual_loop)
+async def test_what_is_forwarded_to_a_controller_that_hangs_ends_with_the_client(secret: str | None) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         controller = await until_controller(cluster)
         connection = await connect(world, (controller + 1) % 3)
@@ -218,98 +219,93 @@ def test_what_is_forwarded_to_a_controller_that_hangs_ends_with_the_client(secre
         connection.close()
         await cluster.until(lambda: not waiting_answers(), within_s=15)
 
-    async def scenario() -> None:
-        settings = {"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"}
-        cluster = VirtualCluster(Simulation(), settings=settings, secret=secret)
-        await cluster.start()
-        world = cluster.client("client")
-        await world.process.run(program(cluster, world))
-
-    run(scenario())
+    settings = {"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"}
+    cluster = VirtualCluster(Simulation(), settings=settings, secret=secret)
+    await cluster.start()
+    world = cluster.client("client")
+    await world.process.run(program(cluster, world))
 
 
-def test_what_is_forwarded_to_a_controller_that_hangs_ends_with_its_office() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        connection = await connect(world, (controller + 1) % 3)
-        services = cluster.broker((controller + 1) % 3)._services
-        assert services is not None
-        asked = asyncio.ensure_future(services.forwarding.request(CREATE_TOPICS, creation("orders"), timeout_s=10**6))
-        cluster.pause_broker(controller)
-        ask_for_ever(connection, 20)
-        with pytest.raises(BrokerError, match="could not forward CreateTopics") as raised:
-            await asyncio.wait_for(asked, 30)
-        assert raised.value.code is ErrorCode.NOT_CONTROLLER
-        await cluster.until(lambda: not waiting_answers(), within_s=15)
-
-    with_cluster(program, {"zookeeper.session.timeout.ms": "6000"})
-
-
-def test_each_name_of_a_creation_is_answered_once_however_often_it_is_repeated() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await until_controller(cluster)
-        connection = await connect(world, 0)
-        answer = await connection.request(CREATE_TOPICS, creation(OFFSETS, "a", OFFSETS, "b", "b"))
-        codes = [(topic.name, topic.error_code) for topic in answer.topics]
-        assert sorted(codes) == [
-            (OFFSETS, ErrorCode.INVALID_TOPIC_EXCEPTION),
-            ("a", ErrorCode.NONE),
-            ("b", ErrorCode.INVALID_REQUEST),
-        ]
-
-    with_cluster(program)
+@run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "6000"})
+async def test_what_is_forwarded_to_a_controller_that_hangs_ends_with_its_office(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    controller = await until_controller(cluster)
+    connection = await connect(world, (controller + 1) % 3)
+    services = cluster.broker((controller + 1) % 3)._services
+    assert services is not None
+    asked = asyncio.ensure_future(services.forwarding.request(CREATE_TOPICS, creation("orders"), timeout_s=10**6))
+    cluster.pause_broker(controller)
+    ask_for_ever(connection, 20)
+    with pytest.raises(BrokerError, match="could not forward CreateTopics") as raised:
+        await asyncio.wait_for(asked, 30)
+    assert raised.value.code is ErrorCode.NOT_CONTROLLER
+    await cluster.until(lambda: not waiting_answers(), within_s=15)
 
 
-def test_a_request_that_no_envelope_can_hold_is_not_one_to_try_again() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await connect(world, (await until_controller(cluster) + 1) % 3)
-        names = ["n" * 32_000] * (MAX_SMALL_REQUEST_BYTES // 32_003)
-        names.append("n" * (MAX_SMALL_REQUEST_BYTES - 32_003 * len(names) - 100))
-        with pytest.raises(BrokerError, match="too large to be forwarded") as raised:
-            await connection.request(DELETE_TOPICS, m.DeleteTopicsRequest(names, 5_000))
-        assert not raised.value.retriable
+@run_by(with_cluster)
+async def test_each_name_of_a_creation_is_answered_once_however_often_it_is_repeated(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    await until_controller(cluster)
+    connection = await connect(world, 0)
+    answer = await connection.request(CREATE_TOPICS, creation(OFFSETS, "a", OFFSETS, "b", "b"))
+    codes = [(topic.name, topic.error_code) for topic in answer.topics]
+    assert sorted(codes) == [
+        (OFFSETS, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("a", ErrorCode.NONE),
+        ("b", ErrorCode.INVALID_REQUEST),
+    ]
 
-    with_cluster(program)
+
+@run_by(with_cluster)
+async def test_a_request_that_no_envelope_can_hold_is_not_one_to_try_again(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    connection = await connect(world, (await until_controller(cluster) + 1) % 3)
+    names = ["n" * 32_000] * (MAX_SMALL_REQUEST_BYTES // 32_003)
+    names.append("n" * (MAX_SMALL_REQUEST_BYTES - 32_003 * len(names) - 100))
+    with pytest.raises(BrokerError, match="too large to be forwarded") as raised:
+        await connection.request(DELETE_TOPICS, m.DeleteTopicsRequest(names, 5_000))
+    assert not raised.value.retriable
 
 
-def test_an_answer_in_an_envelope_that_is_nonsense_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(with_cluster)
+async def test_an_answer_in_an_envelope_that_is_nonsense_counts_as_none(
+    cluster: VirtualCluster, world: VirtualWorld, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def nonsense(services: Any, request: Any, body: Any) -> None:
         request.respond(m.EnvelopeResponse(memoryview(b"nonsense")))
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        connection = await connect(world, (await until_controller(cluster) + 1) % 3)
-        monkeypatch.setitem(dispatch.HANDLERS, ENVELOPE.key, nonsense)
-        with pytest.raises(BrokerError, match="not a response envelope") as raised:
-            await connection.request(CREATE_TOPICS, creation("orders"))
-        assert raised.value.code is ErrorCode.NOT_CONTROLLER
-
-    with_cluster(program)
+    connection = await connect(world, (await until_controller(cluster) + 1) % 3)
+    monkeypatch.setitem(dispatch.HANDLERS, ENVELOPE.key, nonsense)
+    with pytest.raises(BrokerError, match="not a response envelope") as raised:
+        await connection.request(CREATE_TOPICS, creation("orders"))
+    assert raised.value.code is ErrorCode.NOT_CONTROLLER
 
 
-def test_what_is_forwarded_is_tried_again_until_there_is_a_controller() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        async with IndirectAdmin(cluster.bootstrap, world=world) as admin:
-            cluster.kill_broker(await until_controller(cluster))
-            await admin.create_topic("orders", partitions=1, replication_factor=2)
-            assert await admin.list_topics() == ["orders"]
+@run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "6000"})
+async def test_what_is_forwarded_is_tried_again_until_there_is_a_controller(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    async with IndirectAdmin(cluster.bootstrap, world=world) as admin:
+        cluster.kill_broker(await until_controller(cluster))
+        await admin.create_topic("orders", partitions=1, replication_factor=2)
+        assert await admin.list_topics() == ["orders"]
 
-    with_cluster(program, {"zookeeper.session.timeout.ms": "6000"})
 
-
-def test_what_comes_in_an_envelope_is_not_forwarded_again() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        first, second = (b for b in cluster.broker_ids if b != controller)
-        connection = await connect(world, second)
-        await authenticate(
-            connection, (await shake_hands(connection, world.random, first, second)).connecting_proof(KEY)
-        )
-        data = encode_request(CREATE_TOPICS, 7, None, creation("orders"))[4:]
-        answer = await connection.request(ENVELOPE, m.EnvelopeRequest(first, True, memoryview(data)))
-        assert b"is not the controller" in bytes(answer.response_data)
-        assert (await connection.request(METADATA, m.MetadataRequest(None))).topics == []
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_what_comes_in_an_envelope_is_not_forwarded_again(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    controller = await until_controller(cluster)
+    first, second = (b for b in cluster.broker_ids if b != controller)
+    connection = await connect(world, second)
+    await authenticate(connection, (await shake_hands(connection, world.random, first, second)).connecting_proof(KEY))
+    data = encode_request(CREATE_TOPICS, 7, None, creation("orders"))[4:]
+    answer = await connection.request(ENVELOPE, m.EnvelopeRequest(first, True, memoryview(data)))
+    assert b"is not the controller" in bytes(answer.response_data)
+    assert (await connection.request(METADATA, m.MetadataRequest(None))).topics == []
 
 
 IN_VERSION_9 = bytearray(encode_request(CREATE_TOPICS, 7, None, creation("orders"))[4:])
@@ -328,92 +324,90 @@ IN_VERSION_9[2] = 9
         (IN_VERSION_9, ErrorCode.UNSUPPORTED_VERSION, "version 9 of CreateTopics; this broker knows 0 to 0"),
     ],
 )
-def test_nonsense_in_an_envelope_is_refused(data: bytes, code: ErrorCode, said: str) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        connection, other = await connect(world, controller), (controller + 1) % 3
-        proof = (await shake_hands(connection, world.random, other, controller)).connecting_proof(KEY)
-        await authenticate(connection, proof)
-        with pytest.raises(BrokerError, match=said) as raised:
-            await connection.request(ENVELOPE, m.EnvelopeRequest(other, True, memoryview(data)))
-        assert raised.value.code is code
-
-    with_cluster(program)
-
-
-def test_an_envelope_from_nobody_is_refused() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        connection = await connect(world, controller)
-        data = encode_request(CREATE_TOPICS, 7, None, creation(OFFSETS))[4:]
-        with pytest.raises(BrokerError) as raised:
-            await connection.request(ENVELOPE, m.EnvelopeRequest(0, False, memoryview(data)))
-        assert raised.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_nonsense_in_an_envelope_is_refused(
+    cluster: VirtualCluster, world: VirtualWorld, /, data: bytes, code: ErrorCode, said: str
+) -> None:
+    controller = await until_controller(cluster)
+    connection, other = await connect(world, controller), (controller + 1) % 3
+    proof = (await shake_hands(connection, world.random, other, controller)).connecting_proof(KEY)
+    await authenticate(connection, proof)
+    with pytest.raises(BrokerError, match=said) as raised:
+        await connection.request(ENVELOPE, m.EnvelopeRequest(other, True, memoryview(data)))
+    assert raised.value.code is code
 
 
-def test_a_request_that_is_forwarded_to_a_dead_controller_is_answered_as_one_to_try_again() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        connection = await connect(world, (controller + 1) % 3)
-        cluster.kill_broker(controller)
-        with pytest.raises(BrokerError, match="could not forward CreateTopics") as raised:
-            await connection.request(CREATE_TOPICS, creation("orders"))
-        assert raised.value.code is ErrorCode.NOT_CONTROLLER
+@run_by(with_cluster)
+async def test_an_envelope_from_nobody_is_refused(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    controller = await until_controller(cluster)
+    connection = await connect(world, controller)
+    data = encode_request(CREATE_TOPICS, 7, None, creation(OFFSETS))[4:]
+    with pytest.raises(BrokerError) as raised:
+        await connection.request(ENVELOPE, m.EnvelopeRequest(0, False, memoryview(data)))
+    assert raised.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
-    with_cluster(program, {"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"})
+
+@run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"})
+async def test_a_request_that_is_forwarded_to_a_dead_controller_is_answered_as_one_to_try_again(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    controller = await until_controller(cluster)
+    connection = await connect(world, (controller + 1) % 3)
+    cluster.kill_broker(controller)
+    with pytest.raises(BrokerError, match="could not forward CreateTopics") as raised:
+        await connection.request(CREATE_TOPICS, creation("orders"))
+    assert raised.value.code is ErrorCode.NOT_CONTROLLER
 
 
 @pytest.mark.parametrize("admin_of", [Admin, IndirectAdmin], ids=["at the controller", "by another broker"])
-def test_clients_read_the_topics_that_are_the_brokers_own_and_change_nothing(admin_of: type[Admin]) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await until_controller(cluster)
-        async with admin_of(cluster.bootstrap, world=world) as admin:
-            for topic in INTERNAL_TOPICS:
-                with pytest.raises(BrokerError, match="the brokers' own") as raised:
-                    await admin.create_topic(topic, partitions=1, replication_factor=3)
-                assert raised.value.code is ErrorCode.INVALID_TOPIC_EXCEPTION
-            assert await as_broker(cluster, [OFFSETS, "orders"]) == {OFFSETS: 0, "orders": 0}
-            with pytest.raises(BrokerError, match="the brokers' own"):
-                await admin.delete_topic(OFFSETS)
-            async with asyncio.timeout(5):  # whichever broker is asked may hear of it last
-                while await admin.list_topics() != ["orders"]:
-                    await asyncio.sleep(0.01)
-            assert await admin.list_topics(internal=True) == [OFFSETS, "orders"]
-        async with Producer(cluster.bootstrap, world=world) as producer:
-            refused, taken = producer.send(OFFSETS, b"mine"), producer.send("orders", b"mine")
-            await taken
-            with pytest.raises(BrokerError) as raised:
-                await refused
+@run_by(with_cluster)
+async def test_clients_read_the_topics_that_are_the_brokers_own_and_change_nothing(
+    cluster: VirtualCluster, world: VirtualWorld, /, admin_of: type[Admin]
+) -> None:
+    await until_controller(cluster)
+    async with admin_of(cluster.bootstrap, world=world) as admin:
+        for topic in INTERNAL_TOPICS:
+            with pytest.raises(BrokerError, match="the brokers' own") as raised:
+                await admin.create_topic(topic, partitions=1, replication_factor=3)
             assert raised.value.code is ErrorCode.INVALID_TOPIC_EXCEPTION
-        async with Consumer(cluster.bootstrap, topics=[OFFSETS], world=world) as consumer:
-            assert await consumer.end_offsets([TopicPartition(OFFSETS, 0)]) == {TopicPartition(OFFSETS, 0): 0}
+        assert await as_broker(cluster, [OFFSETS, "orders"]) == {OFFSETS: 0, "orders": 0}
+        with pytest.raises(BrokerError, match="the brokers' own"):
+            await admin.delete_topic(OFFSETS)
+        async with asyncio.timeout(5):  # whichever broker is asked may hear of it last
+            while await admin.list_topics() != ["orders"]:
+                await asyncio.sleep(0.01)
+        assert await admin.list_topics(internal=True) == [OFFSETS, "orders"]
+    async with Producer(cluster.bootstrap, world=world) as producer:
+        refused, taken = producer.send(OFFSETS, b"mine"), producer.send("orders", b"mine")
+        await taken
+        with pytest.raises(BrokerError) as raised:
+            await refused
+        assert raised.value.code is ErrorCode.INVALID_TOPIC_EXCEPTION
+    async with Consumer(cluster.bootstrap, topics=[OFFSETS], world=world) as consumer:
+        assert await consumer.end_offsets([TopicPartition(OFFSETS, 0)]) == {TopicPartition(OFFSETS, 0): 0}
 
-    with_cluster(program)
 
-
-def test_a_request_that_comes_late_brings_back_no_topic_that_was_created_by_another_attempt_and_deleted() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller, network = await until_controller(cluster), cluster.simulation.network
-        others = [broker_id for broker_id in cluster.broker_ids if broker_id != controller]
-        request = creation("orders", replication_factor=2)
-        request.topics[0].nonce = b"repeat"
-        request.controller_epoch = cluster.broker(controller)._metadata.controller_epoch
-        for broker_id in others:
-            connection = await connect(world, broker_id)
-            network.block("client", host_name(broker_id))
-            connection.send_and_forget(CREATE_TOPICS, request)
-        again = await (await connect(world, controller)).request(CREATE_TOPICS, request)
-        assert [topic.error_code for topic in again.topics] == [ErrorCode.NONE]
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.delete_topic("orders")
-            await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path("orders")))
-            cluster.kill_broker(controller)
-            await until_controller(cluster)
-            for broker_id in others:  # one is the controller now, and the other forwards to it
-                network.unblock("client", host_name(broker_id))
-            await asyncio.sleep(10)
-            assert await admin.list_topics() == []
-
-    with_cluster(program, {"zookeeper.session.timeout.ms": "6000"})
+@run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "6000"})
+async def test_a_request_that_comes_late_brings_back_no_topic_that_was_created_by_another_attempt_and_deleted(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    controller, network = await until_controller(cluster), cluster.simulation.network
+    others = [broker_id for broker_id in cluster.broker_ids if broker_id != controller]
+    request = creation("orders", replication_factor=2)
+    request.topics[0].nonce = b"repeat"
+    request.controller_epoch = cluster.broker(controller)._metadata.controller_epoch
+    for broker_id in others:
+        connection = await connect(world, broker_id)
+        network.block("client", host_name(broker_id))
+        connection.send_and_forget(CREATE_TOPICS, request)
+    again = await (await connect(world, controller)).request(CREATE_TOPICS, request)
+    assert [topic.error_code for topic in again.topics] == [ErrorCode.NONE]
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.delete_topic("orders")
+        await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path("orders")))
+        cluster.kill_broker(controller)
+        await until_controller(cluster)
+        for broker_id in others:  # one is the controller now, and the other forwards to it
+            network.unblock("client", host_name(broker_id))
+        await asyncio.sleep(10)
+        assert await admin.list_topics() == []

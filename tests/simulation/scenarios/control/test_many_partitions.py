@@ -18,8 +18,9 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.controller.handlers.steps import PARTITIONS_AT_ONCE
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from tests.running import run_by
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import VirtualLoop, run
+from tests.simulation.simulator.loop import VirtualLoop, on_virtual_loop, run
 from tests.simulation.simulator.world import Simulation
 
 FEW = 300
@@ -124,28 +125,26 @@ def test_no_turn_of_an_event_loop_does_more_than_a_part_of_the_work(operation: s
     assert max(count for turn, count in calls.in_turn.items() if turn not in calls.about_all) < MOST_CALLS_IN_A_TURN
 
 
-def test_the_logs_of_new_partitions_wait_for_the_disk_together() -> None:
+@run_by(on_virtual_loop, seed=1)
+async def test_the_logs_of_new_partitions_wait_for_the_disk_together() -> None:
     """They share a few, however many they are: only their directories must be durable before the answer."""
     flush_s, partitions = 0.05, 64
 
-    async def main() -> None:
-        cluster = VirtualCluster(Simulation())
-        await cluster.start()
-        for broker_id in cluster.broker_ids:
-            cluster.simulation.host(host_name(broker_id)).disk.faults.sync_delay_s = flush_s
-        world = cluster.client("client")
+    cluster = VirtualCluster(Simulation())
+    await cluster.start()
+    for broker_id in cluster.broker_ids:
+        cluster.simulation.host(host_name(broker_id)).disk.faults.sync_delay_s = flush_s
+    world = cluster.client("client")
 
-        async def create() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic("orders", partitions=partitions, replication_factor=3)
+    async def create() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=partitions, replication_factor=3)
 
-        def is_held() -> bool:
-            managers = [cluster.broker(broker_id)._replicas for broker_id in cluster.broker_ids]
-            return all(manager is not None and len(manager.partitions()) == partitions for manager in managers)
+    def is_held() -> bool:
+        managers = [cluster.broker(broker_id)._replicas for broker_id in cluster.broker_ids]
+        return all(manager is not None and len(manager.partitions()) == partitions for manager in managers)
 
-        began_s = asyncio.get_running_loop().time()
-        await world.process.run(create())
-        await cluster.until(is_held)
-        assert asyncio.get_running_loop().time() - began_s < partitions * flush_s / 4
-
-    run(main(), seed=1)
+    began_s = asyncio.get_running_loop().time()
+    await world.process.run(create())
+    await cluster.until(is_held)
+    assert asyncio.get_running_loop().time() - began_s < partitions * flush_s / 4

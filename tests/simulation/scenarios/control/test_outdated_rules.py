@@ -16,6 +16,7 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Check, Operation
+from tests.running import run_by
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
@@ -230,28 +231,28 @@ def test_what_is_written_after_zookeeper_has_answered_does_not_go_by_that_answer
 # --- What it costs ---------------------------------------------------------------------------------------------
 
 
-def test_zookeeper_is_asked_once_in_a_round_for_all_that_is_to_be_deleted_and_not_at_all_if_nothing_is() -> None:
-    async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
-        asked = 0
+@run_by(play, configs={})
+async def test_zookeeper_is_asked_once_in_a_round_for_all_that_is_to_be_deleted_and_not_at_all_if_nothing_is(
+    cluster: VirtualCluster, world: VirtualWorld, admin: Admin, /
+) -> None:
+    asked = 0
 
-        def count(session: VirtualSession, operations: Sequence[Operation]) -> None:
-            nonlocal asked
-            asked += operations == [SYNC] and session.owner.startswith(host_name(0))
+    def count(session: VirtualSession, operations: Sequence[Operation]) -> None:
+        nonlocal asked
+        asked += operations == [SYNC] and session.owner.startswith(host_name(0))
 
-        await asyncio.sleep(10)  # the cluster has formed, and its leaders are balanced
-        await admin.create_topic("others", assignments=[(0,)] * 20, configs=SMALL | {"retention.ms": "2000"})
-        async with Producer(cluster.bootstrap, world=world) as producer:
-            for partition in range(20):
-                await producer.send("others", b"x", partition=partition)
-        cluster.simulation.zookeeper.before = count
-        await asyncio.sleep(1)
-        assert asked == 0
-        replicas = cluster.broker(0)._replicas
-        assert replicas is not None
-        others = [p.log for p in replicas.partitions() if p.topic_partition.topic == "others"]
-        await cluster.until(lambda: all(log.log_start_offset == 1 for log in others))
-        assert 1 <= asked <= 2
-        await asyncio.sleep(5)
-        assert asked <= 2
-
-    play(scenario, {})
+    await asyncio.sleep(10)  # the cluster has formed, and its leaders are balanced
+    await admin.create_topic("others", assignments=[(0,)] * 20, configs=SMALL | {"retention.ms": "2000"})
+    async with Producer(cluster.bootstrap, world=world) as producer:
+        for partition in range(20):
+            await producer.send("others", b"x", partition=partition)
+    cluster.simulation.zookeeper.before = count
+    await asyncio.sleep(1)
+    assert asked == 0
+    replicas = cluster.broker(0)._replicas
+    assert replicas is not None
+    others = [p.log for p in replicas.partitions() if p.topic_partition.topic == "others"]
+    await cluster.until(lambda: all(log.log_start_offset == 1 for log in others))
+    assert 1 <= asked <= 2
+    await asyncio.sleep(5)
+    assert asked <= 2

@@ -18,9 +18,10 @@ from minibroker.protocol.messages import CreatePartitionsTopic
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Operation, SetData
 from minibroker.protocol.znodes import TopicZnode
+from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.world import Simulation
 
 TOPIC = "orders"
@@ -75,29 +76,27 @@ def play(scenario: Callable[[Scene], Coroutine[Any, Any, None]], seed: int = 1, 
     run(main(), seed=seed)
 
 
-def test_producers_and_consumers_that_run_find_the_partitions_that_are_added() -> None:
-    async def scenario(s: Scene) -> None:
-        async def use() -> None:
-            bootstrap, world = s.cluster.bootstrap, s.world
-            settings: dict[str, Any] = {"world": world, "metadata_max_age_ms": 1_000}
-            async with (
-                Admin(bootstrap, world=world) as admin,
-                Producer(bootstrap, **settings) as producer,
-                Consumer(bootstrap, topics=[TOPIC], auto_offset_reset="latest", **settings) as consumer,
-            ):
-                await producer.send(TOPIC, b"before", partition=0)
-                await admin.create_partitions(TOPIC, 5)
-                described = await admin.describe_topic(TOPIC)
-                assert [len(p.isr) for p in described.partitions] == [3] * 5
-                await asyncio.sleep(2)
-                for number in range(5):
-                    await producer.send(TOPIC, b"%d" % number, partition=number)
-                seen = {(await anext(consumer)).partition for _ in range(6)}
-                assert seen == set(range(5))
+@run_by(play)
+async def test_producers_and_consumers_that_run_find_the_partitions_that_are_added(s: Scene, /) -> None:
+    async def use() -> None:
+        bootstrap, world = s.cluster.bootstrap, s.world
+        settings: dict[str, Any] = {"world": world, "metadata_max_age_ms": 1_000}
+        async with (
+            Admin(bootstrap, world=world) as admin,
+            Producer(bootstrap, **settings) as producer,
+            Consumer(bootstrap, topics=[TOPIC], auto_offset_reset="latest", **settings) as consumer,
+        ):
+            await producer.send(TOPIC, b"before", partition=0)
+            await admin.create_partitions(TOPIC, 5)
+            described = await admin.describe_topic(TOPIC)
+            assert [len(p.isr) for p in described.partitions] == [3] * 5
+            await asyncio.sleep(2)
+            for number in range(5):
+                await producer.send(TOPIC, b"%d" % number, partition=number)
+            seen = {(await anext(consumer)).partition for _ in range(6)}
+            assert seen == set(range(5))
 
-        await s.world.process.run(use())
-
-    play(scenario)
+    await s.world.process.run(use())
 
 
 @pytest.mark.parametrize(
@@ -110,62 +109,52 @@ def test_producers_and_consumers_that_run_find_the_partitions_that_are_added() -
         (3, [], ErrorCode.INVALID_REPLICA_ASSIGNMENT, "1 partition to be added, and 0 assigned"),
     ],
 )
-def test_what_cannot_be_added_is_refused_with_the_reason(
-    count: int, assignments: list[list[int]] | None, code: ErrorCode, message: str
+@run_by(play)
+async def test_what_cannot_be_added_is_refused_with_the_reason(
+    s: Scene, /, count: int, assignments: list[list[int]] | None, code: ErrorCode, message: str
 ) -> None:
-    async def scenario(s: Scene) -> None:
-        with pytest.raises(BrokerError, match=message) as caught:
-            await s.admin(lambda a: a.create_partitions(TOPIC, count, assignments=assignments))
-        assert caught.value.code is code
-        assert len(s.topic().partitions) == 2
-
-    play(scenario)
+    with pytest.raises(BrokerError, match=message) as caught:
+        await s.admin(lambda a: a.create_partitions(TOPIC, count, assignments=assignments))
+    assert caught.value.code is code
+    assert len(s.topic().partitions) == 2
 
 
-def test_partitions_of_a_topic_that_does_not_exist_are_refused() -> None:
-    async def scenario(s: Scene) -> None:
-        with pytest.raises(BrokerError) as caught:
-            await s.admin(lambda a: a.create_partitions("nothing", 3))
-        assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-    play(scenario)
+@run_by(play)
+async def test_partitions_of_a_topic_that_does_not_exist_are_refused(s: Scene, /) -> None:
+    with pytest.raises(BrokerError) as caught:
+        await s.admin(lambda a: a.create_partitions("nothing", 3))
+    assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_partitions_that_somebody_writes_into_the_znode_are_taken_in() -> None:
-    async def scenario(s: Scene) -> None:
-        for count in (3, 4):  # the watch is set again
-            topic = s.topic()
-            s.write_by_hand(TopicZnode(topic.topic_id, topic.partitions | {count - 1: (1, 2)}))
-            await s.grown_to(count)
-        assert s.cluster.state(TopicPartition(TOPIC, 3)).leader == 1
-
-    play(scenario)
+@run_by(play)
+async def test_partitions_that_somebody_writes_into_the_znode_are_taken_in(s: Scene, /) -> None:
+    for count in (3, 4):  # the watch is set again
+        topic = s.topic()
+        s.write_by_hand(TopicZnode(topic.topic_id, topic.partitions | {count - 1: (1, 2)}))
+        await s.grown_to(count)
+    assert s.cluster.state(TopicPartition(TOPIC, 3)).leader == 1
 
 
-def test_partitions_that_somebody_removes_from_the_znode_are_put_back() -> None:
-    async def scenario(s: Scene) -> None:
-        before = s.topic()
-        s.write_by_hand(TopicZnode(before.topic_id, {0: before.partitions[0]}))
-        await s.cluster.until(lambda: s.topic() == before)
-        s.write_by_hand(TopicZnode(before.topic_id, {0: before.partitions[0], 2: (2, 1)}))
-        await s.grown_to(3)
-        await s.cluster.until(lambda: len(s.topic().partitions) == 3)
-
-    play(scenario)
+@run_by(play)
+async def test_partitions_that_somebody_removes_from_the_znode_are_put_back(s: Scene, /) -> None:
+    before = s.topic()
+    s.write_by_hand(TopicZnode(before.topic_id, {0: before.partitions[0]}))
+    await s.cluster.until(lambda: s.topic() == before)
+    s.write_by_hand(TopicZnode(before.topic_id, {0: before.partitions[0], 2: (2, 1)}))
+    await s.grown_to(3)
+    await s.cluster.until(lambda: len(s.topic().partitions) == 3)
 
 
-def test_nonsense_in_the_znode_of_a_topic_is_ignored_and_the_controller_runs_on() -> None:
-    async def scenario(s: Scene) -> None:
-        [controller] = s.cluster.active_controllers()
-        good = s.zookeeper.data(znodes.topic_path(TOPIC))
-        for nonsense in (b"", b"{", b'{"partitions": {"0": []}}', b'{"partitions": {}, "topic_id": "another"}'):
-            s.zookeeper.make(znodes.topic_path(TOPIC), nonsense)
-            await asyncio.sleep(1)
-        s.zookeeper.make(znodes.topic_path(TOPIC), good)
-        await s.admin(lambda a: a.create_partitions(TOPIC, 3))
-        assert s.cluster.active_controllers() == [controller]
-
-    play(scenario)
+@run_by(play)
+async def test_nonsense_in_the_znode_of_a_topic_is_ignored_and_the_controller_runs_on(s: Scene, /) -> None:
+    [controller] = s.cluster.active_controllers()
+    good = s.zookeeper.data(znodes.topic_path(TOPIC))
+    for nonsense in (b"", b"{", b'{"partitions": {"0": []}}', b'{"partitions": {}, "topic_id": "another"}'):
+        s.zookeeper.make(znodes.topic_path(TOPIC), nonsense)
+        await asyncio.sleep(1)
+    s.zookeeper.make(znodes.topic_path(TOPIC), good)
+    await s.admin(lambda a: a.create_partitions(TOPIC, 3))
+    assert s.cluster.active_controllers() == [controller]
 
 
 def test_partitions_are_not_added_to_the_next_topic_of_that_name() -> None:
@@ -189,62 +178,54 @@ def test_partitions_are_not_added_to_the_next_topic_of_that_name() -> None:
         play(scenario)
 
 
-def test_a_call_whose_answer_is_lost_succeeds_and_adds_no_more_than_was_asked_for() -> None:
-    async def scenario(s: Scene) -> None:
-        async def lose_the_answer(admin: Admin) -> None:
-            await admin.list_topics()
-            written = False
+@run_by(play)
+async def test_a_call_whose_answer_is_lost_succeeds_and_adds_no_more_than_was_asked_for(s: Scene, /) -> None:
+    async def lose_the_answer(admin: Admin) -> None:
+        await admin.list_topics()
+        written = False
 
-            def cut(session: object, operations: Sequence[Operation]) -> None:
-                nonlocal written
-                if not written and any(
-                    isinstance(o, SetData) and o.path == znodes.topic_path(TOPIC) for o in operations
-                ):
-                    written = True
-                    for broker_id in EVERYWHERE:
-                        s.cluster.simulation.network.reset("client", host_name(broker_id))
+        def cut(session: object, operations: Sequence[Operation]) -> None:
+            nonlocal written
+            if not written and any(isinstance(o, SetData) and o.path == znodes.topic_path(TOPIC) for o in operations):
+                written = True
+                for broker_id in EVERYWHERE:
+                    s.cluster.simulation.network.reset("client", host_name(broker_id))
 
-            s.zookeeper.after = cut
-            await admin.create_partitions(TOPIC, 4)
-            assert written
+        s.zookeeper.after = cut
+        await admin.create_partitions(TOPIC, 4)
+        assert written
 
-        await s.admin(lose_the_answer)
-        assert len(s.topic().partitions) == 4
-        with pytest.raises(BrokerError) as caught:
-            await s.admin(lambda a: a.create_partitions(TOPIC, 4))
-        assert caught.value.code is ErrorCode.INVALID_PARTITIONS
-
-    play(scenario)
+    await s.admin(lose_the_answer)
+    assert len(s.topic().partitions) == 4
+    with pytest.raises(BrokerError) as caught:
+        await s.admin(lambda a: a.create_partitions(TOPIC, 4))
+    assert caught.value.code is ErrorCode.INVALID_PARTITIONS
 
 
-def test_a_topic_can_be_deleted_while_it_gets_partitions() -> None:
-    async def scenario(s: Scene) -> None:
-        adding = asyncio.ensure_future(s.admin(lambda a: a.create_partitions(TOPIC, 40)))
-        await s.cluster.until(lambda: len(s.topic().partitions) == 40)
-        await s.admin(lambda a: a.delete_topic(TOPIC))
-        assert not s.zookeeper.has(znodes.topic_path(TOPIC))
-        with suppress(BrokerError):
-            await adding
-        await s.admin(lambda a: a.create_topic(TOPIC, partitions=1))
-        assert len(s.topic().partitions) == 1
-
-    play(scenario)
+@run_by(play)
+async def test_a_topic_can_be_deleted_while_it_gets_partitions(s: Scene, /) -> None:
+    adding = asyncio.ensure_future(s.admin(lambda a: a.create_partitions(TOPIC, 40)))
+    await s.cluster.until(lambda: len(s.topic().partitions) == 40)
+    await s.admin(lambda a: a.delete_topic(TOPIC))
+    assert not s.zookeeper.has(znodes.topic_path(TOPIC))
+    with suppress(BrokerError):
+        await adding
+    await s.admin(lambda a: a.create_topic(TOPIC, partitions=1))
+    assert len(s.topic().partitions) == 1
 
 
-def test_replicas_of_new_topics_and_partitions_are_in_different_racks() -> None:
-    async def main() -> None:
-        cluster = VirtualCluster(Simulation(), brokers=4)
-        racks = {broker_id: "east" if broker_id < 3 else "west" for broker_id in cluster.broker_ids}
-        cluster.own_settings = {broker_id: {"broker.rack": rack} for broker_id, rack in racks.items()}
-        await cluster.start()
-        s = Scene(cluster)
+@run_by(on_virtual_loop, seed=1)
+async def test_replicas_of_new_topics_and_partitions_are_in_different_racks() -> None:
+    cluster = VirtualCluster(Simulation(), brokers=4)
+    racks = {broker_id: "east" if broker_id < 3 else "west" for broker_id in cluster.broker_ids}
+    cluster.own_settings = {broker_id: {"broker.rack": rack} for broker_id, rack in racks.items()}
+    await cluster.start()
+    s = Scene(cluster)
 
-        async def create(admin: Admin) -> None:
-            await admin.create_topic(TOPIC, partitions=4, replication_factor=2)
-            await admin.create_partitions(TOPIC, 9)
-            for partition in (await admin.describe_topic(TOPIC)).partitions:
-                assert {racks[broker_id] for broker_id in partition.replicas} == {"east", "west"}, partition
+    async def create(admin: Admin) -> None:
+        await admin.create_topic(TOPIC, partitions=4, replication_factor=2)
+        await admin.create_partitions(TOPIC, 9)
+        for partition in (await admin.describe_topic(TOPIC)).partitions:
+            assert {racks[broker_id] for broker_id in partition.replicas} == {"east", "west"}, partition
 
-        await s.admin(create)
-
-    run(main(), seed=1)
+    await s.admin(create)

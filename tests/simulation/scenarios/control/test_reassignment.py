@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -16,9 +16,10 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Check, Operation, ZooKeeperSession
+from tests.running import run_by, run_test
 from tests.simulation.mutants import planted
 from tests.simulation.simulator.cluster import ZOOKEEPER, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.world import Simulation
 from tests.simulation.simulator.zookeeper import VirtualSession
 
@@ -158,204 +159,182 @@ def is_over(cluster: VirtualCluster, partition: TopicPartition, target: Sequence
     )
 
 
-def test_replicas_move_while_records_are_written_and_nothing_is_lost() -> None:
-    async def scenario() -> None:
-        cluster = await cluster_of([[0, 1], [1, 0]])
-        strangers = watch_for_strangers(cluster, [P0, P1])
-        producing = asyncio.create_task(produce(cluster, range(100, 600), 2))
-        await reassign(cluster, {P0: [2, 3], P1: [1, 3]})
-        await cluster.until(lambda: is_over(cluster, P0, [2, 3]) and is_over(cluster, P1, [1, 3]))
-        await producing
-        assert await read(cluster, 0, 600) == list(range(600))
-        assert await read(cluster, 1, 600) == list(range(600))
-        assert strangers == []
-
-    run(scenario(), seed=1)
+@run_by(on_virtual_loop, seed=1)
+async def test_replicas_move_while_records_are_written_and_nothing_is_lost() -> None:
+    cluster = await cluster_of([[0, 1], [1, 0]])
+    strangers = watch_for_strangers(cluster, [P0, P1])
+    producing = asyncio.create_task(produce(cluster, range(100, 600), 2))
+    await reassign(cluster, {P0: [2, 3], P1: [1, 3]})
+    await cluster.until(lambda: is_over(cluster, P0, [2, 3]) and is_over(cluster, P1, [1, 3]))
+    await producing
+    assert await read(cluster, 0, 600) == list(range(600))
+    assert await read(cluster, 1, 600) == list(range(600))
+    assert strangers == []
 
 
-def test_a_replication_factor_goes_from_three_to_two_to_three() -> None:
-    async def scenario() -> None:
-        cluster = await cluster_of([[0, 1, 2]])
-        await reassign(cluster, {P0: [2, 1]})
-        await cluster.until(lambda: is_over(cluster, P0, [2, 1]))
-        await produce(cluster, range(100, 200))
-        await reassign(cluster, {P0: [3, 0, 1]})
-        await cluster.until(lambda: is_over(cluster, P0, [3, 0, 1]))
-        assert await read(cluster, 0, 200) == list(range(200))
-
-    run(scenario(), seed=2)
+@run_by(on_virtual_loop, seed=2)
+async def test_a_replication_factor_goes_from_three_to_two_to_three() -> None:
+    cluster = await cluster_of([[0, 1, 2]])
+    await reassign(cluster, {P0: [2, 1]})
+    await cluster.until(lambda: is_over(cluster, P0, [2, 1]))
+    await produce(cluster, range(100, 200))
+    await reassign(cluster, {P0: [3, 0, 1]})
+    await cluster.until(lambda: is_over(cluster, P0, [3, 0, 1]))
+    assert await read(cluster, 0, 200) == list(range(200))
 
 
-def test_a_replica_that_is_added_does_not_keep_the_partition_from_being_written_to() -> None:
+@run_by(on_virtual_loop, seed=3)
+async def test_a_replica_that_is_added_does_not_keep_the_partition_from_being_written_to() -> None:
     """With three replicas two must be in sync, where min.insync.replicas is not set; with one, one."""
 
-    async def scenario() -> None:
-        cluster = await cluster_of([[0]])
-        await reassign_without(cluster, [1, 2], {P0: [0, 1, 2]})
-        await produce(cluster, range(100, 200))
-        assert cluster.state(P0).isr == (0,)
-        await cluster.start_broker(1)
-        await cluster.start_broker(2)
-        await cluster.until(lambda: is_over(cluster, P0, [0, 1, 2]))
-
-    run(scenario(), seed=3)
+    cluster = await cluster_of([[0]])
+    await reassign_without(cluster, [1, 2], {P0: [0, 1, 2]})
+    await produce(cluster, range(100, 200))
+    assert cluster.state(P0).isr == (0,)
+    await cluster.start_broker(1)
+    await cluster.start_broker(2)
+    await cluster.until(lambda: is_over(cluster, P0, [0, 1, 2]))
 
 
 @pytest.mark.parametrize("configs", [None, {"min.insync.replicas": "2"}], ids=["by the rule", "explicit"])
-def test_on_the_way_to_fewer_replicas_as_many_must_be_in_sync_as_before(configs: Mapping[str, str] | None) -> None:
+@run_by(on_virtual_loop, seed=3)
+async def test_on_the_way_to_fewer_replicas_as_many_must_be_in_sync_as_before(
+    configs: Mapping[str, str] | None,
+) -> None:
     """The only replica of the target hangs, and all but the leader are killed; then the reassignment is cancelled."""
 
-    async def scenario() -> None:
-        cluster = await cluster_of([[0, 1, 2]], configs=configs)
-        await reassign_without(cluster, [3], {P0: [3]}, how=cluster.pause_broker)
-        for broker_id in (1, 2):
-            cluster.kill_broker(broker_id)
-        await cluster.until(lambda: cluster.state(P0).isr == (0,))
-        assert set(cluster.state(P0).eligible) >= {1, 2}
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(5):
-                await produce(cluster, range(100, 101))
-        await reassign(cluster, {P0: None})
-        cluster.power_cut(0)
-        cluster.resume_broker(3)
-        for broker_id in (0, 1, 2):
-            await cluster.start_broker(broker_id)
-        assert await read(cluster, 0, 100) == list(range(100))
-        await cluster.until(lambda: is_over(cluster, P0, [0, 1, 2]))
-
-    run(scenario(), seed=3)
+    cluster = await cluster_of([[0, 1, 2]], configs=configs)
+    await reassign_without(cluster, [3], {P0: [3]}, how=cluster.pause_broker)
+    for broker_id in (1, 2):
+        cluster.kill_broker(broker_id)
+    await cluster.until(lambda: cluster.state(P0).isr == (0,))
+    assert set(cluster.state(P0).eligible) >= {1, 2}
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5):
+            await produce(cluster, range(100, 101))
+    await reassign(cluster, {P0: None})
+    cluster.power_cut(0)
+    cluster.resume_broker(3)
+    for broker_id in (0, 1, 2):
+        await cluster.start_broker(broker_id)
+    assert await read(cluster, 0, 100) == list(range(100))
+    await cluster.until(lambda: is_over(cluster, P0, [0, 1, 2]))
 
 
-def test_the_order_alone_can_be_changed() -> None:
-    async def scenario() -> None:
-        cluster = await cluster_of([[0, 1, 2]])
-        await reassign(cluster, {P0: [2, 0, 1]})
-        await cluster.until(lambda: is_over(cluster, P0, [2, 0, 1]), 5)
-        assert cluster.state(P0).leader == 0
-
-    run(scenario(), seed=4)
+@run_by(on_virtual_loop, seed=4)
+async def test_the_order_alone_can_be_changed() -> None:
+    cluster = await cluster_of([[0, 1, 2]])
+    await reassign(cluster, {P0: [2, 0, 1]})
+    await cluster.until(lambda: is_over(cluster, P0, [2, 0, 1]), 5)
+    assert cluster.state(P0).leader == 0
 
 
-def test_what_is_under_way_is_shown_and_can_be_cancelled() -> None:
-    async def scenario() -> None:
-        cluster = await cluster_of([[0, 1], [1, 0]])
-        cluster.kill_broker(3)
-        await cluster.until(lambda: 3 not in live_brokers(cluster))
-        assert await refusals(cluster, {P0: [0, 3]}) == {P0: ErrorCode.INVALID_REPLICA_ASSIGNMENT}
-        assert await refusals(cluster, {P0: None}) == {P0: ErrorCode.NO_REASSIGNMENT_IN_PROGRESS}
-        await cluster.start_broker(3)
-        await reassign(cluster, {P1: [1, 0]})
-        await reassign_without(cluster, [3], {P0: [2, 3]})
+@run_by(on_virtual_loop, seed=5)
+async def test_what_is_under_way_is_shown_and_can_be_cancelled() -> None:
+    cluster = await cluster_of([[0, 1], [1, 0]])
+    cluster.kill_broker(3)
+    await cluster.until(lambda: 3 not in live_brokers(cluster))
+    assert await refusals(cluster, {P0: [0, 3]}) == {P0: ErrorCode.INVALID_REPLICA_ASSIGNMENT}
+    assert await refusals(cluster, {P0: None}) == {P0: ErrorCode.NO_REASSIGNMENT_IN_PROGRESS}
+    await cluster.start_broker(3)
+    await reassign(cluster, {P1: [1, 0]})
+    await reassign_without(cluster, [3], {P0: [2, 3]})
 
-        async def look(admin: Admin) -> None:
-            listed = await admin.list_partition_reassignments()
-            assert listed == {P0: ((2, 3, 0, 1), (2, 3), (0, 1))}
-            assert await admin.list_partition_reassignments([P1]) == {}
+    async def look(admin: Admin) -> None:
+        listed = await admin.list_partition_reassignments()
+        assert listed == {P0: ((2, 3, 0, 1), (2, 3), (0, 1))}
+        assert await admin.list_partition_reassignments([P1]) == {}
 
-        await administer(cluster, look)
-        await produce(cluster, range(100, 150))
-        await cluster.until(lambda: 2 in cluster.state(P0).isr)
-        await reassign(cluster, {P0: None})
-        await cluster.until(lambda: is_over(cluster, P0, [0, 1]))
-        await cluster.start_broker(3)
-        assert await read(cluster, 0, 150) == list(range(150))
-
-    run(scenario(), seed=5)
+    await administer(cluster, look)
+    await produce(cluster, range(100, 150))
+    await cluster.until(lambda: 2 in cluster.state(P0).isr)
+    await reassign(cluster, {P0: None})
+    await cluster.until(lambda: is_over(cluster, P0, [0, 1]))
+    await cluster.start_broker(3)
+    assert await read(cluster, 0, 150) == list(range(150))
 
 
-def test_a_cancelled_reassignment_does_not_wait_for_a_replica_that_was_away_before() -> None:
-    async def scenario() -> None:
-        cluster = await cluster_of([[0, 1]])
-        cluster.kill_broker(1)
-        await cluster.until(lambda: cluster.state(P0).isr == (0,))
-        await reassign_without(cluster, [3], {P0: [2, 3]})
-        await cluster.until(lambda: 2 in cluster.state(P0).isr)
-        await reassign(cluster, {P0: None})
-        await cluster.until(lambda: topic_znode(cluster).assignment(0).replicas == (0, 1))
-        assert cluster.state(P0).isr == (0,)
-        await produce(cluster, range(100, 150))
-        assert await read(cluster, 0, 150) == list(range(150))
-
-    run(scenario(), seed=6)
+@run_by(on_virtual_loop, seed=6)
+async def test_a_cancelled_reassignment_does_not_wait_for_a_replica_that_was_away_before() -> None:
+    cluster = await cluster_of([[0, 1]])
+    cluster.kill_broker(1)
+    await cluster.until(lambda: cluster.state(P0).isr == (0,))
+    await reassign_without(cluster, [3], {P0: [2, 3]})
+    await cluster.until(lambda: 2 in cluster.state(P0).isr)
+    await reassign(cluster, {P0: None})
+    await cluster.until(lambda: topic_znode(cluster).assignment(0).replicas == (0, 1))
+    assert cluster.state(P0).isr == (0,)
+    await produce(cluster, range(100, 150))
+    assert await read(cluster, 0, 150) == list(range(150))
 
 
-def test_a_cancelled_reassignment_keeps_the_only_replica_that_has_everything() -> None:
+@run_by(on_virtual_loop, seed=7)
+async def test_a_cancelled_reassignment_keeps_the_only_replica_that_has_everything() -> None:
     """The replicas that are to go were the last in the ISR: what only they have was acknowledged."""
 
-    async def scenario() -> None:
-        cluster = await cluster_of([[0]], configs={"min.insync.replicas": "1"})
-        await reassign_without(cluster, [3], {P0: [2, 3]})
-        await cluster.until(lambda: cluster.state(P0).isr == (2, 0))
-        cluster.kill_broker(0)
-        await cluster.until(lambda: cluster.state(P0).isr == (2,))
-        await produce(cluster, range(100, 150))
-        await reassign(cluster, {P0: None})
-        await asyncio.sleep(5)
-        assert cluster.state(P0).isr == (2,)
-        await cluster.start_broker(0)
-        await cluster.until(lambda: topic_znode(cluster).assignment(0).replicas == (0,))
-        assert await read(cluster, 0, 150) == list(range(150))
-
-    run(scenario(), seed=7)
+    cluster = await cluster_of([[0]], configs={"min.insync.replicas": "1"})
+    await reassign_without(cluster, [3], {P0: [2, 3]})
+    await cluster.until(lambda: cluster.state(P0).isr == (2, 0))
+    cluster.kill_broker(0)
+    await cluster.until(lambda: cluster.state(P0).isr == (2,))
+    await produce(cluster, range(100, 150))
+    await reassign(cluster, {P0: None})
+    await asyncio.sleep(5)
+    assert cluster.state(P0).isr == (2,)
+    await cluster.start_broker(0)
+    await cluster.until(lambda: topic_znode(cluster).assignment(0).replicas == (0,))
+    assert await read(cluster, 0, 150) == list(range(150))
 
 
-def test_another_reassignment_replaces_one_that_is_under_way() -> None:
-    async def scenario() -> None:
-        cluster = await cluster_of([[0, 1]], brokers=5)
-        await reassign_without(cluster, [3], {P0: [2, 3]})
-        await cluster.until(lambda: 2 in cluster.state(P0).isr)
-        await reassign(cluster, {P0: [4, 1]})
-        await cluster.until(lambda: topic_znode(cluster).assignment(0).replicas == (4, 1))
-        await cluster.start_broker(3)
-        await cluster.until(lambda: is_over(cluster, P0, [4, 1]))
-        assert await read(cluster, 0, 100) == list(range(100))
-
-    run(scenario(), seed=8)
+@run_by(on_virtual_loop, seed=8)
+async def test_another_reassignment_replaces_one_that_is_under_way() -> None:
+    cluster = await cluster_of([[0, 1]], brokers=5)
+    await reassign_without(cluster, [3], {P0: [2, 3]})
+    await cluster.until(lambda: 2 in cluster.state(P0).isr)
+    await reassign(cluster, {P0: [4, 1]})
+    await cluster.until(lambda: topic_znode(cluster).assignment(0).replicas == (4, 1))
+    await cluster.start_broker(3)
+    await cluster.until(lambda: is_over(cluster, P0, [4, 1]))
+    assert await read(cluster, 0, 100) == list(range(100))
 
 
-def test_a_broker_that_was_down_when_its_replica_moved_away_deletes_it_when_it_is_back() -> None:
-    async def scenario() -> None:
-        cluster = await cluster_of([[0, 1]])
-        cluster.kill_broker(1)
-        await cluster.until(lambda: cluster.state(P0).isr == (0,))
-        await reassign(cluster, {P0: [0, 2]})
-        await cluster.until(lambda: is_over(cluster, P0, [0, 2]))
-        await cluster.start_broker(1)
-        await cluster.until(lambda: holders(cluster, P0) == {0, 2}, 10)
-        assert cluster.state(P0).isr == (0, 2)
-
-    run(scenario(), seed=9)
+@run_by(on_virtual_loop, seed=9)
+async def test_a_broker_that_was_down_when_its_replica_moved_away_deletes_it_when_it_is_back() -> None:
+    cluster = await cluster_of([[0, 1]])
+    cluster.kill_broker(1)
+    await cluster.until(lambda: cluster.state(P0).isr == (0,))
+    await reassign(cluster, {P0: [0, 2]})
+    await cluster.until(lambda: is_over(cluster, P0, [0, 2]))
+    await cluster.start_broker(1)
+    await cluster.until(lambda: holders(cluster, P0) == {0, 2}, 10)
+    assert cluster.state(P0).isr == (0, 2)
 
 
-def test_a_topic_that_is_being_reassigned_is_deleted_when_that_is_over() -> None:
-    async def scenario() -> None:
-        cluster = await cluster_of([[0, 1]])
-        await reassign_without(cluster, [3], {P0: [2, 3]})
-        with pytest.raises(BrokerError, match="its partitions are being reassigned"):
-            await administer(cluster, lambda admin: admin.delete_topic(TOPIC))
-        assert await refusals(cluster, {P0: [0, 1]}) == {P0: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
-        await asyncio.sleep(1)
-        assert cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC))
-        await cluster.start_broker(3)
-        await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC)))
-        await cluster.until(lambda: not holders(cluster, P0))
-
-    run(scenario(), seed=10)
+@run_by(on_virtual_loop, seed=10)
+async def test_a_topic_that_is_being_reassigned_is_deleted_when_that_is_over() -> None:
+    cluster = await cluster_of([[0, 1]])
+    await reassign_without(cluster, [3], {P0: [2, 3]})
+    with pytest.raises(BrokerError, match="its partitions are being reassigned"):
+        await administer(cluster, lambda admin: admin.delete_topic(TOPIC))
+    assert await refusals(cluster, {P0: [0, 1]}) == {P0: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    await asyncio.sleep(1)
+    assert cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC))
+    await cluster.start_broker(3)
+    await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC)))
+    await cluster.until(lambda: not holders(cluster, P0))
 
 
 # --- /admin/reassign_partitions -----------------------------------------------------------------------------------
 
 
-def test_the_file_is_taken_over_and_goes_when_all_in_it_is_done() -> None:
-    async def scenario() -> None:
-        cluster = await cluster_of([[0, 1], [1, 0]])
-        entries = [znodes.Reassignment(P0, (2, 3)), znodes.Reassignment(P1, (0, 1))]
-        await write_file(cluster, znodes.encode_reassignments(entries))
-        await cluster.until(lambda: is_over(cluster, P0, [2, 3]) and is_over(cluster, P1, [0, 1]))
-        await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.REASSIGN_PARTITIONS), 5)
-        assert await read(cluster, 0, 100) == list(range(100))
-
-    run(scenario(), seed=11)
+@run_by(on_virtual_loop, seed=11)
+async def test_the_file_is_taken_over_and_goes_when_all_in_it_is_done() -> None:
+    cluster = await cluster_of([[0, 1], [1, 0]])
+    entries = [znodes.Reassignment(P0, (2, 3)), znodes.Reassignment(P1, (0, 1))]
+    await write_file(cluster, znodes.encode_reassignments(entries))
+    await cluster.until(lambda: is_over(cluster, P0, [2, 3]) and is_over(cluster, P1, [0, 1]))
+    await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.REASSIGN_PARTITIONS), 5)
+    assert await read(cluster, 0, 100) == list(range(100))
 
 
 NONSENSE = [
@@ -532,18 +511,16 @@ def test_the_next_controller_finishes_it_wherever_this_one_is_killed(
 # --- What these tests can see -----------------------------------------------------------------------------------------
 
 
-def test_replicas_that_hang_are_waited_for() -> None:
-    async def scenario() -> None:
-        cluster = await cluster_of([[0, 1]], brokers=5)
-        new = [b for b in (2, 3, 4) if b not in cluster.active_controllers()][:2]
-        await reassign_without(cluster, new, {P0: new}, how=cluster.pause_broker)
-        await asyncio.sleep(0.5)
-        for broker_id in new:
-            cluster.resume_broker(broker_id)
-        await cluster.until(lambda: is_over(cluster, P0, new))
-        assert await read(cluster, 0, 100) == list(range(100))
-
-    run(scenario(), seed=14)
+@run_by(on_virtual_loop, seed=14)
+async def test_replicas_that_hang_are_waited_for() -> None:
+    cluster = await cluster_of([[0, 1]], brokers=5)
+    new = [b for b in (2, 3, 4) if b not in cluster.active_controllers()][:2]
+    await reassign_without(cluster, new, {P0: new}, how=cluster.pause_broker)
+    await asyncio.sleep(0.5)
+    for broker_id in new:
+        cluster.resume_broker(broker_id)
+    await cluster.until(lambda: is_over(cluster, P0, new))
+    assert await read(cluster, 0, 100) == list(range(100))
 
 
 @pytest.mark.parametrize(
@@ -554,31 +531,27 @@ def test_replicas_that_hang_are_waited_for() -> None:
         ("removed-replicas-stay-in-the-isr", test_replicas_move_while_records_are_written_and_nothing_is_lost),
     ],
 )
-def test_a_planted_bug_is_seen(name: str, scene: Callable[[], None]) -> None:
+def test_a_planted_bug_is_seen(name: str, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
     with planted(name), pytest.raises((AssertionError, TimeoutError)):
-        scene()
+        run_test(scene)
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_a_replica_that_moved_away_from_a_paused_broker_goes_though_its_topic_is_another_by_then(
+@run_by(on_virtual_loop, seed=1)
+async def test_a_replica_that_moved_away_from_a_paused_broker_goes_though_its_topic_is_another_by_then(
     partitions: int,
 ) -> None:
-    async def scenario() -> None:
-        cluster = await cluster_of([[0, 1], [0, 1]])
-        paused = next(b for b in (0, 1) if b not in cluster.active_controllers())
-        others = [b for b in cluster.broker_ids if b != paused]
-        cluster.pause_broker(paused)
-        await cluster.until(lambda: paused not in cluster.state(P0).isr)
-        await reassign(cluster, {P0: others, P1: others})
-        await cluster.until(
-            lambda: not topic_znode(cluster).adding_replicas and set(cluster.state(P1).isr) == {*others}
-        )
-        await administer(cluster, lambda admin: admin.delete_topic(TOPIC))
-        await administer(cluster, lambda admin: admin.create_topic(TOPIC, assignments=[others] * partitions))
-        cluster.resume_broker(paused)
-        await cluster.until(lambda: paused not in holders(cluster, P0) | holders(cluster, P1))
-
-    run(scenario(), seed=1)
+    cluster = await cluster_of([[0, 1], [0, 1]])
+    paused = next(b for b in (0, 1) if b not in cluster.active_controllers())
+    others = [b for b in cluster.broker_ids if b != paused]
+    cluster.pause_broker(paused)
+    await cluster.until(lambda: paused not in cluster.state(P0).isr)
+    await reassign(cluster, {P0: others, P1: others})
+    await cluster.until(lambda: not topic_znode(cluster).adding_replicas and set(cluster.state(P1).isr) == {*others})
+    await administer(cluster, lambda admin: admin.delete_topic(TOPIC))
+    await administer(cluster, lambda admin: admin.create_topic(TOPIC, assignments=[others] * partitions))
+    cluster.resume_broker(paused)
+    await cluster.until(lambda: paused not in holders(cluster, P0) | holders(cluster, P1))
 
 
 # --- Brokers are told to stop meanwhile, in small clusters -----------------------------------------------------------
@@ -588,38 +561,34 @@ def test_a_replica_that_moved_away_from_a_paused_broker_goes_though_its_topic_is
 @pytest.mark.parametrize(
     ("before", "after", "brokers"), [([[0, 1], [1, 0]], [[2, 3], [1, 3]], 5), ([[0], [1]], [[1], [0]], 2)]
 )
-def test_a_broker_that_is_told_to_stop_while_replicas_move_to_it_stops_soon_and_has_them_when_it_is_back(
+@run_by(on_virtual_loop)
+async def test_a_broker_that_is_told_to_stop_while_replicas_move_to_it_stops_soon_and_has_them_when_it_is_back(
     before: list[list[int]], after: list[list[int]], brokers: int, seed: int
 ) -> None:
-    async def scenario() -> None:
-        cluster = await cluster_of(before, brokers=brokers)
-        asking = asyncio.create_task(reassign(cluster, dict(zip((P0, P1), after, strict=True))))
-        while not topic_znode(cluster).assignment(0).is_being_reassigned:
-            await asyncio.sleep(0.0002)
-        await asyncio.sleep(0.002 * seed)
-        target = after[0][-1]
-        async with asyncio.timeout(5):
-            await cluster.stop_broker(target)
-        await asyncio.sleep(3)
-        await cluster.start_broker(target)
-        await asking
-        await cluster.until(lambda: is_over(cluster, P0, after[0]) and is_over(cluster, P1, after[1]))
-        for partition in (0, 1):
-            assert await read(cluster, partition, 100) == list(range(100))
-
-    run(scenario(), seed=seed)
+    cluster = await cluster_of(before, brokers=brokers)
+    asking = asyncio.create_task(reassign(cluster, dict(zip((P0, P1), after, strict=True))))
+    while not topic_znode(cluster).assignment(0).is_being_reassigned:
+        await asyncio.sleep(0.0002)
+    await asyncio.sleep(0.002 * seed)
+    target = after[0][-1]
+    async with asyncio.timeout(5):
+        await cluster.stop_broker(target)
+    await asyncio.sleep(3)
+    await cluster.start_broker(target)
+    await asking
+    await cluster.until(lambda: is_over(cluster, P0, after[0]) and is_over(cluster, P1, after[1]))
+    for partition in (0, 1):
+        assert await read(cluster, partition, 100) == list(range(100))
 
 
 @pytest.mark.parametrize("brokers", [2, 3])
-def test_brokers_that_are_told_to_stop_at_once_stop_soon_and_come_back_with_everything(brokers: int) -> None:
-    async def scenario() -> None:
-        cluster = await cluster_of([[0, 1], [1, 0]], brokers=brokers)
-        async with asyncio.timeout(5):
-            await asyncio.gather(cluster.stop_broker(0), cluster.stop_broker(1))
-        await asyncio.sleep(3)
-        await asyncio.gather(cluster.start_broker(0), cluster.start_broker(1))
-        await cluster.until(lambda: set(cluster.state(P0).isr) == set(cluster.state(P1).isr) == {0, 1})
-        for partition in (0, 1):
-            assert await read(cluster, partition, 100) == list(range(100))
-
-    run(scenario(), seed=1)
+@run_by(on_virtual_loop, seed=1)
+async def test_brokers_that_are_told_to_stop_at_once_stop_soon_and_come_back_with_everything(brokers: int) -> None:
+    cluster = await cluster_of([[0, 1], [1, 0]], brokers=brokers)
+    async with asyncio.timeout(5):
+        await asyncio.gather(cluster.stop_broker(0), cluster.stop_broker(1))
+    await asyncio.sleep(3)
+    await asyncio.gather(cluster.start_broker(0), cluster.start_broker(1))
+    await cluster.until(lambda: set(cluster.state(P0).isr) == set(cluster.state(P1).isr) == {0, 1})
+    for partition in (0, 1):
+        assert await read(cluster, partition, 100) == list(range(100))

@@ -18,6 +18,7 @@ from minibroker.protocol import znodes
 from minibroker.protocol.apis import ELECT_LEADERS
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from tests.running import run_by, run_test
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.control.test_forwarding import connect, cut, until_controller
 from tests.simulation.seeds import every_seed
@@ -93,45 +94,43 @@ def is_held(cluster: VirtualCluster) -> bool:
 
 
 @every_seed(range(3))
-def test_after_a_restart_of_all_brokers_leaders_are_balanced_on_request(seed: int) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await restart_all(cluster)
-        unbalanced = {
-            p for p, leader, a in zip(PARTITIONS, leaders(cluster), ASSIGNMENTS, strict=True) if leader != a[0]
-        }
-        assert unbalanced
-        epochs = [cluster.state(partition).leader_epoch for partition in PARTITIONS]
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            assert await admin.elect_leaders("preferred") == dict.fromkeys(unbalanced, True)
-            described = await admin.describe_topic(TOPIC)
-            assert await admin.elect_leaders("preferred") == {}
-            assert await admin.elect_leaders("preferred", PARTITIONS) == dict.fromkeys(PARTITIONS, False)
-        assert [partition.leader for partition in described.partitions] == leaders(cluster) == [0, 1, 2]
-        for partition, before in zip(PARTITIONS, epochs, strict=True):
-            assert cluster.state(partition).leader_epoch == before + (partition in unbalanced)
-            assert set(cluster.state(partition).isr) == {0, 1, 2}
-
-    with_cluster(program, seed=seed)
+@run_by(with_cluster)
+async def test_after_a_restart_of_all_brokers_leaders_are_balanced_on_request(
+    cluster: VirtualCluster, world: VirtualWorld, /, seed: int
+) -> None:
+    await restart_all(cluster)
+    unbalanced = {p for p, leader, a in zip(PARTITIONS, leaders(cluster), ASSIGNMENTS, strict=True) if leader != a[0]}
+    assert unbalanced
+    epochs = [cluster.state(partition).leader_epoch for partition in PARTITIONS]
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        assert await admin.elect_leaders("preferred") == dict.fromkeys(unbalanced, True)
+        described = await admin.describe_topic(TOPIC)
+        assert await admin.elect_leaders("preferred") == {}
+        assert await admin.elect_leaders("preferred", PARTITIONS) == dict.fromkeys(PARTITIONS, False)
+    assert [partition.leader for partition in described.partitions] == leaders(cluster) == [0, 1, 2]
+    for partition, before in zip(PARTITIONS, epochs, strict=True):
+        assert cluster.state(partition).leader_epoch == before + (partition in unbalanced)
+        assert set(cluster.state(partition).isr) == {0, 1, 2}
 
 
-def test_whoever_asks_again_is_not_answered_before_clients_are_told_the_leaders() -> None:
+@run_by(with_cluster)
+async def test_whoever_asks_again_is_not_answered_before_clients_are_told_the_leaders(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     """As after a failover: the first controller has elected, its successor finds that nothing is to be done."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        await restart(cluster, (controller + 1) % 3)
-        host = host_name(controller)
-        assert cluster.simulation.network.delay_standing(host, host, by_s=1.0)
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            first = asyncio.create_task(admin.elect_leaders("preferred", PARTITIONS))
-            await cluster.until(lambda: leaders(cluster) == [0, 1, 2])
-            elected = await admin.elect_leaders("preferred", PARTITIONS)
-            assert elected == dict.fromkeys(PARTITIONS, False)
-            told = [cluster.broker(controller)._metadata.partition(partition) for partition in PARTITIONS]
-            assert [state and state.leader for state in told] == [0, 1, 2]
-            assert any((await first).values())
-
-    with_cluster(program)
+    controller = await until_controller(cluster)
+    await restart(cluster, (controller + 1) % 3)
+    host = host_name(controller)
+    assert cluster.simulation.network.delay_standing(host, host, by_s=1.0)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        first = asyncio.create_task(admin.elect_leaders("preferred", PARTITIONS))
+        await cluster.until(lambda: leaders(cluster) == [0, 1, 2])
+        elected = await admin.elect_leaders("preferred", PARTITIONS)
+        assert elected == dict.fromkeys(PARTITIONS, False)
+        told = [cluster.broker(controller)._metadata.partition(partition) for partition in PARTITIONS]
+        assert [state and state.leader for state in told] == [0, 1, 2]
+        assert any((await first).values())
 
 
 async def restart_one(cluster: VirtualCluster) -> None:
@@ -147,133 +146,131 @@ async def stop_and_start_all(cluster: VirtualCluster) -> None:
 
 @every_seed(range(2))
 @pytest.mark.parametrize("restarted", [restart_one, restart_all, stop_and_start_all])
-def test_leaders_are_balanced_seconds_after_the_last_broker_has_come_back_and_caught_up(
-    restarted: Callable[[VirtualCluster], Coroutine[Any, Any, None]], seed: int
+@run_by(with_cluster, settings={})
+async def test_leaders_are_balanced_seconds_after_the_last_broker_has_come_back_and_caught_up(
+    cluster: VirtualCluster,
+    world: VirtualWorld,
+    /,
+    restarted: Callable[[VirtualCluster], Coroutine[Any, Any, None]],
+    seed: int,
 ) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await asyncio.sleep(20)
-        await restarted(cluster)
-        await cluster.until(lambda: leaders(cluster) == [0, 1, 2], within_s=6)
-
-    with_cluster(program, settings={}, seed=seed)
+    await asyncio.sleep(20)
+    await restarted(cluster)
+    await cluster.until(lambda: leaders(cluster) == [0, 1, 2], within_s=6)
 
 
-def test_a_broker_that_takes_long_to_catch_up_leads_soon_after_it_has() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await asyncio.sleep(20)
-        controller = await until_controller(cluster)
-        back = (controller + 1) % 3
-        cluster.kill_broker(back)
-        await cluster.until(lambda: back not in leaders(cluster))
-        cut(cluster, host_name(back), host_name(cluster.state(PARTITIONS[back]).leader))
-        await cluster.start_broker(back)
-        await asyncio.sleep(60)
-        assert back not in leaders(cluster)
-        cluster.simulation.network.heal()
-        await cluster.until(lambda: leaders(cluster) == [0, 1, 2], within_s=45)
-
-    with_cluster(program, settings={})
-
-
-def test_where_no_broker_has_come_leaders_are_balanced_at_the_interval_alone() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await asyncio.sleep(20)
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.alter_partition_reassignments({PARTITIONS[0]: [1, 2, 0]})
-            await cluster.until(lambda: replicas_of(cluster, PARTITIONS[0]) == [1, 2, 0])
-        await asyncio.sleep(250)
-        assert leaders(cluster) == [0, 1, 2]
-        await cluster.until(lambda: leaders(cluster) == [1, 1, 2], within_s=60)
-
-    with_cluster(program, settings={})
+@run_by(with_cluster, settings={})
+async def test_a_broker_that_takes_long_to_catch_up_leads_soon_after_it_has(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    await asyncio.sleep(20)
+    controller = await until_controller(cluster)
+    back = (controller + 1) % 3
+    cluster.kill_broker(back)
+    await cluster.until(lambda: back not in leaders(cluster))
+    cut(cluster, host_name(back), host_name(cluster.state(PARTITIONS[back]).leader))
+    await cluster.start_broker(back)
+    await asyncio.sleep(60)
+    assert back not in leaders(cluster)
+    cluster.simulation.network.heal()
+    await cluster.until(lambda: leaders(cluster) == [0, 1, 2], within_s=45)
 
 
-def test_leaders_are_not_balanced_by_themselves_where_that_is_turned_off() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await restart_all(cluster)
-        before = leaders(cluster)
-        await asyncio.sleep(700)
-        assert leaders(cluster) == before != [0, 1, 2]
-
-    with_cluster(program)
-
-
-def test_leaders_are_balanced_as_often_as_it_is_set() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        broker_id = next(b for b in cluster.broker_ids if b != controller)
-        for _ in range(2):
-            await restart(cluster, broker_id)
-            await cluster.until(lambda: leaders(cluster) == [0, 1, 2], within_s=2.5)
-
-    with_cluster(program, settings={"leader.imbalance.check.interval.seconds": "2"})
+@run_by(with_cluster, settings={})
+async def test_where_no_broker_has_come_leaders_are_balanced_at_the_interval_alone(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    await asyncio.sleep(20)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.alter_partition_reassignments({PARTITIONS[0]: [1, 2, 0]})
+        await cluster.until(lambda: replicas_of(cluster, PARTITIONS[0]) == [1, 2, 0])
+    await asyncio.sleep(250)
+    assert leaders(cluster) == [0, 1, 2]
+    await cluster.until(lambda: leaders(cluster) == [1, 1, 2], within_s=60)
 
 
-def test_a_preferred_leader_that_is_dead_or_not_in_sync_is_not_elected() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        broker_id = next(b for b in cluster.broker_ids if b != controller)
-        partition = PARTITIONS[broker_id]
-        cluster.kill_broker(broker_id)
-        await cluster.until(lambda: cluster.state(partition).leader not in (broker_id, NO_LEADER))
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            with pytest.raises(PartitionErrors, match=f"broker {broker_id}, is not alive") as raised:
-                await admin.elect_leaders("preferred", PARTITIONS)
-            error = raised.value.errors[partition]
-            assert isinstance(error, BrokerError)
-            assert error.code is ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
-            assert raised.value.results == {p: False for p in PARTITIONS if p != partition}
-            leader = cluster.state(partition).leader
-            cut(cluster, host_name(broker_id), host_name(leader))
-            await cluster.start_broker(broker_id)
-            with pytest.raises(PartitionErrors, match=f"broker {broker_id}, is not in the ISR"):
-                await admin.elect_leaders("preferred", [partition])
-            assert cluster.state(partition).leader == leader
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_leaders_are_not_balanced_by_themselves_where_that_is_turned_off(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    await restart_all(cluster)
+    before = leaders(cluster)
+    await asyncio.sleep(700)
+    assert leaders(cluster) == before != [0, 1, 2]
 
 
-def test_unknown_partitions_and_types_are_refused() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            with pytest.raises(PartitionErrors) as raised:
-                await admin.elect_leaders("preferred", [TopicPartition(TOPIC, 3), TopicPartition("none", 0)])
-        assert {str(p): e.code for p, e in raised.value.errors.items() if isinstance(e, BrokerError)} == {
-            "none-0": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            "orders-3": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        }
-        connection = await connect(world, controller)
-        for election_type in (-1, 2):
-            with pytest.raises(BrokerError, match="there is no election of type"):
-                await connection.request(ELECT_LEADERS, m.ElectLeadersRequest(election_type, None, 1_000))
-        epoch = cluster.broker(controller)._metadata.controller_epoch
-        with pytest.raises(BrokerError, match=f"controller epoch {epoch - 1} is meant"):
-            await connection.request(ELECT_LEADERS, m.ElectLeadersRequest(0, None, 1_000, epoch - 1))
+@run_by(with_cluster, settings={"leader.imbalance.check.interval.seconds": "2"})
+async def test_leaders_are_balanced_as_often_as_it_is_set(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    controller = await until_controller(cluster)
+    broker_id = next(b for b in cluster.broker_ids if b != controller)
+    for _ in range(2):
+        await restart(cluster, broker_id)
+        await cluster.until(lambda: leaders(cluster) == [0, 1, 2], within_s=2.5)
 
-    with_cluster(program)
+
+@run_by(with_cluster)
+async def test_a_preferred_leader_that_is_dead_or_not_in_sync_is_not_elected(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    controller = await until_controller(cluster)
+    broker_id = next(b for b in cluster.broker_ids if b != controller)
+    partition = PARTITIONS[broker_id]
+    cluster.kill_broker(broker_id)
+    await cluster.until(lambda: cluster.state(partition).leader not in (broker_id, NO_LEADER))
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        with pytest.raises(PartitionErrors, match=f"broker {broker_id}, is not alive") as raised:
+            await admin.elect_leaders("preferred", PARTITIONS)
+        error = raised.value.errors[partition]
+        assert isinstance(error, BrokerError)
+        assert error.code is ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+        assert raised.value.results == {p: False for p in PARTITIONS if p != partition}
+        leader = cluster.state(partition).leader
+        cut(cluster, host_name(broker_id), host_name(leader))
+        await cluster.start_broker(broker_id)
+        with pytest.raises(PartitionErrors, match=f"broker {broker_id}, is not in the ISR"):
+            await admin.elect_leaders("preferred", [partition])
+        assert cluster.state(partition).leader == leader
+
+
+@run_by(with_cluster)
+async def test_unknown_partitions_and_types_are_refused(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    controller = await until_controller(cluster)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        with pytest.raises(PartitionErrors) as raised:
+            await admin.elect_leaders("preferred", [TopicPartition(TOPIC, 3), TopicPartition("none", 0)])
+    assert {str(p): e.code for p, e in raised.value.errors.items() if isinstance(e, BrokerError)} == {
+        "none-0": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        "orders-3": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+    connection = await connect(world, controller)
+    for election_type in (-1, 2):
+        with pytest.raises(BrokerError, match="there is no election of type"):
+            await connection.request(ELECT_LEADERS, m.ElectLeadersRequest(election_type, None, 1_000))
+    epoch = cluster.broker(controller)._metadata.controller_epoch
+    with pytest.raises(BrokerError, match=f"controller epoch {epoch - 1} is meant"):
+        await connection.request(ELECT_LEADERS, m.ElectLeadersRequest(0, None, 1_000, epoch - 1))
 
 
 # --- By znode -------------------------------------------------------------------------------------------------------
 
 
-def test_partitions_that_the_znode_names_are_given_to_their_preferred_leaders_and_it_goes() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        broker_id = next(b for b in cluster.broker_ids if b != controller)
-        for _ in range(2):
-            await restart(cluster, broker_id)
-            epoch = cluster.state(PARTITIONS[broker_id]).leader_epoch
-            ask_by_znode(cluster, znodes.encode_preferred_election(PARTITIONS))
-            await cluster.until(lambda: is_held(cluster), within_s=1)
-            assert leaders(cluster) == [0, 1, 2]
-            assert cluster.state(PARTITIONS[broker_id]).leader_epoch > epoch
-            await asyncio.sleep(0.5)
-            partition = cluster.broker(broker_id)._replicas.partition(PARTITIONS[broker_id])  # type: ignore[union-attr]
-            assert partition is not None
-            assert partition.is_leader
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_partitions_that_the_znode_names_are_given_to_their_preferred_leaders_and_it_goes(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    controller = await until_controller(cluster)
+    broker_id = next(b for b in cluster.broker_ids if b != controller)
+    for _ in range(2):
+        await restart(cluster, broker_id)
+        epoch = cluster.state(PARTITIONS[broker_id]).leader_epoch
+        ask_by_znode(cluster, znodes.encode_preferred_election(PARTITIONS))
+        await cluster.until(lambda: is_held(cluster), within_s=1)
+        assert leaders(cluster) == [0, 1, 2]
+        assert cluster.state(PARTITIONS[broker_id]).leader_epoch > epoch
+        await asyncio.sleep(0.5)
+        partition = cluster.broker(broker_id)._replicas.partition(PARTITIONS[broker_id])  # type: ignore[union-attr]
+        assert partition is not None
+        assert partition.is_leader
 
 
 @pytest.mark.parametrize(
@@ -314,46 +311,46 @@ def test_nonsense_in_the_znode_is_one_line_in_the_log_and_goes(
     assert all((line or "") in one for one in said)
 
 
-def test_a_request_that_is_put_in_place_of_another_while_that_is_held_is_held_too() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        broker_id = next(b for b in cluster.broker_ids if b != controller)
-        await restart(cluster, broker_id)
-        zookeeper = cluster.simulation.zookeeper
-        another = znodes.encode_preferred_election([PARTITIONS[broker_id]])
+@run_by(with_cluster)
+async def test_a_request_that_is_put_in_place_of_another_while_that_is_held_is_held_too(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    controller = await until_controller(cluster)
+    broker_id = next(b for b in cluster.broker_ids if b != controller)
+    await restart(cluster, broker_id)
+    zookeeper = cluster.simulation.zookeeper
+    another = znodes.encode_preferred_election([PARTITIONS[broker_id]])
 
-        def before(session: Any, operations: Any) -> None:
-            if any(getattr(operation, "path", "") == znodes.PREFERRED_REPLICA_ELECTION for operation in operations):
-                zookeeper.before = None
-                zookeeper.make(znodes.PREFERRED_REPLICA_ELECTION, another)
+    def before(session: Any, operations: Any) -> None:
+        if any(getattr(operation, "path", "") == znodes.PREFERRED_REPLICA_ELECTION for operation in operations):
+            zookeeper.before = None
+            zookeeper.make(znodes.PREFERRED_REPLICA_ELECTION, another)
 
-        zookeeper.before = before
-        ask_by_znode(cluster, znodes.encode_preferred_election([]))
-        await cluster.until(lambda: leaders(cluster) == [0, 1, 2], within_s=1)
-        await cluster.until(lambda: is_held(cluster), within_s=1)
-
-    with_cluster(program)
+    zookeeper.before = before
+    ask_by_znode(cluster, znodes.encode_preferred_election([]))
+    await cluster.until(lambda: leaders(cluster) == [0, 1, 2], within_s=1)
+    await cluster.until(lambda: is_held(cluster), within_s=1)
 
 
-def test_a_request_that_comes_when_the_answer_to_the_removal_of_another_is_lost_is_held_too() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        broker_id = next(b for b in cluster.broker_ids if b != controller)
-        await restart(cluster, broker_id)
-        zookeeper = cluster.simulation.zookeeper
+@run_by(with_cluster)
+async def test_a_request_that_comes_when_the_answer_to_the_removal_of_another_is_lost_is_held_too(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    controller = await until_controller(cluster)
+    broker_id = next(b for b in cluster.broker_ids if b != controller)
+    await restart(cluster, broker_id)
+    zookeeper = cluster.simulation.zookeeper
 
-        def after(session: Any, operations: Any) -> None:
-            if any(getattr(operation, "path", "") == znodes.PREFERRED_REPLICA_ELECTION for operation in operations):
-                zookeeper.after = None
-                zookeeper.lose_connections(host_name(controller))
-                ask_by_znode(cluster, znodes.encode_preferred_election([PARTITIONS[broker_id]]))
+    def after(session: Any, operations: Any) -> None:
+        if any(getattr(operation, "path", "") == znodes.PREFERRED_REPLICA_ELECTION for operation in operations):
+            zookeeper.after = None
+            zookeeper.lose_connections(host_name(controller))
+            ask_by_znode(cluster, znodes.encode_preferred_election([PARTITIONS[broker_id]]))
 
-        zookeeper.after = after
-        ask_by_znode(cluster, znodes.encode_preferred_election([]))
-        await cluster.until(lambda: leaders(cluster) == [0, 1, 2], within_s=5)
-        await cluster.until(lambda: is_held(cluster), within_s=5)
-
-    with_cluster(program)
+    zookeeper.after = after
+    ask_by_znode(cluster, znodes.encode_preferred_election([]))
+    await cluster.until(lambda: leaders(cluster) == [0, 1, 2], within_s=5)
+    await cluster.until(lambda: is_held(cluster), within_s=5)
 
 
 def test_nobody_is_elected_in_a_topic_that_is_being_deleted(caplog: pytest.LogCaptureFixture) -> None:
@@ -405,44 +402,44 @@ def test_a_znode_with_nodes_below_it_stays_and_keeps_nothing_from_being_balanced
         ),
     ],
 )
-def test_a_wrong_election_is_noticed(mutant: str, test: Callable[[], None]) -> None:
+def test_a_wrong_election_is_noticed(mutant: str, test: Callable[..., Coroutine[Any, Any, None]]) -> None:
     with planted(mutant), pytest.raises((AssertionError, pytest.fail.Exception)):
-        test()
+        run_test(test)
 
 
 # --- Unclean --------------------------------------------------------------------------------------------------------
 
 
-def test_a_partition_without_a_leader_gets_one_on_request_and_others_keep_theirs() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        other = next(b for b in cluster.broker_ids if b != controller)
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            third = 3 - controller - other
-            await admin.create_topic("lost", assignments=[[other, third]], configs={"min.insync.replicas": "1"})
-            lost = TopicPartition("lost", 0)
-            cluster.kill_broker(third)
-            await cluster.until(lambda: cluster.state(lost).isr == (other,))
-            async with Producer(cluster.bootstrap, acks=1, world=world) as producer:
-                await producer.send("lost", b"only there", partition=0)
-            cluster.kill_broker(other)
-            await cluster.until(lambda: cluster.state(lost).leader == NO_LEADER)
-            with pytest.raises(PartitionErrors, match="none of the replicas"):
-                await admin.elect_leaders("unclean", [lost])
-            await cluster.start_broker(third)
-            await cluster.until(lambda: cluster.state(lost).leader == NO_LEADER)
-            await until_controller(cluster)
-            with pytest.raises(PartitionErrors):
-                await admin.elect_leaders("preferred", [lost])
-            assert cluster.state(lost).leader == NO_LEADER
-            before = cluster.state(lost).leader_epoch
-            assert await admin.elect_leaders("unclean") == {lost: True}
-            state = cluster.state(lost)
-            assert (state.leader, state.isr, state.eligible) == (third, (third,), ())
-            assert state.leader_epoch > before
-            assert await admin.elect_leaders("unclean", [lost]) == {lost: False}
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_a_partition_without_a_leader_gets_one_on_request_and_others_keep_theirs(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    controller = await until_controller(cluster)
+    other = next(b for b in cluster.broker_ids if b != controller)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        third = 3 - controller - other
+        await admin.create_topic("lost", assignments=[[other, third]], configs={"min.insync.replicas": "1"})
+        lost = TopicPartition("lost", 0)
+        cluster.kill_broker(third)
+        await cluster.until(lambda: cluster.state(lost).isr == (other,))
+        async with Producer(cluster.bootstrap, acks=1, world=world) as producer:
+            await producer.send("lost", b"only there", partition=0)
+        cluster.kill_broker(other)
+        await cluster.until(lambda: cluster.state(lost).leader == NO_LEADER)
+        with pytest.raises(PartitionErrors, match="none of the replicas"):
+            await admin.elect_leaders("unclean", [lost])
+        await cluster.start_broker(third)
+        await cluster.until(lambda: cluster.state(lost).leader == NO_LEADER)
+        await until_controller(cluster)
+        with pytest.raises(PartitionErrors):
+            await admin.elect_leaders("preferred", [lost])
+        assert cluster.state(lost).leader == NO_LEADER
+        before = cluster.state(lost).leader_epoch
+        assert await admin.elect_leaders("unclean") == {lost: True}
+        state = cluster.state(lost)
+        assert (state.leader, state.isr, state.eligible) == (third, (third,), ())
+        assert state.leader_epoch > before
+        assert await admin.elect_leaders("unclean", [lost]) == {lost: False}
 
 
 # --- Under load -----------------------------------------------------------------------------------------------------
@@ -450,40 +447,40 @@ def test_a_partition_without_a_leader_gets_one_on_request_and_others_keep_theirs
 
 @every_seed(range(3))
 @pytest.mark.parametrize("way", ["request", "znode"])
-def test_a_producer_is_held_up_for_no_longer_than_a_moment_and_nothing_is_lost(way: str, seed: int) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        broker_id = (controller + 1 + seed % 2) % 3
-        partition = PARTITIONS[broker_id]
-        await restart(cluster, broker_id)
-        loop = asyncio.get_running_loop()
-        took_s: list[float] = []
-        stop = asyncio.Event()
+@run_by(with_cluster)
+async def test_a_producer_is_held_up_for_no_longer_than_a_moment_and_nothing_is_lost(
+    cluster: VirtualCluster, world: VirtualWorld, /, way: str, seed: int
+) -> None:
+    controller = await until_controller(cluster)
+    broker_id = (controller + 1 + seed % 2) % 3
+    partition = PARTITIONS[broker_id]
+    await restart(cluster, broker_id)
+    loop = asyncio.get_running_loop()
+    took_s: list[float] = []
+    stop = asyncio.Event()
 
-        async def produce() -> None:
-            async with Producer(cluster.bootstrap, acks="all", world=world) as producer:
-                while not stop.is_set():
-                    began_s = loop.time()
-                    await producer.send(TOPIC, b"%d" % len(took_s), partition=partition.partition)
-                    took_s.append(loop.time() - began_s)
-                    await asyncio.sleep(0.003)
+    async def produce() -> None:
+        async with Producer(cluster.bootstrap, acks="all", world=world) as producer:
+            while not stop.is_set():
+                began_s = loop.time()
+                await producer.send(TOPIC, b"%d" % len(took_s), partition=partition.partition)
+                took_s.append(loop.time() - began_s)
+                await asyncio.sleep(0.003)
 
-        producing = asyncio.create_task(produce())
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            for _ in range(3):
-                await asyncio.sleep(0.5)
-                if way == "request":
-                    await admin.elect_leaders("preferred", [partition])
-                else:
-                    ask_by_znode(cluster, znodes.encode_preferred_election([partition]))
-                await cluster.until(lambda: cluster.state(partition).leader == broker_id, within_s=1)
-                await asyncio.sleep(0.5)
-                await restart(cluster, broker_id)
-        stop.set()
-        await producing
-        async with Consumer(cluster.bootstrap, topics=[TOPIC], world=world) as consumer:
-            read = [int((await anext(consumer)).value or b"") for _ in took_s]
-        assert read == list(range(len(took_s)))
-        assert max(took_s) < STALL_S
-
-    with_cluster(program, seed=seed)
+    producing = asyncio.create_task(produce())
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        for _ in range(3):
+            await asyncio.sleep(0.5)
+            if way == "request":
+                await admin.elect_leaders("preferred", [partition])
+            else:
+                ask_by_znode(cluster, znodes.encode_preferred_election([partition]))
+            await cluster.until(lambda: cluster.state(partition).leader == broker_id, within_s=1)
+            await asyncio.sleep(0.5)
+            await restart(cluster, broker_id)
+    stop.set()
+    await producing
+    async with Consumer(cluster.bootstrap, topics=[TOPIC], world=world) as consumer:
+        read = [int((await anext(consumer)).value or b"") for _ in took_s]
+    assert read == list(range(len(took_s)))
+    assert max(took_s) < STALL_S

@@ -12,6 +12,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.simulation.simulator.cluster import VirtualCluster
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
@@ -128,20 +129,20 @@ def test_the_cleaner_looks_as_soon_as_a_shorter_back_off_says_and_0_leaves_time_
     play(scenario, settings=settings, configs=COMPACTED)
 
 
-def test_retention_looks_as_soon_as_a_shorter_interval_says() -> None:
-    async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
-        await produce(cluster, world, 30)
-        name = "log.retention.check.interval.ms"
-        await admin.incremental_alter_configs({ALL: [ConfigChange.set(name, "500")]})
-        partition = replicas(cluster, 0).partition(P0)
-        assert partition is not None
-        await cluster.until(lambda: partition.log.log_start_offset > 0, within_s=SOON_S)
-
-    play(
-        scenario,
-        settings={"log.retention.check.interval.ms": LONG_MS},
-        configs={"retention.bytes": "5000", "segment.bytes": "2000"},
-    )
+@run_by(
+    play,
+    settings={"log.retention.check.interval.ms": LONG_MS},
+    configs={"retention.bytes": "5000", "segment.bytes": "2000"},
+)
+async def test_retention_looks_as_soon_as_a_shorter_interval_says(
+    cluster: VirtualCluster, world: VirtualWorld, admin: Admin, /
+) -> None:
+    await produce(cluster, world, 30)
+    name = "log.retention.check.interval.ms"
+    await admin.incremental_alter_configs({ALL: [ConfigChange.set(name, "500")]})
+    partition = replicas(cluster, 0).partition(P0)
+    assert partition is not None
+    await cluster.until(lambda: partition.log.log_start_offset > 0, within_s=SOON_S)
 
 
 @pytest.mark.parametrize("setting", ["flush.ms", "flush.messages"])

@@ -13,9 +13,10 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DESCRIBE_TIMELINE
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from tests.running import run_by
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop
 from tests.simulation.simulator.world import Simulation
 
 T = TypeVar("T")
@@ -57,211 +58,193 @@ async def _all_led_without(cluster: VirtualCluster, broker_id: int) -> None:
 
 
 @every_seed(range(3))
-def test_the_story_of_a_killed_controller_is_told_by_those_that_are_left(seed: int) -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        [killed] = cluster.active_controllers()
-        led = [str(p) for p in PARTITIONS if cluster.state(p).leader == killed]
-        cluster.kill_broker(killed)
-        await _all_led_without(cluster, killed)
-        [successor] = cluster.active_controllers()
-        found = await _read(cluster)
-        assert list(found.errors) == [killed]
-        assert killed not in {entry["controller"] for entry in found.entries}
-        story = last_failover(found.entries)
-        assert story is not None
-        assert f"broker {killed} was lost and broker {successor} became the controller" in story.title
-        events = [step.event for step in story.steps]
-        assert events[0] == "ControllerSuspected"
-        assert events.index("ControllerRemoved") < events.index("Startup") < events.index("LeaderAndIsrAnswered")
-        text = "\n".join(story.lines())
-        for partition in led:
-            assert f"{partition}: leader {killed} -> " in text
-        assert story.elected == len(led)
-        assert story.leaderless == ()
-        assert story.led_ms is not None
-        assert story.written_ms is not None
-        assert 0 < story.written_ms <= story.led_ms < 1_000
+@run_by(on_virtual_loop)
+async def test_the_story_of_a_killed_controller_is_told_by_those_that_are_left(seed: int) -> None:
+    cluster = await _start_cluster()
+    [killed] = cluster.active_controllers()
+    led = [str(p) for p in PARTITIONS if cluster.state(p).leader == killed]
+    cluster.kill_broker(killed)
+    await _all_led_without(cluster, killed)
+    [successor] = cluster.active_controllers()
+    found = await _read(cluster)
+    assert list(found.errors) == [killed]
+    assert killed not in {entry["controller"] for entry in found.entries}
+    story = last_failover(found.entries)
+    assert story is not None
+    assert f"broker {killed} was lost and broker {successor} became the controller" in story.title
+    events = [step.event for step in story.steps]
+    assert events[0] == "ControllerSuspected"
+    assert events.index("ControllerRemoved") < events.index("Startup") < events.index("LeaderAndIsrAnswered")
+    text = "\n".join(story.lines())
+    for partition in led:
+        assert f"{partition}: leader {killed} -> " in text
+    assert story.elected == len(led)
+    assert story.leaderless == ()
+    assert story.led_ms is not None
+    assert story.written_ms is not None
+    assert 0 < story.written_ms <= story.led_ms < 1_000
 
-        # Once it is back, it tells what it did before it was killed, which it has on its disk.
-        await cluster.start_broker(killed)
-        async with asyncio.timeout(30):
-            while (whole := await _read(cluster)).errors:  # others must hear first that it is back
-                await asyncio.sleep(0.1)
-        assert [entry["epoch"] for entry in whole.entries] == sorted(entry["epoch"] for entry in whole.entries)
-        assert {(entry["controller"], entry["event"]) for entry in whole.entries} >= {
-            (killed, "Startup"),
-            (killed, "CreateTopicsRequest"),
-            (successor, "Startup"),
-        }
-        assert last_failover(whole.entries) == story
-
-    run(scenario(), seed=seed)
+    # Once it is back, it tells what it did before it was killed, which it has on its disk.
+    await cluster.start_broker(killed)
+    async with asyncio.timeout(30):
+        while (whole := await _read(cluster)).errors:  # others must hear first that it is back
+            await asyncio.sleep(0.1)
+    assert [entry["epoch"] for entry in whole.entries] == sorted(entry["epoch"] for entry in whole.entries)
+    assert {(entry["controller"], entry["event"]) for entry in whole.entries} >= {
+        (killed, "Startup"),
+        (killed, "CreateTopicsRequest"),
+        (successor, "Startup"),
+    }
+    assert last_failover(whole.entries) == story
 
 
-def test_the_story_of_a_killed_leader_begins_with_the_controllers_suspicion() -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        [controller] = cluster.active_controllers()
-        killed = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
-        cluster.kill_broker(killed)
-        await _all_led_without(cluster, killed)
-        story = await _story(cluster)
-        assert story.title == f"The last failover: broker {killed} was lost"
-        assert [step.event for step in story.steps][:3] == ["BrokerSuspected", "BrokerSuspected", "BrokerChange"]
-        assert story.steps[0].text == f"The connection of broker {controller} to broker {killed} is lost."
-        assert story.steps[1].at_ms > 0
-        assert f"remove /brokers/ids/{killed} " in story.steps[1].details[0]
-        assert {step.broker for step in story.steps} == {controller}
-        assert story.led_ms is not None
-
-    run(scenario(), seed=5)
+@run_by(on_virtual_loop, seed=5)
+async def test_the_story_of_a_killed_leader_begins_with_the_controllers_suspicion() -> None:
+    cluster = await _start_cluster()
+    [controller] = cluster.active_controllers()
+    killed = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
+    cluster.kill_broker(killed)
+    await _all_led_without(cluster, killed)
+    story = await _story(cluster)
+    assert story.title == f"The last failover: broker {killed} was lost"
+    assert [step.event for step in story.steps][:3] == ["BrokerSuspected", "BrokerSuspected", "BrokerChange"]
+    assert story.steps[0].text == f"The connection of broker {controller} to broker {killed} is lost."
+    assert story.steps[1].at_ms > 0
+    assert f"remove /brokers/ids/{killed} " in story.steps[1].details[0]
+    assert {step.broker for step in story.steps} == {controller}
+    assert story.led_ms is not None
 
 
-def test_the_story_after_all_brokers_were_stopped_begins_when_they_are_started_again() -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        for broker_id in cluster.broker_ids:
-            await cluster.stop_broker(broker_id)
-        await asyncio.sleep(20)
-        began_s = cluster.simulation.loop.time()
-        await cluster.start()
-        await cluster.until(lambda: all(cluster.state(p).leader != NO_LEADER for p in PARTITIONS))
-        await asyncio.sleep(1)
-        story = await _story(cluster)
-        assert "when all brokers had been stopped" in story.title
-        assert max(step.at_ms for step in story.steps) < (cluster.simulation.loop.time() - began_s) * 1_000
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_the_story_after_all_brokers_were_stopped_begins_when_they_are_started_again() -> None:
+    cluster = await _start_cluster()
+    for broker_id in cluster.broker_ids:
+        await cluster.stop_broker(broker_id)
+    await asyncio.sleep(20)
+    began_s = cluster.simulation.loop.time()
+    await cluster.start()
+    await cluster.until(lambda: all(cluster.state(p).leader != NO_LEADER for p in PARTITIONS))
+    await asyncio.sleep(1)
+    story = await _story(cluster)
+    assert "when all brokers had been stopped" in story.title
+    assert max(step.at_ms for step in story.steps) < (cluster.simulation.loop.time() - began_s) * 1_000
 
 
-def test_the_story_of_a_controller_that_hangs_begins_with_the_new_one() -> None:
+@run_by(on_virtual_loop, seed=6)
+async def test_the_story_of_a_controller_that_hangs_begins_with_the_new_one() -> None:
     """Nobody suspects it, as its connections stand: ZooKeeper ends its session."""
 
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        [paused] = cluster.active_controllers()
-        cluster.pause_broker(paused)
-        await _all_led_without(cluster, paused)
-        story = await _story(cluster)
-        assert story.steps[0].event == "Startup"
-        assert story.led_ms is not None
-        cluster.resume_broker(paused)
-        await cluster.until(lambda: len(cluster.active_controllers()) == 1)
-
-    run(scenario(), seed=6)
+    cluster = await _start_cluster()
+    [paused] = cluster.active_controllers()
+    cluster.pause_broker(paused)
+    await _all_led_without(cluster, paused)
+    story = await _story(cluster)
+    assert story.steps[0].event == "Startup"
+    assert story.led_ms is not None
+    cluster.resume_broker(paused)
+    await cluster.until(lambda: len(cluster.active_controllers()) == 1)
 
 
-def test_a_reader_gets_each_entry_once_over_a_failover_and_a_broker_that_comes_back() -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        [killed] = cluster.active_controllers()
+@run_by(on_virtual_loop, seed=7)
+async def test_a_reader_gets_each_entry_once_over_a_failover_and_a_broker_that_comes_back() -> None:
+    cluster = await _start_cluster()
+    [killed] = cluster.active_controllers()
 
-        async def follow(admin: Admin) -> None:
-            reader = admin.timeline_reader()
-            entries = list((await reader.read()).entries)
-            assert [e["controller"] for e in entries if e["event"] == "Startup"][-1] == killed
-            cluster.kill_broker(killed)
-            await _all_led_without(cluster, killed)
-            found = await reader.read()
-            assert list(found.errors) == [killed]
-            entries += found.entries
-            assert [e["controller"] for e in entries if e["event"] == "Startup"][-1] != killed
-            assert (await reader.read()).entries == ()
-            await cluster.start_broker(killed)
-            await asyncio.sleep(3)
-            found = await reader.read()
-            assert dict(found.errors) == {}
-            entries += found.entries
-            assert any(killed in entry.get("added", []) for entry in found.entries)
-            names = [(entry["controller"], entry["number"]) for entry in entries]
-            assert len(set(names)) == len(names)
-
-        await _with_admin(cluster, follow)
-
-    run(scenario(), seed=7)
-
-
-def test_a_broker_that_hangs_is_named_each_time_and_holds_up_nobody_for_long() -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        [controller] = cluster.active_controllers()
-        hanging = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
-
-        async def read(admin: Admin) -> None:
-            reader = admin.timeline_reader()
-            cluster.pause_broker(hanging)
-            found = await reader.read()
-            assert list(found.errors) == [hanging]
-            assert "did not answer within 3 s" in str(found.errors[hanging])
-            assert {entry["controller"] for entry in found.entries} == {controller}
-            async with asyncio.timeout(2.5):  # another may be asked for metadata first, and hang
-                assert list((await reader.read()).errors) == [hanging]
-            cluster.resume_broker(hanging)
-            await asyncio.sleep(ASK_AGAIN_AFTER_S)
-            assert dict((await reader.read()).errors) == {}
-
-        await _with_admin(cluster, read)
-
-    run(scenario(), seed=11)
-
-
-def test_a_broker_gives_its_timeline_a_page_at_a_time_and_from_a_time_on() -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        [controller] = cluster.active_controllers()
-        world = cluster.client("asking")
-
-        async def ask(after: int, since_ms: int, most: int) -> m.DescribeTimelineResponse:
-            connection = await open_connection(world.network, host_name(controller), PORT, client_id="t", timeout_s=1)
-            return await connection.request(DESCRIBE_TIMELINE, m.DescribeTimelineRequest(after, since_ms, most))
-
-        async def program() -> None:
-            whole = await ask(0, 0, 1_000)
-            assert whole.is_complete
-            assert len(whole.entries) == whole.last_number
-            first = await ask(0, 0, 3)
-            assert [bytes(e) for e in first.entries] == [bytes(e) for e in whole.entries[:3]]
-            assert not first.is_complete
-            rest = await ask(3, 0, 1_000)
-            assert [bytes(e) for e in rest.entries] == [bytes(e) for e in whole.entries[3:]]
-            assert (await ask(0, world.clock.wall_ms() + 1, 1_000)).entries == []
-            assert (await ask(2**63 - 1, -(2**63), 1)).entries == []
-
-        await world.process.run(program())
-
-    run(scenario(), seed=8)
-
-
-def test_a_timeline_that_is_too_large_for_one_answer_is_read_in_several() -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        controller = cluster.broker(0).controller
-        assert controller is not None
-        for _ in range(20):
-            controller.timeline.record("Large", "it is large", 9, {"notes": ["x" * 100_000]})
-        recorded = [entry for entry in controller.timeline.entries() if entry["event"] == "Large"]
-        found = await _read(cluster)
-        assert [entry for entry in found.entries if entry["event"] == "Large"] == recorded
-
-    run(scenario(), seed=10)
-
-
-def test_a_damaged_line_of_the_file_is_left_out_and_numbers_go_on_after_a_restart() -> None:
-    async def scenario() -> None:
-        cluster = await _start_cluster()
-        [killed] = cluster.active_controllers()
-        before = cluster.broker(killed).controller
-        assert before is not None
-        recorded = before.timeline.last_number
+    async def follow(admin: Admin) -> None:
+        reader = admin.timeline_reader()
+        entries = list((await reader.read()).entries)
+        assert [e["controller"] for e in entries if e["event"] == "Startup"][-1] == killed
         cluster.kill_broker(killed)
-        file = cluster.simulation.host(host_name(killed)).disk.file(f"{LOG_DIR}/controller-timeline.jsonl")
-        file.write([b'{"number": "x"}\n{"torn'], len(file.data))
         await _all_led_without(cluster, killed)
+        found = await reader.read()
+        assert list(found.errors) == [killed]
+        entries += found.entries
+        assert [e["controller"] for e in entries if e["event"] == "Startup"][-1] != killed
+        assert (await reader.read()).entries == ()
         await cluster.start_broker(killed)
-        again = cluster.broker(killed).controller
-        assert again is not None
-        assert again.timeline.entries() == before.timeline.entries()
-        assert again.timeline.last_number == recorded
+        await asyncio.sleep(3)
+        found = await reader.read()
+        assert dict(found.errors) == {}
+        entries += found.entries
+        assert any(killed in entry.get("added", []) for entry in found.entries)
+        names = [(entry["controller"], entry["number"]) for entry in entries]
+        assert len(set(names)) == len(names)
 
-    run(scenario(), seed=9)
+    await _with_admin(cluster, follow)
+
+
+@run_by(on_virtual_loop, seed=11)
+async def test_a_broker_that_hangs_is_named_each_time_and_holds_up_nobody_for_long() -> None:
+    cluster = await _start_cluster()
+    [controller] = cluster.active_controllers()
+    hanging = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
+
+    async def read(admin: Admin) -> None:
+        reader = admin.timeline_reader()
+        cluster.pause_broker(hanging)
+        found = await reader.read()
+        assert list(found.errors) == [hanging]
+        assert "did not answer within 3 s" in str(found.errors[hanging])
+        assert {entry["controller"] for entry in found.entries} == {controller}
+        async with asyncio.timeout(2.5):  # another may be asked for metadata first, and hang
+            assert list((await reader.read()).errors) == [hanging]
+        cluster.resume_broker(hanging)
+        await asyncio.sleep(ASK_AGAIN_AFTER_S)
+        assert dict((await reader.read()).errors) == {}
+
+    await _with_admin(cluster, read)
+
+
+@run_by(on_virtual_loop, seed=8)
+async def test_a_broker_gives_its_timeline_a_page_at_a_time_and_from_a_time_on() -> None:
+    cluster = await _start_cluster()
+    [controller] = cluster.active_controllers()
+    world = cluster.client("asking")
+
+    async def ask(after: int, since_ms: int, most: int) -> m.DescribeTimelineResponse:
+        connection = await open_connection(world.network, host_name(controller), PORT, client_id="t", timeout_s=1)
+        return await connection.request(DESCRIBE_TIMELINE, m.DescribeTimelineRequest(after, since_ms, most))
+
+    async def program() -> None:
+        whole = await ask(0, 0, 1_000)
+        assert whole.is_complete
+        assert len(whole.entries) == whole.last_number
+        first = await ask(0, 0, 3)
+        assert [bytes(e) for e in first.entries] == [bytes(e) for e in whole.entries[:3]]
+        assert not first.is_complete
+        rest = await ask(3, 0, 1_000)
+        assert [bytes(e) for e in rest.entries] == [bytes(e) for e in whole.entries[3:]]
+        assert (await ask(0, world.clock.wall_ms() + 1, 1_000)).entries == []
+        assert (await ask(2**63 - 1, -(2**63), 1)).entries == []
+
+    await world.process.run(program())
+
+
+@run_by(on_virtual_loop, seed=10)
+async def test_a_timeline_that_is_too_large_for_one_answer_is_read_in_several() -> None:
+    cluster = await _start_cluster()
+    controller = cluster.broker(0).controller
+    assert controller is not None
+    for _ in range(20):
+        controller.timeline.record("Large", "it is large", 9, {"notes": ["x" * 100_000]})
+    recorded = [entry for entry in controller.timeline.entries() if entry["event"] == "Large"]
+    found = await _read(cluster)
+    assert [entry for entry in found.entries if entry["event"] == "Large"] == recorded
+
+
+@run_by(on_virtual_loop, seed=9)
+async def test_a_damaged_line_of_the_file_is_left_out_and_numbers_go_on_after_a_restart() -> None:
+    cluster = await _start_cluster()
+    [killed] = cluster.active_controllers()
+    before = cluster.broker(killed).controller
+    assert before is not None
+    recorded = before.timeline.last_number
+    cluster.kill_broker(killed)
+    file = cluster.simulation.host(host_name(killed)).disk.file(f"{LOG_DIR}/controller-timeline.jsonl")
+    file.write([b'{"number": "x"}\n{"torn'], len(file.data))
+    await _all_led_without(cluster, killed)
+    await cluster.start_broker(killed)
+    again = cluster.broker(killed).controller
+    assert again is not None
+    assert again.timeline.entries() == before.timeline.entries()
+    assert again.timeline.last_number == recorded

@@ -17,9 +17,10 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Create
+from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 TOPIC = "orders"
@@ -136,205 +137,193 @@ async def _produce(s: Scenario, produce: Callable[[Producer], Coroutine[Any, Any
 # --- producers ---
 
 
-def test_a_lost_answer_after_a_re_creation_duplicates_nothing() -> None:
-    async def scenario(s: Scenario) -> None:
-        await s.create()
+@run_by(play)
+async def test_a_lost_answer_after_a_re_creation_duplicates_nothing(s: Scenario, /) -> None:
+    await s.create()
 
-        async def produce(producer: Producer) -> None:
-            for value in (b"0", b"1"):
-                await producer.send(TOPIC, value)
-            await s.recreate()
-            await producer.send(TOPIC, b"2")
-            repair = s.lose_answers(host_name(s.cluster.state(PARTITION).leader), PRODUCER)
-            delivery = producer.send(TOPIC, b"3")
-            await s.cluster.until(lambda: s.log_end() == 2)
-            repair()
-            assert (await delivery).offset == 1
+    async def produce(producer: Producer) -> None:
+        for value in (b"0", b"1"):
+            await producer.send(TOPIC, value)
+        await s.recreate()
+        await producer.send(TOPIC, b"2")
+        repair = s.lose_answers(host_name(s.cluster.state(PARTITION).leader), PRODUCER)
+        delivery = producer.send(TOPIC, b"3")
+        await s.cluster.until(lambda: s.log_end() == 2)
+        repair()
+        assert (await delivery).offset == 1
 
-        await _produce(s, produce)
-        assert await s.values(2) == [b"2", b"3"]
-
-    play(scenario)
+    await _produce(s, produce)
+    assert await s.values(2) == [b"2", b"3"]
 
 
 @pytest.mark.parametrize("lost", ["requests", "answers"])
-def test_batches_in_flight_while_the_topic_is_created_again_are_in_the_new_one_once_and_in_order(lost: str) -> None:
-    async def scenario(s: Scenario) -> None:
-        await s.create()
+@run_by(play)
+async def test_batches_in_flight_while_the_topic_is_created_again_are_in_the_new_one_once_and_in_order(
+    s: Scenario, /, lost: str
+) -> None:
+    await s.create()
 
-        async def produce(producer: Producer) -> None:
-            await producer.send(TOPIC, b"first")
-            leader = host_name(s.cluster.state(PARTITION).leader)
-            repair = s.lose_answers(*((PRODUCER, leader) if lost == "requests" else (leader, PRODUCER)))
-            deliveries = []
-            for number in range(8):
-                deliveries.append(producer.send(TOPIC, b"%d" % number + b"x" * 900))
-                await asyncio.sleep(0.01)
-            await s.recreate()
-            repair()
-            for delivery in deliveries:
-                await delivery
+    async def produce(producer: Producer) -> None:
+        await producer.send(TOPIC, b"first")
+        leader = host_name(s.cluster.state(PARTITION).leader)
+        repair = s.lose_answers(*((PRODUCER, leader) if lost == "requests" else (leader, PRODUCER)))
+        deliveries = []
+        for number in range(8):
+            deliveries.append(producer.send(TOPIC, b"%d" % number + b"x" * 900))
+            await asyncio.sleep(0.01)
+        await s.recreate()
+        repair()
+        for delivery in deliveries:
+            await delivery
 
-        await _produce(s, produce, batch_size=1_000, max_request_size=2_000)
-        values = [value[:1] for value in await s.values(8) if value]
-        assert values == [b"%d" % number for number in range(8)]
-
-    play(scenario)
-
-
-def test_a_request_that_comes_late_writes_nothing_into_the_topic_that_was_created_since() -> None:
-    async def scenario(s: Scenario) -> None:
-        await s.create()
-
-        async def produce(producer: Producer) -> None:
-            await producer.send(TOPIC, b"old")
-            link = PRODUCER, host_name(s.cluster.state(PARTITION).leader)
-            s.network.block(*link)
-            with pytest.raises(DeliveryTimedOut):
-                await producer.send(TOPIC, b"late")
-            await s.recreate()
-            s.network.unblock(*link)
-            await asyncio.sleep(5)
-
-        # Without numbers (acks=1) nothing but the topic's id can tell that the request is for another topic.
-        await _produce(s, produce, acks=1, delivery_timeout_ms=500)
-        assert await s.values(0) == []
-
-    play(scenario)
+    await _produce(s, produce, batch_size=1_000, max_request_size=2_000)
+    values = [value[:1] for value in await s.values(8) if value]
+    assert values == [b"%d" % number for number in range(8)]
 
 
-def test_a_producer_goes_on_after_its_topic_was_created_again_with_fewer_partitions() -> None:
-    async def scenario(s: Scenario) -> None:
-        await s.create(partitions=6)
+@run_by(play)
+async def test_a_request_that_comes_late_writes_nothing_into_the_topic_that_was_created_since(s: Scenario, /) -> None:
+    await s.create()
 
-        async def produce(producer: Producer) -> None:
-            for number in range(12):
-                await producer.send(TOPIC, b"old", partition=number % 6)
-            await s.recreate(partitions=1)
-            gone = producer.send(TOPIC, b"gone", partition=5)
-            with pytest.raises(BrokerError, match="has partitions 0 to 0 now") as caught:
-                await gone
-            assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            for number in range(20):
-                await producer.send(TOPIC, b"%d" % number, key=b"%d" % number if number % 2 else None)
+    async def produce(producer: Producer) -> None:
+        await producer.send(TOPIC, b"old")
+        link = PRODUCER, host_name(s.cluster.state(PARTITION).leader)
+        s.network.block(*link)
+        with pytest.raises(DeliveryTimedOut):
+            await producer.send(TOPIC, b"late")
+        await s.recreate()
+        s.network.unblock(*link)
+        await asyncio.sleep(5)
 
-        await _produce(s, produce, delivery_timeout_ms=20_000)
-        assert await s.values(20) == [b"%d" % number for number in range(20)]
+    # Without numbers (acks=1) nothing but the topic's id can tell that the request is for another topic.
+    await _produce(s, produce, acks=1, delivery_timeout_ms=500)
+    assert await s.values(0) == []
 
-    play(scenario)
+
+@run_by(play)
+async def test_a_producer_goes_on_after_its_topic_was_created_again_with_fewer_partitions(s: Scenario, /) -> None:
+    await s.create(partitions=6)
+
+    async def produce(producer: Producer) -> None:
+        for number in range(12):
+            await producer.send(TOPIC, b"old", partition=number % 6)
+        await s.recreate(partitions=1)
+        gone = producer.send(TOPIC, b"gone", partition=5)
+        with pytest.raises(BrokerError, match="has partitions 0 to 0 now") as caught:
+            await gone
+        assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        for number in range(20):
+            await producer.send(TOPIC, b"%d" % number, key=b"%d" % number if number % 2 else None)
+
+    await _produce(s, produce, delivery_timeout_ms=20_000)
+    assert await s.values(20) == [b"%d" % number for number in range(20)]
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 6), (6, 2)])
-def test_each_key_is_in_the_partition_that_the_new_topic_has_for_it(before: int, after: int) -> None:
-    async def scenario(s: Scenario) -> None:
-        await s.create(before)
+@run_by(play)
+async def test_each_key_is_in_the_partition_that_the_new_topic_has_for_it(
+    s: Scenario, /, before: int, after: int
+) -> None:
+    await s.create(before)
 
-        async def produce(producer: Producer) -> None:
-            deliveries = []
-            is_over = False
+    async def produce(producer: Producer) -> None:
+        deliveries = []
+        is_over = False
 
-            async def send() -> None:
-                number = 0
-                while not is_over:
-                    deliveries.append(producer.send(TOPIC, b"%d" % number, key=b"key%d" % (number % 20)))
-                    deliveries.append(producer.send(TOPIC, b""))
-                    number += 1
-                    await asyncio.sleep(0.003)
+        async def send() -> None:
+            number = 0
+            while not is_over:
+                deliveries.append(producer.send(TOPIC, b"%d" % number, key=b"key%d" % (number % 20)))
+                deliveries.append(producer.send(TOPIC, b""))
+                number += 1
+                await asyncio.sleep(0.003)
 
-            sending = asyncio.ensure_future(send())
-            await asyncio.sleep(1)
-            await s.delete()
-            await asyncio.sleep(1)
-            await s.create(after)
-            await asyncio.sleep(1.5)
-            is_over = True
-            await sending
-            for delivery in deliveries:
-                await delivery
-            with pytest.raises(BrokerError, match=f"partitions are 0 to {after - 1}"):
-                producer.send(TOPIC, b"", partition=after)
+        sending = asyncio.ensure_future(send())
+        await asyncio.sleep(1)
+        await s.delete()
+        await asyncio.sleep(1)
+        await s.create(after)
+        await asyncio.sleep(1.5)
+        is_over = True
+        await sending
+        for delivery in deliveries:
+            await delivery
+        with pytest.raises(BrokerError, match=f"partitions are 0 to {after - 1}"):
+            producer.send(TOPIC, b"", partition=after)
 
-        await _produce(s, produce)
-        last: dict[bytes, int] = {}
+    await _produce(s, produce)
+    last: dict[bytes, int] = {}
 
-        async def consume() -> None:
-            async with Consumer(s.cluster.bootstrap, topics=[TOPIC], world=s.cluster.client("consumer")) as consumer:
-                try:
-                    async with asyncio.timeout(2):
-                        async for record in consumer:
-                            if record.key is not None and record.value is not None:
-                                assert record.partition == crc32(record.key, after)
-                                assert int(record.value) > last.get(record.key, -1)
-                                last[record.key] = int(record.value)
-                except TimeoutError:
-                    pass
+    async def consume() -> None:
+        async with Consumer(s.cluster.bootstrap, topics=[TOPIC], world=s.cluster.client("consumer")) as consumer:
+            try:
+                async with asyncio.timeout(2):
+                    async for record in consumer:
+                        if record.key is not None and record.value is not None:
+                            assert record.partition == crc32(record.key, after)
+                            assert int(record.value) > last.get(record.key, -1)
+                            last[record.key] = int(record.value)
+            except TimeoutError:
+                pass
 
-        await consume()
-        assert len(last) == 20
-
-    play(scenario)
-
-
-def test_a_partition_that_the_producer_has_not_heard_of_is_refused_and_then_known() -> None:
-    async def scenario(s: Scenario) -> None:
-        await s.create(1)
-
-        async def produce(producer: Producer) -> None:
-            await producer.send(TOPIC, b"old")
-            await s.recreate(3)
-            await asyncio.sleep(2)
-            with pytest.raises(BrokerError, match="partitions are 0 to 0"):
-                producer.send(TOPIC, b"new", partition=2)
-            await asyncio.sleep(1)
-            assert (await producer.send(TOPIC, b"new", partition=2)).partition == 2
-
-        await _produce(s, produce)
-
-    play(scenario)
+    await consume()
+    assert len(last) == 20
 
 
-def test_a_batch_that_must_split_while_its_topic_is_created_again_is_there_once() -> None:
-    async def scenario(s: Scenario) -> None:
-        def small(admin: Admin) -> Coroutine[Any, Any, None]:
-            return admin.create_topic(TOPIC, assignments=[EVERYWHERE], configs={"max.message.bytes": "2000"})
+@run_by(play)
+async def test_a_partition_that_the_producer_has_not_heard_of_is_refused_and_then_known(s: Scenario, /) -> None:
+    await s.create(1)
 
+    async def produce(producer: Producer) -> None:
+        await producer.send(TOPIC, b"old")
+        await s.recreate(3)
+        await asyncio.sleep(2)
+        with pytest.raises(BrokerError, match="partitions are 0 to 0"):
+            producer.send(TOPIC, b"new", partition=2)
+        await asyncio.sleep(1)
+        assert (await producer.send(TOPIC, b"new", partition=2)).partition == 2
+
+    await _produce(s, produce)
+
+
+@run_by(play)
+async def test_a_batch_that_must_split_while_its_topic_is_created_again_is_there_once(s: Scenario, /) -> None:
+    def small(admin: Admin) -> Coroutine[Any, Any, None]:
+        return admin.create_topic(TOPIC, assignments=[EVERYWHERE], configs={"max.message.bytes": "2000"})
+
+    await s.admin(SECOND, small)
+
+    async def produce(producer: Producer) -> None:
+        await producer.send(TOPIC, b"first")
+        leader = host_name(s.cluster.state(PARTITION).leader)
+        repair = s.lose_answers(leader, PRODUCER)
+        deliveries = [producer.send(TOPIC, b"%02d" % number + b"x" * 300) for number in range(40)]
+        await asyncio.sleep(0.1)
+        await s.delete()
         await s.admin(SECOND, small)
+        repair()
+        for delivery in deliveries:
+            await delivery
 
-        async def produce(producer: Producer) -> None:
-            await producer.send(TOPIC, b"first")
-            leader = host_name(s.cluster.state(PARTITION).leader)
-            repair = s.lose_answers(leader, PRODUCER)
-            deliveries = [producer.send(TOPIC, b"%02d" % number + b"x" * 300) for number in range(40)]
-            await asyncio.sleep(0.1)
-            await s.delete()
-            await s.admin(SECOND, small)
-            repair()
-            for delivery in deliveries:
-                await delivery
-
-        await _produce(s, produce)
-        assert [value[:2] for value in await s.values(40) if value] == [b"%02d" % number for number in range(40)]
-
-    play(scenario)
+    await _produce(s, produce)
+    assert [value[:2] for value in await s.values(40) if value] == [b"%02d" % number for number in range(40)]
 
 
 # --- administrators ---
 
 
-def test_a_creation_whose_answer_was_lost_is_done_once_and_known_again() -> None:
-    async def scenario(s: Scenario) -> None:
-        repairs: list[Callable[[], None]] = []
-        lose = lambda: repairs.append(s.lose_answers(s.controller, FIRST))  # noqa: E731
-        s.after_creation_of(znodes.topic_path(TOPIC), lose)
-        creating = asyncio.ensure_future(s.create(2, FIRST))
-        await s.cluster.until(lambda: s.topic_id() and repairs)
-        topic_id = s.topic_id()
-        await asyncio.sleep(0.5)
-        repairs[0]()
-        await creating
-        assert s.topic_id() == topic_id
-
-    play(scenario)
+@run_by(play)
+async def test_a_creation_whose_answer_was_lost_is_done_once_and_known_again(s: Scenario, /) -> None:
+    repairs: list[Callable[[], None]] = []
+    lose = lambda: repairs.append(s.lose_answers(s.controller, FIRST))  # noqa: E731
+    s.after_creation_of(znodes.topic_path(TOPIC), lose)
+    creating = asyncio.ensure_future(s.create(2, FIRST))
+    await s.cluster.until(lambda: s.topic_id() and repairs)
+    topic_id = s.topic_id()
+    await asyncio.sleep(0.5)
+    repairs[0]()
+    await creating
+    assert s.topic_id() == topic_id
 
 
 async def _create_without_hearing_of_it(s: Scenario, partitions: int) -> None:
@@ -351,70 +340,64 @@ async def _create_without_hearing_of_it(s: Scenario, partitions: int) -> None:
     await s.admin(FIRST, create)
 
 
-def test_a_topic_that_somebody_else_created_does_not_count_as_created_after_a_lost_answer() -> None:
-    async def scenario(s: Scenario) -> None:
-        await s.create(1)
-        with pytest.raises(BrokerError) as caught:
-            await _create_without_hearing_of_it(s, 5)
-        assert caught.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
-
-    play(scenario)
+@run_by(play)
+async def test_a_topic_that_somebody_else_created_does_not_count_as_created_after_a_lost_answer(s: Scenario, /) -> None:
+    await s.create(1)
+    with pytest.raises(BrokerError) as caught:
+        await _create_without_hearing_of_it(s, 5)
+    assert caught.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
 
 
-def test_a_topic_that_is_being_deleted_does_not_count_as_created_after_a_lost_answer() -> None:
-    async def scenario(s: Scenario) -> None:
-        await s.create(1)
-        victim = next(broker_id for broker_id in EVERYWHERE if host_name(broker_id) != s.controller)
-        s.cluster.pause_broker(victim)  # so the deletion takes longer
-        deleting = asyncio.ensure_future(s.admin(SECOND, lambda a: a.delete_topic(TOPIC)))
-        await s.cluster.until(lambda: s.zookeeper.has(znodes.delete_topic_path(TOPIC)))
-        with pytest.raises(BrokerError, match="still being deleted") as caught:
-            await _create_without_hearing_of_it(s, 1)
-        assert caught.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
-        s.cluster.resume_broker(victim)
-        await deleting
-
-    play(scenario)
+@run_by(play)
+async def test_a_topic_that_is_being_deleted_does_not_count_as_created_after_a_lost_answer(s: Scenario, /) -> None:
+    await s.create(1)
+    victim = next(broker_id for broker_id in EVERYWHERE if host_name(broker_id) != s.controller)
+    s.cluster.pause_broker(victim)  # so the deletion takes longer
+    deleting = asyncio.ensure_future(s.admin(SECOND, lambda a: a.delete_topic(TOPIC)))
+    await s.cluster.until(lambda: s.zookeeper.has(znodes.delete_topic_path(TOPIC)))
+    with pytest.raises(BrokerError, match="still being deleted") as caught:
+        await _create_without_hearing_of_it(s, 1)
+    assert caught.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
+    s.cluster.resume_broker(victim)
+    await deleting
 
 
-def test_a_repeated_deletion_spares_the_topic_that_was_created_since() -> None:
-    async def scenario(s: Scenario) -> None:
-        await s.create()
-        deleted = s.topic_id()
-        repairs: list[Callable[[], None]] = []
-        lose = lambda: repairs.append(s.lose_answers(s.controller, FIRST))  # noqa: E731
-        s.after_creation_of(znodes.delete_topic_path(TOPIC), lose)
-        deleting = asyncio.ensure_future(s.admin(FIRST, lambda a: a.delete_topic(TOPIC)))
-        await s.cluster.until(lambda: repairs and not s.topic_id())
-        await s.create()
+@run_by(play)
+async def test_a_repeated_deletion_spares_the_topic_that_was_created_since(s: Scenario, /) -> None:
+    await s.create()
+    deleted = s.topic_id()
+    repairs: list[Callable[[], None]] = []
+    lose = lambda: repairs.append(s.lose_answers(s.controller, FIRST))  # noqa: E731
+    s.after_creation_of(znodes.delete_topic_path(TOPIC), lose)
+    deleting = asyncio.ensure_future(s.admin(FIRST, lambda a: a.delete_topic(TOPIC)))
+    await s.cluster.until(lambda: repairs and not s.topic_id())
+    await s.create()
+    created = s.topic_id()
+    repairs[0]()
+    await deleting
+    await asyncio.sleep(5)
+    assert s.topic_id() == created != deleted
+
+
+@run_by(play)
+async def test_a_deletion_that_comes_long_after_its_caller_gave_up_spares_the_topic_that_was_created_since(
+    s: Scenario, /
+) -> None:
+    await s.create()
+    link = FIRST, s.controller
+
+    async def delete(admin: Admin) -> None:
+        await admin.create_topic("another", assignments=[EVERYWHERE])  # so that there is a connection
+        s.network.block(*link)
+        with pytest.raises(MinibrokerError):
+            await admin.delete_topic(TOPIC)
+        await s.recreate()
         created = s.topic_id()
-        repairs[0]()
-        await deleting
-        await asyncio.sleep(5)
-        assert s.topic_id() == created != deleted
+        s.network.unblock(*link)
+        await asyncio.sleep(10)
+        assert s.topic_id() == created
 
-    play(scenario)
-
-
-def test_a_deletion_that_comes_long_after_its_caller_gave_up_spares_the_topic_that_was_created_since() -> None:
-    async def scenario(s: Scenario) -> None:
-        await s.create()
-        link = FIRST, s.controller
-
-        async def delete(admin: Admin) -> None:
-            await admin.create_topic("another", assignments=[EVERYWHERE])  # so that there is a connection
-            s.network.block(*link)
-            with pytest.raises(MinibrokerError):
-                await admin.delete_topic(TOPIC)
-            await s.recreate()
-            created = s.topic_id()
-            s.network.unblock(*link)
-            await asyncio.sleep(10)
-            assert s.topic_id() == created
-
-        await s.admin(FIRST, delete, default_api_timeout_ms=1_000)
-
-    play(scenario)
+    await s.admin(FIRST, delete, default_api_timeout_ms=1_000)
 
 
 def test_a_deletion_that_the_controller_gets_late_spares_the_topic_that_was_created_since() -> None:
@@ -435,126 +418,118 @@ def test_a_deletion_that_the_controller_gets_late_spares_the_topic_that_was_crea
         play(scenario)
 
 
-def test_a_name_is_free_as_soon_as_its_topic_is_said_to_be_deleted() -> None:
-    async def scenario(s: Scenario) -> None:
-        async def again_and_again(admin: Admin) -> None:
-            for _ in range(5):
-                await admin.create_topic(TOPIC, partitions=3, replication_factor=3)
-                await admin.delete_topic(TOPIC)
-                assert not s.zookeeper.has(znodes.topic_path(TOPIC))
+@run_by(play)
+async def test_a_name_is_free_as_soon_as_its_topic_is_said_to_be_deleted(s: Scenario, /) -> None:
+    async def again_and_again(admin: Admin) -> None:
+        for _ in range(5):
+            await admin.create_topic(TOPIC, partitions=3, replication_factor=3)
+            await admin.delete_topic(TOPIC)
+            assert not s.zookeeper.has(znodes.topic_path(TOPIC))
 
-        await s.admin(FIRST, again_and_again)
-
-    play(scenario)
+    await s.admin(FIRST, again_and_again)
 
 
-def test_a_topic_that_two_delete_at_once_is_gone_for_both() -> None:
-    async def scenario(s: Scenario) -> None:
-        await s.create()
-        await asyncio.gather(*(s.admin(host, lambda a: a.delete_topic(TOPIC)) for host in (FIRST, SECOND)))
-        assert not s.topic_id()
-        with pytest.raises(BrokerError) as caught:
-            await s.admin(FIRST, lambda a: a.delete_topic(TOPIC))
-        assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-    play(scenario)
+@run_by(play)
+async def test_a_topic_that_two_delete_at_once_is_gone_for_both(s: Scenario, /) -> None:
+    await s.create()
+    await asyncio.gather(*(s.admin(host, lambda a: a.delete_topic(TOPIC)) for host in (FIRST, SECOND)))
+    assert not s.topic_id()
+    with pytest.raises(BrokerError) as caught:
+        await s.admin(FIRST, lambda a: a.delete_topic(TOPIC))
+    assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_deletion_that_the_next_controller_finishes_is_a_success_for_whoever_asked() -> None:
-    async def scenario(s: Scenario) -> None:
-        await s.create()
-        [controller] = s.cluster.active_controllers()
-        s.after_creation_of(znodes.delete_topic_path(TOPIC), lambda: s.cluster.kill_broker(controller))
-        deleting = asyncio.ensure_future(s.admin(FIRST, lambda a: a.delete_topic(TOPIC)))
-        await s.cluster.until(lambda: s.cluster.active_controllers() not in ([], [controller]))
-        await s.cluster.start_broker(controller)
-        await deleting
-        assert not s.topic_id()
-
-    play(scenario)
+@run_by(play)
+async def test_a_deletion_that_the_next_controller_finishes_is_a_success_for_whoever_asked(s: Scenario, /) -> None:
+    await s.create()
+    [controller] = s.cluster.active_controllers()
+    s.after_creation_of(znodes.delete_topic_path(TOPIC), lambda: s.cluster.kill_broker(controller))
+    deleting = asyncio.ensure_future(s.admin(FIRST, lambda a: a.delete_topic(TOPIC)))
+    await s.cluster.until(lambda: s.cluster.active_controllers() not in ([], [controller]))
+    await s.cluster.start_broker(controller)
+    await deleting
+    assert not s.topic_id()
 
 
-def test_where_topics_cannot_be_deleted_both_ways_are_refused() -> None:
-    async def main() -> None:
-        cluster = VirtualCluster(Simulation(), settings={"delete.topic.enable": "false"})
-        await cluster.start()
-        s = Scenario(cluster)
-        await s.create()
-        with pytest.raises(BrokerError, match="TOPIC_DELETION_DISABLED.*delete.topic.enable") as caught:
-            await s.admin(FIRST, lambda a: a.delete_topic(TOPIC))
-        assert caught.value.code is ErrorCode.TOPIC_DELETION_DISABLED
-        path = znodes.delete_topic_path(TOPIC)
-        s.zookeeper.make(path)
-        await cluster.until(lambda: not s.zookeeper.has(path))
-        [controller] = cluster.active_controllers()
-        cluster.kill_broker(controller)
-        s.zookeeper.make(path)  # the next controller finds it
-        await cluster.until(lambda: cluster.active_controllers() not in ([], [controller]))
-        await cluster.until(lambda: not s.zookeeper.has(path))
-        assert s.topic_id()
-
-    run(main(), seed=1)
+@run_by(on_virtual_loop, seed=1)
+async def test_where_topics_cannot_be_deleted_both_ways_are_refused() -> None:
+    cluster = VirtualCluster(Simulation(), settings={"delete.topic.enable": "false"})
+    await cluster.start()
+    s = Scenario(cluster)
+    await s.create()
+    with pytest.raises(BrokerError, match="TOPIC_DELETION_DISABLED.*delete.topic.enable") as caught:
+        await s.admin(FIRST, lambda a: a.delete_topic(TOPIC))
+    assert caught.value.code is ErrorCode.TOPIC_DELETION_DISABLED
+    path = znodes.delete_topic_path(TOPIC)
+    s.zookeeper.make(path)
+    await cluster.until(lambda: not s.zookeeper.has(path))
+    [controller] = cluster.active_controllers()
+    cluster.kill_broker(controller)
+    s.zookeeper.make(path)  # the next controller finds it
+    await cluster.until(lambda: cluster.active_controllers() not in ([], [controller]))
+    await cluster.until(lambda: not s.zookeeper.has(path))
+    assert s.topic_id()
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_commits_of_a_deleted_topic_hold_up_none_of_the_one_that_was_created_again(number: int) -> None:
+@run_by(play)
+async def test_commits_of_a_deleted_topic_hold_up_none_of_the_one_that_was_created_again(
+    s: Scenario, /, number: int
+) -> None:
     """Each was tried for 10 s, one after the other: what was read of the new topic waited for minutes. Partition 1 is
     not there any more."""
 
-    async def scenario(s: Scenario) -> None:
-        await s.create(partitions=2)
-        world, old = s.cluster.client("consumer"), TopicPartition(TOPIC, number)
+    await s.create(partitions=2)
+    world, old = s.cluster.client("consumer"), TopicPartition(TOPIC, number)
 
-        async def consume() -> None:
-            async with (
-                Producer(s.cluster.bootstrap, world=world) as producer,
-                Consumer(
-                    s.cluster.bootstrap, topics=[TOPIC], group="billing", metadata_max_age_ms=200, world=world
-                ) as consumer,
-            ):
-                await producer.send(TOPIC, b"old", partition=number)
-                assert (await anext(consumer)).value == b"old"
-                commits = [consumer.commit_nowait({old: 1})]
-                await s.recreate()
-                commits += [consumer.commit_nowait({old: 1}) for _ in range(20)]
-                await producer.send(TOPIC, b"new", partition=0)
-                assert (await anext(consumer)).value == b"new"
-                began = asyncio.get_running_loop().time()
-                await consumer.commit({PARTITION: 1})
-                assert asyncio.get_running_loop().time() - began < 5
-                ends = await asyncio.gather(*commits, return_exceptions=True)
-                assert all(isinstance(end, CommitFailed) and "created again" in str(end) for end in ends[1:])
+    async def consume() -> None:
+        async with (
+            Producer(s.cluster.bootstrap, world=world) as producer,
+            Consumer(
+                s.cluster.bootstrap, topics=[TOPIC], group="billing", metadata_max_age_ms=200, world=world
+            ) as consumer,
+        ):
+            await producer.send(TOPIC, b"old", partition=number)
+            assert (await anext(consumer)).value == b"old"
+            commits = [consumer.commit_nowait({old: 1})]
+            await s.recreate()
+            commits += [consumer.commit_nowait({old: 1}) for _ in range(20)]
+            await producer.send(TOPIC, b"new", partition=0)
+            assert (await anext(consumer)).value == b"new"
+            began = asyncio.get_running_loop().time()
+            await consumer.commit({PARTITION: 1})
+            assert asyncio.get_running_loop().time() - began < 5
+            ends = await asyncio.gather(*commits, return_exceptions=True)
+            assert all(isinstance(end, CommitFailed) and "created again" in str(end) for end in ends[1:])
 
-        await world.process.run(consume())
-
-    play(scenario)
+    await world.process.run(consume())
 
 
-def test_commits_of_a_deleted_topic_hold_up_those_of_others_only_until_it_is_known_to_be_gone() -> None:
+@run_by(play)
+async def test_commits_of_a_deleted_topic_hold_up_those_of_others_only_until_it_is_known_to_be_gone(
+    s: Scenario, /
+) -> None:
     """Each waited for a second of its own for the topic to turn up."""
 
-    async def scenario(s: Scenario) -> None:
-        other = TopicPartition("other", 0)
-        await s.create()
-        await s.admin(SECOND, lambda a: a.create_topic(other.topic, assignments=[EVERYWHERE]))
-        world = s.cluster.client("consumer")
+    other = TopicPartition("other", 0)
+    await s.create()
+    await s.admin(SECOND, lambda a: a.create_topic(other.topic, assignments=[EVERYWHERE]))
+    world = s.cluster.client("consumer")
 
-        async def consume() -> None:
-            async with (
-                Producer(s.cluster.bootstrap, world=world) as producer,
-                Consumer(s.cluster.bootstrap, topics=[TOPIC, other.topic], group="billing", world=world) as consumer,
-            ):
-                for partition in (PARTITION, other):
-                    await producer.send(partition.topic, b"value", partition=0)
-                    assert (await anext(consumer)).value == b"value"
-                await s.delete()
-                commits = [consumer.commit_nowait({PARTITION: 1}) for _ in range(20)]
-                began = asyncio.get_running_loop().time()
-                await consumer.commit({other: 1})
-                assert asyncio.get_running_loop().time() - began < 3
-                ends = await asyncio.gather(*commits, return_exceptions=True)
-                assert all(isinstance(end, CommitFailed) and "UNKNOWN_TOPIC" in str(end) for end in ends)
+    async def consume() -> None:
+        async with (
+            Producer(s.cluster.bootstrap, world=world) as producer,
+            Consumer(s.cluster.bootstrap, topics=[TOPIC, other.topic], group="billing", world=world) as consumer,
+        ):
+            for partition in (PARTITION, other):
+                await producer.send(partition.topic, b"value", partition=0)
+                assert (await anext(consumer)).value == b"value"
+            await s.delete()
+            commits = [consumer.commit_nowait({PARTITION: 1}) for _ in range(20)]
+            began = asyncio.get_running_loop().time()
+            await consumer.commit({other: 1})
+            assert asyncio.get_running_loop().time() - began < 3
+            ends = await asyncio.gather(*commits, return_exceptions=True)
+            assert all(isinstance(end, CommitFailed) and "UNKNOWN_TOPIC" in str(end) for end in ends)
 
-        await world.process.run(consume())
-
-    play(scenario)
+    await world.process.run(consume())

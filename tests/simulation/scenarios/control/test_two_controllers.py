@@ -17,6 +17,7 @@ from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, Api
 from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.world import Create, Operation
+from tests.running import run_by
 from tests.simulation.scenarios.control.test_forwarding import connect, creation, until_controller, with_cluster
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.simulator.world import VirtualWorld
@@ -54,76 +55,72 @@ async def two_controllers(cluster: VirtualCluster) -> tuple[int, int]:
     return old, new
 
 
-def test_what_is_said_to_be_deleted_is_deleted() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        old, new = await two_controllers(cluster)
-        created = await (await connect(world, new)).request(CREATE_TOPICS, on_broker(new))
-        assert [topic.error_code for topic in created.topics] == [0]
-        async with AdminOfSeveralBrokers(cluster.bootstrap, world=world) as admin:
-            admin.ways = [new, old, new]
-            await admin.delete_topic("orders")  # returns: it is deleted
-        await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path("orders")), within_s=5)
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_what_is_said_to_be_deleted_is_deleted(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    old, new = await two_controllers(cluster)
+    created = await (await connect(world, new)).request(CREATE_TOPICS, on_broker(new))
+    assert [topic.error_code for topic in created.topics] == [0]
+    async with AdminOfSeveralBrokers(cluster.bootstrap, world=world) as admin:
+        admin.ways = [new, old, new]
+        await admin.delete_topic("orders")  # returns: it is deleted
+    await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path("orders")), within_s=5)
 
 
-def test_a_topic_that_was_created_is_not_denied() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        old, new = await two_controllers(cluster)
-        created = await (await connect(world, new)).request(CREATE_TOPICS, on_broker(new))
-        assert [topic.error_code for topic in created.topics] == [0]
-        request = m.DeleteTopicsRequest(["orders"], 5_000, [created.topics[0].topic_id])
-        with pytest.raises(BrokerError) as raised:
-            await (await connect(world, old)).request(DELETE_TOPICS, request)
-        assert raised.value.code in (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_a_topic_that_was_created_is_not_denied(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    old, new = await two_controllers(cluster)
+    created = await (await connect(world, new)).request(CREATE_TOPICS, on_broker(new))
+    assert [topic.error_code for topic in created.topics] == [0]
+    request = m.DeleteTopicsRequest(["orders"], 5_000, [created.topics[0].topic_id])
+    with pytest.raises(BrokerError) as raised:
+        await (await connect(world, old)).request(DELETE_TOPICS, request)
+    assert raised.value.code in (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
 
 
-def test_a_repetition_does_not_bring_back_what_the_same_broker_created_and_somebody_deleted() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        controller = await until_controller(cluster)
-        zookeeper = cluster.simulation.zookeeper
-        others = [host_name(b) for b in cluster.broker_ids if b != controller]
+@run_by(with_cluster)
+async def test_a_repetition_does_not_bring_back_what_the_same_broker_created_and_somebody_deleted(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    controller = await until_controller(cluster)
+    zookeeper = cluster.simulation.zookeeper
+    others = [host_name(b) for b in cluster.broker_ids if b != controller]
 
-        def after(session: Any, operations: Sequence[Operation]) -> None:
-            if any(isinstance(o, Create) and o.path == znodes.topic_path("orders") for o in operations):
-                zookeeper.after = None
-                for other in others:
-                    zookeeper.cut(other)  # so that the same broker is elected again
-                zookeeper.expire(host_name(controller))
+    def after(session: Any, operations: Sequence[Operation]) -> None:
+        if any(isinstance(o, Create) and o.path == znodes.topic_path("orders") for o in operations):
+            zookeeper.after = None
+            for other in others:
+                zookeeper.cut(other)  # so that the same broker is elected again
+            zookeeper.expire(host_name(controller))
 
-        zookeeper.after = after
-        request = creation("orders")
-        request.topics[0].nonce = b"repeat"
+    zookeeper.after = after
+    request = creation("orders")
+    request.topics[0].nonce = b"repeat"
+    request.controller_epoch = cluster.broker(controller)._metadata.controller_epoch
+    connection = await connect(world, controller)
+    with pytest.raises(BrokerError) as raised:
+        await connection.request(CREATE_TOPICS, request)
+    assert raised.value.code is ErrorCode.NOT_CONTROLLER
+    await cluster.until(lambda: cluster.active_controllers() == [controller])
+    for other in others:
+        zookeeper.uncut(other)
+    assert await until_controller(cluster) == controller
+    await asyncio.sleep(2)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        assert await admin.list_topics() == ["orders"]
+        await admin.delete_topic("orders")
+        await cluster.until(lambda: not zookeeper.has(znodes.topic_path("orders")))
         request.controller_epoch = cluster.broker(controller)._metadata.controller_epoch
-        connection = await connect(world, controller)
-        with pytest.raises(BrokerError) as raised:
-            await connection.request(CREATE_TOPICS, request)
-        assert raised.value.code is ErrorCode.NOT_CONTROLLER
-        await cluster.until(lambda: cluster.active_controllers() == [controller])
-        for other in others:
-            zookeeper.uncut(other)
-        assert await until_controller(cluster) == controller
-        await asyncio.sleep(2)
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            assert await admin.list_topics() == ["orders"]
-            await admin.delete_topic("orders")
-            await cluster.until(lambda: not zookeeper.has(znodes.topic_path("orders")))
-            request.controller_epoch = cluster.broker(controller)._metadata.controller_epoch
-            again = await (await connect(world, controller)).request(CREATE_TOPICS, request)
-            assert not zookeeper.has(znodes.topic_path("orders")), again
-
-    with_cluster(program)
+        again = await (await connect(world, controller)).request(CREATE_TOPICS, request)
+        assert not zookeeper.has(znodes.topic_path("orders")), again
 
 
 @pytest.mark.parametrize("name", ["__consumer.offsets", "__transaction.state"])
-def test_a_client_cannot_take_a_name_that_collides_with_the_brokers_own(name: str) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await until_controller(cluster)
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            with pytest.raises(BrokerError, match="the brokers' own") as raised:
-                await admin.create_topic(name, partitions=1, replication_factor=3)
-        assert raised.value.code is ErrorCode.INVALID_TOPIC_EXCEPTION
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_a_client_cannot_take_a_name_that_collides_with_the_brokers_own(
+    cluster: VirtualCluster, world: VirtualWorld, /, name: str
+) -> None:
+    await until_controller(cluster)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        with pytest.raises(BrokerError, match="the brokers' own") as raised:
+            await admin.create_topic(name, partitions=1, replication_factor=3)
+    assert raised.value.code is ErrorCode.INVALID_TOPIC_EXCEPTION

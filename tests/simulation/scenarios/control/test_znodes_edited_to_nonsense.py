@@ -15,8 +15,9 @@ from minibroker.client.errors import PartitionErrors
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from tests.running import run_by
 from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop
 from tests.simulation.simulator.world import Simulation
 
 P0 = TopicPartition("orders", 0)
@@ -51,164 +52,150 @@ async def _refused(cluster: VirtualCluster, action: Callable[[Admin], Awaitable[
 
 
 @pytest.mark.parametrize("nonsense", [b"", b"garbage", b'{"partitions":{"0":[]}}'])
-def test_a_topic_that_is_edited_to_nonsense_is_put_back_by_the_controller_in_office(nonsense: bytes) -> None:
-    async def scenario() -> None:
-        cluster, _ = await _started()
-        zookeeper = cluster.simulation.zookeeper
-        before = zookeeper.data(PATH)
-        zookeeper.make(PATH, nonsense)
-        await cluster.until(lambda: zookeeper.data(PATH) == before, within_s=5)
-        cluster.kill_broker(cluster.active_controllers()[0])
-        await _administer(cluster, lambda admin: admin.create_partitions("orders", 4))
-
-    run(scenario(), seed=1)
+@run_by(on_virtual_loop, seed=1)
+async def test_a_topic_that_is_edited_to_nonsense_is_put_back_by_the_controller_in_office(nonsense: bytes) -> None:
+    cluster, _ = await _started()
+    zookeeper = cluster.simulation.zookeeper
+    before = zookeeper.data(PATH)
+    zookeeper.make(PATH, nonsense)
+    await cluster.until(lambda: zookeeper.data(PATH) == before, within_s=5)
+    cluster.kill_broker(cluster.active_controllers()[0])
+    await _administer(cluster, lambda admin: admin.create_partitions("orders", 4))
 
 
-def test_a_reassignment_survives_that_its_topic_is_edited_to_nonsense() -> None:
-    async def scenario() -> None:
-        cluster, _ = await _started()
-        zookeeper = cluster.simulation.zookeeper
+@run_by(on_virtual_loop, seed=1)
+async def test_a_reassignment_survives_that_its_topic_is_edited_to_nonsense() -> None:
+    cluster, _ = await _started()
+    zookeeper = cluster.simulation.zookeeper
 
-        def znode() -> znodes.TopicZnode:
-            return znodes.decode_topic("orders", zookeeper.data(PATH))
+    def znode() -> znodes.TopicZnode:
+        return znodes.decode_topic("orders", zookeeper.data(PATH))
 
-        target = next(b for b in cluster.broker_ids if b not in znode().partitions[0])
-        asking = asyncio.create_task(
-            _administer(cluster, lambda admin: admin.alter_partition_reassignments({P0: [target]}))
-        )
-        while not znode().assignment(0).is_being_reassigned:
-            await asyncio.sleep(0.0002)
-        zookeeper.make(PATH, b"garbage")
-        await asking
-        await cluster.until(lambda: cluster.state(P0).isr == (target,))
-        await cluster.until(lambda: zookeeper.data(PATH) != b"garbage" and znode().partitions[0] == (target,))
-        await asyncio.sleep(1)
-        assert not znode().assignment(0).is_being_reassigned
-
-    run(scenario(), seed=1)
+    target = next(b for b in cluster.broker_ids if b not in znode().partitions[0])
+    asking = asyncio.create_task(
+        _administer(cluster, lambda admin: admin.alter_partition_reassignments({P0: [target]}))
+    )
+    while not znode().assignment(0).is_being_reassigned:
+        await asyncio.sleep(0.0002)
+    zookeeper.make(PATH, b"garbage")
+    await asking
+    await cluster.until(lambda: cluster.state(P0).isr == (target,))
+    await cluster.until(lambda: zookeeper.data(PATH) != b"garbage" and znode().partitions[0] == (target,))
+    await asyncio.sleep(1)
+    assert not znode().assignment(0).is_being_reassigned
 
 
-def test_where_the_next_controller_cannot_read_a_topic_every_request_says_what_to_write_to_which_znode(
+@run_by(on_virtual_loop, seed=1)
+async def test_where_the_next_controller_cannot_read_a_topic_every_request_says_what_to_write_to_which_znode(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        cluster, _ = await _started()
-        zookeeper = cluster.simulation.zookeeper
-        [controller] = cluster.active_controllers()
-        cluster.kill_broker(controller)
-        zookeeper.make(PATH, b"garbage")
-        await cluster.start_broker(controller)
-        await cluster.until(lambda: len(cluster.active_controllers()) == 1)
-        await asyncio.sleep(5)
-        told = [
-            await _refused(cluster, action)
-            for action in (
-                lambda admin: admin.delete_topic("orders"),
-                lambda admin: admin.create_topic("orders"),
-                lambda admin: admin.create_partitions("orders", 5),
-                lambda admin: admin.alter_partition_reassignments({P0: cluster.broker_ids}),
-            )
-        ]
-        for text in told:
-            assert f"the znode {PATH} holds b'garbage'" in text
-            assert '{"partitions":{"0":[' in text
-        assert sum("topic orders is ignored" in record.message for record in caplog.records) == 1
-        found = re.search(r"as in (\{.*\}), with all replicas", told[0])
-        assert found is not None
-        zookeeper.make(PATH, found[1].encode())
-        await cluster.until(lambda: zookeeper.has(znodes.state_path(P0)) and cluster.state(P0).leader >= 0)
-        await _administer(cluster, lambda admin: admin.delete_topic("orders"))
-        assert await _administer(cluster, lambda admin: admin.list_topics()) == []
-        await _administer(cluster, lambda admin: admin.create_topic("orders", partitions=1))
-
-    run(scenario(), seed=1)
+    cluster, _ = await _started()
+    zookeeper = cluster.simulation.zookeeper
+    [controller] = cluster.active_controllers()
+    cluster.kill_broker(controller)
+    zookeeper.make(PATH, b"garbage")
+    await cluster.start_broker(controller)
+    await cluster.until(lambda: len(cluster.active_controllers()) == 1)
+    await asyncio.sleep(5)
+    told = [
+        await _refused(cluster, action)
+        for action in (
+            lambda admin: admin.delete_topic("orders"),
+            lambda admin: admin.create_topic("orders"),
+            lambda admin: admin.create_partitions("orders", 5),
+            lambda admin: admin.alter_partition_reassignments({P0: cluster.broker_ids}),
+        )
+    ]
+    for text in told:
+        assert f"the znode {PATH} holds b'garbage'" in text
+        assert '{"partitions":{"0":[' in text
+    assert sum("topic orders is ignored" in record.message for record in caplog.records) == 1
+    found = re.search(r"as in (\{.*\}), with all replicas", told[0])
+    assert found is not None
+    zookeeper.make(PATH, found[1].encode())
+    await cluster.until(lambda: zookeeper.has(znodes.state_path(P0)) and cluster.state(P0).leader >= 0)
+    await _administer(cluster, lambda admin: admin.delete_topic("orders"))
+    assert await _administer(cluster, lambda admin: admin.list_topics()) == []
+    await _administer(cluster, lambda admin: admin.create_topic("orders", partitions=1))
 
 
-def test_a_topic_of_which_nothing_else_is_known_is_named_all_the_same() -> None:
-    async def scenario() -> None:
-        cluster, _ = await _started()
-        cluster.simulation.zookeeper.make(znodes.topic_path("other"), b"garbage")
-        await asyncio.sleep(1)
-        with pytest.raises(BrokerError, match="topic 'other' cannot be deleted.*/brokers/topics/other.*correct it"):
-            await _administer(cluster, lambda admin: admin.delete_topic("other"))
-        cluster.simulation.zookeeper.remove(znodes.topic_path("other"))
-        await _administer(cluster, lambda admin: admin.create_topic("other"))
-
-    run(scenario(), seed=1)
+@run_by(on_virtual_loop, seed=1)
+async def test_a_topic_of_which_nothing_else_is_known_is_named_all_the_same() -> None:
+    cluster, _ = await _started()
+    cluster.simulation.zookeeper.make(znodes.topic_path("other"), b"garbage")
+    await asyncio.sleep(1)
+    with pytest.raises(BrokerError, match="topic 'other' cannot be deleted.*/brokers/topics/other.*correct it"):
+        await _administer(cluster, lambda admin: admin.delete_topic("other"))
+    cluster.simulation.zookeeper.remove(znodes.topic_path("other"))
+    await _administer(cluster, lambda admin: admin.create_topic("other"))
 
 
 # --- A topic's settings ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_brokers_that_start_while_a_topics_settings_make_no_sense_lead_and_follow_once_they_are_mended(
+@run_by(on_virtual_loop, seed=1)
+async def test_brokers_that_start_while_a_topics_settings_make_no_sense_lead_and_follow_once_they_are_mended(
     by_hand: bool,
 ) -> None:
-    async def scenario() -> None:
-        cluster, _ = await _started()
-        zookeeper = cluster.simulation.zookeeper
-        path = znodes.topic_config_path("orders")
-        for broker_id in cluster.broker_ids:
-            cluster.kill_broker(broker_id)
-        zookeeper.make(path, znodes.encode_config({"segment.bytes": "lots"}))
-        for broker_id in cluster.broker_ids:
-            await cluster.start_broker(broker_id)
-        await asyncio.sleep(5)
-        assert not _serves(cluster)
-        if by_hand:
-            zookeeper.make(path, znodes.encode_config({}))
-        else:
-            mended = {ConfigResource.of_topic("orders"): [ConfigChange.set("segment.bytes", "5000")]}
-            await _administer(cluster, lambda admin: admin.incremental_alter_configs(mended))
-        await cluster.until(lambda: _serves(cluster), within_s=15 if by_hand else 3)
-
-    run(scenario(), seed=1)
+    cluster, _ = await _started()
+    zookeeper = cluster.simulation.zookeeper
+    path = znodes.topic_config_path("orders")
+    for broker_id in cluster.broker_ids:
+        cluster.kill_broker(broker_id)
+    zookeeper.make(path, znodes.encode_config({"segment.bytes": "lots"}))
+    for broker_id in cluster.broker_ids:
+        await cluster.start_broker(broker_id)
+    await asyncio.sleep(5)
+    assert not _serves(cluster)
+    if by_hand:
+        zookeeper.make(path, znodes.encode_config({}))
+    else:
+        mended = {ConfigResource.of_topic("orders"): [ConfigChange.set("segment.bytes", "5000")]}
+        await _administer(cluster, lambda admin: admin.incremental_alter_configs(mended))
+    await cluster.until(lambda: _serves(cluster), within_s=15 if by_hand else 3)
 
 
-def test_brokers_that_start_while_a_topic_has_a_setting_of_an_unknown_name_serve_it(
+@run_by(on_virtual_loop, seed=1)
+async def test_brokers_that_start_while_a_topic_has_a_setting_of_an_unknown_name_serve_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        cluster, _ = await _started()
-        for broker_id in cluster.broker_ids:
-            cluster.kill_broker(broker_id)
-        edited = {"no.such": "secret", "segment.bytes": "5000"}
-        cluster.simulation.zookeeper.make(znodes.topic_config_path("orders"), znodes.encode_config(edited))
-        for broker_id in cluster.broker_ids:
-            await cluster.start_broker(broker_id)
-        await cluster.until(lambda: _serves(cluster), within_s=15)
-        replicas = cluster.broker(cluster.state(P0).leader)._replicas
-        assert replicas is not None
-        assert (replica := replicas.partition(P0)) is not None
-        assert replica.log.config.segment_bytes == 5_000
-        lines = [r.getMessage() for r in caplog.records if "'no.such'" in r.getMessage()]
-        assert len(lines) == len(cluster.broker_ids), "one for each broker"
-        assert "secret" not in "".join(lines)
-        orders = ConfigResource.of_topic("orders")
-        described = await _administer(cluster, lambda admin: admin.describe_configs([orders]))
-        assert isinstance(described, dict)
-        assert described[orders]["no.such"].problem is None
-
-    run(scenario(), seed=1)
+    cluster, _ = await _started()
+    for broker_id in cluster.broker_ids:
+        cluster.kill_broker(broker_id)
+    edited = {"no.such": "secret", "segment.bytes": "5000"}
+    cluster.simulation.zookeeper.make(znodes.topic_config_path("orders"), znodes.encode_config(edited))
+    for broker_id in cluster.broker_ids:
+        await cluster.start_broker(broker_id)
+    await cluster.until(lambda: _serves(cluster), within_s=15)
+    replicas = cluster.broker(cluster.state(P0).leader)._replicas
+    assert replicas is not None
+    assert (replica := replicas.partition(P0)) is not None
+    assert replica.log.config.segment_bytes == 5_000
+    lines = [r.getMessage() for r in caplog.records if "'no.such'" in r.getMessage()]
+    assert len(lines) == len(cluster.broker_ids), "one for each broker"
+    assert "secret" not in "".join(lines)
+    orders = ConfigResource.of_topic("orders")
+    described = await _administer(cluster, lambda admin: admin.describe_configs([orders]))
+    assert isinstance(described, dict)
+    assert described[orders]["no.such"].problem is None
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.034, 0.036, 0.04, 0.06])
-def test_a_topics_settings_that_are_mended_while_a_broker_starts_keep_no_replica_from_it(after_s: float) -> None:
-    async def scenario() -> None:
-        cluster, victim = await _started()
-        zookeeper = cluster.simulation.zookeeper
-        path = znodes.topic_config_path("orders")
-        cluster.kill_broker(victim)
-        zookeeper.make(path, znodes.encode_config({"segment.bytes": "lots"}))
-        starting = asyncio.create_task(cluster.start_broker(victim))
-        await cluster.until(lambda: zookeeper.has(znodes.broker_path(victim)))
-        await asyncio.sleep(after_s)
-        zookeeper.make(path, znodes.encode_config({"segment.bytes": "5000"}))
-        zookeeper.make(f"{znodes.CONFIG_CHANGE_PREFIX}x", znodes.encode_config_change(path))
-        await starting
-        await cluster.until(lambda: _serves(cluster), within_s=20)
-
-    run(scenario(), seed=1)
+@run_by(on_virtual_loop, seed=1)
+async def test_a_topics_settings_that_are_mended_while_a_broker_starts_keep_no_replica_from_it(after_s: float) -> None:
+    cluster, victim = await _started()
+    zookeeper = cluster.simulation.zookeeper
+    path = znodes.topic_config_path("orders")
+    cluster.kill_broker(victim)
+    zookeeper.make(path, znodes.encode_config({"segment.bytes": "lots"}))
+    starting = asyncio.create_task(cluster.start_broker(victim))
+    await cluster.until(lambda: zookeeper.has(znodes.broker_path(victim)))
+    await asyncio.sleep(after_s)
+    zookeeper.make(path, znodes.encode_config({"segment.bytes": "5000"}))
+    zookeeper.make(f"{znodes.CONFIG_CHANGE_PREFIX}x", znodes.encode_config_change(path))
+    await starting
+    await cluster.until(lambda: _serves(cluster), within_s=20)
 
 
 def _serves(cluster: VirtualCluster) -> bool:
@@ -226,61 +213,59 @@ def _is_served(cluster: VirtualCluster, partition: TopicPartition) -> bool:
 # --- A partition's state ---------------------------------------------------------------------------------------
 
 
-def test_a_partition_whose_state_made_no_sense_when_a_controller_took_office_is_led_once_it_is_corrected() -> None:
-    async def scenario() -> None:
-        cluster, _ = await _started()
-        zookeeper = cluster.simulation.zookeeper
-        for broker_id in cluster.broker_ids:
-            cluster.kill_broker(broker_id)
-        path = znodes.state_path(P0)
-        before = zookeeper.data(path)
-        zookeeper.make(path, b"garbage")
-        for broker_id in cluster.broker_ids:
-            await cluster.start_broker(broker_id)
-        await asyncio.sleep(5)
-        zookeeper.make(path, b"still garbage")
-        await asyncio.sleep(1)
-        zookeeper.make(path, before)
-        await cluster.until(lambda: _serves(cluster), within_s=15)
-
-    run(scenario(), seed=1)
+@run_by(on_virtual_loop, seed=1)
+async def test_a_partition_whose_state_made_no_sense_when_a_controller_took_office_is_led_once_it_is_corrected() -> (
+    None
+):
+    cluster, _ = await _started()
+    zookeeper = cluster.simulation.zookeeper
+    for broker_id in cluster.broker_ids:
+        cluster.kill_broker(broker_id)
+    path = znodes.state_path(P0)
+    before = zookeeper.data(path)
+    zookeeper.make(path, b"garbage")
+    for broker_id in cluster.broker_ids:
+        await cluster.start_broker(broker_id)
+    await asyncio.sleep(5)
+    zookeeper.make(path, b"still garbage")
+    await asyncio.sleep(1)
+    zookeeper.make(path, before)
+    await cluster.until(lambda: _serves(cluster), within_s=15)
 
 
 @pytest.mark.parametrize(
     ("field", "nonsense"), [("min_insync_replicas", 2**70), ("leader_epoch", 2**31 + 5), ("controller_epoch", 2**20)]
 )
-def test_a_number_out_of_range_in_one_partitions_state_holds_up_no_other_partition(field: str, nonsense: int) -> None:
-    async def scenario() -> None:
-        cluster, _ = await _started()
-        zookeeper = cluster.simulation.zookeeper
-        path = znodes.state_path(P0)
-        before = zookeeper.data(path)
-        zookeeper.make(path, json.dumps(json.loads(before) | {field: nonsense}).encode())
-        [controller] = cluster.active_controllers()
-        cluster.kill_broker(controller)
-        others = [TopicPartition("orders", 1), TopicPartition("orders", 2)]
-        await cluster.until(lambda: all(cluster.state(p).leader not in (controller, NO_LEADER) for p in others))
-        await cluster.start_broker(controller)
-        await cluster.until(lambda: all(_is_served(cluster, p) for p in others), within_s=15)
-        assert len(cluster.active_controllers()) == 1
-        zookeeper.make(path, before)
-        await cluster.until(lambda: _serves(cluster), within_s=15)
+@run_by(on_virtual_loop, seed=1)
+async def test_a_number_out_of_range_in_one_partitions_state_holds_up_no_other_partition(
+    field: str, nonsense: int
+) -> None:
+    cluster, _ = await _started()
+    zookeeper = cluster.simulation.zookeeper
+    path = znodes.state_path(P0)
+    before = zookeeper.data(path)
+    zookeeper.make(path, json.dumps(json.loads(before) | {field: nonsense}).encode())
+    [controller] = cluster.active_controllers()
+    cluster.kill_broker(controller)
+    others = [TopicPartition("orders", 1), TopicPartition("orders", 2)]
+    await cluster.until(lambda: all(cluster.state(p).leader not in (controller, NO_LEADER) for p in others))
+    await cluster.start_broker(controller)
+    await cluster.until(lambda: all(_is_served(cluster, p) for p in others), within_s=15)
+    assert len(cluster.active_controllers()) == 1
+    zookeeper.make(path, before)
+    await cluster.until(lambda: _serves(cluster), within_s=15)
 
-    run(scenario(), seed=1)
 
-
-def test_a_broker_whose_registration_made_no_sense_is_known_once_it_is_corrected() -> None:
-    async def scenario() -> None:
-        cluster, victim = await _started()
-        zookeeper = cluster.simulation.zookeeper
-        [controller] = cluster.active_controllers()
-        path = znodes.broker_path(victim)
-        before = zookeeper.data(path)
-        zookeeper.make(path, b"garbage")
-        cluster.kill_broker(controller)
-        await cluster.start_broker(controller)
-        await asyncio.sleep(5)
-        zookeeper.make(path, before)
-        await cluster.until(lambda: _serves(cluster), within_s=15)
-
-    run(scenario(), seed=1)
+@run_by(on_virtual_loop, seed=1)
+async def test_a_broker_whose_registration_made_no_sense_is_known_once_it_is_corrected() -> None:
+    cluster, victim = await _started()
+    zookeeper = cluster.simulation.zookeeper
+    [controller] = cluster.active_controllers()
+    path = znodes.broker_path(victim)
+    before = zookeeper.data(path)
+    zookeeper.make(path, b"garbage")
+    cluster.kill_broker(controller)
+    await cluster.start_broker(controller)
+    await asyncio.sleep(5)
+    zookeeper.make(path, before)
+    await cluster.until(lambda: _serves(cluster), within_s=15)

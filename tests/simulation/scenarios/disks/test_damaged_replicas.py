@@ -17,6 +17,7 @@ from minibroker.client.errors import CorruptBatch
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.records import HEADER_SIZE, MAGIC_RECORDS, iterate_batches
+from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import LOG_DIR, VirtualCluster, host_name
@@ -173,54 +174,50 @@ def test_a_replica_is_deleted_only_where_another_leads_in_a_later_epoch_and_it_i
 
 
 @every_seed(range(3))
-def test_a_consumer_that_meets_a_damaged_batch_reads_it_from_another_broker_and_the_replica_is_healed(
-    seed: int,
+@run_by(_simulate)
+async def test_a_consumer_that_meets_a_damaged_batch_reads_it_from_another_broker_and_the_replica_is_healed(
+    cluster: VirtualCluster, /, seed: int
 ) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 10)
-        before = {p: cluster.state(p) for p in _partitions()}
-        victim = before[HURT].leader
-        good = _data(cluster, victim)
-        _rot(cluster, victim)
-        assert _data(cluster, victim) != good
-        reading = asyncio.ensure_future(_read(cluster, 10))
-        await cluster.until(lambda: cluster.state(HURT).leader not in (victim, NO_LEADER), WITHIN_S)
-        await reading
-        await _send(cluster, 10, 10)
-        await cluster.until(lambda: _healed(cluster, victim) == 1)
-        await _whole(cluster)
-        assert _data(cluster, victim)[: len(good)] == good
-        for partition in _partitions()[1:]:
-            assert cluster.state(partition) == before[partition]
-        assert not cluster.broker(victim)._logs.damaged
-        for broker_id in cluster.broker_ids:  # the healed one among them
-            if broker_id != victim:
-                cluster.kill_broker(broker_id)
-        await asyncio.sleep(10)
-        for broker_id in cluster.broker_ids:
-            if broker_id != victim:
-                await cluster.start_broker(broker_id)
-        await _read(cluster, 20)
-
-    _simulate(scenario, seed)
+    await _send(cluster, 0, 10)
+    before = {p: cluster.state(p) for p in _partitions()}
+    victim = before[HURT].leader
+    good = _data(cluster, victim)
+    _rot(cluster, victim)
+    assert _data(cluster, victim) != good
+    reading = asyncio.ensure_future(_read(cluster, 10))
+    await cluster.until(lambda: cluster.state(HURT).leader not in (victim, NO_LEADER), WITHIN_S)
+    await reading
+    await _send(cluster, 10, 10)
+    await cluster.until(lambda: _healed(cluster, victim) == 1)
+    await _whole(cluster)
+    assert _data(cluster, victim)[: len(good)] == good
+    for partition in _partitions()[1:]:
+        assert cluster.state(partition) == before[partition]
+    assert not cluster.broker(victim)._logs.damaged
+    for broker_id in cluster.broker_ids:  # the healed one among them
+        if broker_id != victim:
+            cluster.kill_broker(broker_id)
+    await asyncio.sleep(10)
+    for broker_id in cluster.broker_ids:
+        if broker_id != victim:
+            await cluster.start_broker(broker_id)
+    await _read(cluster, 20)
 
 
-def test_a_follower_that_meets_a_damaged_batch_gets_it_from_another_leader() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        leader = cluster.state(HURT).leader
-        behind = next(b for b in cluster.broker_ids if b != leader)
-        cluster.kill_broker(behind)
-        await cluster.until(lambda: behind not in cluster.state(HURT).isr)
-        await _send(cluster, 0, 10)
-        victim = cluster.state(HURT).leader
-        _rot(cluster, victim)
-        await cluster.start_broker(behind)
-        await cluster.until(lambda: cluster.state(HURT).leader not in (victim, NO_LEADER))
-        await _whole(cluster)
-        assert _healed(cluster, victim) == 1
-        await _read(cluster, 10)
-
-    _simulate(scenario)
+@run_by(_simulate)
+async def test_a_follower_that_meets_a_damaged_batch_gets_it_from_another_leader(cluster: VirtualCluster, /) -> None:
+    leader = cluster.state(HURT).leader
+    behind = next(b for b in cluster.broker_ids if b != leader)
+    cluster.kill_broker(behind)
+    await cluster.until(lambda: behind not in cluster.state(HURT).isr)
+    await _send(cluster, 0, 10)
+    victim = cluster.state(HURT).leader
+    _rot(cluster, victim)
+    await cluster.start_broker(behind)
+    await cluster.until(lambda: cluster.state(HURT).leader not in (victim, NO_LEADER))
+    await _whole(cluster)
+    assert _healed(cluster, victim) == 1
+    await _read(cluster, 10)
 
 
 @pytest.mark.parametrize("reader", ["follower", "consumer"])
@@ -234,186 +231,182 @@ def test_a_follower_that_meets_a_damaged_batch_gets_it_from_another_leader() -> 
         pytest.param(8, 6, 9, id="a length is larger"),
     ],
 )
-def test_a_batch_of_kafkas_format_that_cannot_be_where_it_says_is_read_from_another_broker(
-    position: int, bit: int, batch: int, reader: str
+@run_by(_simulate)
+async def test_a_batch_of_kafkas_format_that_cannot_be_where_it_says_is_read_from_another_broker(
+    cluster: VirtualCluster, /, position: int, bit: int, batch: int, reader: str
 ) -> None:
     """No CRC covers that."""
 
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _write_kafkas_format(cluster)
-        behind = next(b for b in cluster.broker_ids if b != cluster.state(HURT).leader)
-        if reader == "follower":
-            cluster.kill_broker(behind)
-            await cluster.until(lambda: behind not in cluster.state(HURT).isr)
-        await _send(cluster, 0, 10)
-        victim = cluster.state(HURT).leader
-        batches = list(iterate_batches(_data(cluster, victim)))
-        assert [each.header.magic for each in batches] == 10 * [MAGIC_RECORDS]
-        _rot(cluster, victim, batches[batch].start + position, bit)
-        if reader == "follower":
-            await cluster.start_broker(behind)
-            await cluster.until(lambda: cluster.state(HURT).leader not in (victim, NO_LEADER))
-        await _read(cluster, 10)
-        await _whole(cluster)
-        assert _healed(cluster, victim) == 1
-        assert len({_data(cluster, broker_id) for broker_id in cluster.broker_ids}) == 1
-
-    _simulate(scenario)
+    await _write_kafkas_format(cluster)
+    behind = next(b for b in cluster.broker_ids if b != cluster.state(HURT).leader)
+    if reader == "follower":
+        cluster.kill_broker(behind)
+        await cluster.until(lambda: behind not in cluster.state(HURT).isr)
+    await _send(cluster, 0, 10)
+    victim = cluster.state(HURT).leader
+    batches = list(iterate_batches(_data(cluster, victim)))
+    assert [each.header.magic for each in batches] == 10 * [MAGIC_RECORDS]
+    _rot(cluster, victim, batches[batch].start + position, bit)
+    if reader == "follower":
+        await cluster.start_broker(behind)
+        await cluster.until(lambda: cluster.state(HURT).leader not in (victim, NO_LEADER))
+    await _read(cluster, 10)
+    await _whole(cluster)
+    assert _healed(cluster, victim) == 1
+    assert len({_data(cluster, broker_id) for broker_id in cluster.broker_ids}) == 1
 
 
-def test_a_follower_whose_leader_sends_what_was_before_its_end_is_not_set_aside_but_the_leader_is_left() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _write_kafkas_format(cluster)
-        await _send(cluster, 0, 5)
+@run_by(_simulate)
+async def test_a_follower_whose_leader_sends_what_was_before_its_end_is_not_set_aside_but_the_leader_is_left(
+    cluster: VirtualCluster, /
+) -> None:
+    await _write_kafkas_format(cluster)
+    await _send(cluster, 0, 5)
+    leader = cluster.state(HURT).leader
+    behind = next(b for b in cluster.broker_ids if b != leader)
+    cluster.pause_broker(behind)  # in the ISR, and its next fetch is due at offset 5 in the same epoch
+    await asyncio.sleep(1)  # of virtual time, in which the fetch that waits at the leader ends empty (after 0.5 s)
+    sending = asyncio.ensure_future(_send(cluster, 5, 1))
+    await cluster.until(lambda: len(list(iterate_batches(_data(cluster, leader)))) == 6)
+    *_, last = iterate_batches(_data(cluster, leader))
+    _rot(cluster, leader, last.start + 7, 2)  # 5 becomes 1
+    cluster.resume_broker(behind)
+    await sending
+    await cluster.until(lambda: cluster.state(HURT).leader not in (leader, NO_LEADER))
+    await _whole(cluster)
+    assert _healed(cluster, leader) == 1
+    assert _healed(cluster, behind) == 0
+    await _read(cluster, 6)
+
+
+@run_by(_simulate)
+async def test_a_consumer_leaves_a_leader_whose_epochs_go_down_and_reads_everything_once(
+    cluster: VirtualCluster, /
+) -> None:
+    await _write_kafkas_format(cluster)
+    await _send(cluster, 0, 3)
+    while cluster.state(HURT).leader_epoch < 2:
         leader = cluster.state(HURT).leader
-        behind = next(b for b in cluster.broker_ids if b != leader)
-        cluster.pause_broker(behind)  # in the ISR, and its next fetch is due at offset 5 in the same epoch
-        await asyncio.sleep(1)  # of virtual time, in which the fetch that waits at the leader ends empty (after 0.5 s)
-        sending = asyncio.ensure_future(_send(cluster, 5, 1))
-        await cluster.until(lambda: len(list(iterate_batches(_data(cluster, leader)))) == 6)
-        *_, last = iterate_batches(_data(cluster, leader))
-        _rot(cluster, leader, last.start + 7, 2)  # 5 becomes 1
-        cluster.resume_broker(behind)
-        await sending
-        await cluster.until(lambda: cluster.state(HURT).leader not in (leader, NO_LEADER))
-        await _whole(cluster)
-        assert _healed(cluster, leader) == 1
-        assert _healed(cluster, behind) == 0
-        await _read(cluster, 6)
-
-    _simulate(scenario)
+        cluster.kill_broker(leader)
+        await cluster.until(lambda: leader not in cluster.state(HURT).isr)  # noqa: B023
+        await cluster.start_broker(leader)
+        await cluster.until(lambda: leader in cluster.state(HURT).isr)  # noqa: B023
+    await _send(cluster, 3, 3)
+    leader = cluster.state(HURT).leader
+    *_, last = iterate_batches(_data(cluster, leader))
+    epoch = last.header.partition_leader_epoch
+    _rot(cluster, leader, last.start + 15, epoch.bit_length() - 1)  # the highest bit that is set
+    await _read(cluster, 6)
+    await cluster.until(lambda: cluster.state(HURT).leader not in (leader, NO_LEADER))
+    await _whole(cluster)
+    assert _healed(cluster, leader) == 1
 
 
-def test_a_consumer_leaves_a_leader_whose_epochs_go_down_and_reads_everything_once() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _write_kafkas_format(cluster)
-        await _send(cluster, 0, 3)
-        while cluster.state(HURT).leader_epoch < 2:
-            leader = cluster.state(HURT).leader
-            cluster.kill_broker(leader)
-            await cluster.until(lambda: leader not in cluster.state(HURT).isr)  # noqa: B023
-            await cluster.start_broker(leader)
-            await cluster.until(lambda: leader in cluster.state(HURT).isr)  # noqa: B023
-        await _send(cluster, 3, 3)
-        leader = cluster.state(HURT).leader
-        *_, last = iterate_batches(_data(cluster, leader))
-        epoch = last.header.partition_leader_epoch
-        _rot(cluster, leader, last.start + 15, epoch.bit_length() - 1)  # the highest bit that is set
-        await _read(cluster, 6)
-        await cluster.until(lambda: cluster.state(HURT).leader not in (leader, NO_LEADER))
-        await _whole(cluster)
-        assert _healed(cluster, leader) == 1
+@run_by(_simulate, brokers=1, replicas=1)
+async def test_what_comes_before_a_misplaced_batch_is_read_where_no_other_broker_can_lead(
+    cluster: VirtualCluster, /
+) -> None:
+    await _write_kafkas_format(cluster)
+    await _send(cluster, 0, 10)
+    leader = cluster.state(HURT).leader
+    _rot(cluster, leader, list(iterate_batches(_data(cluster, leader)))[6].start + 6, 4)  # 6 becomes 4102
+    world = cluster.client("consumer")
+    found: set[int] = set()
 
-    _simulate(scenario)
+    async def consume() -> None:
+        async with Consumer(
+            cluster.bootstrap, partitions=[HURT], auto_offset_reset="earliest", world=world
+        ) as consumer:
+            async for record in consumer:
+                found.add(record.offset)
 
-
-def test_what_comes_before_a_misplaced_batch_is_read_where_no_other_broker_can_lead() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _write_kafkas_format(cluster)
-        await _send(cluster, 0, 10)
-        leader = cluster.state(HURT).leader
-        _rot(cluster, leader, list(iterate_batches(_data(cluster, leader)))[6].start + 6, 4)  # 6 becomes 4102
-        world = cluster.client("consumer")
-        found: set[int] = set()
-
-        async def consume() -> None:
-            async with Consumer(
-                cluster.bootstrap, partitions=[HURT], auto_offset_reset="earliest", world=world
-            ) as consumer:
-                async for record in consumer:
-                    found.add(record.offset)
-
-        with pytest.raises(CorruptBatch, match="at or after offset 6"):
-            await asyncio.wait_for(world.process.run(consume()), 60)
-        assert found == set(range(6))
-
-    _simulate(scenario, brokers=1, replicas=1)
+    with pytest.raises(CorruptBatch, match="at or after offset 6"):
+        await asyncio.wait_for(world.process.run(consume()), 60)
+    assert found == set(range(6))
 
 
-def test_the_last_in_sync_replica_leads_on_with_its_damage_and_the_reader_is_told() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 10)
-        victim = cluster.state(HURT).leader
-        for broker_id in cluster.broker_ids:
-            if broker_id != victim:
-                cluster.kill_broker(broker_id)
-        await cluster.until(lambda: cluster.state(HURT).isr == (victim,))
-        _rot(cluster, victim)
-        damaged = _data(cluster, victim)
-        with pytest.raises(CorruptBatch):
-            await _read(cluster, 10, [HURT])
-        await asyncio.sleep(10)
-        assert cluster.state(HURT).leader == victim
-        assert _data(cluster, victim) == damaged
-        for broker_id in cluster.broker_ids:
-            if broker_id != victim:
-                await cluster.start_broker(broker_id)
-        await _whole(cluster)
-        await _read(cluster, 10)  # one of the others leads by then
-        await _whole(cluster)
+@run_by(_simulate)
+async def test_the_last_in_sync_replica_leads_on_with_its_damage_and_the_reader_is_told(
+    cluster: VirtualCluster, /
+) -> None:
+    await _send(cluster, 0, 10)
+    victim = cluster.state(HURT).leader
+    for broker_id in cluster.broker_ids:
+        if broker_id != victim:
+            cluster.kill_broker(broker_id)
+    await cluster.until(lambda: cluster.state(HURT).isr == (victim,))
+    _rot(cluster, victim)
+    damaged = _data(cluster, victim)
+    with pytest.raises(CorruptBatch):
+        await _read(cluster, 10, [HURT])
+    await asyncio.sleep(10)
+    assert cluster.state(HURT).leader == victim
+    assert _data(cluster, victim) == damaged
+    for broker_id in cluster.broker_ids:
+        if broker_id != victim:
+            await cluster.start_broker(broker_id)
+    await _whole(cluster)
+    await _read(cluster, 10)  # one of the others leads by then
+    await _whole(cluster)
 
-    _simulate(scenario)
 
-
-def test_without_another_replica_nothing_is_deleted_and_the_rest_is_served() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 10)
-        [victim] = cluster.state(HURT).isr
-        _rot(cluster, victim)
-        damaged = _data(cluster, victim)
-        with pytest.raises(CorruptBatch):
-            await _read(cluster, 10, [HURT])
-        await _send(cluster, 10, 10)
-        await asyncio.sleep(10)
-        assert _data(cluster, victim)[: len(damaged)] == damaged
-        assert cluster.state(HURT).leader == victim
-
-    _simulate(scenario, replicas=1)
+@run_by(_simulate, replicas=1)
+async def test_without_another_replica_nothing_is_deleted_and_the_rest_is_served(cluster: VirtualCluster, /) -> None:
+    await _send(cluster, 0, 10)
+    [victim] = cluster.state(HURT).isr
+    _rot(cluster, victim)
+    damaged = _data(cluster, victim)
+    with pytest.raises(CorruptBatch):
+        await _read(cluster, 10, [HURT])
+    await _send(cluster, 10, 10)
+    await asyncio.sleep(10)
+    assert _data(cluster, victim)[: len(damaged)] == damaged
+    assert cluster.state(HURT).leader == victim
 
 
 @every_seed(range(4))
-def test_the_controller_may_die_while_a_replica_is_given_up_and_healed(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 10)
-        victim = await _leader(cluster, may_control=False)
-        [controller] = cluster.active_controllers()
-        assert controller != victim
-        _rot(cluster, victim)
-        reading = asyncio.ensure_future(_read(cluster, 10))
-        await cluster.until(lambda: _replica(cluster, victim) is None)
-        await asyncio.sleep(cluster.simulation.random("the moment of the kill").uniform(0, 2))
-        cluster.kill_broker(controller)
-        await cluster.until(lambda: cluster.state(HURT).leader not in (controller, NO_LEADER))
-        await cluster.start_broker(controller)
-        await reading
-        await _whole(cluster)
-        assert _healed(cluster, victim) == 1
-        await _read(cluster, 10)
-
-    _simulate(scenario, seed)
+@run_by(_simulate)
+async def test_the_controller_may_die_while_a_replica_is_given_up_and_healed(
+    cluster: VirtualCluster, /, seed: int
+) -> None:
+    await _send(cluster, 0, 10)
+    victim = await _leader(cluster, may_control=False)
+    [controller] = cluster.active_controllers()
+    assert controller != victim
+    _rot(cluster, victim)
+    reading = asyncio.ensure_future(_read(cluster, 10))
+    await cluster.until(lambda: _replica(cluster, victim) is None)
+    await asyncio.sleep(cluster.simulation.random("the moment of the kill").uniform(0, 2))
+    cluster.kill_broker(controller)
+    await cluster.until(lambda: cluster.state(HURT).leader not in (controller, NO_LEADER))
+    await cluster.start_broker(controller)
+    await reading
+    await _whole(cluster)
+    assert _healed(cluster, victim) == 1
+    await _read(cluster, 10)
 
 
 @every_seed(range(6))
 @pytest.mark.parametrize("power", [False, True])
-def test_a_broker_may_die_while_a_replica_of_it_is_made_anew(power: bool, seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 10)
-        victim = cluster.state(HURT).leader
-        _rot(cluster, victim)
-        reading = asyncio.ensure_future(_read(cluster, 10))
-        await cluster.until(lambda: _replica(cluster, victim) is None)
-        await asyncio.sleep(cluster.simulation.random("the moment of the kill").uniform(0, 2))
-        if power:
-            cluster.power_cut(victim)
-        else:
-            cluster.kill_broker(victim)
-        await _send(cluster, 10, 5)
-        await cluster.start_broker(victim)
-        await reading
-        await _whole(cluster)
-        await _read(cluster, 15)
-
-    _simulate(scenario, seed)
+@run_by(_simulate)
+async def test_a_broker_may_die_while_a_replica_of_it_is_made_anew(
+    cluster: VirtualCluster, /, power: bool, seed: int
+) -> None:
+    await _send(cluster, 0, 10)
+    victim = cluster.state(HURT).leader
+    _rot(cluster, victim)
+    reading = asyncio.ensure_future(_read(cluster, 10))
+    await cluster.until(lambda: _replica(cluster, victim) is None)
+    await asyncio.sleep(cluster.simulation.random("the moment of the kill").uniform(0, 2))
+    if power:
+        cluster.power_cut(victim)
+    else:
+        cluster.kill_broker(victim)
+    await _send(cluster, 10, 5)
+    await cluster.start_broker(victim)
+    await reading
+    await _whole(cluster)
+    await _read(cluster, 15)
 
 
 # --- Damage that a start finds ---------------------------------------------------------------------------------
@@ -435,52 +428,50 @@ HARMS: Mapping[str, Callable[[VirtualCluster, int], None]] = {"metadata": _metad
 
 @pytest.mark.parametrize("harm", HARMS)
 @every_seed(range(2))
-def test_a_replica_that_was_damaged_while_its_broker_was_down_is_healed(harm: str, seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 10)
-        victim = cluster.state(HURT).leader
-        await cluster.stop_broker(victim)
-        await _send(cluster, 10, 10)
-        HARMS[harm](cluster, victim)
-        broker = await cluster.start_broker(victim)
-        if harm == "metadata":
-            assert list(broker._logs.damaged) == [HURT]
-            await cluster.until(lambda: _healed(cluster, victim) == 1)
-        await _whole(cluster)
-        assert not broker._logs.damaged
-        await _read(cluster, 20)
-
-    _simulate(scenario, seed)
+@run_by(_simulate)
+async def test_a_replica_that_was_damaged_while_its_broker_was_down_is_healed(
+    cluster: VirtualCluster, /, harm: str, seed: int
+) -> None:
+    await _send(cluster, 0, 10)
+    victim = cluster.state(HURT).leader
+    await cluster.stop_broker(victim)
+    await _send(cluster, 10, 10)
+    HARMS[harm](cluster, victim)
+    broker = await cluster.start_broker(victim)
+    if harm == "metadata":
+        assert list(broker._logs.damaged) == [HURT]
+        await cluster.until(lambda: _healed(cluster, victim) == 1)
+    await _whole(cluster)
+    assert not broker._logs.damaged
+    await _read(cluster, 20)
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["first", "middle"])
-def test_a_replica_that_lost_a_segment_while_its_broker_was_down_is_healed_and_costs_the_others_nothing(
-    which: int,
+@run_by(_simulate, settings={"log.segment.bytes": "600"})
+async def test_a_replica_that_lost_a_segment_while_its_broker_was_down_is_healed_and_costs_the_others_nothing(
+    cluster: VirtualCluster, /, which: int
 ) -> None:
     """Leading, it would make the others drop what lies before its beginning; or leave a gap that nobody notices."""
 
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 30)
-        victim, *others = cluster.state(HURT).isr
-        await cluster.stop_broker(victim)
-        disk = cluster.simulation.host(host_name(victim)).start_process().disk
-        names = sorted(name for name in disk.list(f"{LOG_DIR}/{HURT}") if name.endswith(".log"))
-        assert len(names) > 3
-        for suffix in (".log", ".index", ".timeindex"):
-            disk.remove(f"{LOG_DIR}/{HURT}/{names[which].removesuffix('.log')}{suffix}")
-        broker = await cluster.start_broker(victim)
-        assert list(broker._logs.damaged) == [HURT]
-        await cluster.until(lambda: _healed(cluster, victim) == 1)
-        await _whole(cluster)
-        for broker_id in others:
-            await cluster.stop_broker(broker_id)
-        await cluster.until(lambda: cluster.state(HURT).leader == victim)
-        for broker_id in others:
-            await cluster.start_broker(broker_id)
-        await _whole(cluster)
-        await _read(cluster, 30)
-
-    _simulate(scenario, settings={"log.segment.bytes": "600"})
+    await _send(cluster, 0, 30)
+    victim, *others = cluster.state(HURT).isr
+    await cluster.stop_broker(victim)
+    disk = cluster.simulation.host(host_name(victim)).start_process().disk
+    names = sorted(name for name in disk.list(f"{LOG_DIR}/{HURT}") if name.endswith(".log"))
+    assert len(names) > 3
+    for suffix in (".log", ".index", ".timeindex"):
+        disk.remove(f"{LOG_DIR}/{HURT}/{names[which].removesuffix('.log')}{suffix}")
+    broker = await cluster.start_broker(victim)
+    assert list(broker._logs.damaged) == [HURT]
+    await cluster.until(lambda: _healed(cluster, victim) == 1)
+    await _whole(cluster)
+    for broker_id in others:
+        await cluster.stop_broker(broker_id)
+    await cluster.until(lambda: cluster.state(HURT).leader == victim)
+    for broker_id in others:
+        await cluster.start_broker(broker_id)
+    await _whole(cluster)
+    await _read(cluster, 30)
 
 
 async def _last_in_sync_is_damaged(cluster: VirtualCluster) -> None:
@@ -508,33 +499,33 @@ async def _last_in_sync_is_damaged(cluster: VirtualCluster) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_however_often_the_broker_starts_the_only_replica_is_not_cut_at_the_damage(clean: bool) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 10)
-        [victim] = cluster.state(HURT).isr
-        await cluster.stop_broker(victim)
-        host = cluster.simulation.host(host_name(victim))
-        _rot(cluster, victim)
-        process = host.start_process().disk
-        process.remove(f"{LOG_DIR}/{HURT}/00000000000000000000.index")  # so that the start reads the segment
-        files = [f"{LOG_DIR}/{HURT}/{name}" for name in process.list(f"{LOG_DIR}/{HURT}") if name.endswith(".log")]
-        assert len(files) > 3
-        damaged = [bytes(host.disk.file(file).data) for file in files]
-        for _ in range(3):
-            broker = await cluster.start_broker(victim)
-            await asyncio.sleep(20)
-            assert list(broker._logs.damaged) == [HURT]
-            if clean:
-                await cluster.stop_broker(victim)
-            else:
-                cluster.kill_broker(victim)
-            assert [bytes(host.disk.file(file).data) for file in files] == damaged
-        host.disk.mend()
-        await cluster.start_broker(victim)
-        await cluster.until(lambda: cluster.state(HURT).leader == victim)
-        await _read(cluster, 10, [HURT])
-
-    _simulate(scenario, replicas=1, settings={"log.segment.bytes": "200"})
+@run_by(_simulate, replicas=1, settings={"log.segment.bytes": "200"})
+async def test_however_often_the_broker_starts_the_only_replica_is_not_cut_at_the_damage(
+    cluster: VirtualCluster, /, clean: bool
+) -> None:
+    await _send(cluster, 0, 10)
+    [victim] = cluster.state(HURT).isr
+    await cluster.stop_broker(victim)
+    host = cluster.simulation.host(host_name(victim))
+    _rot(cluster, victim)
+    process = host.start_process().disk
+    process.remove(f"{LOG_DIR}/{HURT}/00000000000000000000.index")  # so that the start reads the segment
+    files = [f"{LOG_DIR}/{HURT}/{name}" for name in process.list(f"{LOG_DIR}/{HURT}") if name.endswith(".log")]
+    assert len(files) > 3
+    damaged = [bytes(host.disk.file(file).data) for file in files]
+    for _ in range(3):
+        broker = await cluster.start_broker(victim)
+        await asyncio.sleep(20)
+        assert list(broker._logs.damaged) == [HURT]
+        if clean:
+            await cluster.stop_broker(victim)
+        else:
+            cluster.kill_broker(victim)
+        assert [bytes(host.disk.file(file).data) for file in files] == damaged
+    host.disk.mend()
+    await cluster.start_broker(victim)
+    await cluster.until(lambda: cluster.state(HURT).leader == victim)
+    await _read(cluster, 10, [HURT])
 
 
 def test_of_the_last_in_sync_replica_nothing_is_deleted_before_another_leads() -> None:

@@ -20,11 +20,12 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import VirtualCluster, log_dir
 from tests.simulation.simulator.disk import SIZE_BYTES
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.world import Simulation
 
 TOPIC = "orders"
@@ -148,12 +149,10 @@ def _notifications(cluster: VirtualCluster) -> list[str]:
 # --- Where replicas go -----------------------------------------------------------------------------------------
 
 
-def test_new_replicas_go_to_the_directory_with_the_fewest() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        for broker_id in cluster.broker_ids:
-            assert [len(_in(cluster, broker_id, number)) for number in (0, 1)] == [PARTITIONS / 2, PARTITIONS / 2]
-
-    _simulate(scenario)
+@run_by(_simulate)
+async def test_new_replicas_go_to_the_directory_with_the_fewest(cluster: VirtualCluster, /) -> None:
+    for broker_id in cluster.broker_ids:
+        assert [len(_in(cluster, broker_id, number)) for number in (0, 1)] == [PARTITIONS / 2, PARTITIONS / 2]
 
 
 # --- A directory fails -----------------------------------------------------------------------------------------
@@ -161,144 +160,134 @@ def test_new_replicas_go_to_the_directory_with_the_fewest() -> None:
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 @every_seed(range(3))
-def test_others_lead_what_was_in_the_failed_directory_and_the_rest_is_led_on(error: int, seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 10)
-        before = _leaders(cluster)
-        victim = before[_partitions()[0]]
-        failing, healthy = (0, 1) if _home(cluster, victim, _partitions()[0]) == log_dir(0) else (1, 0)
-        lost, kept = _in(cluster, victim, failing), _in(cluster, victim, healthy)
-        epochs = {p: cluster.state(p).leader_epoch for p in _partitions()}
-        cluster.break_log_dir(victim, failing, error)
-        sending = asyncio.ensure_future(_send(cluster, 10, 20))
-        await cluster.until(lambda: all(cluster.state(p).leader not in (victim, NO_LEADER) for p in lost), WITHIN_S)
-        await sending
-        await cluster.until(lambda: all(victim not in cluster.state(p).isr for p in lost))
-        for partition in kept:
-            assert cluster.state(partition).leader == before[partition]
-            assert cluster.state(partition).leader_epoch == epochs[partition]
-            assert victim in cluster.state(partition).isr
-        assert list(cluster.broker(victim)._logs.offline) == [log_dir(failing)]
-        assert cluster.living() == list(cluster.broker_ids)
-        await cluster.until(lambda: not _notifications(cluster))
-        await _assert_all_read(cluster, 30)
+@run_by(_simulate)
+async def test_others_lead_what_was_in_the_failed_directory_and_the_rest_is_led_on(
+    cluster: VirtualCluster, /, error: int, seed: int
+) -> None:
+    await _send(cluster, 0, 10)
+    before = _leaders(cluster)
+    victim = before[_partitions()[0]]
+    failing, healthy = (0, 1) if _home(cluster, victim, _partitions()[0]) == log_dir(0) else (1, 0)
+    lost, kept = _in(cluster, victim, failing), _in(cluster, victim, healthy)
+    epochs = {p: cluster.state(p).leader_epoch for p in _partitions()}
+    cluster.break_log_dir(victim, failing, error)
+    sending = asyncio.ensure_future(_send(cluster, 10, 20))
+    await cluster.until(lambda: all(cluster.state(p).leader not in (victim, NO_LEADER) for p in lost), WITHIN_S)
+    await sending
+    await cluster.until(lambda: all(victim not in cluster.state(p).isr for p in lost))
+    for partition in kept:
+        assert cluster.state(partition).leader == before[partition]
+        assert cluster.state(partition).leader_epoch == epochs[partition]
+        assert victim in cluster.state(partition).isr
+    assert list(cluster.broker(victim)._logs.offline) == [log_dir(failing)]
+    assert cluster.living() == list(cluster.broker_ids)
+    await cluster.until(lambda: not _notifications(cluster))
+    await _assert_all_read(cluster, 30)
 
-    _simulate(scenario, seed)
 
-
-def test_the_controller_may_die_before_it_has_heard_of_the_failure() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 10)
-        [controller] = cluster.active_controllers()
-        victim = next(b for b in cluster.broker_ids if b != controller and b in _leaders(cluster).values())
-        lost = _in(cluster, victim, 1)
-        cluster.pause_broker(controller)
-        cluster.break_log_dir(victim, 1)
-        sending = asyncio.ensure_future(_send(cluster, 10, 10))
-        await cluster.until(lambda: _notifications(cluster))
-        cluster.kill_broker(controller)
-        await cluster.until(lambda: all(cluster.state(p).leader not in (victim, controller, NO_LEADER) for p in lost))
-        await cluster.start_broker(controller)
-        await sending
-        await cluster.until(lambda: not _notifications(cluster))
-        assert victim in _leaders(cluster).values()
-        await _assert_all_read(cluster, 20)
-
-    _simulate(scenario)
+@run_by(_simulate)
+async def test_the_controller_may_die_before_it_has_heard_of_the_failure(cluster: VirtualCluster, /) -> None:
+    await _send(cluster, 0, 10)
+    [controller] = cluster.active_controllers()
+    victim = next(b for b in cluster.broker_ids if b != controller and b in _leaders(cluster).values())
+    lost = _in(cluster, victim, 1)
+    cluster.pause_broker(controller)
+    cluster.break_log_dir(victim, 1)
+    sending = asyncio.ensure_future(_send(cluster, 10, 10))
+    await cluster.until(lambda: _notifications(cluster))
+    cluster.kill_broker(controller)
+    await cluster.until(lambda: all(cluster.state(p).leader not in (victim, controller, NO_LEADER) for p in lost))
+    await cluster.start_broker(controller)
+    await sending
+    await cluster.until(lambda: not _notifications(cluster))
+    assert victim in _leaders(cluster).values()
+    await _assert_all_read(cluster, 20)
 
 
 @every_seed(range(4))
-def test_the_controller_may_die_while_it_handles_the_failure(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 10)
-        [controller] = cluster.active_controllers()
-        victim = next(b for b in cluster.broker_ids if b != controller and b in _leaders(cluster).values())
-        lost = _in(cluster, victim, 1)
-        cluster.break_log_dir(victim, 1)
-        sending = asyncio.ensure_future(_send(cluster, 10, 10))
-        await cluster.until(lambda: cluster.broker(victim)._logs.offline)
-        await asyncio.sleep(cluster.simulation.random("the moment of the kill").uniform(0, 0.05))
-        cluster.kill_broker(controller)
-        await cluster.until(lambda: all(cluster.state(p).leader not in (victim, controller, NO_LEADER) for p in lost))
-        await cluster.start_broker(controller)
-        await sending
-        await cluster.until(lambda: not _notifications(cluster))
-        await _assert_all_read(cluster, 20)
-
-    _simulate(scenario, seed)
+@run_by(_simulate)
+async def test_the_controller_may_die_while_it_handles_the_failure(cluster: VirtualCluster, /, seed: int) -> None:
+    await _send(cluster, 0, 10)
+    [controller] = cluster.active_controllers()
+    victim = next(b for b in cluster.broker_ids if b != controller and b in _leaders(cluster).values())
+    lost = _in(cluster, victim, 1)
+    cluster.break_log_dir(victim, 1)
+    sending = asyncio.ensure_future(_send(cluster, 10, 10))
+    await cluster.until(lambda: cluster.broker(victim)._logs.offline)
+    await asyncio.sleep(cluster.simulation.random("the moment of the kill").uniform(0, 0.05))
+    cluster.kill_broker(controller)
+    await cluster.until(lambda: all(cluster.state(p).leader not in (victim, controller, NO_LEADER) for p in lost))
+    await cluster.start_broker(controller)
+    await sending
+    await cluster.until(lambda: not _notifications(cluster))
+    await _assert_all_read(cluster, 20)
 
 
-def test_a_controller_whose_own_directory_fails_stays_in_office_and_makes_others_lead() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        [controller] = cluster.active_controllers()
-        lost = _in(cluster, controller, 0)
-        cluster.break_log_dir(controller, 0)  # the one with its timeline
-        await _send(cluster, 0, 10)
-        await cluster.until(lambda: all(cluster.state(p).leader not in (controller, NO_LEADER) for p in lost))
-        assert cluster.active_controllers() == [controller]
-        disk = cluster.simulation.host(f"broker-{controller}").start_process().disk
-        assert "controller-timeline.jsonl" in disk.list(log_dir(1))
-        await _assert_all_read(cluster, 10)
-
-    _simulate(scenario)
-
-
-def test_a_broker_stops_when_its_last_directory_fails() -> None:
-    async def main() -> None:
-        told: list[tuple[int, str]] = []
-        cluster = VirtualCluster(
-            Simulation(), log_dirs=2, on_broker_failure=lambda b, error: told.append((b, str(error)))
-        )
-        await cluster.start()
-        await _create(cluster, TOPIC)
-        cluster.break_log_dir(2, 0)
-        await _send(cluster, 0, 10)
-        await cluster.until(lambda: cluster.broker(2)._logs.offline)
-        assert told == []
-        cluster.break_log_dir(2, 1)
-        await _send(cluster, 10, 10)
-        await cluster.until(lambda: told)
-        [(broker_id, text)] = told
-        assert broker_id == 2
-        assert f"{log_dir(1)}, the last one that was online, has failed" in text
-        await _assert_all_read(cluster, 20)
-
-    run(main())
+@run_by(_simulate)
+async def test_a_controller_whose_own_directory_fails_stays_in_office_and_makes_others_lead(
+    cluster: VirtualCluster, /
+) -> None:
+    [controller] = cluster.active_controllers()
+    lost = _in(cluster, controller, 0)
+    cluster.break_log_dir(controller, 0)  # the one with its timeline
+    await _send(cluster, 0, 10)
+    await cluster.until(lambda: all(cluster.state(p).leader not in (controller, NO_LEADER) for p in lost))
+    assert cluster.active_controllers() == [controller]
+    disk = cluster.simulation.host(f"broker-{controller}").start_process().disk
+    assert "controller-timeline.jsonl" in disk.list(log_dir(1))
+    await _assert_all_read(cluster, 10)
 
 
-def test_admin_is_told_what_is_in_each_directory_and_why_one_is_offline() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 10)
-        cluster.break_log_dir(1, 1)
-        await _send(cluster, 10, 10)
-        await cluster.until(lambda: cluster.broker(1)._logs.offline)
-        world = cluster.client("admin")
+@run_by(on_virtual_loop)
+async def test_a_broker_stops_when_its_last_directory_fails() -> None:
+    told: list[tuple[int, str]] = []
+    cluster = VirtualCluster(Simulation(), log_dirs=2, on_broker_failure=lambda b, error: told.append((b, str(error))))
+    await cluster.start()
+    await _create(cluster, TOPIC)
+    cluster.break_log_dir(2, 0)
+    await _send(cluster, 0, 10)
+    await cluster.until(lambda: cluster.broker(2)._logs.offline)
+    assert told == []
+    cluster.break_log_dir(2, 1)
+    await _send(cluster, 10, 10)
+    await cluster.until(lambda: told)
+    [(broker_id, text)] = told
+    assert broker_id == 2
+    assert f"{log_dir(1)}, the last one that was online, has failed" in text
+    await _assert_all_read(cluster, 20)
 
-        async def describe() -> dict[int, tuple[LogDirDescription, ...]]:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                with pytest.raises(BrokersFailed, match="broker 7: it is not alive") as caught:
-                    await admin.describe_log_dirs([1, 7])
-                assert (list(caught.value.errors), list(caught.value.results)) == ([7], [1])
-                assert list(await admin.describe_log_dirs([2])) == [2]
-                return await admin.describe_log_dirs()
 
-        found = await world.process.run(describe())
-        assert sorted(found) == [0, 1, 2]
-        for broker_id, described in found.items():
-            assert [each.log_dir for each in described] == [log_dir(0), log_dir(1)]
-            for each in described[: 1 if broker_id == 1 else 2]:
-                assert each.error is None
-                assert len(each.replicas) == PARTITIONS / 2
-                for partition, replica in each.replicas.items():
-                    log = cluster.broker(broker_id)._logs.get(partition)
-                    assert log is not None
-                    assert replica == (log.size, 0, False)
-                assert each.total_bytes == each.usable_bytes == SIZE_BYTES
-        lost = found[1][1]
-        assert (lost.replicas, lost.total_bytes, lost.usable_bytes) == ({}, None, None)
-        assert "Input/output error" in str(lost.error)
+@run_by(_simulate)
+async def test_admin_is_told_what_is_in_each_directory_and_why_one_is_offline(cluster: VirtualCluster, /) -> None:
+    await _send(cluster, 0, 10)
+    cluster.break_log_dir(1, 1)
+    await _send(cluster, 10, 10)
+    await cluster.until(lambda: cluster.broker(1)._logs.offline)
+    world = cluster.client("admin")
 
-    _simulate(scenario)
+    async def describe() -> dict[int, tuple[LogDirDescription, ...]]:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            with pytest.raises(BrokersFailed, match="broker 7: it is not alive") as caught:
+                await admin.describe_log_dirs([1, 7])
+            assert (list(caught.value.errors), list(caught.value.results)) == ([7], [1])
+            assert list(await admin.describe_log_dirs([2])) == [2]
+            return await admin.describe_log_dirs()
+
+    found = await world.process.run(describe())
+    assert sorted(found) == [0, 1, 2]
+    for broker_id, described in found.items():
+        assert [each.log_dir for each in described] == [log_dir(0), log_dir(1)]
+        for each in described[: 1 if broker_id == 1 else 2]:
+            assert each.error is None
+            assert len(each.replicas) == PARTITIONS / 2
+            for partition, replica in each.replicas.items():
+                log = cluster.broker(broker_id)._logs.get(partition)
+                assert log is not None
+                assert replica == (log.size, 0, False)
+            assert each.total_bytes == each.usable_bytes == SIZE_BYTES
+    lost = found[1][1]
+    assert (lost.replicas, lost.total_bytes, lost.usable_bytes) == ({}, None, None)
+    assert "Input/output error" in str(lost.error)
 
 
 def test_a_paused_broker_does_not_hide_the_directories_of_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -387,65 +376,61 @@ async def _restart(cluster: VirtualCluster, broker_id: int) -> int:
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.ENOTDIR])
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_directory_that_cannot_be_opened_counts_as_failed_and_is_not_believed_when_it_is_back(
-    number: int, error: int
+@run_by(_simulate)
+async def test_a_directory_that_cannot_be_opened_counts_as_failed_and_is_not_believed_when_it_is_back(
+    cluster: VirtualCluster, /, number: int, error: int
 ) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 10)
-        lost = _in(cluster, 1, number)
-        cluster.kill_broker(1)
-        cluster.break_log_dir(1, number, error)
-        await cluster.start_broker(1)
-        trusted_since = cluster.broker(1)._logs.trusted_since
-        assert trusted_since < cluster.broker(1).broker_epoch
-        await cluster.until(lambda: all(len(_isr(cluster, p)) == (2 if p in lost else 3) for p in _partitions()))
-        world = cluster.client("admin")
+    await _send(cluster, 0, 10)
+    lost = _in(cluster, 1, number)
+    cluster.kill_broker(1)
+    cluster.break_log_dir(1, number, error)
+    await cluster.start_broker(1)
+    trusted_since = cluster.broker(1)._logs.trusted_since
+    assert trusted_since < cluster.broker(1).broker_epoch
+    await cluster.until(lambda: all(len(_isr(cluster, p)) == (2 if p in lost else 3) for p in _partitions()))
+    world = cluster.client("admin")
 
-        async def describe() -> dict[str, str | None]:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                return {each.log_dir: each.error for each in (await admin.describe_log_dirs([1]))[1]}
+    async def describe() -> dict[str, str | None]:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            return {each.log_dir: each.error for each in (await admin.describe_log_dirs([1]))[1]}
 
-        described = await world.process.run(describe())
-        assert described[log_dir(1 - number)] is None
-        assert "cannot be used" in str(described[log_dir(number)])
-        await _send(cluster, 10, 10)
-        cluster.mend_log_dir(1, number)
-        await _restart(cluster, 1)
-        assert cluster.broker(1)._logs.trusted_since == cluster.broker(1).broker_epoch
-        await _whole(cluster)
-        await _assert_all_read(cluster, 20)
-
-    _simulate(scenario)
+    described = await world.process.run(describe())
+    assert described[log_dir(1 - number)] is None
+    assert "cannot be used" in str(described[log_dir(number)])
+    await _send(cluster, 10, 10)
+    cluster.mend_log_dir(1, number)
+    await _restart(cluster, 1)
+    assert cluster.broker(1)._logs.trusted_since == cluster.broker(1).broker_epoch
+    await _whole(cluster)
+    await _assert_all_read(cluster, 20)
 
 
 @every_seed(range(3))
-def test_a_mended_directory_is_taken_back_but_not_believed(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 10)
-        lost = _in(cluster, 1, 1)
-        cluster.break_log_dir(1, 1)
-        await _send(cluster, 10, 10)
-        await cluster.until(lambda: all(1 not in _isr(cluster, p) for p in lost))
-        await _restart(cluster, 1)
-        assert list(cluster.broker(1)._logs.offline) == [log_dir(1)]
-        epoch = cluster.broker(1).broker_epoch
-        assert cluster.broker(1)._logs.trusted_since < epoch
-        await _send(cluster, 20, 10)
-        assert all(1 not in _isr(cluster, p) and _home(cluster, 1, p) is None for p in lost)
-        cluster.mend_log_dir(1, 1)
-        await _restart(cluster, 1)
-        assert not cluster.broker(1)._logs.offline
-        assert cluster.broker(1)._logs.trusted_since == cluster.broker(1).broker_epoch > epoch
-        await _whole(cluster)
-        assert _in(cluster, 1, 1) == lost
-        await _send(cluster, 30, 10)
-        trusted_since = cluster.broker(1)._logs.trusted_since
-        await _restart(cluster, 1)
-        assert cluster.broker(1)._logs.trusted_since == trusted_since
-        await _whole(cluster)
-        await _assert_all_read(cluster, 40)
-
-    _simulate(scenario, seed)
+@run_by(_simulate)
+async def test_a_mended_directory_is_taken_back_but_not_believed(cluster: VirtualCluster, /, seed: int) -> None:
+    await _send(cluster, 0, 10)
+    lost = _in(cluster, 1, 1)
+    cluster.break_log_dir(1, 1)
+    await _send(cluster, 10, 10)
+    await cluster.until(lambda: all(1 not in _isr(cluster, p) for p in lost))
+    await _restart(cluster, 1)
+    assert list(cluster.broker(1)._logs.offline) == [log_dir(1)]
+    epoch = cluster.broker(1).broker_epoch
+    assert cluster.broker(1)._logs.trusted_since < epoch
+    await _send(cluster, 20, 10)
+    assert all(1 not in _isr(cluster, p) and _home(cluster, 1, p) is None for p in lost)
+    cluster.mend_log_dir(1, 1)
+    await _restart(cluster, 1)
+    assert not cluster.broker(1)._logs.offline
+    assert cluster.broker(1)._logs.trusted_since == cluster.broker(1).broker_epoch > epoch
+    await _whole(cluster)
+    assert _in(cluster, 1, 1) == lost
+    await _send(cluster, 30, 10)
+    trusted_since = cluster.broker(1)._logs.trusted_since
+    await _restart(cluster, 1)
+    assert cluster.broker(1)._logs.trusted_since == trusted_since
+    await _whole(cluster)
+    await _assert_all_read(cluster, 40)
 
 
 def _break(cluster: VirtualCluster) -> None:
@@ -506,17 +491,15 @@ def test_a_mutant_that_makes_replicas_anew_is_caught(name: str, harm: Callable[[
         _simulate(partial(_comes_back, harm=harm))
 
 
-def test_one_more_directory_costs_no_trust() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        before = cluster.broker(1)._logs.trusted_since
-        cluster.own_settings[1] = {"log.dirs": f"{log_dir(0)},{log_dir(1)},/another"}
-        await _restart(cluster, 1)
-        assert cluster.broker(1)._logs.trusted_since == before
-        await _create(cluster, "more")
-        homes = [_home(cluster, 1, p) for p in (*_partitions(), *_partitions("more"))]
-        assert [homes.count(path) for path in (log_dir(0), log_dir(1), "/another")] == [4, 4, 4]
-
-    _simulate(scenario)
+@run_by(_simulate)
+async def test_one_more_directory_costs_no_trust(cluster: VirtualCluster, /) -> None:
+    before = cluster.broker(1)._logs.trusted_since
+    cluster.own_settings[1] = {"log.dirs": f"{log_dir(0)},{log_dir(1)},/another"}
+    await _restart(cluster, 1)
+    assert cluster.broker(1)._logs.trusted_since == before
+    await _create(cluster, "more")
+    homes = [_home(cluster, 1, p) for p in (*_partitions(), *_partitions("more"))]
+    assert [homes.count(path) for path in (log_dir(0), log_dir(1), "/another")] == [4, 4, 4]
 
 
 async def _reassign(cluster: VirtualCluster, partitions: list[TopicPartition], replicas: list[int]) -> None:
@@ -532,104 +515,98 @@ async def _reassign(cluster: VirtualCluster, partitions: list[TopicPartition], r
 
 
 @pytest.mark.parametrize("is_made_anew", ["by a reassignment", "without the directory"])
-def test_a_replica_that_was_made_anew_while_its_directory_was_away_is_served_when_that_is_back(
-    is_made_anew: str,
+@run_by(_simulate)
+async def test_a_replica_that_was_made_anew_while_its_directory_was_away_is_served_when_that_is_back(
+    cluster: VirtualCluster, /, is_made_anew: str
 ) -> None:
     """The longer log is: what the directory has is older. That is kept under another name."""
 
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 10)
-        lost = _in(cluster, 1, 1)
-        if is_made_anew == "by a reassignment":
-            cluster.kill_broker(1)
-            _break(cluster)
-            await cluster.start_broker(1)
-            await _reassign(cluster, lost, [0, 2])
-            await _reassign(cluster, lost, [0, 1, 2])
-        else:
-            _leave_out(cluster)
-            await _restart(cluster, 1)
-        await _whole(cluster)
-        assert _in(cluster, 1, 0) == _partitions()
-        await _send(cluster, 10, 10)
-        cluster.mend_log_dir(1, 1)
-        cluster.own_settings.clear()
+    await _send(cluster, 0, 10)
+    lost = _in(cluster, 1, 1)
+    if is_made_anew == "by a reassignment":
+        cluster.kill_broker(1)
+        _break(cluster)
+        await cluster.start_broker(1)
+        await _reassign(cluster, lost, [0, 2])
+        await _reassign(cluster, lost, [0, 1, 2])
+    else:
+        _leave_out(cluster)
         await _restart(cluster, 1)
-        assert cluster.broker(1)._logs.trusted_since == cluster.broker(1).broker_epoch
-        await _whole(cluster)
-        assert _in(cluster, 1, 0) == _partitions()
-        await _send(cluster, 20, 10)
-        await _assert_all_read(cluster, 30)
-        strays = {name.split("/")[-2].partition(".")[0] for name in _files(cluster, 1, log_dir(1)) if "-stray/" in name}
-        assert strays == set(map(str, lost))
-        await _restart(cluster, 1)
-        await _whole(cluster)
-
-    _simulate(scenario)
+    await _whole(cluster)
+    assert _in(cluster, 1, 0) == _partitions()
+    await _send(cluster, 10, 10)
+    cluster.mend_log_dir(1, 1)
+    cluster.own_settings.clear()
+    await _restart(cluster, 1)
+    assert cluster.broker(1)._logs.trusted_since == cluster.broker(1).broker_epoch
+    await _whole(cluster)
+    assert _in(cluster, 1, 0) == _partitions()
+    await _send(cluster, 20, 10)
+    await _assert_all_read(cluster, 30)
+    strays = {name.split("/")[-2].partition(".")[0] for name in _files(cluster, 1, log_dir(1)) if "-stray/" in name}
+    assert strays == set(map(str, lost))
+    await _restart(cluster, 1)
+    await _whole(cluster)
 
 
 @pytest.mark.parametrize("comes_back_first", [True, False])
-def test_a_topic_is_served_whose_predecessor_comes_back_with_a_directory_that_was_left_out(
-    comes_back_first: bool,
+@run_by(_simulate)
+async def test_a_topic_is_served_whose_predecessor_comes_back_with_a_directory_that_was_left_out(
+    cluster: VirtualCluster, /, comes_back_first: bool
 ) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 100, 10)
-        strays = _in(cluster, 1, 1)
-        _leave_out(cluster)
+    await _send(cluster, 100, 10)
+    strays = _in(cluster, 1, 1)
+    _leave_out(cluster)
+    await _restart(cluster, 1)
+    await _whole(cluster)
+    await _delete(cluster)
+    await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC)))
+    cluster.own_settings.clear()
+    if comes_back_first:
         await _restart(cluster, 1)
-        await _whole(cluster)
-        await _delete(cluster)
-        await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC)))
-        cluster.own_settings.clear()
-        if comes_back_first:
-            await _restart(cluster, 1)
-            await _create(cluster, TOPIC)
-            await _send(cluster, 0, 10)
-        else:
-            await _create(cluster, TOPIC)
-            await _send(cluster, 0, 10)
-            await _restart(cluster, 1)
-        await _whole(cluster)
-        await _assert_all_read(cluster, 10)
+        await _create(cluster, TOPIC)
+        await _send(cluster, 0, 10)
+    else:
+        await _create(cluster, TOPIC)
+        await _send(cluster, 0, 10)
         await _restart(cluster, 1)
-        await _whole(cluster)
-        kept = {name.split("/")[-2] for name in _files(cluster, 1, log_dir(1)) if "-stray/" in name}
-        assert sorted(name.partition(".")[0] for name in kept) == sorted(map(str, strays))
+    await _whole(cluster)
+    await _assert_all_read(cluster, 10)
+    await _restart(cluster, 1)
+    await _whole(cluster)
+    kept = {name.split("/")[-2] for name in _files(cluster, 1, log_dir(1)) if "-stray/" in name}
+    assert sorted(name.partition(".")[0] for name in kept) == sorted(map(str, strays))
 
-    _simulate(scenario)
 
-
-def test_a_topic_is_gone_only_when_the_broken_directory_is_back_and_new_ones_go_to_the_other() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await cluster.stop_broker(1)
-        cluster.break_log_dir(1, 1)
-        await cluster.start_broker(1)
-        await _create(cluster, "more")
-        assert {_home(cluster, 1, p) for p in _partitions("more")} == {log_dir(0)}
-        await _delete(cluster)
-        await asyncio.sleep(10)
-        assert cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC))
-        cluster.mend_log_dir(1, 1)
-        await _restart(cluster, 1)
-        await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC)))
-        assert not [name for name in _files(cluster, 1, log_dir(1)) if f"/{TOPIC}-" in name and "-delete" not in name]
-
-    _simulate(scenario)
+@run_by(_simulate)
+async def test_a_topic_is_gone_only_when_the_broken_directory_is_back_and_new_ones_go_to_the_other(
+    cluster: VirtualCluster, /
+) -> None:
+    await cluster.stop_broker(1)
+    cluster.break_log_dir(1, 1)
+    await cluster.start_broker(1)
+    await _create(cluster, "more")
+    assert {_home(cluster, 1, p) for p in _partitions("more")} == {log_dir(0)}
+    await _delete(cluster)
+    await asyncio.sleep(10)
+    assert cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC))
+    cluster.mend_log_dir(1, 1)
+    await _restart(cluster, 1)
+    await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC)))
+    assert not [name for name in _files(cluster, 1, log_dir(1)) if f"/{TOPIC}-" in name and "-delete" not in name]
 
 
 @every_seed(range(3))
-def test_both_directories_recover_from_kills_and_power_cuts(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        sending = asyncio.ensure_future(_send(cluster, 0, 60))
-        for broker_id in cluster.broker_ids:
-            await asyncio.sleep(0.2)
-            if broker_id == 1:
-                cluster.power_cut(broker_id)
-            else:
-                cluster.kill_broker(broker_id)
-            await cluster.start_broker(broker_id)
-            await _whole(cluster)
-        await sending
-        await _assert_all_read(cluster, 60)
-
-    _simulate(scenario, seed)
+@run_by(_simulate)
+async def test_both_directories_recover_from_kills_and_power_cuts(cluster: VirtualCluster, /, seed: int) -> None:
+    sending = asyncio.ensure_future(_send(cluster, 0, 60))
+    for broker_id in cluster.broker_ids:
+        await asyncio.sleep(0.2)
+        if broker_id == 1:
+            cluster.power_cut(broker_id)
+        else:
+            cluster.kill_broker(broker_id)
+        await cluster.start_broker(broker_id)
+        await _whole(cluster)
+    await sending
+    await _assert_all_read(cluster, 60)

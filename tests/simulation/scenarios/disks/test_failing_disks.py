@@ -12,7 +12,8 @@ from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import TopicPartition
-from tests.simulation.simulator.loop import run
+from tests.running import run_by
+from tests.simulation.simulator.loop import on_virtual_loop
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.storage_support import NOW, batch
 
@@ -26,71 +27,67 @@ async def _open(world: VirtualWorld) -> LogManager:
     return logs
 
 
-def test_what_a_failed_fsync_left_in_memory_is_on_disk_after_the_next_flush() -> None:
-    async def scenario() -> None:
-        host = Simulation().host("broker-1")
+@run_by(on_virtual_loop)
+async def test_what_a_failed_fsync_left_in_memory_is_on_disk_after_the_next_flush() -> None:
+    host = Simulation().host("broker-1")
 
-        async def fail_to_flush(world: VirtualWorld) -> None:
-            log = await (await _open(world)).get_or_create(PARTITION, "topic-id", LogConfig())
-            log.append_as_leader(batch(1, size=10_000, fill=b"a" * 9_000), 0, NOW)
-            host.disk.faults.fail("fdatasync", errno.EIO)
-            with pytest.raises(BrokerError, match="offline"):
-                await log.flush()
+    async def fail_to_flush(world: VirtualWorld) -> None:
+        log = await (await _open(world)).get_or_create(PARTITION, "topic-id", LogConfig())
+        log.append_as_leader(batch(1, size=10_000, fill=b"a" * 9_000), 0, NOW)
+        host.disk.faults.fail("fdatasync", errno.EIO)
+        with pytest.raises(BrokerError, match="offline"):
+            await log.flush()
 
-        async def flush(world: VirtualWorld) -> None:
-            log = (await _open(world)).get(PARTITION)
-            assert log is not None
-            assert log.log_end_offset == 1
-            await log.checkpoint()
-            assert log.recovery_point == 1
+    async def flush(world: VirtualWorld) -> None:
+        log = (await _open(world)).get(PARTITION)
+        assert log is not None
+        assert log.log_end_offset == 1
+        await log.checkpoint()
+        assert log.recovery_point == 1
 
-        async def read(world: VirtualWorld) -> bytes:
-            log = (await _open(world)).get(PARTITION)
-            assert log is not None
-            return log.read(0, 1_000_000, log.log_end_offset)
+    async def read(world: VirtualWorld) -> bytes:
+        log = (await _open(world)).get(PARTITION)
+        assert log is not None
+        return log.read(0, 1_000_000, log.log_end_offset)
 
+    world = host.start_process()
+    await world.process.run(fail_to_flush(world))
+    world.process.kill()
+    world = host.start_process()
+    await world.process.run(flush(world))
+    host.power_cut()
+    world = host.start_process()
+    assert b"a" * 9_000 in await world.process.run(read(world))
+
+
+@run_by(on_virtual_loop)
+async def test_a_broker_whose_disk_fails_while_it_opens_replicas_does_not_start_without_them() -> None:
+    host = Simulation().host("broker-1")
+
+    async def append(world: VirtualWorld) -> None:
+        log = await (await _open(world)).get_or_create(PARTITION, "topic-id", LogConfig())
+        log.append_as_leader(batch(1), 0, NOW)
+
+    async def start(world: VirtualWorld) -> bool:
+        try:
+            logs = await _open(world)
+        except DataDirectoryUnusable:
+            return False
+        assert logs.damaged == {}
+        assert logs.get(PARTITION) is not None
+        return True
+
+    world = host.start_process()
+    await world.process.run(append(world))
+    world.process.kill()
+    failed = 0
+    for number in range(100):
+        host.disk.faults.fail("sync_directory", errno.EIO, after=number)
         world = host.start_process()
-        await world.process.run(fail_to_flush(world))
+        started = await world.process.run(start(world))
         world.process.kill()
-        world = host.start_process()
-        await world.process.run(flush(world))
-        host.power_cut()
-        world = host.start_process()
-        assert b"a" * 9_000 in await world.process.run(read(world))
-
-    run(scenario())
-
-
-def test_a_broker_whose_disk_fails_while_it_opens_replicas_does_not_start_without_them() -> None:
-    async def scenario() -> None:
-        host = Simulation().host("broker-1")
-
-        async def append(world: VirtualWorld) -> None:
-            log = await (await _open(world)).get_or_create(PARTITION, "topic-id", LogConfig())
-            log.append_as_leader(batch(1), 0, NOW)
-
-        async def start(world: VirtualWorld) -> bool:
-            try:
-                logs = await _open(world)
-            except DataDirectoryUnusable:
-                return False
-            assert logs.damaged == {}
-            assert logs.get(PARTITION) is not None
-            return True
-
-        world = host.start_process()
-        await world.process.run(append(world))
-        world.process.kill()
-        failed = 0
-        for number in range(100):
-            host.disk.faults.fail("sync_directory", errno.EIO, after=number)
-            world = host.start_process()
-            started = await world.process.run(start(world))
-            world.process.kill()
-            host.disk.faults.clear()
-            if started:
-                break
-            failed += 1
-        assert failed
-
-    run(scenario())
+        host.disk.faults.clear()
+        if started:
+            break
+        failed += 1
+    assert failed

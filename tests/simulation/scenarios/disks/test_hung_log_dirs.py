@@ -13,9 +13,10 @@ from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import LOG_DIR, VirtualCluster, log_dir
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 TOPIC = "orders"
@@ -87,24 +88,22 @@ def _writing(cluster: VirtualCluster, partitions: list[TopicPartition]) -> Virtu
 
 
 @every_seed(range(3))
-def test_the_partitions_of_the_other_directory_go_on_at_once(seed: int) -> None:
-    async def scenario() -> None:
-        cluster = await _cluster()
-        hung = cluster.state(PARTITIONS[0]).leader
-        world = _writing(cluster, _in(cluster, hung, 0))
+@run_by(on_virtual_loop)
+async def test_the_partitions_of_the_other_directory_go_on_at_once(seed: int) -> None:
+    cluster = await _cluster()
+    hung = cluster.state(PARTITIONS[0]).leader
+    world = _writing(cluster, _in(cluster, hung, 0))
+    await asyncio.sleep(1)
+    cluster.hang_log_dir(hung, 0)
+    others = _in(cluster, hung, 1)
+    assert _led(cluster, hung, 1)
+    for _ in range(8):
         await asyncio.sleep(1)
-        cluster.hang_log_dir(hung, 0)
-        others = _in(cluster, hung, 1)
-        assert _led(cluster, hung, 1)
-        for _ in range(8):
-            await asyncio.sleep(1)
-            await _send(cluster, others, PROMPT_S)
-            assert all(len(cluster.state(partition).isr) == 3 for partition in others)
-        async with asyncio.timeout(PROMPT_S):
-            await _as_admin(cluster, lambda admin: admin.delete_records(dict.fromkeys(others, 5)))
-        world.process.kill()
-
-    run(scenario(), seed=seed)
+        await _send(cluster, others, PROMPT_S)
+        assert all(len(cluster.state(partition).isr) == 3 for partition in others)
+    async with asyncio.timeout(PROMPT_S):
+        await _as_admin(cluster, lambda admin: admin.delete_records(dict.fromkeys(others, 5)))
+    world.process.kill()
 
 
 async def _hang(cluster: VirtualCluster, broker_id: int, number: int) -> None:
@@ -126,136 +125,122 @@ async def _ends(cluster: VirtualCluster) -> dict[TopicPartition, object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", ["synced", "replicated"])
-def test_others_lead_what_is_in_a_directory_that_hangs(durability: str) -> None:
-    async def scenario() -> None:
-        cluster = await _cluster(durability)
-        hung = cluster.state(PARTITIONS[0]).leader
-        concerned = _in(cluster, hung, 0)
-        assert _led(cluster, hung, 0)
-        await _send(cluster, PARTITIONS, PROMPT_S)
-        world = _writing(cluster, concerned)
-        await _hang(cluster, hung, 0)
-        await cluster.until(lambda: all(cluster.state(p).leader != hung for p in concerned), PROMPT_S)
-        await _send(cluster, PARTITIONS, PROMPT_S)
-        world.process.kill()
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_others_lead_what_is_in_a_directory_that_hangs(durability: str) -> None:
+    cluster = await _cluster(durability)
+    hung = cluster.state(PARTITIONS[0]).leader
+    concerned = _in(cluster, hung, 0)
+    assert _led(cluster, hung, 0)
+    await _send(cluster, PARTITIONS, PROMPT_S)
+    world = _writing(cluster, concerned)
+    await _hang(cluster, hung, 0)
+    await cluster.until(lambda: all(cluster.state(p).leader != hung for p in concerned), PROMPT_S)
+    await _send(cluster, PARTITIONS, PROMPT_S)
+    world.process.kill()
 
 
-def test_orders_of_the_controller_wait_no_longer_than_until_a_directory_is_given_up() -> None:
-    async def scenario() -> None:
-        cluster = await _cluster()
-        hung = cluster.state(PARTITIONS[0]).leader
-        killed = next(broker_id for broker_id in cluster.broker_ids if broker_id != hung)
-        others = _in(cluster, hung, 1)
-        cluster.hang_log_dir(hung, 0)
-        with contextlib.suppress(BrokerError):  # REQUEST_TIMED_OUT, where it is asked that waits for the directory
-            await _as_admin(cluster, lambda admin: admin.create_topic("new", partitions=6, replication_factor=3))
-        with contextlib.suppress(BrokerError):
-            await _as_admin(cluster, lambda admin: admin.delete_topic("new"))
-        await cluster.until(lambda: log_dir(0) in cluster.broker(hung)._logs.offline, HUNG_AFTER_S + 10)
-        cluster.kill_broker(killed)
-        await cluster.until(lambda: all(cluster.state(p).leader != killed for p in PARTITIONS), 5)
-        await _send(cluster, others, 5)
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_orders_of_the_controller_wait_no_longer_than_until_a_directory_is_given_up() -> None:
+    cluster = await _cluster()
+    hung = cluster.state(PARTITIONS[0]).leader
+    killed = next(broker_id for broker_id in cluster.broker_ids if broker_id != hung)
+    others = _in(cluster, hung, 1)
+    cluster.hang_log_dir(hung, 0)
+    with contextlib.suppress(BrokerError):  # REQUEST_TIMED_OUT, where it is asked that waits for the directory
+        await _as_admin(cluster, lambda admin: admin.create_topic("new", partitions=6, replication_factor=3))
+    with contextlib.suppress(BrokerError):
+        await _as_admin(cluster, lambda admin: admin.delete_topic("new"))
+    await cluster.until(lambda: log_dir(0) in cluster.broker(hung)._logs.offline, HUNG_AFTER_S + 10)
+    cluster.kill_broker(killed)
+    await cluster.until(lambda: all(cluster.state(p).leader != killed for p in PARTITIONS), 5)
+    await _send(cluster, others, 5)
 
 
 @every_seed(range(3))
-def test_what_returns_late_changes_nothing_and_the_directory_is_not_believed_after_a_restart(seed: int) -> None:
-    async def scenario() -> None:
-        cluster = await _cluster()
-        hung = cluster.state(PARTITIONS[0]).leader
-        concerned = _in(cluster, hung, 0)
-        world = _writing(cluster, concerned)
-        await asyncio.sleep(1)
-        before = cluster.broker(hung)._logs.synced_since
-        await _hang(cluster, hung, 0)
-        world.process.kill()
-        await _send(cluster, PARTITIONS, PROMPT_S)
-        sent = await _ends(cluster)
+@run_by(on_virtual_loop)
+async def test_what_returns_late_changes_nothing_and_the_directory_is_not_believed_after_a_restart(seed: int) -> None:
+    cluster = await _cluster()
+    hung = cluster.state(PARTITIONS[0]).leader
+    concerned = _in(cluster, hung, 0)
+    world = _writing(cluster, concerned)
+    await asyncio.sleep(1)
+    before = cluster.broker(hung)._logs.synced_since
+    await _hang(cluster, hung, 0)
+    world.process.kill()
+    await _send(cluster, PARTITIONS, PROMPT_S)
+    sent = await _ends(cluster)
+    cluster.mend_log_dir(hung, 0)
+    await asyncio.sleep(5)
+    assert log_dir(0) in cluster.broker(hung)._logs.offline
+    assert all(cluster.state(p).leader != hung and hung not in cluster.state(p).isr for p in concerned)
+    cluster.kill_broker(hung)
+    await cluster.start_broker(hung)
+    assert cluster.broker(hung)._logs.synced_since > before
+    await cluster.until(lambda: all(len(cluster.state(p).isr) == 3 for p in PARTITIONS))
+    assert await _ends(cluster) == sent
+
+
+@run_by(on_virtual_loop)
+async def test_a_directory_that_hangs_for_a_shorter_time_is_not_given_up() -> None:
+    cluster = await _cluster()
+    hung = cluster.state(PARTITIONS[0]).leader
+    for _ in range(3):
+        cluster.hang_log_dir(hung, 0)
+        await asyncio.sleep(HUNG_AFTER_S - 6)
         cluster.mend_log_dir(hung, 0)
-        await asyncio.sleep(5)
-        assert log_dir(0) in cluster.broker(hung)._logs.offline
-        assert all(cluster.state(p).leader != hung and hung not in cluster.state(p).isr for p in concerned)
-        cluster.kill_broker(hung)
-        await cluster.start_broker(hung)
-        assert cluster.broker(hung)._logs.synced_since > before
-        await cluster.until(lambda: all(len(cluster.state(p).isr) == 3 for p in PARTITIONS))
-        assert await _ends(cluster) == sent
-
-    run(scenario(), seed=seed)
-
-
-def test_a_directory_that_hangs_for_a_shorter_time_is_not_given_up() -> None:
-    async def scenario() -> None:
-        cluster = await _cluster()
-        hung = cluster.state(PARTITIONS[0]).leader
-        for _ in range(3):
-            cluster.hang_log_dir(hung, 0)
-            await asyncio.sleep(HUNG_AFTER_S - 6)
-            cluster.mend_log_dir(hung, 0)
-            await _send(cluster, PARTITIONS, 10)
-        assert not cluster.broker(hung)._logs.offline
-        await cluster.until(lambda: all(len(cluster.state(p).isr) == 3 for p in PARTITIONS))
-
-    run(scenario())
-
-
-def test_where_all_directories_hang_none_is_given_up() -> None:
-    async def scenario() -> None:
-        cluster = await _cluster()
-        hung = cluster.state(PARTITIONS[0]).leader
-        for number in range(2):
-            cluster.hang_log_dir(hung, number)
-        await asyncio.sleep(3 * HUNG_AFTER_S)
-        assert not cluster.broker(hung)._logs.offline
-        for number in range(2):
-            cluster.mend_log_dir(hung, number)
         await _send(cluster, PARTITIONS, 10)
-        await cluster.until(lambda: all(len(cluster.state(p).isr) == 3 for p in PARTITIONS))
+    assert not cluster.broker(hung)._logs.offline
+    await cluster.until(lambda: all(len(cluster.state(p).isr) == 3 for p in PARTITIONS))
 
-    run(scenario())
+
+@run_by(on_virtual_loop)
+async def test_where_all_directories_hang_none_is_given_up() -> None:
+    cluster = await _cluster()
+    hung = cluster.state(PARTITIONS[0]).leader
+    for number in range(2):
+        cluster.hang_log_dir(hung, number)
+    await asyncio.sleep(3 * HUNG_AFTER_S)
+    assert not cluster.broker(hung)._logs.offline
+    for number in range(2):
+        cluster.mend_log_dir(hung, number)
+    await _send(cluster, PARTITIONS, 10)
+    await cluster.until(lambda: all(len(cluster.state(p).isr) == 3 for p in PARTITIONS))
 
 
-def test_time_in_which_the_process_was_stopped_is_not_taken_for_a_hang() -> None:
-    async def scenario() -> None:
-        simulation = Simulation()
-        host = simulation.host("broker")
-        world = host.start_process()
+@run_by(on_virtual_loop)
+async def test_time_in_which_the_process_was_stopped_is_not_taken_for_a_hang() -> None:
+    simulation = Simulation()
+    host = simulation.host("broker")
+    world = host.start_process()
 
-        async def call() -> None:
-            directory, hangs = LogDirectory(world, LOG_DIR), asyncio.Event()
-            directory.on_silence(hangs.set)
-            host.disk.faults.hang_directory(LOG_DIR)
-            calling = asyncio.create_task(directory.run(int))
-            await asyncio.sleep(3)
-            simulation.loop.jump(world.process, 3 * HUNG_AFTER_S)
-            await asyncio.sleep(3)
-            assert not hangs.is_set()
-            await asyncio.sleep(HUNG_AFTER_S)
-            assert hangs.is_set()
-            host.disk.faults.clear()
-            await calling
+    async def call() -> None:
+        directory, hangs = LogDirectory(world, LOG_DIR), asyncio.Event()
+        directory.on_silence(hangs.set)
+        host.disk.faults.hang_directory(LOG_DIR)
+        calling = asyncio.create_task(directory.run(int))
+        await asyncio.sleep(3)
+        simulation.loop.jump(world.process, 3 * HUNG_AFTER_S)
+        await asyncio.sleep(3)
+        assert not hangs.is_set()
+        await asyncio.sleep(HUNG_AFTER_S)
+        assert hangs.is_set()
+        host.disk.faults.clear()
+        await calling
 
-        await world.process.run(call())
-
-    run(scenario())
+    await world.process.run(call())
 
 
 @pytest.mark.slow
-def test_a_broker_stops_though_a_directory_hangs() -> None:
-    async def scenario() -> None:
-        cluster = await _cluster()
-        hung = cluster.state(PARTITIONS[0]).leader
-        world = _writing(cluster, PARTITIONS)
-        await asyncio.sleep(1)
-        cluster.hang_log_dir(hung, 0)
-        async with asyncio.timeout(HUNG_AFTER_S + 15):
-            await cluster.stop_broker(hung)
-        cluster.mend_log_dir(hung, 0)
-        await cluster.start_broker(hung)
-        await cluster.until(lambda: all(len(cluster.state(p).isr) == 3 for p in PARTITIONS))
-        world.process.kill()
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_a_broker_stops_though_a_directory_hangs() -> None:
+    cluster = await _cluster()
+    hung = cluster.state(PARTITIONS[0]).leader
+    world = _writing(cluster, PARTITIONS)
+    await asyncio.sleep(1)
+    cluster.hang_log_dir(hung, 0)
+    async with asyncio.timeout(HUNG_AFTER_S + 15):
+        await cluster.stop_broker(hung)
+    cluster.mend_log_dir(hung, 0)
+    await cluster.start_broker(hung)
+    await cluster.until(lambda: all(len(cluster.state(p).isr) == 3 for p in PARTITIONS))
+    world.process.kill()

@@ -20,6 +20,7 @@ from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import admin as kafka
 from minibroker.protocol.model import TopicPartition
 from tests.kafka_connection import connect
+from tests.running import run_by
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name, log_dir
 from tests.simulation.simulator.loop import run
@@ -175,125 +176,121 @@ def test_whenever_brokers_die_during_moves_nothing_acknowledged_is_lost(seed: in
 
 
 @every_seed(range(3))
-def test_a_topic_that_is_deleted_while_its_replicas_move_leaves_nothing_behind(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 60)
-        for broker_id in cluster.broker_ids:
-            _move(cluster, broker_id)
-        await asyncio.sleep(0.005 * Random(seed).random())
-        world = cluster.client("deleter")
+@run_by(_simulate)
+async def test_a_topic_that_is_deleted_while_its_replicas_move_leaves_nothing_behind(
+    cluster: VirtualCluster, /, seed: int
+) -> None:
+    await _send(cluster, 0, 60)
+    for broker_id in cluster.broker_ids:
+        _move(cluster, broker_id)
+    await asyncio.sleep(0.005 * Random(seed).random())
+    world = cluster.client("deleter")
 
-        async def delete() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.delete_topic(TOPIC)
+    async def delete() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.delete_topic(TOPIC)
 
-        await world.process.run(delete())
-        await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC)))
+    await world.process.run(delete())
+    await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC)))
 
-        def left() -> list[str]:
-            disks = [cluster.simulation.host(host_name(broker_id)).disk for broker_id in cluster.broker_ids]
-            names = [name for disk in disks for path in OTHERS for name in disk.directory(path).entries]
-            return [name for name in names if name.startswith(f"{TOPIC}-")]
+    def left() -> list[str]:
+        disks = [cluster.simulation.host(host_name(broker_id)).disk for broker_id in cluster.broker_ids]
+        names = [name for disk in disks for path in OTHERS for name in disk.directory(path).entries]
+        return [name for name in names if name.startswith(f"{TOPIC}-")]
 
-        await cluster.until(lambda: not left())
-
-    _simulate(scenario, seed)
-
-
-@every_seed(range(4))
-def test_when_a_directory_fails_while_a_replica_moves_to_it_or_from_it_nothing_is_lost(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        dice = Random(seed)
-        await _send(cluster, 0, 60)
-        sending = asyncio.ensure_future(_send(cluster, 60, 60))
-        leader = cluster.state(PARTITION).leader
-        path = _move(cluster, leader)
-        await asyncio.sleep(dice.choice([0.01, 0.1, 0.5]) * dice.random())
-        fails = path if seed % 2 else next(other for other in OTHERS if other != path)
-        cluster.break_log_dir(leader, int(fails == log_dir(1)))
-        await sending
-        await _assert_read(cluster, 120)
-        if _home(cluster, leader) not in (None, fails):
-            await _whole(cluster)
-
-    _simulate(scenario, seed)
+    await cluster.until(lambda: not left())
 
 
 @every_seed(range(4))
-def test_a_follower_that_must_cut_its_log_while_it_moves_has_what_its_leader_has(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        dice = Random(seed)
-        await _send(cluster, 0, 60)
-        old = cluster.state(PARTITION).leader
-        log = cluster.broker(old)._logs.get(PARTITION)
-        assert log is not None
-        cluster.pause_broker(old)
-        await cluster.until(lambda: cluster.state(PARTITION).leader not in (old, -1))
-        cluster.resume_broker(old)
-        path = _move(cluster, old)
-        # What the deposed leader has that no other one has: it must be cut.
-        partition = cluster.broker(old)._replicas.partition(PARTITION)  # type: ignore[union-attr]
-        assert partition is not None
-        kept = [(broker_id, _move(cluster, broker_id)) for broker_id in cluster.broker_ids if broker_id != old]
-        log.append_as_leader(batch(5), log.latest_epoch, 1)
-        await asyncio.sleep(0.003 * dice.random())
-        await _send(cluster, 60, 60)
-        await _moved(cluster, [*kept, (old, path)])
+@run_by(_simulate)
+async def test_when_a_directory_fails_while_a_replica_moves_to_it_or_from_it_nothing_is_lost(
+    cluster: VirtualCluster, /, seed: int
+) -> None:
+    dice = Random(seed)
+    await _send(cluster, 0, 60)
+    sending = asyncio.ensure_future(_send(cluster, 60, 60))
+    leader = cluster.state(PARTITION).leader
+    path = _move(cluster, leader)
+    await asyncio.sleep(dice.choice([0.01, 0.1, 0.5]) * dice.random())
+    fails = path if seed % 2 else next(other for other in OTHERS if other != path)
+    cluster.break_log_dir(leader, int(fails == log_dir(1)))
+    await sending
+    await _assert_read(cluster, 120)
+    if _home(cluster, leader) not in (None, fails):
         await _whole(cluster)
-        await cluster.until(lambda: len(_ends(cluster)) == 1)
-        await _assert_read(cluster, 120)
-
-    _simulate(scenario, seed)
 
 
-def test_a_client_of_kafkas_moves_a_replica_and_is_told_how_far_it_is() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 100)
-        world = cluster.client("client")
-        there = next(path for path in OTHERS if path != _home(cluster, 1))
+@every_seed(range(4))
+@run_by(_simulate)
+async def test_a_follower_that_must_cut_its_log_while_it_moves_has_what_its_leader_has(
+    cluster: VirtualCluster, /, seed: int
+) -> None:
+    dice = Random(seed)
+    await _send(cluster, 0, 60)
+    old = cluster.state(PARTITION).leader
+    log = cluster.broker(old)._logs.get(PARTITION)
+    assert log is not None
+    cluster.pause_broker(old)
+    await cluster.until(lambda: cluster.state(PARTITION).leader not in (old, -1))
+    cluster.resume_broker(old)
+    path = _move(cluster, old)
+    # What the deposed leader has that no other one has: it must be cut.
+    partition = cluster.broker(old)._replicas.partition(PARTITION)  # type: ignore[union-attr]
+    assert partition is not None
+    kept = [(broker_id, _move(cluster, broker_id)) for broker_id in cluster.broker_ids if broker_id != old]
+    log.append_as_leader(batch(5), log.latest_epoch, 1)
+    await asyncio.sleep(0.003 * dice.random())
+    await _send(cluster, 60, 60)
+    await _moved(cluster, [*kept, (old, path)])
+    await _whole(cluster)
+    await cluster.until(lambda: len(_ends(cluster)) == 1)
+    await _assert_read(cluster, 120)
 
-        async def asked(version: int, path: str, *partitions: tuple[str, int]) -> list[int]:
-            connection = await connect(world.network, host_name(1), PORT)
-            topics = [m.AlterReplicaLogDirTopic(topic, [index]) for topic, index in partitions]
-            request = m.AlterReplicaLogDirsRequest([m.AlterReplicaLogDir(path, topics)])
-            answer = await connection.request(kafka.ALTER_REPLICA_LOG_DIRS, version, request)
-            connection.close()
-            assert [(result.topic_name, result.partitions[0].partition_index) for result in answer.results] == [
-                *partitions
-            ]
-            return [result.partitions[0].error_code for result in answer.results]
 
-        async def shown() -> dict[str, tuple[bool, bool]]:
-            """In which directories the replica is: whether as a future one, and whether that lacks something."""
-            connection = await connect(world.network, host_name(1), PORT)
-            topics = [m.DescribableLogDirTopic(TOPIC, [0])]
-            answer = await connection.request(kafka.DESCRIBE_LOG_DIRS, 4, m.DescribeLogDirsRequest(topics))
-            connection.close()
-            return {
-                result.log_dir: (partition.is_future_key, partition.offset_lag > 0)
-                for result in answer.results
-                for topic in result.topics
-                for partition in topic.partitions
-            }
+@run_by(_simulate)
+async def test_a_client_of_kafkas_moves_a_replica_and_is_told_how_far_it_is(cluster: VirtualCluster, /) -> None:
+    await _send(cluster, 0, 100)
+    world = cluster.client("client")
+    there = next(path for path in OTHERS if path != _home(cluster, 1))
 
-        async def inside() -> None:
-            here = _home(cluster, 1)
-            assert here is not None
-            assert await asked(1, "/none", PARTITION) == [ErrorCode.LOG_DIR_NOT_FOUND]
-            assert await asked(2, there, ("none", 0), (TOPIC, 1)) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 2
-            assert await asked(2, here, PARTITION) == [ErrorCode.NONE]
-            assert await shown() == {here: (False, False)}
-            assert await asked(2, there, PARTITION) == [ErrorCode.NONE]
-            assert await shown() == {here: (False, False), there: (True, True)}
-            assert await asked(1, here, PARTITION) == [ErrorCode.NONE]
-            assert await shown() == {here: (False, False)}
-            assert await asked(1, there, PARTITION) == [ErrorCode.NONE]
-            await _moved(cluster, [(1, there)])
-            assert await shown() == {there: (False, False)}
-            cluster.break_log_dir(1, OTHERS.index(here) ^ 1)
-            await cluster.until(lambda: cluster.broker(1)._logs.offline)
-            assert await asked(2, here, PARTITION) == [ErrorCode.KAFKA_STORAGE_ERROR]
+    async def asked(version: int, path: str, *partitions: tuple[str, int]) -> list[int]:
+        connection = await connect(world.network, host_name(1), PORT)
+        topics = [m.AlterReplicaLogDirTopic(topic, [index]) for topic, index in partitions]
+        request = m.AlterReplicaLogDirsRequest([m.AlterReplicaLogDir(path, topics)])
+        answer = await connection.request(kafka.ALTER_REPLICA_LOG_DIRS, version, request)
+        connection.close()
+        assert [(result.topic_name, result.partitions[0].partition_index) for result in answer.results] == [*partitions]
+        return [result.partitions[0].error_code for result in answer.results]
 
-        await world.process.run(inside())
+    async def shown() -> dict[str, tuple[bool, bool]]:
+        """In which directories the replica is: whether as a future one, and whether that lacks something."""
+        connection = await connect(world.network, host_name(1), PORT)
+        topics = [m.DescribableLogDirTopic(TOPIC, [0])]
+        answer = await connection.request(kafka.DESCRIBE_LOG_DIRS, 4, m.DescribeLogDirsRequest(topics))
+        connection.close()
+        return {
+            result.log_dir: (partition.is_future_key, partition.offset_lag > 0)
+            for result in answer.results
+            for topic in result.topics
+            for partition in topic.partitions
+        }
 
-    _simulate(scenario)
+    async def inside() -> None:
+        here = _home(cluster, 1)
+        assert here is not None
+        assert await asked(1, "/none", PARTITION) == [ErrorCode.LOG_DIR_NOT_FOUND]
+        assert await asked(2, there, ("none", 0), (TOPIC, 1)) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 2
+        assert await asked(2, here, PARTITION) == [ErrorCode.NONE]
+        assert await shown() == {here: (False, False)}
+        assert await asked(2, there, PARTITION) == [ErrorCode.NONE]
+        assert await shown() == {here: (False, False), there: (True, True)}
+        assert await asked(1, here, PARTITION) == [ErrorCode.NONE]
+        assert await shown() == {here: (False, False)}
+        assert await asked(1, there, PARTITION) == [ErrorCode.NONE]
+        await _moved(cluster, [(1, there)])
+        assert await shown() == {there: (False, False)}
+        cluster.break_log_dir(1, OTHERS.index(here) ^ 1)
+        await cluster.until(lambda: cluster.broker(1)._logs.offline)
+        assert await asked(2, here, PARTITION) == [ErrorCode.KAFKA_STORAGE_ERROR]
+
+    await world.process.run(inside())

@@ -21,8 +21,9 @@ from minibroker.protocol import znodes
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from tests.running import run_by
 from tests.simulation.simulator.cluster import NO_OFFSETS_TOPIC, PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 TOPIC = "orders"
@@ -63,59 +64,59 @@ def open_files(cluster: VirtualCluster, broker_id: int) -> int:
     return cluster.broker(broker_id)._world.disk.descriptors().files
 
 
-def test_connections_are_refused_before_they_take_what_files_need(caplog: pytest.LogCaptureFixture) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        limit_files(cluster, 0, open_files(cluster, 0) + 3)
-        with caplog.at_level(logging.WARNING, "minibroker.network"):
-            connection = await open_connection(world.network, host_name(0), PORT, client_id="one more", timeout_s=5)
-            await cluster.until(lambda: connection.closed)
-        assert "files and connections that this process may have open are taken" in caplog.text
-        await produce(cluster, world)
-        limit_files(cluster, 0, 1_000)
+@run_by(with_cluster)
+async def test_connections_are_refused_before_they_take_what_files_need(
+    cluster: VirtualCluster, world: VirtualWorld, /, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit_files(cluster, 0, open_files(cluster, 0) + 3)
+    with caplog.at_level(logging.WARNING, "minibroker.network"):
         connection = await open_connection(world.network, host_name(0), PORT, client_id="one more", timeout_s=5)
-        await asyncio.sleep(1)
-        assert not connection.closed
-        connection.close()
-
-    with_cluster(program)
+        await cluster.until(lambda: connection.closed)
+    assert "files and connections that this process may have open are taken" in caplog.text
+    await produce(cluster, world)
+    limit_files(cluster, 0, 1_000)
+    connection = await open_connection(world.network, host_name(0), PORT, client_id="one more", timeout_s=5)
+    await asyncio.sleep(1)
+    assert not connection.closed
+    connection.close()
 
 
 def leaders_of_large(cluster: VirtualCluster) -> list[int]:
     return [cluster.state(TopicPartition("large", number)).leader for number in range(3 * PARTITIONS)]
 
 
-def test_a_topic_that_does_not_fit_is_made_as_far_as_it_does_and_all_brokers_serve_and_start_again() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        for broker_id in cluster.broker_ids:
-            limit_files(cluster, broker_id, 4 * PARTITIONS)
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            with suppress(MinibrokerError):
-                await admin.create_topic("large", partitions=3 * PARTITIONS, replication_factor=3)
-        await cluster.until(lambda: leaders_of_large(cluster)[-1] == NO_LEADER)
+@run_by(with_cluster)
+async def test_a_topic_that_does_not_fit_is_made_as_far_as_it_does_and_all_brokers_serve_and_start_again(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    for broker_id in cluster.broker_ids:
+        limit_files(cluster, broker_id, 4 * PARTITIONS)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        with suppress(MinibrokerError):
+            await admin.create_topic("large", partitions=3 * PARTITIONS, replication_factor=3)
+    await cluster.until(lambda: leaders_of_large(cluster)[-1] == NO_LEADER)
+    await produce(cluster, world)
+    for broker_id in cluster.broker_ids:
+        assert not cluster.broker(broker_id)._logs.offline
+        assert open_files(cluster, broker_id) <= 2 * PARTITIONS + 10
+    for broker_id in cluster.broker_ids:
+        await cluster.stop_broker(broker_id)
+        await cluster.start_broker(broker_id)
         await produce(cluster, world)
-        for broker_id in cluster.broker_ids:
-            assert not cluster.broker(broker_id)._logs.offline
-            assert open_files(cluster, broker_id) <= 2 * PARTITIONS + 10
-        for broker_id in cluster.broker_ids:
-            await cluster.stop_broker(broker_id)
-            await cluster.start_broker(broker_id)
-            await produce(cluster, world)
-        assert NO_LEADER not in leaders_of_large(cluster)[: PARTITIONS // 2]
-
-    with_cluster(program)
+    assert NO_LEADER not in leaders_of_large(cluster)[: PARTITIONS // 2]
 
 
-def test_replicas_that_did_not_fit_are_made_as_soon_as_there_is_room_however_long_there_was_none() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        limit_files(cluster, 0, 2 * PARTITIONS + 20)
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.create_topic("large", assignments=[[0]] * 3 * PARTITIONS)
-            await cluster.until(lambda: leaders_of_large(cluster).count(0) < PARTITIONS)
-            await asyncio.sleep(140)
-            limit_files(cluster, 0, 1_000)
-            await cluster.until(lambda: set(leaders_of_large(cluster)) == {0}, within_s=5)
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_replicas_that_did_not_fit_are_made_as_soon_as_there_is_room_however_long_there_was_none(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    limit_files(cluster, 0, 2 * PARTITIONS + 20)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.create_topic("large", assignments=[[0]] * 3 * PARTITIONS)
+        await cluster.until(lambda: leaders_of_large(cluster).count(0) < PARTITIONS)
+        await asyncio.sleep(140)
+        limit_files(cluster, 0, 1_000)
+        await cluster.until(lambda: set(leaders_of_large(cluster)) == {0}, within_s=5)
 
 
 class Shortages:
@@ -140,99 +141,91 @@ class Shortages:
 
 
 @pytest.mark.parametrize("is_done", [False, True])
-def test_a_topic_is_deleted_though_a_broker_was_short_of_descriptors_then(
-    monkeypatch: pytest.MonkeyPatch, is_done: bool
+@run_by(with_cluster, settings=NO_OFFSETS_TOPIC)
+async def test_a_topic_is_deleted_though_a_broker_was_short_of_descriptors_then(
+    cluster: VirtualCluster, world: VirtualWorld, /, monkeypatch: pytest.MonkeyPatch, is_done: bool
 ) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        shortages = Shortages(monkeypatch, LogManager, "_rename_away", is_done=is_done)
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.delete_topic(TOPIC)
-        await cluster.until(lambda: not cluster.simulation.zookeeper.names(znodes.DELETE_TOPICS))
-        assert shortages.met
-        for broker_id in cluster.broker_ids:
-            logs = cluster.broker(broker_id)._logs
-            assert (logs.damaged, list(logs.logs())) == ({}, [])
-
-    with_cluster(program, NO_OFFSETS_TOPIC)
+    shortages = Shortages(monkeypatch, LogManager, "_rename_away", is_done=is_done)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.delete_topic(TOPIC)
+    await cluster.until(lambda: not cluster.simulation.zookeeper.names(znodes.DELETE_TOPICS))
+    assert shortages.met
+    for broker_id in cluster.broker_ids:
+        logs = cluster.broker(broker_id)._logs
+        assert (logs.damaged, list(logs.logs())) == ({}, [])
 
 
-def test_a_topic_is_deleted_though_a_broker_was_short_of_descriptors_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.create_topic("small", assignments=[[0, 1]])
-            shortages = Shortages(monkeypatch, LogManager, "_rename_away")
-            shortages.ends_s = asyncio.get_running_loop().time() + 30
-            with suppress(MinibrokerError):
-                await admin.delete_topic("small")
-        await cluster.until(lambda: not cluster.simulation.zookeeper.names(znodes.DELETE_TOPICS), within_s=70)
-        assert shortages.met
+@run_by(with_cluster)
+async def test_a_topic_is_deleted_though_a_broker_was_short_of_descriptors_for_long(
+    cluster: VirtualCluster, world: VirtualWorld, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.create_topic("small", assignments=[[0, 1]])
+        shortages = Shortages(monkeypatch, LogManager, "_rename_away")
+        shortages.ends_s = asyncio.get_running_loop().time() + 30
+        with suppress(MinibrokerError):
+            await admin.delete_topic("small")
+    await cluster.until(lambda: not cluster.simulation.zookeeper.names(znodes.DELETE_TOPICS), within_s=70)
+    assert shortages.met
 
-    with_cluster(program)
 
-
-def test_a_topic_is_deleted_though_a_broker_could_not_make_its_replica() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            limit_files(cluster, 1, 0)
-            await admin.create_topic("small", assignments=[[0, 1]])
-            with suppress(MinibrokerError):
-                await asyncio.wait_for(admin.delete_topic("small"), 3)
-            limit_files(cluster, 1, 1_000)
-        await cluster.until(lambda: not cluster.simulation.zookeeper.names(znodes.DELETE_TOPICS), within_s=140)
-
-    with_cluster(program)
+@run_by(with_cluster)
+async def test_a_topic_is_deleted_though_a_broker_could_not_make_its_replica(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        limit_files(cluster, 1, 0)
+        await admin.create_topic("small", assignments=[[0, 1]])
+        with suppress(MinibrokerError):
+            await asyncio.wait_for(admin.delete_topic("small"), 3)
+        limit_files(cluster, 1, 1_000)
+    await cluster.until(lambda: not cluster.simulation.zookeeper.names(znodes.DELETE_TOPICS), within_s=140)
 
 
 @pytest.mark.parametrize("lasts_s", [0, 30])
-def test_a_partition_comes_back_to_a_broker_that_was_too_short_of_descriptors_to_delete_it(
-    monkeypatch: pytest.MonkeyPatch, lasts_s: float
+@run_by(with_cluster)
+async def test_a_partition_comes_back_to_a_broker_that_was_too_short_of_descriptors_to_delete_it(
+    cluster: VirtualCluster, world: VirtualWorld, /, monkeypatch: pytest.MonkeyPatch, lasts_s: float
 ) -> None:
     moved = TopicPartition("moved", 0)
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.create_topic(moved.topic, assignments=[[0]])
-            shortages = Shortages(monkeypatch, LogManager, "_rename_away")
-            shortages.ends_s = asyncio.get_running_loop().time() + lasts_s
-            for target in (1, 0):
-                await admin.alter_partition_reassignments({moved: [target]})
-                await cluster.until(partial(lambda wanted: cluster.state(moved).isr == wanted, (target,)), within_s=60)
-            assert shortages.met
-
-    with_cluster(program)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.create_topic(moved.topic, assignments=[[0]])
+        shortages = Shortages(monkeypatch, LogManager, "_rename_away")
+        shortages.ends_s = asyncio.get_running_loop().time() + lasts_s
+        for target in (1, 0):
+            await admin.alter_partition_reassignments({moved: [target]})
+            await cluster.until(partial(lambda wanted: cluster.state(moved).isr == wanted, (target,)), within_s=60)
+        assert shortages.met
 
 
-def test_a_directory_outlives_that_the_failure_of_another_is_noted_in_a_shortage(
+@run_by(on_virtual_loop)
+async def test_a_directory_outlives_that_the_failure_of_another_is_noted_in_a_shortage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), log_dirs=2)
-        await cluster.start()
-        shortages = Shortages(monkeypatch, DataContinuity, "note_failed")
-        cluster.break_log_dir(0, 0)
-        await cluster.until(lambda: shortages.met > 0)
-        await asyncio.sleep(10)
-        assert len(cluster.broker(0)._logs.offline) == 1
-        assert cluster.living() == [0, 1, 2]
-
-    run(scenario())
+    cluster = VirtualCluster(Simulation(), log_dirs=2)
+    await cluster.start()
+    shortages = Shortages(monkeypatch, DataContinuity, "note_failed")
+    cluster.break_log_dir(0, 0)
+    await cluster.until(lambda: shortages.met > 0)
+    await asyncio.sleep(10)
+    assert len(cluster.broker(0)._logs.offline) == 1
+    assert cluster.living() == [0, 1, 2]
 
 
-def test_a_broker_that_cannot_open_all_its_logs_does_not_start_and_loses_nothing(
-    caplog: pytest.LogCaptureFixture,
+@run_by(with_cluster)
+async def test_a_broker_that_cannot_open_all_its_logs_does_not_start_and_loses_nothing(
+    cluster: VirtualCluster, world: VirtualWorld, /, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await cluster.stop_broker(0)
-        limit_files(cluster, 0, PARTITIONS // 2)
-        with pytest.raises(DataDirectoryUnusable, match="raise the hard limit"):
-            await cluster.start_broker(0)
-        limit_files(cluster, 0, 10 * PARTITIONS)
-        broker = await cluster.start_broker(0)
-        assert not broker._logs.damaged
-        assert len(list(broker._logs.logs())) == PARTITIONS
-        await produce(cluster, world)
-
-    with_cluster(program)
+    await cluster.stop_broker(0)
+    limit_files(cluster, 0, PARTITIONS // 2)
+    with pytest.raises(DataDirectoryUnusable, match="raise the hard limit"):
+        await cluster.start_broker(0)
+    limit_files(cluster, 0, 10 * PARTITIONS)
+    broker = await cluster.start_broker(0)
+    assert not broker._logs.damaged
+    assert len(list(broker._logs.logs())) == PARTITIONS
+    await produce(cluster, world)
 
 
 BUSY = {
@@ -254,48 +247,48 @@ def _all_have(acknowledged: dict[str, list[bytes]], wanted: dict[str, int]) -> b
 
 
 @pytest.mark.parametrize("spare", [0, *(pytest.param(spare, marks=pytest.mark.slow) for spare in range(1, 4))])
-def test_what_cannot_be_opened_for_a_while_is_opened_later_and_nothing_is_lost(spare: int) -> None:
+@run_by(with_cluster, settings=BUSY)
+async def test_what_cannot_be_opened_for_a_while_is_opened_later_and_nothing_is_lost(
+    cluster: VirtualCluster, world: VirtualWorld, /, spare: int
+) -> None:
     acknowledged: dict[str, list[bytes]] = {topic: [] for topic in KINDS}
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            for topic, configs in KINDS.items():
-                await admin.create_topic(topic, partitions=1, replication_factor=3, configs=configs)
-        done = False
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        for topic, configs in KINDS.items():
+            await admin.create_topic(topic, partitions=1, replication_factor=3, configs=configs)
+    done = False
 
-        async def send(topic: str) -> None:
-            async with Producer(cluster.bootstrap, world=world) as producer:
-                while not done:
-                    value = b"%d" % len(acknowledged[topic])
-                    await producer.send(topic, value, key=b"k%d" % (len(acknowledged[topic]) % 3))
-                    acknowledged[topic].append(value)
-                    await asyncio.sleep(0.05)
+    async def send(topic: str) -> None:
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            while not done:
+                value = b"%d" % len(acknowledged[topic])
+                await producer.send(topic, value, key=b"k%d" % (len(acknowledged[topic]) % 3))
+                acknowledged[topic].append(value)
+                await asyncio.sleep(0.05)
 
-        sending = [asyncio.ensure_future(send(topic)) for topic in KINDS]
-        await asyncio.sleep(2)
-        for _ in range(2):
-            for broker_id in cluster.broker_ids:
-                limit_files(cluster, broker_id, open_files(cluster, broker_id) + spare)
-            await asyncio.sleep(2)
-            for broker_id in cluster.broker_ids:
-                limit_files(cluster, broker_id, 10_000)
-            wanted = {topic: len(values) + 30 for topic, values in acknowledged.items()}
-            await cluster.until(partial(_all_have, acknowledged, wanted))
-        done = True
-        await asyncio.gather(*sending)
+    sending = [asyncio.ensure_future(send(topic)) for topic in KINDS]
+    await asyncio.sleep(2)
+    for _ in range(2):
         for broker_id in cluster.broker_ids:
-            assert not cluster.broker(broker_id)._logs.offline
-            cluster.kill_broker(broker_id)
-            await cluster.start_broker(broker_id)
-        partitions = [TopicPartition(topic, 0) for topic in KINDS]
-        await cluster.until(lambda: all(len(cluster.state(p).isr) == 3 for p in partitions))
-        for topic in ("replicated", "synced"):
-            async with Consumer(cluster.bootstrap, partitions=[TopicPartition(topic, 0)], world=world) as consumer:
-                found: list[bytes] = []
-                async for record in consumer:
-                    found.append(record.value or b"")
-                    if found[-1] == acknowledged[topic][-1]:
-                        break
-                assert found == acknowledged[topic]
-
-    with_cluster(program, BUSY)
+            limit_files(cluster, broker_id, open_files(cluster, broker_id) + spare)
+        await asyncio.sleep(2)
+        for broker_id in cluster.broker_ids:
+            limit_files(cluster, broker_id, 10_000)
+        wanted = {topic: len(values) + 30 for topic, values in acknowledged.items()}
+        await cluster.until(partial(_all_have, acknowledged, wanted))
+    done = True
+    await asyncio.gather(*sending)
+    for broker_id in cluster.broker_ids:
+        assert not cluster.broker(broker_id)._logs.offline
+        cluster.kill_broker(broker_id)
+        await cluster.start_broker(broker_id)
+    partitions = [TopicPartition(topic, 0) for topic in KINDS]
+    await cluster.until(lambda: all(len(cluster.state(p).isr) == 3 for p in partitions))
+    for topic in ("replicated", "synced"):
+        async with Consumer(cluster.bootstrap, partitions=[TopicPartition(topic, 0)], world=world) as consumer:
+            found: list[bytes] = []
+            async for record in consumer:
+                found.append(record.value or b"")
+                if found[-1] == acknowledged[topic][-1]:
+                    break
+            assert found == acknowledged[topic]

@@ -14,6 +14,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
+from tests.running import run_by
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import VirtualCluster
 from tests.simulation.simulator.loop import run
@@ -98,142 +99,136 @@ def _simulate(scenario: Callable[[VirtualCluster], Awaitable[None]], seed: int) 
 
 
 @everywhere
-def test_the_leaders_host_loses_its_power_while_the_other_brokers_are_killed(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 50)
-        victim = cluster.state(PARTITION).leader
-        others = [broker_id for broker_id in cluster.broker_ids if broker_id != victim]
-        cluster.power_cut(victim)
-        for broker_id in others:
-            cluster.kill_broker(broker_id)
-        await cluster.start_broker(victim)
-        await asyncio.sleep(20)
-        assert cluster.state(PARTITION).leader == NO_LEADER, "whatever survived: it is not elected"
-        await cluster.start_broker(others[0])
-        await cluster.until(lambda: cluster.state(PARTITION).leader == others[0])
-        await _send(cluster, 50, 10)
-        assert await _read(cluster, 60) == list(range(60))
-        await cluster.start_broker(others[1])
-        await _whole(cluster)
-        assert _unclean_elections(cluster) == 0
-
-    _simulate(scenario, seed)
-
-
-@everywhere
-def test_every_host_in_turn_loses_its_power_once_the_one_before_has_caught_up(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        sent = 0
-        for broker_id in cluster.broker_ids:
-            await _send(cluster, sent, 20)
-            sent += 20
-            cluster.power_cut(broker_id)
-            await _send(cluster, sent, 20)
-            sent += 20
-            await cluster.start_broker(broker_id)
-            assert cluster.broker(broker_id)._logs.trusted_since == cluster.broker(broker_id).broker_epoch
-            await _whole(cluster)
-        assert await _read(cluster, sent) == list(range(sent))
-        assert _unclean_elections(cluster) == 0
-
-    _simulate(scenario, seed)
+@run_by(_simulate)
+async def test_the_leaders_host_loses_its_power_while_the_other_brokers_are_killed(
+    cluster: VirtualCluster, /, seed: int
+) -> None:
+    await _send(cluster, 0, 50)
+    victim = cluster.state(PARTITION).leader
+    others = [broker_id for broker_id in cluster.broker_ids if broker_id != victim]
+    cluster.power_cut(victim)
+    for broker_id in others:
+        cluster.kill_broker(broker_id)
+    await cluster.start_broker(victim)
+    await asyncio.sleep(20)
+    assert cluster.state(PARTITION).leader == NO_LEADER, "whatever survived: it is not elected"
+    await cluster.start_broker(others[0])
+    await cluster.until(lambda: cluster.state(PARTITION).leader == others[0])
+    await _send(cluster, 50, 10)
+    assert await _read(cluster, 60) == list(range(60))
+    await cluster.start_broker(others[1])
+    await _whole(cluster)
+    assert _unclean_elections(cluster) == 0
 
 
 @everywhere
-def test_after_all_brokers_were_killed_at_once_any_of_them_leads_in_a_new_epoch(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 30)
-        before = cluster.state(PARTITION)
-        for broker_id in cluster.broker_ids:
-            cluster.kill_broker(broker_id)
-        for broker_id in reversed(cluster.broker_ids):
-            await cluster.start_broker(broker_id)
-            assert cluster.broker(broker_id)._logs.trusted_since < cluster.broker(broker_id).broker_epoch
-        await cluster.until(lambda: cluster.state(PARTITION).leader_epoch > before.leader_epoch)
+@run_by(_simulate)
+async def test_every_host_in_turn_loses_its_power_once_the_one_before_has_caught_up(
+    cluster: VirtualCluster, /, seed: int
+) -> None:
+    sent = 0
+    for broker_id in cluster.broker_ids:
+        await _send(cluster, sent, 20)
+        sent += 20
+        cluster.power_cut(broker_id)
+        await _send(cluster, sent, 20)
+        sent += 20
+        await cluster.start_broker(broker_id)
+        assert cluster.broker(broker_id)._logs.trusted_since == cluster.broker(broker_id).broker_epoch
         await _whole(cluster)
-        assert await _read(cluster, 30) == list(range(30))
-        assert _unclean_elections(cluster) == 0
-
-    _simulate(scenario, seed)
+    assert await _read(cluster, sent) == list(range(sent))
+    assert _unclean_elections(cluster) == 0
 
 
 @everywhere
-def test_a_leader_left_alone_acknowledges_nothing_so_its_power_cut_loses_nothing(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 30)
-        first, *rest = cluster.broker_ids
-        for broker_id in (first, rest[0]):
-            cluster.kill_broker(broker_id)
-        last = rest[1]
-        await cluster.until(lambda: cluster.state(PARTITION).isr == (last,))
-        assert cluster.state(PARTITION).eligible
-        cluster.power_cut(last)
-        await cluster.start_broker(first)
-        await cluster.start_broker(rest[0])
-        await cluster.until(lambda: cluster.state(PARTITION).leader in (first, rest[0]))
-        assert await _read(cluster, 30) == list(range(30))
-        await cluster.start_broker(last)
-        await _whole(cluster)
-        assert _unclean_elections(cluster) == 0
-
-    _simulate(scenario, seed)
+@run_by(_simulate)
+async def test_after_all_brokers_were_killed_at_once_any_of_them_leads_in_a_new_epoch(
+    cluster: VirtualCluster, /, seed: int
+) -> None:
+    await _send(cluster, 0, 30)
+    before = cluster.state(PARTITION)
+    for broker_id in cluster.broker_ids:
+        cluster.kill_broker(broker_id)
+    for broker_id in reversed(cluster.broker_ids):
+        await cluster.start_broker(broker_id)
+        assert cluster.broker(broker_id)._logs.trusted_since < cluster.broker(broker_id).broker_epoch
+    await cluster.until(lambda: cluster.state(PARTITION).leader_epoch > before.leader_epoch)
+    await _whole(cluster)
+    assert await _read(cluster, 30) == list(range(30))
+    assert _unclean_elections(cluster) == 0
 
 
 @everywhere
-def test_when_the_whole_cluster_loses_its_power_the_longest_log_leads_and_it_is_said_aloud(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 30)
-        for broker_id in cluster.broker_ids:
-            cluster.power_cut(broker_id)
-        await cluster.start()
-        await _whole(cluster)
-        assert _unclean_elections(cluster) >= 1
-        ends = {cluster.broker(b)._logs.online[0].reports[PARTITION].log_end_offset for b in cluster.broker_ids}
-        await _send(cluster, 1_000, 1)
-        survived = max(ends)
-        assert await _read(cluster, survived + 1) == [*range(survived), 1_000]
+@run_by(_simulate)
+async def test_a_leader_left_alone_acknowledges_nothing_so_its_power_cut_loses_nothing(
+    cluster: VirtualCluster, /, seed: int
+) -> None:
+    await _send(cluster, 0, 30)
+    first, *rest = cluster.broker_ids
+    for broker_id in (first, rest[0]):
+        cluster.kill_broker(broker_id)
+    last = rest[1]
+    await cluster.until(lambda: cluster.state(PARTITION).isr == (last,))
+    assert cluster.state(PARTITION).eligible
+    cluster.power_cut(last)
+    await cluster.start_broker(first)
+    await cluster.start_broker(rest[0])
+    await cluster.until(lambda: cluster.state(PARTITION).leader in (first, rest[0]))
+    assert await _read(cluster, 30) == list(range(30))
+    await cluster.start_broker(last)
+    await _whole(cluster)
+    assert _unclean_elections(cluster) == 0
 
-    _simulate(scenario, seed)
+
+@everywhere
+@run_by(_simulate)
+async def test_when_the_whole_cluster_loses_its_power_the_longest_log_leads_and_it_is_said_aloud(
+    cluster: VirtualCluster, /, seed: int
+) -> None:
+    await _send(cluster, 0, 30)
+    for broker_id in cluster.broker_ids:
+        cluster.power_cut(broker_id)
+    await cluster.start()
+    await _whole(cluster)
+    assert _unclean_elections(cluster) >= 1
+    ends = {cluster.broker(b)._logs.online[0].reports[PARTITION].log_end_offset for b in cluster.broker_ids}
+    await _send(cluster, 1_000, 1)
+    survived = max(ends)
+    assert await _read(cluster, survived + 1) == [*range(survived), 1_000]
 
 
 @everywhere
 @pytest.mark.parametrize("whole", range(3))
-def test_the_longest_log_leads_even_if_its_broker_is_back_before_the_others_are_known_to_be_dead(
-    whole: int, seed: int
+@run_by(_simulate)
+async def test_the_longest_log_leads_even_if_its_broker_is_back_before_the_others_are_known_to_be_dead(
+    cluster: VirtualCluster, /, whole: int, seed: int
 ) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 30)
-        await _log_of(cluster, whole).flush()
-        for broker_id in cluster.broker_ids:
-            cluster.power_cut(broker_id)
-        for broker_id in sorted(cluster.broker_ids, key=lambda broker_id: broker_id != whole):
-            await cluster.start_broker(broker_id)
-        await _whole(cluster)
-        await _send(cluster, 30, 1)
-        assert await _read(cluster, 31) == list(range(31))
-
-    _simulate(scenario, seed)
+    await _send(cluster, 0, 30)
+    await _log_of(cluster, whole).flush()
+    for broker_id in cluster.broker_ids:
+        cluster.power_cut(broker_id)
+    for broker_id in sorted(cluster.broker_ids, key=lambda broker_id: broker_id != whole):
+        await cluster.start_broker(broker_id)
+    await _whole(cluster)
+    await _send(cluster, 30, 1)
+    assert await _read(cluster, 31) == list(range(31))
 
 
 @everywhere
-def test_where_one_host_loses_its_power_the_others_go_on_at_once(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 30)
-        victim = next(b for b in cluster.broker_ids if b != cluster.state(PARTITION).leader)
-        cluster.power_cut(victim)
-        before = cluster.state(PARTITION)
-        await cluster.start_broker(victim)
-        await cluster.until(lambda: cluster.state(PARTITION).leader_epoch > before.leader_epoch)
-        await cluster.until(lambda: not cluster.state(PARTITION).eligible, within_s=1)
-        await _whole(cluster)
-
-    _simulate(scenario, seed)
+@run_by(_simulate)
+async def test_where_one_host_loses_its_power_the_others_go_on_at_once(cluster: VirtualCluster, /, seed: int) -> None:
+    await _send(cluster, 0, 30)
+    victim = next(b for b in cluster.broker_ids if b != cluster.state(PARTITION).leader)
+    cluster.power_cut(victim)
+    before = cluster.state(PARTITION)
+    await cluster.start_broker(victim)
+    await cluster.until(lambda: cluster.state(PARTITION).leader_epoch > before.leader_epoch)
+    await cluster.until(lambda: not cluster.state(PARTITION).eligible, within_s=1)
+    await _whole(cluster)
 
 
-def test_a_new_broker_has_nothing_to_be_believed_for() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        for broker_id in cluster.broker_ids:
-            broker = cluster.broker(broker_id)
-            assert broker._logs.trusted_since == broker.broker_epoch != SINCE_THIS_REGISTRATION
-
-    _simulate(scenario, 0)
+@run_by(_simulate, seed=0)
+async def test_a_new_broker_has_nothing_to_be_believed_for(cluster: VirtualCluster, /) -> None:
+    for broker_id in cluster.broker_ids:
+        broker = cluster.broker(broker_id)
+        assert broker._logs.trusted_since == broker.broker_epoch != SINCE_THIS_REGISTRATION

@@ -8,9 +8,10 @@ from functools import partial
 import pytest
 
 from minibroker.client.errors import MaxPollIntervalExceeded
+from tests.running import run_by
 from tests.simulation.scenarios.groups.group_workload import GroupWork, Member
 from tests.simulation.seeds import every_seed
-from tests.simulation.simulator.loop import VirtualLoop, run
+from tests.simulation.simulator.loop import VirtualLoop, on_virtual_loop
 
 pytestmark = pytest.mark.slow
 
@@ -22,228 +23,205 @@ def is_coordinated_by_another(work: GroupWork, node: int) -> bool:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_members_come_and_leave_and_nothing_is_read_twice(strategy: str) -> None:
-    async def scenario() -> None:
-        work = await GroupWork.start(partition_assignment_strategy=strategy)
-        await work.until(lambda: work.written > 20)
-        late = work.add("late", partition_assignment_strategy=strategy)
-        await work.until(lambda: late.assignment() and work.is_shared())
-        await work.leave(work.members[0])
-        await work.shared()
-        await work.finish()
-        assert work.duplicates() == 0
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_members_come_and_leave_and_nothing_is_read_twice(strategy: str) -> None:
+    work = await GroupWork.start(partition_assignment_strategy=strategy)
+    await work.until(lambda: work.written > 20)
+    late = work.add("late", partition_assignment_strategy=strategy)
+    await work.until(lambda: late.assignment() and work.is_shared())
+    await work.leave(work.members[0])
+    await work.shared()
+    await work.finish()
+    assert work.duplicates() == 0
 
 
 @every_seed(range(3))
-def test_a_killed_coordinator_costs_seconds_and_no_record(seed: int) -> None:
-    async def scenario() -> None:
-        work = await GroupWork.start()
-        loop = asyncio.get_running_loop()
-        for _ in range(3):
-            node = work.coordinator()
-            work.cluster.kill_broker(node)
-            began = loop.time()
-            await work.until(partial(is_coordinated_by_another, work, node))
-            await work.shared()
-            assert loop.time() - began < 5
-            await work.cluster.start_broker(node)
-            await asyncio.sleep(4)
-        await work.finish()
-        assert all(not member.stays.lost for member in work.members), "their sessions went over to the next coordinator"
-
-    run(scenario(), seed=seed)
+@run_by(on_virtual_loop)
+async def test_a_killed_coordinator_costs_seconds_and_no_record(seed: int) -> None:
+    work = await GroupWork.start()
+    loop = asyncio.get_running_loop()
+    for _ in range(3):
+        node = work.coordinator()
+        work.cluster.kill_broker(node)
+        began = loop.time()
+        await work.until(partial(is_coordinated_by_another, work, node))
+        await work.shared()
+        assert loop.time() - began < 5
+        await work.cluster.start_broker(node)
+        await asyncio.sleep(4)
+    await work.finish()
+    assert all(not member.stays.lost for member in work.members), "their sessions went over to the next coordinator"
 
 
 @pytest.mark.parametrize("state", ["preparing rebalance", "completing rebalance"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @every_seed(range(3))
-def test_a_coordinator_killed_in_the_middle_of_a_rebalance(state: str, strategy: str, seed: int) -> None:
-    async def scenario() -> None:
-        work = await GroupWork.start(members=2, partition_assignment_strategy=strategy)
-        await work.until(lambda: work.written > 10)
-        node = work.coordinator()
-        late = work.add("late", partition_assignment_strategy=strategy)
-        while late.consumer.status().member_state != state:
-            await asyncio.sleep(0.000_2)
-        work.cluster.kill_broker(node)
-        await work.until(lambda: late.assignment() and work.is_shared())
-        await work.cluster.start_broker(node)
-        await work.finish()
-
-    run(scenario(), seed=seed)
+@run_by(on_virtual_loop)
+async def test_a_coordinator_killed_in_the_middle_of_a_rebalance(state: str, strategy: str, seed: int) -> None:
+    work = await GroupWork.start(members=2, partition_assignment_strategy=strategy)
+    await work.until(lambda: work.written > 10)
+    node = work.coordinator()
+    late = work.add("late", partition_assignment_strategy=strategy)
+    while late.consumer.status().member_state != state:
+        await asyncio.sleep(0.000_2)
+    work.cluster.kill_broker(node)
+    await work.until(lambda: late.assignment() and work.is_shared())
+    await work.cluster.start_broker(node)
+    await work.finish()
 
 
 @every_seed(range(5))
-def test_a_coordinator_killed_in_the_middle_of_a_commit(seed: int) -> None:
-    async def scenario() -> None:
-        work = await GroupWork.start()
-        await work.until(lambda: work.written > 10)
-        node = work.coordinator()
-        commits = work.members[0].consumer._commits
-        assert commits is not None
-        while not commits._queue:
-            await asyncio.sleep(0.000_2)
-        await asyncio.sleep(0.000_3 * seed)
-        work.cluster.kill_broker(node)
+@run_by(on_virtual_loop)
+async def test_a_coordinator_killed_in_the_middle_of_a_commit(seed: int) -> None:
+    work = await GroupWork.start()
+    await work.until(lambda: work.written > 10)
+    node = work.coordinator()
+    commits = work.members[0].consumer._commits
+    assert commits is not None
+    while not commits._queue:
+        await asyncio.sleep(0.000_2)
+    await asyncio.sleep(0.000_3 * seed)
+    work.cluster.kill_broker(node)
+    await work.shared()
+    await work.cluster.start_broker(node)
+    await work.finish()
+    assert work.duplicates() == 0, "the commit was carried out, or repeated"
+
+
+@run_by(on_virtual_loop)
+async def test_a_rolling_restart_loses_nothing_and_no_member() -> None:
+    work = await GroupWork.start()
+    for broker_id in work.cluster.broker_ids:
+        await work.cluster.stop_broker(broker_id)
+        await asyncio.sleep(2)
+        await work.cluster.start_broker(broker_id)
+        await asyncio.sleep(4)
         await work.shared()
-        await work.cluster.start_broker(node)
-        await work.finish()
-        assert work.duplicates() == 0, "the commit was carried out, or repeated"
-
-    run(scenario(), seed=seed)
-
-
-def test_a_rolling_restart_loses_nothing_and_no_member() -> None:
-    async def scenario() -> None:
-        work = await GroupWork.start()
-        for broker_id in work.cluster.broker_ids:
-            await work.cluster.stop_broker(broker_id)
-            await asyncio.sleep(2)
-            await work.cluster.start_broker(broker_id)
-            await asyncio.sleep(4)
-            await work.shared()
-        await work.finish()
-        assert work.duplicates() == 0
-        assert all(not member.stays.lost for member in work.members)
-
-    run(scenario())
+    await work.finish()
+    assert work.duplicates() == 0
+    assert all(not member.stays.lost for member in work.members)
 
 
 @every_seed(range(3))
-def test_the_partitions_of_a_killed_member_are_read_on_by_the_others(seed: int) -> None:
-    async def scenario() -> None:
-        work = await GroupWork.start()
-        await work.until(lambda: work.written > 10)
-        work.members[1].world.process.kill()
-        await work.until(lambda: not work.is_shared())
-        began = asyncio.get_running_loop().time()
-        await work.shared()
-        assert asyncio.get_running_loop().time() - began < 6 + 5, "its session, and a rebalance"
-        await work.finish()
-
-    run(scenario(), seed=seed)
+@run_by(on_virtual_loop)
+async def test_the_partitions_of_a_killed_member_are_read_on_by_the_others(seed: int) -> None:
+    work = await GroupWork.start()
+    await work.until(lambda: work.written > 10)
+    work.members[1].world.process.kill()
+    await work.until(lambda: not work.is_shared())
+    began = asyncio.get_running_loop().time()
+    await work.shared()
+    assert asyncio.get_running_loop().time() - began < 6 + 5, "its session, and a rebalance"
+    await work.finish()
 
 
 @every_seed(range(5))
-def test_a_member_that_was_stopped_for_longer_than_its_session_commits_nothing_when_it_is_back(seed: int) -> None:
-    async def scenario() -> None:
-        work = await GroupWork.start()
-        await work.until(lambda: work.written > 10)
-        member = work.members[1]
-        had = member.assignment()
-        member.world.process.pause()
-        others = [other for other in work.members if other is not member]
+@run_by(on_virtual_loop)
+async def test_a_member_that_was_stopped_for_longer_than_its_session_commits_nothing_when_it_is_back(seed: int) -> None:
+    work = await GroupWork.start()
+    await work.until(lambda: work.written > 10)
+    member = work.members[1]
+    had = member.assignment()
+    member.world.process.pause()
+    others = [other for other in work.members if other is not member]
 
-        def taken_over() -> bool:
-            return set(had) <= {partition for other in others for partition in other.assignment()}
+    def taken_over() -> bool:
+        return set(had) <= {partition for other in others for partition in other.assignment()}
 
-        await work.until(taken_over)
-        await asyncio.sleep(5)
-        before = dict(work.committed)
-        member.world.process.resume()
-        await work.shared()
-        assert all(work.committed[partition] >= before[partition] for partition in had)
-        assert member.assignment(), "it is a member again"
-        await work.finish()
-        assert member.stays.lost, "and it was told"
-
-    run(scenario(), seed=seed)
+    await work.until(taken_over)
+    await asyncio.sleep(5)
+    before = dict(work.committed)
+    member.world.process.resume()
+    await work.shared()
+    assert all(work.committed[partition] >= before[partition] for partition in had)
+    assert member.assignment(), "it is a member again"
+    await work.finish()
+    assert member.stays.lost, "and it was told"
 
 
 @every_seed(range(3))
-def test_a_leader_killed_while_members_commit_stops_nobody_for_long(seed: int) -> None:
-    async def scenario() -> None:
-        work = await GroupWork.start()
-        await work.until(lambda: work.written > 10)
-        for _ in range(3):
-            leader = work.cluster.state(work.partitions[0]).leader
-            work.cluster.kill_broker(leader)
-            await work.written_more(20)
-            await work.shared()
-            await work.cluster.start_broker(leader)
-            await asyncio.sleep(4)
-        await work.finish()
-
-    run(scenario(), seed=seed)
-
-
-def test_a_coordinator_that_hangs_is_left_as_soon_as_there_is_another() -> None:
-    async def scenario() -> None:
-        work = await GroupWork.start()
-        await work.until(lambda: work.written > 10)
-        node = work.coordinator()
-        work.cluster.pause_broker(node)
-        await work.until(partial(is_coordinated_by_another, work, node))
-        work.cluster.resume_broker(node)
+@run_by(on_virtual_loop)
+async def test_a_leader_killed_while_members_commit_stops_nobody_for_long(seed: int) -> None:
+    work = await GroupWork.start()
+    await work.until(lambda: work.written > 10)
+    for _ in range(3):
+        leader = work.cluster.state(work.partitions[0]).leader
+        work.cluster.kill_broker(leader)
+        await work.written_more(20)
         await work.shared()
-        await work.finish()
+        await work.cluster.start_broker(leader)
+        await asyncio.sleep(4)
+    await work.finish()
 
-    run(scenario())
+
+@run_by(on_virtual_loop)
+async def test_a_coordinator_that_hangs_is_left_as_soon_as_there_is_another() -> None:
+    work = await GroupWork.start()
+    await work.until(lambda: work.written > 10)
+    node = work.coordinator()
+    work.cluster.pause_broker(node)
+    await work.until(partial(is_coordinated_by_another, work, node))
+    work.cluster.resume_broker(node)
+    await work.shared()
+    await work.finish()
 
 
-def test_a_static_member_that_is_restarted_gets_what_it_had_and_nobody_rebalances() -> None:
-    async def scenario() -> None:
-        work = await GroupWork.start(members=2)
-        static = work.add("static", group_instance_id="till-1")
-        await work.until(lambda: static.assignment() and work.is_shared())
-        had = static.assignment()
-        before = [member.stays.rebalances for member in work.members[:2]]
-        await work.leave(static)
-        again = work.add("static-again", group_instance_id="till-1")
-        await work.until(lambda: again.assignment() == had)
-        assert [member.stays.rebalances for member in work.members[:2]] == before
-        await work.finish()
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_a_static_member_that_is_restarted_gets_what_it_had_and_nobody_rebalances() -> None:
+    work = await GroupWork.start(members=2)
+    static = work.add("static", group_instance_id="till-1")
+    await work.until(lambda: static.assignment() and work.is_shared())
+    had = static.assignment()
+    before = [member.stays.rebalances for member in work.members[:2]]
+    await work.leave(static)
+    again = work.add("static-again", group_instance_id="till-1")
+    await work.until(lambda: again.assignment() == had)
+    assert [member.stays.rebalances for member in work.members[:2]] == before
+    await work.finish()
 
 
 @pytest.mark.parametrize("is_coordinator_killed", [False, True])
-def test_what_a_static_member_was_to_give_up_when_it_was_restarted_goes_to_the_others(
+@run_by(on_virtual_loop)
+async def test_what_a_static_member_was_to_give_up_when_it_was_restarted_goes_to_the_others(
     is_coordinator_killed: bool,
 ) -> None:
     """The rebalance in which they get it comes when the member has given it up. The one that came back was given the
     rest, and asked for no rebalance: nobody had the partition from then on."""
 
-    async def scenario() -> None:
-        work = await GroupWork.start(members=1, partitions=4)
-        static = work.add("static", group_instance_id="till-1")
-        await work.until(lambda: static.assignment() and work.is_shared())
-        static.pause_s = 5
-        late = work.add("late")
-        await work.until(lambda: static.consumer.status().member_state == "completing rebalance")
-        await work.until(lambda: late.consumer.status().member_state == "stable")
-        assert not late.assignment(), "it waits for what the static one is to give up"
-        static.world.process.kill()
-        if is_coordinator_killed:
-            work.cluster.kill_broker(work.coordinator())
-        again = work.add("static-again", group_instance_id="till-1")
-        await work.until(lambda: again.assignment() and late.assignment() and work.is_shared())
-        await work.finish()
-
-    run(scenario())
+    work = await GroupWork.start(members=1, partitions=4)
+    static = work.add("static", group_instance_id="till-1")
+    await work.until(lambda: static.assignment() and work.is_shared())
+    static.pause_s = 5
+    late = work.add("late")
+    await work.until(lambda: static.consumer.status().member_state == "completing rebalance")
+    await work.until(lambda: late.consumer.status().member_state == "stable")
+    assert not late.assignment(), "it waits for what the static one is to give up"
+    static.world.process.kill()
+    if is_coordinator_killed:
+        work.cluster.kill_broker(work.coordinator())
+    again = work.add("static-again", group_instance_id="till-1")
+    await work.until(lambda: again.assignment() and late.assignment() and work.is_shared())
+    await work.finish()
 
 
 @every_seed(range(5))
-def test_a_member_that_waits_for_a_commit_with_records_in_hand_holds_up_no_rebalance(seed: int) -> None:
+@run_by(on_virtual_loop)
+async def test_a_member_that_waits_for_a_commit_with_records_in_hand_holds_up_no_rebalance(seed: int) -> None:
     """Each waited for the other: the commit for the end of the rebalance, and that for the records to be done with."""
 
-    async def scenario() -> None:
-        work = await GroupWork.start(members=1)
-        work.cluster.simulation.network.set_latency(0.03, 0.06)
-        for number in range(3):
-            began = asyncio.get_running_loop().time()
-            late = work.add(f"late-{number}")
-            await work.until(partial(has_its_share, work, late))
-            assert asyncio.get_running_loop().time() - began < 10
-        await work.finish()
-
-    run(scenario(), seed=seed)
+    work = await GroupWork.start(members=1)
+    work.cluster.simulation.network.set_latency(0.03, 0.06)
+    for number in range(3):
+        began = asyncio.get_running_loop().time()
+        late = work.add(f"late-{number}")
+        await work.until(partial(has_its_share, work, late))
+        assert asyncio.get_running_loop().time() - began < 10
+    await work.finish()
 
 
 @every_seed(range(5))
-def test_a_commit_in_the_middle_of_a_rebalance_is_over_with_it_although_nothing_changed_hands(seed: int) -> None:
+@run_by(on_virtual_loop)
+async def test_a_commit_in_the_middle_of_a_rebalance_is_over_with_it_although_nothing_changed_hands(seed: int) -> None:
     """There are as many members as partitions: another one gets none. The generation that the commit names has no
     assignment yet, and the one that comes is what the member has."""
 
@@ -254,54 +232,45 @@ def test_a_commit_in_the_middle_of_a_rebalance_is_over_with_it_although_nothing_
         await member.consumer.commit({p: await member.consumer.position(p) for p in member.assignment()})
         took_s.append(asyncio.get_running_loop().time() - began)
 
-    async def scenario() -> None:
-        work = await GroupWork.start(members=2, partitions=2)
-        await work.until(lambda: work.written > 10 and work.is_shared())
-        took_s: list[float] = []
-        committing = [
-            member.world.process.start(commit_as_it_completes(member, took_s), "commit") for member in work.members
-        ]
-        work.add("late")
-        await asyncio.wait(committing, timeout=70)
-        assert len(took_s) == 2
-        assert max(took_s) < 5
-        await work.shared()
-        await work.finish()
-
-    run(scenario(), seed=seed)
+    work = await GroupWork.start(members=2, partitions=2)
+    await work.until(lambda: work.written > 10 and work.is_shared())
+    took_s: list[float] = []
+    committing = [
+        member.world.process.start(commit_as_it_completes(member, took_s), "commit") for member in work.members
+    ]
+    work.add("late")
+    await asyncio.wait(committing, timeout=70)
+    assert len(took_s) == 2
+    assert max(took_s) < 5
+    await work.shared()
+    await work.finish()
 
 
 def has_its_share(work: GroupWork, member: Member) -> bool:
     return bool(member.assignment()) and work.is_shared()
 
 
-def test_a_user_that_takes_too_long_loses_its_place_and_is_told() -> None:
-    async def scenario() -> None:
-        work = await GroupWork.start(max_poll_interval_ms=10_000)
-        slow = work.members[0]
-        slow.pause_s = 15  # for each of up to five records
-        await work.until(slow.task.done, within_s=120)
-        with pytest.raises(MaxPollIntervalExceeded):
-            slow.task.result()
-        await work.finish()
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_a_user_that_takes_too_long_loses_its_place_and_is_told() -> None:
+    work = await GroupWork.start(max_poll_interval_ms=10_000)
+    slow = work.members[0]
+    slow.pause_s = 15  # for each of up to five records
+    await work.until(slow.task.done, within_s=120)
+    with pytest.raises(MaxPollIntervalExceeded):
+        slow.task.result()
+    await work.finish()
 
 
-def test_thousands_of_commits_that_nobody_waits_for_cost_a_little_each() -> None:
-    async def scenario() -> None:
-        work = await GroupWork.start(members=1)
-        await work.shared()
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        consumer = work.members[0].consumer
-        began = loop.callbacks
-        commits = [
-            consumer.commit_nowait({partition: 0}) for _ in range(1_500) for partition in consumer.assignment()[:1]
-        ]
-        assert len(commits) == 1_500
-        await asyncio.gather(*commits)
-        assert (loop.callbacks - began) / len(commits) < 200
-        await work.finish()
-
-    run(scenario())
+@run_by(on_virtual_loop)
+async def test_thousands_of_commits_that_nobody_waits_for_cost_a_little_each() -> None:
+    work = await GroupWork.start(members=1)
+    await work.shared()
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    consumer = work.members[0].consumer
+    began = loop.callbacks
+    commits = [consumer.commit_nowait({partition: 0}) for _ in range(1_500) for partition in consumer.assignment()[:1]]
+    assert len(commits) == 1_500
+    await asyncio.gather(*commits)
+    assert (loop.callbacks - began) / len(commits) < 200
+    await work.finish()

@@ -18,6 +18,7 @@ from minibroker.client.group.heart import News, Overslept
 from minibroker.client.group.listener import RebalanceListener
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.simulation.simulator.cluster import VirtualCluster
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation
@@ -106,70 +107,62 @@ async def committed_too_late(consumer: Consumer, offsets: dict[TopicPartition, i
 
 @pytest.mark.parametrize("offsets", [None, {P0: 5}])
 @pytest.mark.parametrize("is_asked_again", [False, True])
-def test_a_commit_after_max_poll_interval_ms_says_why_it_is_refused(
-    is_asked_again: bool, offsets: dict[TopicPartition, int] | None
+@run_by(play)
+async def test_a_commit_after_max_poll_interval_ms_says_why_it_is_refused(
+    scene: Scene, /, is_asked_again: bool, offsets: dict[TopicPartition, int] | None
 ) -> None:
     """Whether the user has records in its hands or none."""
 
-    async def program(scene: Scene) -> None:
-        async with scene.consumer(max_poll_interval_ms=8_000) as consumer:
-            read = 0
-            while read < 20:
-                read += len(await consumer.poll(timeout_ms=5_000))
-            if is_asked_again:
-                assert await consumer.poll(timeout_ms=1_000) == []
-            await asyncio.sleep(20)
-            failed = await committed_too_late(consumer, offsets)
-            assert failed.errors.keys() == ({P0, P1} if offsets is None else offsets.keys())
-            with pytest.raises(MaxPollIntervalExceeded):
-                await consumer.poll(timeout_ms=1_000)
-            assert await consumer.poll(timeout_ms=5_000)
-            await consumer.commit()
-
-    play(program)
+    async with scene.consumer(max_poll_interval_ms=8_000) as consumer:
+        read = 0
+        while read < 20:
+            read += len(await consumer.poll(timeout_ms=5_000))
+        if is_asked_again:
+            assert await consumer.poll(timeout_ms=1_000) == []
+        await asyncio.sleep(20)
+        failed = await committed_too_late(consumer, offsets)
+        assert failed.errors.keys() == ({P0, P1} if offsets is None else offsets.keys())
+        with pytest.raises(MaxPollIntervalExceeded):
+            await consumer.poll(timeout_ms=1_000)
+        assert await consumer.poll(timeout_ms=5_000)
+        await consumer.commit()
 
 
-def test_a_commit_that_the_coordinator_refuses_as_the_member_has_left_just_then_says_why() -> None:
-    async def program(scene: Scene) -> None:
-        async with scene.consumer(max_poll_interval_ms=8_000) as consumer:
-            assert await consumer.poll(timeout_ms=5_000)
-            member = consumer._member
-            assert member is not None
-            hear = member._hear
-            heard: list[News] = []
-            member._heart._tell = heard.append
-            await until(lambda: any(isinstance(news, Overslept) for news in heard), 20)
-            await asyncio.sleep(1)  # it has left
-            committing = asyncio.ensure_future(committed_too_late(consumer, None))
-            await asyncio.sleep(0)  # the request is on its way: only now the loop gets round to the heart's news
-            for news in heard:
-                hear(news)
-            await committing
-
-    play(program)
+@run_by(play)
+async def test_a_commit_that_the_coordinator_refuses_as_the_member_has_left_just_then_says_why(scene: Scene, /) -> None:
+    async with scene.consumer(max_poll_interval_ms=8_000) as consumer:
+        assert await consumer.poll(timeout_ms=5_000)
+        member = consumer._member
+        assert member is not None
+        hear = member._hear
+        heard: list[News] = []
+        member._heart._tell = heard.append
+        await until(lambda: any(isinstance(news, Overslept) for news in heard), 20)
+        await asyncio.sleep(1)  # it has left
+        committing = asyncio.ensure_future(committed_too_late(consumer, None))
+        await asyncio.sleep(0)  # the request is on its way: only now the loop gets round to the heart's news
+        for news in heard:
+            hear(news)
+        await committing
 
 
-def test_a_commit_by_hand_in_a_group_with_members_says_what_to_do() -> None:
-    async def program(scene: Scene) -> None:
-        async with scene.consumer() as member, scene.consumer(topics=None, partitions=[P0]) as by_hand:
-            assert await member.poll(timeout_ms=5_000)
-            said = r"NON_EMPTY_GROUP: group billing has members, .*describe billing.*a group of their own, or subscribe"
-            with pytest.raises(CommitFailed, match=said):
-                await by_hand.commit({P0: 3})
-
-    play(program)
+@run_by(play)
+async def test_a_commit_by_hand_in_a_group_with_members_says_what_to_do(scene: Scene, /) -> None:
+    async with scene.consumer() as member, scene.consumer(topics=None, partitions=[P0]) as by_hand:
+        assert await member.poll(timeout_ms=5_000)
+        said = r"NON_EMPTY_GROUP: group billing has members, .*describe billing.*a group of their own, or subscribe"
+        with pytest.raises(CommitFailed, match=said):
+            await by_hand.commit({P0: 3})
 
 
-def test_a_commit_for_a_topic_that_was_deleted_does_not_wait() -> None:
-    async def program(scene: Scene) -> None:
-        async with scene.consumer() as consumer:
-            assert await consumer.poll(timeout_ms=5_000)
-            await scene.admin.delete_topic("orders")
-            with pytest.raises(CommitFailed, match="UNKNOWN_TOPIC_OR_PARTITION"):
-                async with asyncio.timeout(3):
-                    await consumer.commit({P0: 3})
-
-    play(program)
+@run_by(play)
+async def test_a_commit_for_a_topic_that_was_deleted_does_not_wait(scene: Scene, /) -> None:
+    async with scene.consumer() as consumer:
+        assert await consumer.poll(timeout_ms=5_000)
+        await scene.admin.delete_topic("orders")
+        with pytest.raises(CommitFailed, match="UNKNOWN_TOPIC_OR_PARTITION"):
+            async with asyncio.timeout(3):
+                await consumer.commit({P0: 3})
 
 
 class Calling(RebalanceListener):
@@ -186,71 +179,67 @@ class Calling(RebalanceListener):
 
 @pytest.mark.parametrize("by", ["itself", "a task"])
 @pytest.mark.parametrize("what", ["unsubscribe", "close"])
-def test_a_listener_that_calls_what_would_wait_for_it_is_told_at_once(what: str, by: str) -> None:
-    async def program(scene: Scene) -> None:
-        async def call() -> None:
-            called = getattr(consumer, what)()
-            await (called if by == "itself" else asyncio.wait_for(called, 100))
+@run_by(play)
+async def test_a_listener_that_calls_what_would_wait_for_it_is_told_at_once(
+    scene: Scene, /, what: str, by: str
+) -> None:
+    async def call() -> None:
+        called = getattr(consumer, what)()
+        await (called if by == "itself" else asyncio.wait_for(called, 100))
 
-        async with scene.consumer(listener=Calling(call)) as consumer:
-            with pytest.raises(WithinListener, match=rf"{what}\(\) was called by a rebalance listener"):
-                async with asyncio.timeout(5):
-                    await anext(consumer)
-            assert await consumer.poll(timeout_ms=5_000)
-            await getattr(consumer, what)()
-
-    play(program)
+    async with scene.consumer(listener=Calling(call)) as consumer:
+        with pytest.raises(WithinListener, match=rf"{what}\(\) was called by a rebalance listener"):
+            async with asyncio.timeout(5):
+                await anext(consumer)
+        assert await consumer.poll(timeout_ms=5_000)
+        await getattr(consumer, what)()
 
 
-def test_a_task_that_a_listener_has_started_may_unsubscribe_once_it_has_returned() -> None:
-    async def program(scene: Scene) -> None:
-        tasks: list[asyncio.Task[None]] = []
+@run_by(play)
+async def test_a_task_that_a_listener_has_started_may_unsubscribe_once_it_has_returned(scene: Scene, /) -> None:
+    tasks: list[asyncio.Task[None]] = []
 
-        async def soon() -> None:
-            await asyncio.sleep(1)
-            await consumer.unsubscribe()
+    async def soon() -> None:
+        await asyncio.sleep(1)
+        await consumer.unsubscribe()
 
-        async def call() -> None:
-            tasks.append(asyncio.create_task(soon()))
+    async def call() -> None:
+        tasks.append(asyncio.create_task(soon()))
 
-        async with scene.consumer(listener=Calling(call)) as consumer:
-            await consumer.poll(timeout_ms=5_000)
-            await asyncio.wait_for(tasks[0], 10)
-            assert consumer.subscription() == []
-
-    play(program)
+    async with scene.consumer(listener=Calling(call)) as consumer:
+        await consumer.poll(timeout_ms=5_000)
+        await asyncio.wait_for(tasks[0], 10)
+        assert consumer.subscription() == []
 
 
 @pytest.mark.parametrize("then", ["subscribe", "assign", "unsubscribe"])
-def test_a_consumer_whose_unsubscribe_was_cancelled_can_be_used(then: str) -> None:
-    async def program(scene: Scene) -> None:
-        cluster = scene.cluster
-        async with scene.consumer() as consumer:
-            assert await consumer.poll(timeout_ms=5_000)
-            for broker_id in cluster.broker_ids:
-                cluster.pause_broker(broker_id)
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1):
-                    await consumer.unsubscribe()
-            assert consumer.subscription() == []
-            if then == "assign":
-                with pytest.raises(InvalidSetting, match=r"still leaving group billing: await unsubscribe\(\) again"):
-                    consumer.assign([P0])
-            for broker_id in cluster.broker_ids:
-                cluster.resume_broker(broker_id)
-            if then == "subscribe":
-                consumer.subscribe(["orders"])
-            else:
-                async with asyncio.timeout(20):
-                    await consumer.unsubscribe()
+@run_by(play)
+async def test_a_consumer_whose_unsubscribe_was_cancelled_can_be_used(scene: Scene, /, then: str) -> None:
+    cluster = scene.cluster
+    async with scene.consumer() as consumer:
+        assert await consumer.poll(timeout_ms=5_000)
+        for broker_id in cluster.broker_ids:
+            cluster.pause_broker(broker_id)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await consumer.unsubscribe()
+        assert consumer.subscription() == []
+        if then == "assign":
+            with pytest.raises(InvalidSetting, match=r"still leaving group billing: await unsubscribe\(\) again"):
                 consumer.assign([P0])
-            consumer_reads = [P0, P1] if then == "subscribe" else [P0]
-            await until(lambda: consumer.assignment() == consumer_reads, 30)
-            await asyncio.sleep(15)
-            assert consumer.assignment() == consumer_reads
-            assert await consumer.poll(timeout_ms=5_000)
-
-    play(program)
+        for broker_id in cluster.broker_ids:
+            cluster.resume_broker(broker_id)
+        if then == "subscribe":
+            consumer.subscribe(["orders"])
+        else:
+            async with asyncio.timeout(20):
+                await consumer.unsubscribe()
+            consumer.assign([P0])
+        consumer_reads = [P0, P1] if then == "subscribe" else [P0]
+        await until(lambda: consumer.assignment() == consumer_reads, 30)
+        await asyncio.sleep(15)
+        assert consumer.assignment() == consumer_reads
+        assert await consumer.poll(timeout_ms=5_000)
 
 
 # --- what is waited for ---
@@ -282,14 +271,14 @@ def test_a_rebalance_that_waits_for_another_member_says_so(caplog: pytest.LogCap
     assert "waits for other members" in said
 
 
-def test_a_member_that_has_nothing_says_that_another_one_may_not_have_given_its_part_up_yet() -> None:
-    async def program(scene: Scene) -> None:
-        async with scene.consumer() as idle, scene.consumer() as eager:
-            assert await idle.poll(timeout_ms=5_000)
-            assert await eager.poll(timeout_ms=5_000) == []
-            assert "gives its partitions up only when its user asks for the next records" in str(eager.status())
-
-    play(program)
+@run_by(play)
+async def test_a_member_that_has_nothing_says_that_another_one_may_not_have_given_its_part_up_yet(
+    scene: Scene, /
+) -> None:
+    async with scene.consumer() as idle, scene.consumer() as eager:
+        assert await idle.poll(timeout_ms=5_000)
+        assert await eager.poll(timeout_ms=5_000) == []
+        assert "gives its partitions up only when its user asks for the next records" in str(eager.status())
 
 
 def test_a_rebalance_that_waits_for_a_listener_says_for_which_of_its_methods(caplog: pytest.LogCaptureFixture) -> None:
@@ -363,32 +352,28 @@ def test_a_call_that_waits_while_all_partitions_are_paused_is_told(caplog: pytes
 
 
 @pytest.mark.parametrize("group", [None, "billing"])
-def test_the_first_moments_blame_nobody(group: str | None) -> None:
-    async def program(scene: Scene) -> None:
-        said: set[str] = set()
-        async with scene.consumer(group=group) as consumer:
-            for _ in range(400):
-                said.add(str(consumer.status()))
-                await asyncio.sleep(0.000_5)
-            assert await consumer.poll(timeout_ms=1_000)
-        assert not [line for line in said if "does not answer" in line or "other members" in line]
-
-    play(program)
+@run_by(play)
+async def test_the_first_moments_blame_nobody(scene: Scene, /, group: str | None) -> None:
+    said: set[str] = set()
+    async with scene.consumer(group=group) as consumer:
+        for _ in range(400):
+            said.add(str(consumer.status()))
+            await asyncio.sleep(0.000_5)
+        assert await consumer.poll(timeout_ms=1_000)
+    assert not [line for line in said if "does not answer" in line or "other members" in line]
 
 
 @pytest.mark.parametrize("group", [None, "billing"])
-def test_a_topic_that_begins_to_match_is_read_within_half_a_minute(group: str | None) -> None:
-    async def program(scene: Scene) -> None:
-        async with scene.consumer(group=group, topics=None, pattern="order.*") as consumer:
-            assert await consumer.poll(timeout_ms=5_000)
-            await scene.admin.create_topic("orders-of-today", partitions=1, replication_factor=3)
-            async with Producer(scene.cluster.bootstrap, world=scene.world) as producer:
-                await producer.send("orders-of-today", b"new")
-            async with asyncio.timeout(35):
-                while not any(record.value == b"new" for record in await consumer.poll(timeout_ms=1_000)):
-                    pass
-
-    play(program)
+@run_by(play)
+async def test_a_topic_that_begins_to_match_is_read_within_half_a_minute(scene: Scene, /, group: str | None) -> None:
+    async with scene.consumer(group=group, topics=None, pattern="order.*") as consumer:
+        assert await consumer.poll(timeout_ms=5_000)
+        await scene.admin.create_topic("orders-of-today", partitions=1, replication_factor=3)
+        async with Producer(scene.cluster.bootstrap, world=scene.world) as producer:
+            await producer.send("orders-of-today", b"new")
+        async with asyncio.timeout(35):
+            while not any(record.value == b"new" for record in await consumer.poll(timeout_ms=1_000)):
+                pass
 
 
 def test_a_member_whose_event_loop_ends_at_any_moment_commits_and_leaves_at_once(
@@ -455,66 +440,64 @@ def test_what_an_idle_consumer_has_committed_by_itself_does_not_expire_while_it_
 
 @pytest.mark.parametrize("read", [{}, {"topics": None, "partitions": [P0]}])
 @pytest.mark.parametrize("offset", [4, 15])
-def test_an_idle_consumer_leaves_alone_what_its_user_or_an_administrator_has_committed(
-    read: dict[str, Any], offset: int
+@run_by(play)
+async def test_an_idle_consumer_leaves_alone_what_its_user_or_an_administrator_has_committed(
+    scene: Scene, /, read: dict[str, Any], offset: int
 ) -> None:
-    async def program(scene: Scene) -> None:
-        async def committed() -> int | None:
-            found = (await scene.admin.list_group_offsets("billing")).get(P0)
-            return None if found is None else found.offset
+    async def committed() -> int | None:
+        found = (await scene.admin.list_group_offsets("billing")).get(P0)
+        return None if found is None else found.offset
 
-        async def idle_at(expected: int) -> None:
-            for _ in range(5):
-                await consumer.poll(5_000)
-                assert await committed() == expected
+    async def idle_at(expected: int) -> None:
+        for _ in range(5):
+            await consumer.poll(5_000)
+            assert await committed() == expected
 
-        async with scene.consumer(enable_auto_commit=True, **read) as consumer:
-            while await consumer.poll(8_000):
-                pass
-            assert await committed() == 10
-            await consumer.commit({P0: offset})
-            await idle_at(offset)
-            if read:
-                await scene.admin.alter_group_offsets("billing", {P0: 3})
-                await idle_at(3)
-
-    play(program)
+    async with scene.consumer(enable_auto_commit=True, **read) as consumer:
+        while await consumer.poll(8_000):
+            pass
+        assert await committed() == 10
+        await consumer.commit({P0: offset})
+        await idle_at(offset)
+        if read:
+            await scene.admin.alter_group_offsets("billing", {P0: 3})
+            await idle_at(3)
 
 
 @pytest.mark.parametrize("read", [{}, {"topics": None, "partitions": [P0]}])
-def test_calls_that_commit_end_by_default_api_timeout_ms_while_no_coordinator_answers(read: dict[str, Any]) -> None:
-    async def program(scene: Scene) -> None:
-        loop = asyncio.get_running_loop()
-        settings = {"default_api_timeout_ms": 6_000, "auto_commit_interval_ms": 1_000, "enable_auto_commit": True}
-        async with scene.consumer(**settings, **read) as consumer:
-            assert await consumer.poll(5_000)
-            for broker in scene.cluster.broker_ids:
-                scene.cluster.pause_broker(broker)
-            for _ in range(3):
-                await consumer.poll(1_000)
-            began = loop.time()
-            with pytest.raises(CommitFailed, match="an earlier commit of this consumer has not ended within 6 s"):
-                await consumer.commit()
-            assert loop.time() < began + 6.1
-            began = loop.time()
-            await consumer.unsubscribe()
-            assert loop.time() < began + 6.1
-            for broker in scene.cluster.broker_ids:
-                scene.cluster.resume_broker(broker)
+@run_by(play)
+async def test_calls_that_commit_end_by_default_api_timeout_ms_while_no_coordinator_answers(
+    scene: Scene, /, read: dict[str, Any]
+) -> None:
+    loop = asyncio.get_running_loop()
+    settings = {"default_api_timeout_ms": 6_000, "auto_commit_interval_ms": 1_000, "enable_auto_commit": True}
+    async with scene.consumer(**settings, **read) as consumer:
+        assert await consumer.poll(5_000)
+        for broker in scene.cluster.broker_ids:
+            scene.cluster.pause_broker(broker)
+        for _ in range(3):
+            await consumer.poll(1_000)
+        began = loop.time()
+        with pytest.raises(CommitFailed, match="an earlier commit of this consumer has not ended within 6 s"):
+            await consumer.commit()
+        assert loop.time() < began + 6.1
+        began = loop.time()
+        await consumer.unsubscribe()
+        assert loop.time() < began + 6.1
+        for broker in scene.cluster.broker_ids:
+            scene.cluster.resume_broker(broker)
 
-    play(program)
 
-
-def test_an_offset_does_not_expire_because_all_brokers_were_stopped_for_longer_than_the_retention() -> None:
-    async def program(scene: Scene) -> None:
-        async with scene.consumer(topics=None, partitions=[P0]) as consumer:
-            await consumer.commit({P0: 7})
-            for broker in scene.cluster.broker_ids:
-                scene.cluster.pause_broker(broker)
-            await asyncio.sleep(80)
-            for broker in scene.cluster.broker_ids:
-                scene.cluster.resume_broker(broker)
-            await asyncio.sleep(6)
-            assert (await consumer.committed(P0))[P0] == OffsetAndMetadata(7)
-
-    play(program, {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"})
+@run_by(play, settings={"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"})
+async def test_an_offset_does_not_expire_because_all_brokers_were_stopped_for_longer_than_the_retention(
+    scene: Scene, /
+) -> None:
+    async with scene.consumer(topics=None, partitions=[P0]) as consumer:
+        await consumer.commit({P0: 7})
+        for broker in scene.cluster.broker_ids:
+            scene.cluster.pause_broker(broker)
+        await asyncio.sleep(80)
+        for broker in scene.cluster.broker_ids:
+            scene.cluster.resume_broker(broker)
+        await asyncio.sleep(6)
+        assert (await consumer.committed(P0))[P0] == OffsetAndMetadata(7)

@@ -18,10 +18,11 @@ from minibroker.protocol import apis, znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
+from tests.running import run_by
 from tests.simulation.scenarios.groups.group_members import NOT_NOW, GroupClient, GroupMember, codes_of
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 ORDERS = TopicPartition("orders", 0)
@@ -50,62 +51,60 @@ def with_topic(program: Program, settings: dict[str, str] | None = None, brokers
     run(scenario(), seed=seed)
 
 
-def test_a_member_joins_is_assigned_commits_and_leaves() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        member = GroupMember(cluster, world, "billing")
-        assert await member.join_and_sync() == member.member_id.encode()
-        assert member.generation_id == 1
-        assert member.is_leader
-        assert await member.heartbeat() == ErrorCode.NONE
-        assert await member.committed(ORDERS) == -1
-        assert await member.commit_as_member({ORDERS: 7}) == [ErrorCode.NONE]
-        assert await member.committed(ORDERS) == 7
-        assert await member.leave() == ErrorCode.NONE
-        assert await member.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
-        assert await member.committed(ORDERS) == 7
-
-    with_topic(program)
+@run_by(with_topic)
+async def test_a_member_joins_is_assigned_commits_and_leaves(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    member = GroupMember(cluster, world, "billing")
+    assert await member.join_and_sync() == member.member_id.encode()
+    assert member.generation_id == 1
+    assert member.is_leader
+    assert await member.heartbeat() == ErrorCode.NONE
+    assert await member.committed(ORDERS) == -1
+    assert await member.commit_as_member({ORDERS: 7}) == [ErrorCode.NONE]
+    assert await member.committed(ORDERS) == 7
+    assert await member.leave() == ErrorCode.NONE
+    assert await member.heartbeat() == ErrorCode.UNKNOWN_MEMBER_ID
+    assert await member.committed(ORDERS) == 7
 
 
-def test_a_second_member_makes_a_second_generation_in_which_both_are_assigned() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        first, second = GroupMember(cluster, world, "billing"), GroupMember(cluster, world, "billing")
-        await first.join_and_sync()
-        joining = asyncio.ensure_future(second.join_and_sync())
-        while await first.heartbeat() != ErrorCode.REBALANCE_IN_PROGRESS:
-            await asyncio.sleep(0.1)
-        assert await first.join_and_sync() == first.member_id.encode()
-        assert await joining == second.member_id.encode()
-        assert first.generation_id == second.generation_id == 2
-        assert first.member_id != second.member_id
-
-    with_topic(program)
-
-
-def test_the_next_coordinator_has_the_members_their_assignments_and_the_offsets() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        member = GroupMember(cluster, world, "billing")
-        await member.join_and_sync()
-        assert await member.commit_as_member({ORDERS: 7}) == [ErrorCode.NONE]
-        coordinator = await member.find_coordinator()
-        cluster.kill_broker(coordinator)
-        assert await member.committed(ORDERS) == 7
-        assert await member.find_coordinator() != coordinator
-        assert await member.heartbeat() == ErrorCode.NONE
-        assert bytes((await member.sync_once()).assignment) == member.member_id.encode()
-        assert await member.commit_as_member({ORDERS: 8}) == [ErrorCode.NONE]
-
-    with_topic(program)
+@run_by(with_topic)
+async def test_a_second_member_makes_a_second_generation_in_which_both_are_assigned(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    first, second = GroupMember(cluster, world, "billing"), GroupMember(cluster, world, "billing")
+    await first.join_and_sync()
+    joining = asyncio.ensure_future(second.join_and_sync())
+    while await first.heartbeat() != ErrorCode.REBALANCE_IN_PROGRESS:
+        await asyncio.sleep(0.1)
+    assert await first.join_and_sync() == first.member_id.encode()
+    assert await joining == second.member_id.encode()
+    assert first.generation_id == second.generation_id == 2
+    assert first.member_id != second.member_id
 
 
-def test_somebody_who_is_no_member_commits_to_a_group_without_members() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        client = GroupClient(cluster, world, "nightly")
-        assert await client.commit({ORDERS: 3, TopicPartition("orders", 1): 4}) == [ErrorCode.NONE, ErrorCode.NONE]
-        everything = await client.fetch_group()
-        assert [(t.name, [p.committed_offset for p in t.partitions]) for t in everything.topics] == [("orders", [3, 4])]
+@run_by(with_topic)
+async def test_the_next_coordinator_has_the_members_their_assignments_and_the_offsets(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    member = GroupMember(cluster, world, "billing")
+    await member.join_and_sync()
+    assert await member.commit_as_member({ORDERS: 7}) == [ErrorCode.NONE]
+    coordinator = await member.find_coordinator()
+    cluster.kill_broker(coordinator)
+    assert await member.committed(ORDERS) == 7
+    assert await member.find_coordinator() != coordinator
+    assert await member.heartbeat() == ErrorCode.NONE
+    assert bytes((await member.sync_once()).assignment) == member.member_id.encode()
+    assert await member.commit_as_member({ORDERS: 8}) == [ErrorCode.NONE]
 
-    with_topic(program)
+
+@run_by(with_topic)
+async def test_somebody_who_is_no_member_commits_to_a_group_without_members(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    client = GroupClient(cluster, world, "nightly")
+    assert await client.commit({ORDERS: 3, TopicPartition("orders", 1): 4}) == [ErrorCode.NONE, ErrorCode.NONE]
+    everything = await client.fetch_group()
+    assert [(t.name, [p.committed_offset for p in t.partitions]) for t in everything.topics] == [("orders", [3, 4])]
 
 
 async def until_offsets_topic(cluster: VirtualCluster) -> None:
@@ -114,116 +113,110 @@ async def until_offsets_topic(cluster: VirtualCluster) -> None:
     )
 
 
-def test_a_group_that_starts_while_a_broker_is_dead_works_as_the_offsets_topic_came_with_the_cluster() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await until_offsets_topic(cluster)
-        for _ in range(2):  # also where the first to die is the controller
-            dead = cluster.active_controllers()[0]
-            cluster.kill_broker(dead)
-            member = GroupMember(cluster, world, f"begun without {dead}")
-            await member.join_and_sync()
-            assert await member.commit_as_member({ORDERS: 7}) == [ErrorCode.NONE]
-            await cluster.start_broker(dead)
-
-    with_topic(program)
+@run_by(with_topic)
+async def test_a_group_that_starts_while_a_broker_is_dead_works_as_the_offsets_topic_came_with_the_cluster(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    await until_offsets_topic(cluster)
+    for _ in range(2):  # also where the first to die is the controller
+        dead = cluster.active_controllers()[0]
+        cluster.kill_broker(dead)
+        member = GroupMember(cluster, world, f"begun without {dead}")
+        await member.join_and_sync()
+        assert await member.commit_as_member({ORDERS: 7}) == [ErrorCode.NONE]
+        await cluster.start_broker(dead)
 
 
 @pytest.mark.parametrize("brokers", [1, 2])
-def test_while_there_are_too_few_brokers_for_the_offsets_topic_clients_are_told_so_and_it_comes_with_the_last(
+@run_by(on_virtual_loop)
+async def test_while_there_are_too_few_brokers_for_the_offsets_topic_clients_are_told_so_and_it_comes_with_the_last(
     brokers: int,
 ) -> None:
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), 3)
-        for broker_id in range(brokers):
+    cluster = VirtualCluster(Simulation(), 3)
+    for broker_id in range(brokers):
+        await cluster.start_broker(broker_id)
+    await asyncio.sleep(5)
+    world = cluster.client("client")
+
+    async def program() -> None:
+        client = GroupClient(cluster, world, "billing")
+        await client.look_for_coordinator(0)
+        await asyncio.sleep(1)
+        answer = await client.look_for_coordinator(0)
+        assert answer.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert "offsets.topic.replication.factor" in (answer.error_message or "")
+        assert f"the replication factor is 3: it must be 1 to {brokers}" in (answer.error_message or "")
+        for broker_id in range(brokers, 3):
             await cluster.start_broker(broker_id)
-        await asyncio.sleep(5)
-        world = cluster.client("client")
-
-        async def program() -> None:
-            client = GroupClient(cluster, world, "billing")
-            await client.look_for_coordinator(0)
-            await asyncio.sleep(1)
-            answer = await client.look_for_coordinator(0)
-            assert answer.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
-            assert "offsets.topic.replication.factor" in (answer.error_message or "")
-            assert f"the replication factor is 3: it must be 1 to {brokers}" in (answer.error_message or "")
-            for broker_id in range(brokers, 3):
-                await cluster.start_broker(broker_id)
-            await until_offsets_topic(cluster)
-            cluster.kill_broker(0)
-            await client.find_coordinator()
-
-        await world.process.run(program())
-
-    run(scenario())
-
-
-def test_the_offsets_topic_is_spread_over_all_brokers_that_start_together() -> None:
-    async def scenario() -> None:
-        settings = {"offsets.topic.num.partitions": "5", "offsets.topic.replication.factor": "1"}
-        cluster = VirtualCluster(Simulation(), 5, settings)
-        for broker_id in cluster.broker_ids:
-            await cluster.start_broker(broker_id)
-            await asyncio.sleep(0.5)
         await until_offsets_topic(cluster)
-        assert {cluster.state(TopicPartition(OFFSETS_TOPIC, p)).leader for p in range(5)} == set(cluster.broker_ids)
+        cluster.kill_broker(0)
+        await client.find_coordinator()
 
-    run(scenario())
+    await world.process.run(program())
+
+
+@run_by(on_virtual_loop)
+async def test_the_offsets_topic_is_spread_over_all_brokers_that_start_together() -> None:
+    settings = {"offsets.topic.num.partitions": "5", "offsets.topic.replication.factor": "1"}
+    cluster = VirtualCluster(Simulation(), 5, settings)
+    for broker_id in cluster.broker_ids:
+        await cluster.start_broker(broker_id)
+        await asyncio.sleep(0.5)
+    await until_offsets_topic(cluster)
+    assert {cluster.state(TopicPartition(OFFSETS_TOPIC, p)).leader for p in range(5)} == set(cluster.broker_ids)
 
 
 @every_seed(range(3))
-def test_a_controller_that_dies_while_it_creates_the_offsets_topic_is_followed_by_one_that_does(seed: int) -> None:
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), 4)
-        await cluster.start()
-        zookeeper = cluster.simulation.zookeeper
-        await cluster.until(cluster.active_controllers)
-        if seed == 0:
-            await asyncio.sleep(0.5)
-        elif seed == 1:
-            await cluster.until(lambda: zookeeper.has(znodes.topic_path(OFFSETS_TOPIC)))
-        else:
-            await cluster.until(lambda: zookeeper.has(znodes.state_path(TopicPartition(OFFSETS_TOPIC, 0))))
-        cluster.kill_broker(cluster.active_controllers()[0])
-        await until_offsets_topic(cluster)
-        state = cluster.state(TopicPartition(OFFSETS_TOPIC, 0))
-        await cluster.until(lambda: cluster.state(TopicPartition(OFFSETS_TOPIC, 0)).leader in cluster.living())
-        assert state.leader_epoch >= 0
-
-    run(scenario(), seed=seed)
-
-
-def test_an_offsets_topic_that_was_deleted_by_hand_comes_again() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await until_offsets_topic(cluster)
-        before = cluster.broker(0)._metadata.topic_id(OFFSETS_TOPIC)
-        cluster.simulation.zookeeper.make(znodes.delete_topic_path(OFFSETS_TOPIC))
-        await cluster.until(lambda: cluster.broker(0)._metadata.topic_id(OFFSETS_TOPIC) not in (None, before))
-        await GroupMember(cluster, world, "billing").join_and_sync()
-
-    with_topic(program)
+@run_by(on_virtual_loop)
+async def test_a_controller_that_dies_while_it_creates_the_offsets_topic_is_followed_by_one_that_does(
+    seed: int,
+) -> None:
+    cluster = VirtualCluster(Simulation(), 4)
+    await cluster.start()
+    zookeeper = cluster.simulation.zookeeper
+    await cluster.until(cluster.active_controllers)
+    if seed == 0:
+        await asyncio.sleep(0.5)
+    elif seed == 1:
+        await cluster.until(lambda: zookeeper.has(znodes.topic_path(OFFSETS_TOPIC)))
+    else:
+        await cluster.until(lambda: zookeeper.has(znodes.state_path(TopicPartition(OFFSETS_TOPIC, 0))))
+    cluster.kill_broker(cluster.active_controllers()[0])
+    await until_offsets_topic(cluster)
+    state = cluster.state(TopicPartition(OFFSETS_TOPIC, 0))
+    await cluster.until(lambda: cluster.state(TopicPartition(OFFSETS_TOPIC, 0)).leader in cluster.living())
+    assert state.leader_epoch >= 0
 
 
-def test_the_offsets_topic_is_the_brokers_own() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        client = GroupClient(cluster, world, "billing")
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await client.find_coordinator()
-            topic = await admin.describe_topic(OFFSETS_TOPIC)
-            assert len(topic.partitions) == 4
-            assert {len(partition.replicas) for partition in topic.partitions} == {3}
-            resource = ConfigResource.of_topic(OFFSETS_TOPIC)
-            entries = (await admin.describe_configs([resource]))[resource]
-            assert entries["cleanup.policy"].value == "compact"
-            assert entries["segment.bytes"].value == str(100 * 1024 * 1024)
-        async with Producer(cluster.bootstrap, world=world) as producer:
-            with pytest.raises(BrokerError, match="INVALID_TOPIC_EXCEPTION"):
-                await producer.send(OFFSETS_TOPIC, b"forged", key=b"k", partition=0)
-        request = g.FindCoordinatorRequest(1, ["some transaction"])
-        answer = await client.ask(0, apis.FIND_COORDINATOR, request)
-        assert answer.coordinators[0].error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+@run_by(with_topic)
+async def test_an_offsets_topic_that_was_deleted_by_hand_comes_again(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    await until_offsets_topic(cluster)
+    before = cluster.broker(0)._metadata.topic_id(OFFSETS_TOPIC)
+    cluster.simulation.zookeeper.make(znodes.delete_topic_path(OFFSETS_TOPIC))
+    await cluster.until(lambda: cluster.broker(0)._metadata.topic_id(OFFSETS_TOPIC) not in (None, before))
+    await GroupMember(cluster, world, "billing").join_and_sync()
 
-    with_topic(program)
+
+@run_by(with_topic)
+async def test_the_offsets_topic_is_the_brokers_own(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    client = GroupClient(cluster, world, "billing")
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await client.find_coordinator()
+        topic = await admin.describe_topic(OFFSETS_TOPIC)
+        assert len(topic.partitions) == 4
+        assert {len(partition.replicas) for partition in topic.partitions} == {3}
+        resource = ConfigResource.of_topic(OFFSETS_TOPIC)
+        entries = (await admin.describe_configs([resource]))[resource]
+        assert entries["cleanup.policy"].value == "compact"
+        assert entries["segment.bytes"].value == str(100 * 1024 * 1024)
+    async with Producer(cluster.bootstrap, world=world) as producer:
+        with pytest.raises(BrokerError, match="INVALID_TOPIC_EXCEPTION"):
+            await producer.send(OFFSETS_TOPIC, b"forged", key=b"k", partition=0)
+    request = g.FindCoordinatorRequest(1, ["some transaction"])
+    answer = await client.ask(0, apis.FIND_COORDINATOR, request)
+    assert answer.coordinators[0].error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -257,169 +250,167 @@ def test_offsets_outlive_that_somebody_takes_the_policy_of_their_topic_away(by_h
     with_topic(program, ONE_OFFSETS_PARTITION | often)
 
 
-def test_one_broker_is_enough() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        member = GroupMember(cluster, world, "billing")
-        await member.join_and_sync()
-        assert await member.commit_as_member({ORDERS: 7}) == [ErrorCode.NONE]
-        assert await member.committed(ORDERS) == 7
-
-    with_topic(program, brokers=1)
+@run_by(with_topic, brokers=1)
+async def test_one_broker_is_enough(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    member = GroupMember(cluster, world, "billing")
+    await member.join_and_sync()
+    assert await member.commit_as_member({ORDERS: 7}) == [ErrorCode.NONE]
+    assert await member.committed(ORDERS) == 7
 
 
 @every_seed(range(8))
-def test_a_committed_offset_never_goes_back_whichever_broker_dies(seed: int) -> None:
+@run_by(with_topic)
+async def test_a_committed_offset_never_goes_back_whichever_broker_dies(
+    cluster: VirtualCluster, world: VirtualWorld, /, seed: int
+) -> None:
     """One commits 1, 2, 3, ... and others ask, who have never asked before, while coordinators are killed, stopped,
     paused and cut off. What is told is never less than what had been told, or acknowledged, when the question came."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        random = Random(seed)
-        committer = GroupClient(cluster, world, "billing")
-        await committer.find_coordinator()
-        least, acknowledged = -1, 0
-        over = False
+    random = Random(seed)
+    committer = GroupClient(cluster, world, "billing")
+    await committer.find_coordinator()
+    least, acknowledged = -1, 0
+    over = False
 
-        def has_acknowledged(enough: int) -> bool:
-            return acknowledged >= enough
+    def has_acknowledged(enough: int) -> bool:
+        return acknowledged >= enough
 
-        async def commit() -> None:
-            nonlocal acknowledged, least
-            offset = 0
-            while not over:
-                offset += 1
-                codes = await committer.commit({ORDERS: offset}, within_s=120)
-                if codes == [ErrorCode.NONE]:
-                    acknowledged += 1
-                    least = max(least, offset)
-                await asyncio.sleep(0.1)
+    async def commit() -> None:
+        nonlocal acknowledged, least
+        offset = 0
+        while not over:
+            offset += 1
+            codes = await committer.commit({ORDERS: offset}, within_s=120)
+            if codes == [ErrorCode.NONE]:
+                acknowledged += 1
+                least = max(least, offset)
+            await asyncio.sleep(0.1)
 
-        async def ask() -> None:
-            nonlocal least
-            while not over:
-                fresh = GroupClient(cluster, world, "billing")
-                for broker_id in random.sample(cluster.broker_ids, len(cluster.broker_ids)):
-                    known = least
-                    try:
-                        group = await fresh.fetch_group([ORDERS], broker_id=broker_id)
-                    except (NetworkError, BrokerError):
-                        continue
-                    if group.error_code == ErrorCode.NONE:
-                        told = group.topics[0].partitions[0].committed_offset
-                        assert told >= known, f"broker {broker_id} says {told}, but {known} was known"
-                        least = max(least, told)
-                fresh.close()
-                await asyncio.sleep(0.2)
+    async def ask() -> None:
+        nonlocal least
+        while not over:
+            fresh = GroupClient(cluster, world, "billing")
+            for broker_id in random.sample(cluster.broker_ids, len(cluster.broker_ids)):
+                known = least
+                try:
+                    group = await fresh.fetch_group([ORDERS], broker_id=broker_id)
+                except (NetworkError, BrokerError):
+                    continue
+                if group.error_code == ErrorCode.NONE:
+                    told = group.topics[0].partitions[0].committed_offset
+                    assert told >= known, f"broker {broker_id} says {told}, but {known} was known"
+                    least = max(least, told)
+            fresh.close()
+            await asyncio.sleep(0.2)
 
-        tasks = [asyncio.ensure_future(commit()), asyncio.ensure_future(ask()), asyncio.ensure_future(ask())]
-        for round_number in range(6):
-            coordinator = await committer.find_coordinator(within_s=120)
-            enough = acknowledged + 3
-            fault = (round_number + seed) % 4
-            if fault == 0:
-                cluster.kill_broker(coordinator)
-                await asyncio.sleep(random.uniform(0.1, 3))
-                await cluster.start_broker(coordinator)
-            elif fault == 1:
-                cluster.pause_broker(coordinator)
-                await asyncio.sleep(random.uniform(5, 12))
-                cluster.resume_broker(coordinator)
-            elif fault == 2:
-                await cluster.stop_broker(coordinator)
-                await cluster.start_broker(coordinator)
-            else:
-                host = host_name(coordinator)
-                for other in cluster.broker_ids:
-                    if other != coordinator:
-                        cluster.simulation.network.block(host, host_name(other))
-                        cluster.simulation.network.block(host_name(other), host)
-                cluster.simulation.zookeeper.cut(host)
-                await asyncio.sleep(random.uniform(5, 15))
-                cluster.simulation.network.heal()
-                cluster.simulation.zookeeper.uncut(host)
-            await cluster.until(partial(has_acknowledged, enough), within_s=120)
-            for task in tasks:
-                if task.done():
-                    task.result()
-        over = True
-        async with asyncio.timeout(120):
-            await asyncio.gather(*tasks)
-        assert await committer.committed(ORDERS) >= least
-
-    with_topic(program, seed=seed)
+    tasks = [asyncio.ensure_future(commit()), asyncio.ensure_future(ask()), asyncio.ensure_future(ask())]
+    for round_number in range(6):
+        coordinator = await committer.find_coordinator(within_s=120)
+        enough = acknowledged + 3
+        fault = (round_number + seed) % 4
+        if fault == 0:
+            cluster.kill_broker(coordinator)
+            await asyncio.sleep(random.uniform(0.1, 3))
+            await cluster.start_broker(coordinator)
+        elif fault == 1:
+            cluster.pause_broker(coordinator)
+            await asyncio.sleep(random.uniform(5, 12))
+            cluster.resume_broker(coordinator)
+        elif fault == 2:
+            await cluster.stop_broker(coordinator)
+            await cluster.start_broker(coordinator)
+        else:
+            host = host_name(coordinator)
+            for other in cluster.broker_ids:
+                if other != coordinator:
+                    cluster.simulation.network.block(host, host_name(other))
+                    cluster.simulation.network.block(host_name(other), host)
+            cluster.simulation.zookeeper.cut(host)
+            await asyncio.sleep(random.uniform(5, 15))
+            cluster.simulation.network.heal()
+            cluster.simulation.zookeeper.uncut(host)
+        await cluster.until(partial(has_acknowledged, enough), within_s=120)
+        for task in tasks:
+            if task.done():
+                task.result()
+    over = True
+    async with asyncio.timeout(120):
+        await asyncio.gather(*tasks)
+    assert await committer.committed(ORDERS) >= least
 
 
-def test_a_coordinator_that_was_paused_tells_no_offset_of_old_when_it_goes_on() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        client = GroupClient(cluster, world, "billing")
-        assert await client.commit({ORDERS: 1}) == [ErrorCode.NONE]
-        old = await client.find_coordinator()
-        fresh = GroupClient(cluster, world, "billing")
-        await fresh.fetch_group([ORDERS], broker_id=old)
-        cluster.pause_broker(old)
-        asked = asyncio.ensure_future(fresh.fetch_group([ORDERS], broker_id=old))
-        await asyncio.sleep(8)
-        assert await client.commit({ORDERS: 2}) == [ErrorCode.NONE]
-        cluster.resume_broker(old)
-        answer = await asked
-        assert answer.error_code != ErrorCode.NONE or answer.topics[0].partitions[0].committed_offset == 2
-
-    with_topic(program)
+@run_by(with_topic)
+async def test_a_coordinator_that_was_paused_tells_no_offset_of_old_when_it_goes_on(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    client = GroupClient(cluster, world, "billing")
+    assert await client.commit({ORDERS: 1}) == [ErrorCode.NONE]
+    old = await client.find_coordinator()
+    fresh = GroupClient(cluster, world, "billing")
+    await fresh.fetch_group([ORDERS], broker_id=old)
+    cluster.pause_broker(old)
+    asked = asyncio.ensure_future(fresh.fetch_group([ORDERS], broker_id=old))
+    await asyncio.sleep(8)
+    assert await client.commit({ORDERS: 2}) == [ErrorCode.NONE]
+    cluster.resume_broker(old)
+    answer = await asked
+    assert answer.error_code != ErrorCode.NONE or answer.topics[0].partitions[0].committed_offset == 2
 
 
 @pytest.mark.parametrize(
     "asked_for",
     ["the group", "an offset of the group", "another offset than it knows", "one that it knows, and another"],
 )
-def test_a_coordinator_that_was_paused_claims_of_nothing_that_it_is_gone_when_it_goes_on(asked_for: str) -> None:
+@run_by(with_topic)
+async def test_a_coordinator_that_was_paused_claims_of_nothing_that_it_is_gone_when_it_goes_on(
+    cluster: VirtualCluster, world: VirtualWorld, /, asked_for: str
+) -> None:
     """It does not know of the commit, and so finds nothing to delete."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        client = GroupClient(cluster, world, "billing")
-        if "it knows" in asked_for:
-            assert await client.commit({TopicPartition("orders", 1): 1}) == [ErrorCode.NONE]
-        old = await client.find_coordinator()
-        fresh = GroupClient(cluster, world, "billing")
-        await fresh.fetch_group([ORDERS], broker_id=old)
-        cluster.pause_broker(old)
-        offsets = TopicPartition(OFFSETS_TOPIC, offsets_partition("billing", 4))
-        await cluster.until(lambda: cluster.state(offsets).leader not in (old, NO_LEADER))
-        assert await client.commit({ORDERS: 2}) == [ErrorCode.NONE]
-        if asked_for == "the group":
-            deletion = fresh.ask(old, apis.DELETE_GROUPS, g.DeleteGroupsRequest(["billing"]))
-            deleting: asyncio.Future[object] = asyncio.ensure_future(deletion)
-        else:
-            indexes = [0, 1] if asked_for == "one that it knows, and another" else [0]
-            body = g.OffsetDeleteRequest("billing", [g.OffsetDeleteTopic("orders", indexes)])
-            deleting = asyncio.ensure_future(fresh.ask(old, apis.OFFSET_DELETE, body))
-        await asyncio.sleep(1)  # of virtual time: by then the request lies in the socket of the paused broker
-        cluster.resume_broker(old)
-        said = codes_of(await deleting)
-        assert said <= NOT_NOW, [ErrorCode(code).name for code in said]
-        assert await client.committed(ORDERS) == 2
-
-    with_topic(program)
+    client = GroupClient(cluster, world, "billing")
+    if "it knows" in asked_for:
+        assert await client.commit({TopicPartition("orders", 1): 1}) == [ErrorCode.NONE]
+    old = await client.find_coordinator()
+    fresh = GroupClient(cluster, world, "billing")
+    await fresh.fetch_group([ORDERS], broker_id=old)
+    cluster.pause_broker(old)
+    offsets = TopicPartition(OFFSETS_TOPIC, offsets_partition("billing", 4))
+    await cluster.until(lambda: cluster.state(offsets).leader not in (old, NO_LEADER))
+    assert await client.commit({ORDERS: 2}) == [ErrorCode.NONE]
+    if asked_for == "the group":
+        deletion = fresh.ask(old, apis.DELETE_GROUPS, g.DeleteGroupsRequest(["billing"]))
+        deleting: asyncio.Future[object] = asyncio.ensure_future(deletion)
+    else:
+        indexes = [0, 1] if asked_for == "one that it knows, and another" else [0]
+        body = g.OffsetDeleteRequest("billing", [g.OffsetDeleteTopic("orders", indexes)])
+        deleting = asyncio.ensure_future(fresh.ask(old, apis.OFFSET_DELETE, body))
+    await asyncio.sleep(1)  # of virtual time: by then the request lies in the socket of the paused broker
+    cluster.resume_broker(old)
+    said = codes_of(await deleting)
+    assert said <= NOT_NOW, [ErrorCode(code).name for code in said]
+    assert await client.committed(ORDERS) == 2
 
 
-def test_what_a_coordinator_tells_after_a_commit_failed_is_what_the_next_one_tells() -> None:
+@run_by(with_topic)
+async def test_what_a_coordinator_tells_after_a_commit_failed_is_what_the_next_one_tells(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     """The commit failed as the followers did not fetch for a while, and was replicated after that. (The first one told
     the offset from before; somebody went on there, and committed it after the second one had told the newer.)"""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        client = GroupClient(cluster, world, "billing")
-        assert await client.commit({ORDERS: 1}) == [ErrorCode.NONE]
-        coordinator = await client.find_coordinator()
-        others = [broker_id for broker_id in cluster.broker_ids if broker_id != coordinator]
-        for broker_id in others:
-            cluster.pause_broker(broker_id)
-        assert await client.commit({ORDERS: 2}, broker_id=coordinator) == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
-        for broker_id in others:
-            cluster.resume_broker(broker_id)
-        assert await client.committed(ORDERS) == 2
-        assert await client.find_coordinator() == coordinator
-        cluster.kill_broker(coordinator)
-        assert await client.committed(ORDERS) == 2
-
-    with_topic(program)
+    client = GroupClient(cluster, world, "billing")
+    assert await client.commit({ORDERS: 1}) == [ErrorCode.NONE]
+    coordinator = await client.find_coordinator()
+    others = [broker_id for broker_id in cluster.broker_ids if broker_id != coordinator]
+    for broker_id in others:
+        cluster.pause_broker(broker_id)
+    assert await client.commit({ORDERS: 2}, broker_id=coordinator) == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+    for broker_id in others:
+        cluster.resume_broker(broker_id)
+    assert await client.committed(ORDERS) == 2
+    assert await client.find_coordinator() == coordinator
+    cluster.kill_broker(coordinator)
+    assert await client.committed(ORDERS) == 2
 
 
 async def settled(members: list[GroupMember]) -> None:
@@ -445,156 +436,154 @@ async def settled(members: list[GroupMember]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_a_group_outlives_the_coordinator_at_every_step_of_a_rebalance() -> None:
+@run_by(with_topic)
+async def test_a_group_outlives_the_coordinator_at_every_step_of_a_rebalance(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     """Killed before the join is answered, before the assignment is brought, while it is stored, and after it."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        for step in range(6):
-            group_id = f"group-{step}"
-            members = [GroupMember(cluster, world, group_id) for _ in range(2)]
-            joins = [asyncio.ensure_future(member.join()) for member in members]
-            coordinator = await members[0].find_coordinator()
-            if step:
-                await asyncio.gather(*joins)
-            else:
-                await asyncio.sleep(0.05)
-            first = [asyncio.ensure_future(member.sync_once()) for member in members] if step > 1 else []
-            await asyncio.sleep((0, 0, 0.001, 0.003, 0.006, 1)[step])
-            cluster.kill_broker(coordinator)
-            await asyncio.gather(*joins, *first, return_exceptions=True)
-            await settled(members)
-            assert {member.assignment for member in members} == {member.member_id.encode() for member in members}
-            await cluster.start_broker(coordinator)
-
-    with_topic(program)
+    for step in range(6):
+        group_id = f"group-{step}"
+        members = [GroupMember(cluster, world, group_id) for _ in range(2)]
+        joins = [asyncio.ensure_future(member.join()) for member in members]
+        coordinator = await members[0].find_coordinator()
+        if step:
+            await asyncio.gather(*joins)
+        else:
+            await asyncio.sleep(0.05)
+        first = [asyncio.ensure_future(member.sync_once()) for member in members] if step > 1 else []
+        await asyncio.sleep((0, 0, 0.001, 0.003, 0.006, 1)[step])
+        cluster.kill_broker(coordinator)
+        await asyncio.gather(*joins, *first, return_exceptions=True)
+        await settled(members)
+        assert {member.assignment for member in members} == {member.member_id.encode() for member in members}
+        await cluster.start_broker(coordinator)
 
 
-def test_the_number_of_a_generation_is_given_once_however_many_coordinators_stored_none() -> None:
+@run_by(with_topic)
+async def test_the_number_of_a_generation_is_given_once_however_many_coordinators_stored_none(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     """Somebody may still commit in the name of one that was never stored, and the number is all that tells it apart."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        member = GroupMember(cluster, world, "billing")
-        await member.join_and_sync()
-        given = [member.generation_id]
-        for _ in range(3):
-            coordinator = await member.find_coordinator()
-            cluster.kill_broker(coordinator)
-            await member.join()
-            await cluster.start_broker(coordinator)
-            given.append(member.generation_id)
-            member.protocols = [("range", b"%d" % len(given))]  # so that the same coordinator begins another one
-            await member.join()
-            given.append(member.generation_id)
-        assert given == sorted(set(given))
-
-    with_topic(program)
+    member = GroupMember(cluster, world, "billing")
+    await member.join_and_sync()
+    given = [member.generation_id]
+    for _ in range(3):
+        coordinator = await member.find_coordinator()
+        cluster.kill_broker(coordinator)
+        await member.join()
+        await cluster.start_broker(coordinator)
+        given.append(member.generation_id)
+        member.protocols = [("range", b"%d" % len(given))]  # so that the same coordinator begins another one
+        await member.join()
+        given.append(member.generation_id)
+    assert given == sorted(set(given))
 
 
-def test_a_coordinator_that_slept_puts_nobody_out_whose_heartbeats_lie_in_its_sockets() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        member = GroupMember(cluster, world, "billing", session_timeout_ms=6_000)
-        await member.join_and_sync()
-        cluster.pause_broker(0)
-        await asyncio.sleep(30)
-        cluster.resume_broker(0)
-        await asyncio.sleep(1)
-        assert await member.heartbeat() == ErrorCode.NONE
-        assert member.generation_id == 1
-
-    with_topic(program, brokers=1)
-
-
-def test_the_offsets_of_a_topic_that_is_created_again_begin_anew_whoever_coordinates() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        client = GroupClient(cluster, world, "billing")
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            before = (await admin.describe_topic("orders")).topic_id
-            assert await client.commit({ORDERS: 7}, topic_id=before) == [ErrorCode.NONE]
-            coordinator = await client.find_coordinator()
-            cluster.kill_broker(coordinator)
-            await client.committed(ORDERS)
-            await admin.create_topic("other", partitions=1, replication_factor=2)
-            deletion = asyncio.ensure_future(admin.delete_topic("orders"))
-            await cluster.start_broker(coordinator)
-            await deletion
-            await admin.create_topic("orders", partitions=2, replication_factor=3)
-            after = (await admin.describe_topic("orders")).topic_id
-            assert await client.committed(ORDERS) == -1
-            assert await client.commit({ORDERS: 8}, topic_id=before) == [ErrorCode.INCONSISTENT_TOPIC_ID]
-            assert await client.commit({ORDERS: 1}, topic_id=after) == [ErrorCode.NONE]
-            cluster.kill_broker(await client.find_coordinator())
-            assert await client.committed(ORDERS) == 1
-
-    with_topic(program)
+@run_by(with_topic, brokers=1)
+async def test_a_coordinator_that_slept_puts_nobody_out_whose_heartbeats_lie_in_its_sockets(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    member = GroupMember(cluster, world, "billing", session_timeout_ms=6_000)
+    await member.join_and_sync()
+    cluster.pause_broker(0)
+    await asyncio.sleep(30)
+    cluster.resume_broker(0)
+    await asyncio.sleep(1)
+    assert await member.heartbeat() == ErrorCode.NONE
+    assert member.generation_id == 1
 
 
-def test_groups_are_listed_described_and_deleted() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        member = GroupMember(cluster, world, "billing")
-        await member.join_and_sync()
-        await member.commit_as_member({ORDERS: 7})
-        simple = GroupClient(cluster, world, "nightly")
-        await simple.commit({ORDERS: 3})
-
-        async def listed(*states: str, types: Sequence[str] = ()) -> dict[str, str]:
-            found: dict[str, str] = {}
-            for broker_id in cluster.broker_ids:
-                answer = await member.ask(broker_id, apis.LIST_GROUPS, g.ListGroupsRequest(list(states), list(types)))
-                assert answer.error_code == ErrorCode.NONE
-                assert {group.group_type for group in answer.groups} <= {"classic"}
-                found |= {group.group_id: group.group_state for group in answer.groups}
-            return found
-
-        assert await listed() == {"billing": "Stable", "nightly": "Empty"}
-        assert await listed("stable") == {"billing": "Stable"}
-        assert await listed("stable", types=["Classic", "consumer"]) == {"billing": "Stable"}
-        assert await listed(types=["consumer", "nonsense"]) == {}
-        described = await member.of_coordinator(apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["billing"]))
-        (group,) = described.groups
-        assert (group.group_state, group.protocol_type, group.protocol_data) == ("Stable", "consumer", "range")
-        assert [(m.member_id, bytes(m.member_assignment)) for m in group.members] == [
-            (member.member_id, member.member_id.encode())
-        ]
-        assert group.members[0].client_id == "client"
-        nobody = GroupClient(cluster, world, "unknown")
-        unknown = await nobody.of_coordinator(apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["unknown"]))
-        assert unknown.groups[0].group_state == "Dead"
-        refused = await member.of_coordinator(apis.DELETE_GROUPS, g.DeleteGroupsRequest(["billing"]))
-        assert refused.results[0].error_code == ErrorCode.NON_EMPTY_GROUP
-        done = await simple.of_coordinator(apis.DELETE_GROUPS, g.DeleteGroupsRequest(["nightly", "nightly"]))
-        assert [result.error_code for result in done.results] == [ErrorCode.NONE]
-        assert await listed() == {"billing": "Stable"}
-        assert await simple.committed(ORDERS) == -1
-
-    with_topic(program)
+@run_by(with_topic)
+async def test_the_offsets_of_a_topic_that_is_created_again_begin_anew_whoever_coordinates(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    client = GroupClient(cluster, world, "billing")
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        before = (await admin.describe_topic("orders")).topic_id
+        assert await client.commit({ORDERS: 7}, topic_id=before) == [ErrorCode.NONE]
+        coordinator = await client.find_coordinator()
+        cluster.kill_broker(coordinator)
+        await client.committed(ORDERS)
+        await admin.create_topic("other", partitions=1, replication_factor=2)
+        deletion = asyncio.ensure_future(admin.delete_topic("orders"))
+        await cluster.start_broker(coordinator)
+        await deletion
+        await admin.create_topic("orders", partitions=2, replication_factor=3)
+        after = (await admin.describe_topic("orders")).topic_id
+        assert await client.committed(ORDERS) == -1
+        assert await client.commit({ORDERS: 8}, topic_id=before) == [ErrorCode.INCONSISTENT_TOPIC_ID]
+        assert await client.commit({ORDERS: 1}, topic_id=after) == [ErrorCode.NONE]
+        cluster.kill_broker(await client.find_coordinator())
+        assert await client.committed(ORDERS) == 1
 
 
-def test_a_group_whose_deletion_is_in_doubt_is_neither_shown_nor_left_half_deleted() -> None:
+@run_by(with_topic)
+async def test_groups_are_listed_described_and_deleted(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    member = GroupMember(cluster, world, "billing")
+    await member.join_and_sync()
+    await member.commit_as_member({ORDERS: 7})
+    simple = GroupClient(cluster, world, "nightly")
+    await simple.commit({ORDERS: 3})
+
+    async def listed(*states: str, types: Sequence[str] = ()) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for broker_id in cluster.broker_ids:
+            answer = await member.ask(broker_id, apis.LIST_GROUPS, g.ListGroupsRequest(list(states), list(types)))
+            assert answer.error_code == ErrorCode.NONE
+            assert {group.group_type for group in answer.groups} <= {"classic"}
+            found |= {group.group_id: group.group_state for group in answer.groups}
+        return found
+
+    assert await listed() == {"billing": "Stable", "nightly": "Empty"}
+    assert await listed("stable") == {"billing": "Stable"}
+    assert await listed("stable", types=["Classic", "consumer"]) == {"billing": "Stable"}
+    assert await listed(types=["consumer", "nonsense"]) == {}
+    described = await member.of_coordinator(apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["billing"]))
+    (group,) = described.groups
+    assert (group.group_state, group.protocol_type, group.protocol_data) == ("Stable", "consumer", "range")
+    assert [(m.member_id, bytes(m.member_assignment)) for m in group.members] == [
+        (member.member_id, member.member_id.encode())
+    ]
+    assert group.members[0].client_id == "client"
+    nobody = GroupClient(cluster, world, "unknown")
+    unknown = await nobody.of_coordinator(apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["unknown"]))
+    assert unknown.groups[0].group_state == "Dead"
+    refused = await member.of_coordinator(apis.DELETE_GROUPS, g.DeleteGroupsRequest(["billing"]))
+    assert refused.results[0].error_code == ErrorCode.NON_EMPTY_GROUP
+    done = await simple.of_coordinator(apis.DELETE_GROUPS, g.DeleteGroupsRequest(["nightly", "nightly"]))
+    assert [result.error_code for result in done.results] == [ErrorCode.NONE]
+    assert await listed() == {"billing": "Stable"}
+    assert await simple.committed(ORDERS) == -1
+
+
+@run_by(with_topic, settings={"min.insync.replicas": "2", "replica.lag.time.max.ms": "2000"})
+async def test_a_group_whose_deletion_is_in_doubt_is_neither_shown_nor_left_half_deleted(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     """Later attempts are refused without a trace, as too few replicas are in sync: the first one is in the log."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        client = GroupClient(cluster, world, "billing")
-        assert await client.commit({ORDERS: 7}) == [ErrorCode.NONE]
-        coordinator = await client.find_coordinator()
-        offsets = TopicPartition(OFFSETS_TOPIC, offsets_partition("billing", 4))
-        others = [broker_id for broker_id in cluster.broker_ids if broker_id != coordinator]
-        for broker_id in others:
-            cluster.pause_broker(broker_id)
-        deleted = await client.ask(coordinator, apis.DELETE_GROUPS, g.DeleteGroupsRequest(["billing"]))
-        assert deleted.results[0].error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
-        await cluster.until(lambda: cluster.state(offsets).isr == (coordinator,))
-        await asyncio.sleep(10)
-        listed = await client.ask(coordinator, apis.LIST_GROUPS, g.ListGroupsRequest())
-        described = await client.ask(coordinator, apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["billing"]))
-        assert (listed.groups, described.groups[0].error_code) == ([], ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        for broker_id in others:
-            cluster.resume_broker(broker_id)
-        await cluster.until(lambda: len(cluster.state(offsets).isr) == 3)
-        await asyncio.sleep(2)
-        described = await client.ask(coordinator, apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["billing"]))
-        assert (described.groups[0].error_code, described.groups[0].group_state) == (ErrorCode.NONE, "Dead")
-
-    with_topic(program, {"min.insync.replicas": "2", "replica.lag.time.max.ms": "2000"})
+    client = GroupClient(cluster, world, "billing")
+    assert await client.commit({ORDERS: 7}) == [ErrorCode.NONE]
+    coordinator = await client.find_coordinator()
+    offsets = TopicPartition(OFFSETS_TOPIC, offsets_partition("billing", 4))
+    others = [broker_id for broker_id in cluster.broker_ids if broker_id != coordinator]
+    for broker_id in others:
+        cluster.pause_broker(broker_id)
+    deleted = await client.ask(coordinator, apis.DELETE_GROUPS, g.DeleteGroupsRequest(["billing"]))
+    assert deleted.results[0].error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    await cluster.until(lambda: cluster.state(offsets).isr == (coordinator,))
+    await asyncio.sleep(10)
+    listed = await client.ask(coordinator, apis.LIST_GROUPS, g.ListGroupsRequest())
+    described = await client.ask(coordinator, apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["billing"]))
+    assert (listed.groups, described.groups[0].error_code) == ([], ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    for broker_id in others:
+        cluster.resume_broker(broker_id)
+    await cluster.until(lambda: len(cluster.state(offsets).isr) == 3)
+    await asyncio.sleep(2)
+    described = await client.ask(coordinator, apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["billing"]))
+    assert (described.groups[0].error_code, described.groups[0].group_state) == (ErrorCode.NONE, "Dead")
 
 
 def test_a_deletion_outlives_the_request_that_asked_for_it() -> None:
@@ -643,29 +632,29 @@ def test_a_group_is_deleted_and_expires_that_has_more_offsets_than_the_log_takes
 
 
 @pytest.mark.parametrize("name", ["myGroup/0", "", "x" * 32_767])
-def test_static_members_and_protocols_have_any_name_and_keep_it_with_the_next_coordinator(name: str) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        member = GroupMember(cluster, world, "billing", group_instance_id=name, protocols=[(name, b"topics")])
-        await member.join_and_sync()
-        coordinator = await member.find_coordinator()
-        await cluster.stop_broker(coordinator)
-        again = GroupMember(cluster, world, "billing", group_instance_id=name, protocols=[(name, b"topics")])
-        await again.join_and_sync()
-        assert again.member_id != member.member_id
-        described = await again.of_coordinator(apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["billing"]))
-        assert [one.group_instance_id for one in described.groups[0].members] == [name]
-        assert described.groups[0].protocol_data == name
+@run_by(with_topic)
+async def test_static_members_and_protocols_have_any_name_and_keep_it_with_the_next_coordinator(
+    cluster: VirtualCluster, world: VirtualWorld, /, name: str
+) -> None:
+    member = GroupMember(cluster, world, "billing", group_instance_id=name, protocols=[(name, b"topics")])
+    await member.join_and_sync()
+    coordinator = await member.find_coordinator()
+    await cluster.stop_broker(coordinator)
+    again = GroupMember(cluster, world, "billing", group_instance_id=name, protocols=[(name, b"topics")])
+    await again.join_and_sync()
+    assert again.member_id != member.member_id
+    described = await again.of_coordinator(apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["billing"]))
+    assert [one.group_instance_id for one in described.groups[0].members] == [name]
+    assert described.groups[0].protocol_data == name
 
-    with_topic(program)
 
-
-def test_a_name_that_a_record_of_the_group_has_no_room_for_is_refused_with_the_rule() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        member = GroupMember(cluster, world, "billing", group_instance_id="é" * 16_384)
-        with pytest.raises(BrokerError, match=r"INVALID_REQUEST: JoinGroup: group\.instance\.id has 32768 bytes"):
-            await member.join_once()
-
-    with_topic(program)
+@run_by(with_topic)
+async def test_a_name_that_a_record_of_the_group_has_no_room_for_is_refused_with_the_rule(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    member = GroupMember(cluster, world, "billing", group_instance_id="é" * 16_384)
+    with pytest.raises(BrokerError, match=r"INVALID_REQUEST: JoinGroup: group\.instance\.id has 32768 bytes"):
+        await member.join_once()
 
 
 ONE_OFFSETS_PARTITION = {"offsets.topic.num.partitions": "1"}
@@ -713,35 +702,35 @@ def test_what_is_committed_in_place_of_a_group_that_was_dropped_outlives_the_loo
     with_topic(program, ONE_OFFSETS_PARTITION | retention)
 
 
-def test_a_group_whose_deletion_is_in_doubt_is_not_begun_anew_when_an_id_that_it_gave_out_expires() -> None:
+@run_by(with_topic, settings=ONE_OFFSETS_PARTITION)
+async def test_a_group_whose_deletion_is_in_doubt_is_not_begun_anew_when_an_id_that_it_gave_out_expires(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     """It would be deleted again, every second, under its new members."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        gone = GroupMember(cluster, world, "billing", session_timeout_ms=8_000)
-        assert (await gone.join_once()).error_code == ErrorCode.MEMBER_ID_REQUIRED
-        coordinator = await gone.find_coordinator()
-        followers = [id for id in cluster.broker_ids if id != coordinator]
-        await asyncio.sleep(5)
-        for follower in followers:
-            cluster.pause_broker(follower)
-        deleting = gone.ask(coordinator, apis.DELETE_GROUPS, g.DeleteGroupsRequest(["billing"]))
-        in_doubt = asyncio.ensure_future(deleting)
-        await asyncio.sleep(5.2)
-        for follower in followers:
-            cluster.resume_broker(follower)
-        assert [one.error_code for one in (await in_doubt).results] == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
-        members = [GroupMember(cluster, world, "billing", group_instance_id=f"till-{n}") for n in range(2)]
-        await asyncio.gather(*(member.join_and_sync() for member in members))
-        before = offsets_end(cluster, coordinator)
-        for _ in range(10):
-            await asyncio.sleep(1)
-            assert [await member.heartbeat() for member in members] == [ErrorCode.NONE] * 2
-        assert offsets_end(cluster, coordinator) == before
-        cluster.kill_broker(coordinator)
-        await asyncio.sleep(3)
+    gone = GroupMember(cluster, world, "billing", session_timeout_ms=8_000)
+    assert (await gone.join_once()).error_code == ErrorCode.MEMBER_ID_REQUIRED
+    coordinator = await gone.find_coordinator()
+    followers = [id for id in cluster.broker_ids if id != coordinator]
+    await asyncio.sleep(5)
+    for follower in followers:
+        cluster.pause_broker(follower)
+    deleting = gone.ask(coordinator, apis.DELETE_GROUPS, g.DeleteGroupsRequest(["billing"]))
+    in_doubt = asyncio.ensure_future(deleting)
+    await asyncio.sleep(5.2)
+    for follower in followers:
+        cluster.resume_broker(follower)
+    assert [one.error_code for one in (await in_doubt).results] == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+    members = [GroupMember(cluster, world, "billing", group_instance_id=f"till-{n}") for n in range(2)]
+    await asyncio.gather(*(member.join_and_sync() for member in members))
+    before = offsets_end(cluster, coordinator)
+    for _ in range(10):
+        await asyncio.sleep(1)
         assert [await member.heartbeat() for member in members] == [ErrorCode.NONE] * 2
-
-    with_topic(program, ONE_OFFSETS_PARTITION)
+    assert offsets_end(cluster, coordinator) == before
+    cluster.kill_broker(coordinator)
+    await asyncio.sleep(3)
+    assert [await member.heartbeat() for member in members] == [ErrorCode.NONE] * 2
 
 
 @pytest.mark.parametrize(("behind_ms", "ahead_ms"), [(8 * DAY_MS, 0), (0, 8 * DAY_MS), (400 * DAY_MS, 400 * DAY_MS)])
@@ -792,27 +781,27 @@ def test_an_offset_that_its_coordinator_has_seen_unused_for_its_time_is_gone() -
     with_topic(program, ONE_OFFSETS_PARTITION | often)
 
 
-def test_a_failover_of_a_hundred_partitions_is_a_few_short_lines_in_the_logs(caplog: pytest.LogCaptureFixture) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
+@run_by(with_topic, settings={"offsets.topic.num.partitions": "50"})
+async def test_a_failover_of_a_hundred_partitions_is_a_few_short_lines_in_the_logs(
+    cluster: VirtualCluster, world: VirtualWorld, /, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.create_topic("payments", partitions=60, replication_factor=3)
+    for number in range(5):
+        client = GroupClient(cluster, world, f"group {number}")
+        assert await client.commit({ORDERS: 3}) == [ErrorCode.NONE]
+    await asyncio.sleep(10)
+    with caplog.at_level(logging.INFO, "minibroker"):
+        caplog.clear()
+        cluster.kill_broker(1)
+        await asyncio.sleep(15)
+        await cluster.start_broker(1)
+        await asyncio.sleep(15)
         async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.create_topic("payments", partitions=60, replication_factor=3)
-        for number in range(5):
-            client = GroupClient(cluster, world, f"group {number}")
-            assert await client.commit({ORDERS: 3}) == [ErrorCode.NONE]
-        await asyncio.sleep(10)
-        with caplog.at_level(logging.INFO, "minibroker"):
-            caplog.clear()
-            cluster.kill_broker(1)
-            await asyncio.sleep(15)
-            await cluster.start_broker(1)
-            await asyncio.sleep(15)
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.delete_topic("payments")
-            await asyncio.sleep(1)
-        lines = [line for line in caplog.messages if not line.startswith(("admin", "consumer", "producer"))]
-        assert len(lines) < 50
-        assert max(map(len, lines)) < 300
-        assert [line for line in lines if line.startswith("coordinates ") and " groups of __consumer_offsets-" in line]
-        assert not [line for line in lines if "0 groups" in line]
-
-    with_topic(program, {"offsets.topic.num.partitions": "50"})
+            await admin.delete_topic("payments")
+        await asyncio.sleep(1)
+    lines = [line for line in caplog.messages if not line.startswith(("admin", "consumer", "producer"))]
+    assert len(lines) < 50
+    assert max(map(len, lines)) < 300
+    assert [line for line in lines if line.startswith("coordinates ") and " groups of __consumer_offsets-" in line]
+    assert not [line for line in lines if "0 groups" in line]

@@ -18,6 +18,7 @@ from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import decode_batch, iterate_batches
+from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import LOG_DIR, VirtualCluster, host_name
@@ -152,83 +153,83 @@ async def until_clean(cluster: VirtualCluster) -> None:
     await cluster.until(lambda: all(is_clean(cluster, broker_id) for broker_id in cluster.living()))
 
 
-def test_all_replicas_keep_the_latest_record_of_each_key_at_its_offset() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        latest = await produce(cluster, world, 60)
-        await until_clean(cluster)
-        for broker_id in cluster.broker_ids:
-            extents = replica_of(cluster, broker_id).log.extents()
-            assert records(cluster, broker_id) <= KEYS + extents[-1].end_offset - extents[-1].base_offset
-            assert extents[0].base_offset == 0
-            assert extents[-1].end_offset == 60
-        assert await table(cluster, world) == latest
-        async with Consumer(cluster.bootstrap, partitions=[P0], world=world) as consumer:
-            read = [await anext(consumer) for _ in range(KEYS)]
-            assert all(record.value == b"%d" % record.offset for record in read)
-        assert in_sync(cluster)
-
-    with_topic(program)
+@run_by(with_topic)
+async def test_all_replicas_keep_the_latest_record_of_each_key_at_its_offset(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    latest = await produce(cluster, world, 60)
+    await until_clean(cluster)
+    for broker_id in cluster.broker_ids:
+        extents = replica_of(cluster, broker_id).log.extents()
+        assert records(cluster, broker_id) <= KEYS + extents[-1].end_offset - extents[-1].base_offset
+        assert extents[0].base_offset == 0
+        assert extents[-1].end_offset == 60
+    assert await table(cluster, world) == latest
+    async with Consumer(cluster.bootstrap, partitions=[P0], world=world) as consumer:
+        read = [await anext(consumer) for _ in range(KEYS)]
+        assert all(record.value == b"%d" % record.offset for record in read)
+    assert in_sync(cluster)
 
 
 @every_seed(range(1, 6))
-def test_whoever_leads_next_and_whoever_comes_back_has_the_latest_record_of_each_key(seed: int) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        latest: dict[bytes, bytes | None] = {}
-        for round_number in range(3):
-            latest |= await produce(cluster, world, 40, start=40 * round_number)
-            leader = cluster.state(P0).leader
-            if seed % 2:
-                await until_clean(cluster)
-            else:
-                await asyncio.sleep(0.1 * seed)
-            cluster.kill_broker(leader)
-            await until_led_by_another(cluster, leader)
-            latest |= await produce(cluster, world, 10, start=1_000 * (round_number + 1))
-            assert await table(cluster, world) == latest
-            await cluster.start_broker(leader)
-            await cluster.until(lambda: in_sync(cluster))
-        await until_clean(cluster)
+@run_by(with_topic)
+async def test_whoever_leads_next_and_whoever_comes_back_has_the_latest_record_of_each_key(
+    cluster: VirtualCluster, world: VirtualWorld, /, seed: int
+) -> None:
+    latest: dict[bytes, bytes | None] = {}
+    for round_number in range(3):
+        latest |= await produce(cluster, world, 40, start=40 * round_number)
+        leader = cluster.state(P0).leader
+        if seed % 2:
+            await until_clean(cluster)
+        else:
+            await asyncio.sleep(0.1 * seed)
+        cluster.kill_broker(leader)
+        await until_led_by_another(cluster, leader)
+        latest |= await produce(cluster, world, 10, start=1_000 * (round_number + 1))
         assert await table(cluster, world) == latest
-
-    with_topic(program, seed=seed)
+        await cluster.start_broker(leader)
+        await cluster.until(lambda: in_sync(cluster))
+    await until_clean(cluster)
+    assert await table(cluster, world) == latest
 
 
 @pytest.mark.slow
 @every_seed(range(1, 7))
-def test_kills_and_power_cuts_in_the_midst_of_it_cost_no_replica_the_latest_record_of_a_key(seed: int) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        dice = Random(seed)
-        acknowledged: dict[bytes, int] = {}
-        sent: dict[bytes, int] = {}
-        is_over = False
+@run_by(with_topic)
+async def test_kills_and_power_cuts_in_the_midst_of_it_cost_no_replica_the_latest_record_of_a_key(
+    cluster: VirtualCluster, world: VirtualWorld, /, seed: int
+) -> None:
+    dice = Random(seed)
+    acknowledged: dict[bytes, int] = {}
+    sent: dict[bytes, int] = {}
+    is_over = False
 
-        async def write() -> None:
-            async with Producer(cluster.bootstrap, world=world) as producer:
-                while not is_over:
-                    key = b"key-%d" % dice.randrange(2 * KEYS)
-                    sent[key] = sent.get(key, 0) + 1
-                    await producer.send("orders", b"%d" % sent[key], key=key, partition=0)
-                    acknowledged[key] = sent[key]
-                    await asyncio.sleep(0.02)
+    async def write() -> None:
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            while not is_over:
+                key = b"key-%d" % dice.randrange(2 * KEYS)
+                sent[key] = sent.get(key, 0) + 1
+                await producer.send("orders", b"%d" % sent[key], key=key, partition=0)
+                acknowledged[key] = sent[key]
+                await asyncio.sleep(0.02)
 
-        writing = asyncio.get_running_loop().create_task(write())
-        for _ in range(6):
-            await asyncio.sleep(dice.uniform(0.5, 3))
-            broker_id = dice.choice(cluster.broker_ids)
-            (cluster.kill_broker if dice.random() < 0.5 else cluster.power_cut)(broker_id)
-            await asyncio.sleep(dice.uniform(0.1, 2))
-            await cluster.start_broker(broker_id)
-            await cluster.until(lambda: in_sync(cluster) and all(has_replica(cluster, b) for b in cluster.broker_ids))
-        is_over = True
-        await writing
-        await until_clean(cluster)
-        assert acknowledged == sent
-        for broker_id in cluster.broker_ids:
-            assert latest_in(cluster, broker_id) == acknowledged
-            assert cleaner_of(cluster, broker_id).uncleanable == 0
-        assert {key: int(value) for key, value in (await table(cluster, world)).items()} == acknowledged
-
-    with_topic(program, seed=seed)
+    writing = asyncio.get_running_loop().create_task(write())
+    for _ in range(6):
+        await asyncio.sleep(dice.uniform(0.5, 3))
+        broker_id = dice.choice(cluster.broker_ids)
+        (cluster.kill_broker if dice.random() < 0.5 else cluster.power_cut)(broker_id)
+        await asyncio.sleep(dice.uniform(0.1, 2))
+        await cluster.start_broker(broker_id)
+        await cluster.until(lambda: in_sync(cluster) and all(has_replica(cluster, b) for b in cluster.broker_ids))
+    is_over = True
+    await writing
+    await until_clean(cluster)
+    assert acknowledged == sent
+    for broker_id in cluster.broker_ids:
+        assert latest_in(cluster, broker_id) == acknowledged
+        assert cleaner_of(cluster, broker_id).uncleanable == 0
+    assert {key: int(value) for key, value in (await table(cluster, world)).items()} == acknowledged
 
 
 def latest_in(cluster: VirtualCluster, broker_id: int) -> dict[bytes, int]:
@@ -244,25 +245,25 @@ def latest_in(cluster: VirtualCluster, broker_id: int) -> dict[bytes, int]:
     return latest
 
 
-def test_a_replica_that_begins_with_nothing_copies_a_log_with_gaps() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        latest = await produce(cluster, world, 60)
-        await until_clean(cluster)
-        follower = next(b for b in cluster.broker_ids if b != cluster.state(P0).leader)
-        await cluster.stop_broker(follower)
-        empty_host(cluster, follower)
-        await cluster.start_broker(follower)
-        await cluster.until(lambda: has_replica(cluster, follower) and in_sync(cluster))
-        assert replica_of(cluster, follower).log.log_end_offset == 60
-        assert records(cluster, follower) < 60
-        assert everything(cluster, follower).count(b"key-") < 60
-        for broker_id in cluster.broker_ids:
-            if broker_id != follower:
-                await cluster.stop_broker(broker_id)
-        await cluster.until(lambda: cluster.state(P0).leader == follower)
-        assert await table(cluster, world) == latest
-
-    with_topic(program)
+@run_by(with_topic)
+async def test_a_replica_that_begins_with_nothing_copies_a_log_with_gaps(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    latest = await produce(cluster, world, 60)
+    await until_clean(cluster)
+    follower = next(b for b in cluster.broker_ids if b != cluster.state(P0).leader)
+    await cluster.stop_broker(follower)
+    empty_host(cluster, follower)
+    await cluster.start_broker(follower)
+    await cluster.until(lambda: has_replica(cluster, follower) and in_sync(cluster))
+    assert replica_of(cluster, follower).log.log_end_offset == 60
+    assert records(cluster, follower) < 60
+    assert everything(cluster, follower).count(b"key-") < 60
+    for broker_id in cluster.broker_ids:
+        if broker_id != follower:
+            await cluster.stop_broker(broker_id)
+    await cluster.until(lambda: cluster.state(P0).leader == follower)
+    assert await table(cluster, world) == latest
 
 
 def empty_host(cluster: VirtualCluster, broker_id: int) -> None:
@@ -270,27 +271,27 @@ def empty_host(cluster: VirtualCluster, broker_id: int) -> None:
     disk.directory(LOG_DIR).change({str(P0): None})
 
 
-def test_a_key_that_was_deleted_is_gone_once_its_tombstone_is_and_stays_gone() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await produce(cluster, world, 40)
-        await produce(cluster, world, 3 * KEYS, start=40, tombstones=True)
-        await until_clean(cluster)
-        before = [records(cluster, broker_id) for broker_id in cluster.broker_ids]
-        assert min(before) >= KEYS  # the tombstones are there
-        await asyncio.sleep(70)
-        others = await produce_other_keys(cluster, world, 40)
-        await until_clean(cluster)
-        await asyncio.sleep(70)
-        others |= await produce_other_keys(cluster, world, 40)
-        await until_clean(cluster)
-        assert await table(cluster, world) == others
-        for broker_id in cluster.broker_ids:
-            assert b"key-" not in everything(cluster, broker_id)
-        # A consumer passes the batches that have no records any more.
-        async with Consumer(cluster.bootstrap, partitions=[P0], world=world) as consumer:
-            assert (await anext(consumer)).key in others
-
-    with_topic(program, {"delete.retention.ms": "60000"})
+@run_by(with_topic, configs={"delete.retention.ms": "60000"})
+async def test_a_key_that_was_deleted_is_gone_once_its_tombstone_is_and_stays_gone(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    await produce(cluster, world, 40)
+    await produce(cluster, world, 3 * KEYS, start=40, tombstones=True)
+    await until_clean(cluster)
+    before = [records(cluster, broker_id) for broker_id in cluster.broker_ids]
+    assert min(before) >= KEYS  # the tombstones are there
+    await asyncio.sleep(70)
+    others = await produce_other_keys(cluster, world, 40)
+    await until_clean(cluster)
+    await asyncio.sleep(70)
+    others |= await produce_other_keys(cluster, world, 40)
+    await until_clean(cluster)
+    assert await table(cluster, world) == others
+    for broker_id in cluster.broker_ids:
+        assert b"key-" not in everything(cluster, broker_id)
+    # A consumer passes the batches that have no records any more.
+    async with Consumer(cluster.bootstrap, partitions=[P0], world=world) as consumer:
+        assert (await anext(consumer)).key in others
 
 
 async def a_clock_runs_ahead(cluster: VirtualCluster, world: VirtualWorld) -> None:
@@ -333,16 +334,16 @@ def everything(cluster: VirtualCluster, broker_id: int) -> bytes:
     return b"".join(segment.file.pread(segment.size, 0) for segment in log._segments)
 
 
-def test_a_record_without_a_key_is_refused_and_its_sender_is_told_why() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        async with Producer(cluster.bootstrap, world=world) as producer:
-            with pytest.raises(BrokerError, match="without a key, and the topic is compacted") as refused:
-                await producer.send("orders", b"value", partition=0)
-            assert refused.value.code is ErrorCode.INVALID_RECORD
-            await producer.send("orders", b"value", key=b"key", partition=0)
-        assert await table(cluster, world) == {b"key": b"value"}
-
-    with_topic(program)
+@run_by(with_topic)
+async def test_a_record_without_a_key_is_refused_and_its_sender_is_told_why(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    async with Producer(cluster.bootstrap, world=world) as producer:
+        with pytest.raises(BrokerError, match="without a key, and the topic is compacted") as refused:
+            await producer.send("orders", b"value", partition=0)
+        assert refused.value.code is ErrorCode.INVALID_RECORD
+        await producer.send("orders", b"value", key=b"key", partition=0)
+    assert await table(cluster, world) == {b"key": b"value"}
 
 
 def test_a_compacted_log_loses_nothing_to_retention_unless_its_policy_says_so() -> None:
@@ -361,60 +362,58 @@ def test_a_compacted_log_loses_nothing_to_retention_unless_its_policy_says_so() 
     with_topic(both, {"cleanup.policy": "compact,delete", "retention.ms": "10000"})
 
 
-def test_a_log_that_cannot_be_read_is_left_alone_and_the_others_are_compacted() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await produce(cluster, world, 20, partition=0)
-        log = replica_of(cluster, 0).log
-        assert len(log.extents()) > 1
-        cluster.simulation.host(host_name(0)).disk.rot(log._segments[0].path, 100, 3)
-        await produce(cluster, world, 60, partition=0)
-        await produce(cluster, world, 60, partition=1)
-        await cluster.until(lambda: all(is_clean(cluster, broker_id, P1) for broker_id in cluster.broker_ids))
-        await cluster.until(lambda: is_clean(cluster, 1) and is_clean(cluster, 2))
-        assert cleaner_of(cluster, 0).uncleanable == 1
-        assert not is_clean(cluster, 0)
+@run_by(with_topic, configs={"min.compaction.lag.ms": "5000"}, partitions=2)
+async def test_a_log_that_cannot_be_read_is_left_alone_and_the_others_are_compacted(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    await produce(cluster, world, 20, partition=0)
+    log = replica_of(cluster, 0).log
+    assert len(log.extents()) > 1
+    cluster.simulation.host(host_name(0)).disk.rot(log._segments[0].path, 100, 3)
+    await produce(cluster, world, 60, partition=0)
+    await produce(cluster, world, 60, partition=1)
+    await cluster.until(lambda: all(is_clean(cluster, broker_id, P1) for broker_id in cluster.broker_ids))
+    await cluster.until(lambda: is_clean(cluster, 1) and is_clean(cluster, 2))
+    assert cleaner_of(cluster, 0).uncleanable == 1
+    assert not is_clean(cluster, 0)
 
-    with_topic(program, {"min.compaction.lag.ms": "5000"}, partitions=2)
 
-
-def test_the_cleaner_waits_for_its_back_off_while_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+@run_by(with_topic, configs={"min.compaction.lag.ms": "5000"}, partitions=2)
+async def test_the_cleaner_waits_for_its_back_off_while_no_file_can_be_opened(
+    cluster: VirtualCluster, world: VirtualWorld, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried: list[TopicPartition] = []
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        for partition in (P0, P1):
-            await produce(cluster, world, 60, partition=partition.partition)
-        await asyncio.sleep(1)
-        faults = cluster.simulation.host(host_name(0)).disk.faults
-        before, faults.descriptor_limit = faults.descriptor_limit, cluster.broker(0)._world.disk.descriptors().files
-        cleaner = cleaner_of(cluster, 0)
-        compact = cleaner._compact
+    for partition in (P0, P1):
+        await produce(cluster, world, 60, partition=partition.partition)
+    await asyncio.sleep(1)
+    faults = cluster.simulation.host(host_name(0)).disk.faults
+    before, faults.descriptor_limit = faults.descriptor_limit, cluster.broker(0)._world.disk.descriptors().files
+    cleaner = cleaner_of(cluster, 0)
+    compact = cleaner._compact
 
-        async def counted(log: Log, what: Cleanable) -> bool:
-            tried.append(log.partition)
-            return await compact(log, what)
+    async def counted(log: Log, what: Cleanable) -> bool:
+        tried.append(log.partition)
+        return await compact(log, what)
 
-        monkeypatch.setattr(cleaner, "_compact", counted)
-        await asyncio.sleep(10)
-        assert cleaner.passes == 0
-        assert set(tried) == {P0, P1}, "one log that is short of something does not hold up the others"
-        assert len(tried) <= 2 * 10 / 0.5
-        faults.descriptor_limit = before
-        await cluster.until(lambda: all(is_clean(cluster, 0, p) for p in (P0, P1)))
-
-    with_topic(program, {"min.compaction.lag.ms": "5000"}, partitions=2)
+    monkeypatch.setattr(cleaner, "_compact", counted)
+    await asyncio.sleep(10)
+    assert cleaner.passes == 0
+    assert set(tried) == {P0, P1}, "one log that is short of something does not hold up the others"
+    assert len(tried) <= 2 * 10 / 0.5
+    faults.descriptor_limit = before
+    await cluster.until(lambda: all(is_clean(cluster, 0, p) for p in (P0, P1)))
 
 
-def test_a_restart_knows_how_far_the_log_was_compacted() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await produce(cluster, world, 60)
-        await until_clean(cluster)
-        await asyncio.sleep(1)  # for the checkpoint
-        before = replica_of(cluster, 0).log.first_dirty_offset
-        cluster.kill_broker(0)
-        await cluster.start_broker(0)
-        await cluster.until(lambda: has_replica(cluster, 0))
-        await asyncio.sleep(5)
-        assert replica_of(cluster, 0).log.first_dirty_offset == before
-        assert cleaner_of(cluster, 0).passes == 0
-
-    with_topic(program)
+@run_by(with_topic)
+async def test_a_restart_knows_how_far_the_log_was_compacted(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    await produce(cluster, world, 60)
+    await until_clean(cluster)
+    await asyncio.sleep(1)  # for the checkpoint
+    before = replica_of(cluster, 0).log.first_dirty_offset
+    cluster.kill_broker(0)
+    await cluster.start_broker(0)
+    await cluster.until(lambda: has_replica(cluster, 0))
+    await asyncio.sleep(5)
+    assert replica_of(cluster, 0).log.first_dirty_offset == before
+    assert cleaner_of(cluster, 0).passes == 0

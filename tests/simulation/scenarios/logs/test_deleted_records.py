@@ -28,6 +28,7 @@ from minibroker.protocol.messages import (
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, encode_batch
 from tests.kafka_connection import connect as connect_kafka
+from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.control.test_forwarding import connect, cut
 from tests.simulation.scenarios.logs.test_retention import P0, produce, replica_of, starts
@@ -98,114 +99,104 @@ def play(
     run(scenario())
 
 
-def test_every_replica_begins_where_the_answer_says_and_so_do_consumers() -> None:
-    async def program(scene: Scene) -> None:
-        assert await scene.admin.delete_records({P0: 7}) == {P0: 7}
-        assert starts(scene.cluster) == [7, 7, 7]
-        assert await scene.first_offset() == 7
-        assert await scene.admin.delete_records({P0: 3}) == {P0: 7}
-        assert await scene.admin.delete_records({P0: -1}) == {P0: 40}
-        await produce(scene.cluster, scene.world, 1)
-        assert await scene.first_offset() == 40
-
-    play(program)
+@run_by(play)
+async def test_every_replica_begins_where_the_answer_says_and_so_do_consumers(scene: Scene, /) -> None:
+    assert await scene.admin.delete_records({P0: 7}) == {P0: 7}
+    assert starts(scene.cluster) == [7, 7, 7]
+    assert await scene.first_offset() == 7
+    assert await scene.admin.delete_records({P0: 3}) == {P0: 7}
+    assert await scene.admin.delete_records({P0: -1}) == {P0: 40}
+    await produce(scene.cluster, scene.world, 1)
+    assert await scene.first_offset() == 40
 
 
-def test_a_consumer_whose_position_was_deleted_is_told_how_much_it_missed(caplog: pytest.LogCaptureFixture) -> None:
-    async def program(scene: Scene) -> None:
-        async with Consumer(scene.cluster.bootstrap, partitions=[P0], world=scene.world) as consumer:
-            consumer.seek(P0, 5)
-            await scene.admin.delete_records({P0: 20})
-            with caplog.at_level(logging.WARNING, "minibroker.client"):
-                while (await anext(consumer)).offset < 20:  # it had fetched ahead
-                    pass
-            consumer.seek(P0, 5)
-            assert (await anext(consumer)).offset == 20
-        assert "15 records of orders-0 were deleted unread" in caplog.text
+@run_by(play)
+async def test_a_consumer_whose_position_was_deleted_is_told_how_much_it_missed(
+    scene: Scene, /, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Consumer(scene.cluster.bootstrap, partitions=[P0], world=scene.world) as consumer:
+        consumer.seek(P0, 5)
+        await scene.admin.delete_records({P0: 20})
+        with caplog.at_level(logging.WARNING, "minibroker.client"):
+            while (await anext(consumer)).offset < 20:  # it had fetched ahead
+                pass
+        consumer.seek(P0, 5)
+        assert (await anext(consumer)).offset == 20
+    assert "15 records of orders-0 were deleted unread" in caplog.text
 
-    play(program)
 
-
-def test_what_is_not_committed_cannot_be_deleted() -> None:
-    async def program(scene: Scene) -> None:
-        with pytest.raises(PartitionErrors) as raised:
-            await scene.admin.delete_records({P0: 41})
-        error = raised.value.errors[P0]
-        assert isinstance(error, BrokerError)
-        assert error.code is ErrorCode.OFFSET_OUT_OF_RANGE
-        assert "offset 41 of orders-0, whose committed records end at 40" in str(error)
-        assert starts(scene.cluster) == [0, 0, 0]
-
-    play(program)
+@run_by(play)
+async def test_what_is_not_committed_cannot_be_deleted(scene: Scene, /) -> None:
+    with pytest.raises(PartitionErrors) as raised:
+        await scene.admin.delete_records({P0: 41})
+    error = raised.value.errors[P0]
+    assert isinstance(error, BrokerError)
+    assert error.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert "offset 41 of orders-0, whose committed records end at 40" in str(error)
+    assert starts(scene.cluster) == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("policy", "refused"), [("compact", True), ("compact,delete", False), ("delete", False)])
-def test_records_of_a_topic_that_is_compacted_alone_are_not_deleted(policy: str, refused: bool) -> None:
-    async def program(scene: Scene) -> None:
-        await scene.admin.create_topic("table", partitions=1, configs={"cleanup.policy": policy})
-        partition = TopicPartition("table", 0)
-        async with Producer(scene.cluster.bootstrap, world=scene.world) as producer:
-            await producer.send("table", b"value", key=b"key")
-        if not refused:
-            assert await scene.admin.delete_records({partition: -1}) == {partition: 1}
-            return
-        with pytest.raises(PartitionErrors) as raised:
-            await scene.admin.delete_records({partition: -1})
-        error = raised.value.errors[partition]
-        assert isinstance(error, BrokerError)
-        assert error.code is ErrorCode.POLICY_VIOLATION
-        for told in ("topic table", "cleanup.policy=compact,", "a record without a value", "compact,delete"):
-            assert told in str(raised.value)
-        assert "may yet" not in str(raised.value)
-        async with Consumer(scene.cluster.bootstrap, partitions=[partition], world=scene.world) as consumer:
-            assert (await anext(consumer)).offset == 0
-
-    play(program)
-
-
-def test_the_error_says_that_records_may_yet_be_deleted_and_a_repetition_deletes_them() -> None:
-    async def program(scene: Scene) -> None:
-        away = scene.followers[0]
-        scene.cluster.pause_broker(away)
-        with pytest.raises(PartitionErrors) as raised:
-            await scene.admin.delete_records({P0: 7})
-        error = raised.value.errors[P0]
-        assert isinstance(error, BrokerError)
-        assert error.code is ErrorCode.REQUEST_TIMED_OUT
-        assert "may yet be deleted" in str(error)
-        assert scene.start_of(scene.leader) == 7
-        scene.cluster.resume_broker(away)
-        assert await scene.admin.delete_records({P0: 7}) == {P0: 7}
-        assert starts(scene.cluster) == [7, 7, 7]
-
-    play(program, LONG_SESSION)
+@run_by(play)
+async def test_records_of_a_topic_that_is_compacted_alone_are_not_deleted(
+    scene: Scene, /, policy: str, refused: bool
+) -> None:
+    await scene.admin.create_topic("table", partitions=1, configs={"cleanup.policy": policy})
+    partition = TopicPartition("table", 0)
+    async with Producer(scene.cluster.bootstrap, world=scene.world) as producer:
+        await producer.send("table", b"value", key=b"key")
+    if not refused:
+        assert await scene.admin.delete_records({partition: -1}) == {partition: 1}
+        return
+    with pytest.raises(PartitionErrors) as raised:
+        await scene.admin.delete_records({partition: -1})
+    error = raised.value.errors[partition]
+    assert isinstance(error, BrokerError)
+    assert error.code is ErrorCode.POLICY_VIOLATION
+    for told in ("topic table", "cleanup.policy=compact,", "a record without a value", "compact,delete"):
+        assert told in str(raised.value)
+    assert "may yet" not in str(raised.value)
+    async with Consumer(scene.cluster.bootstrap, partitions=[partition], world=scene.world) as consumer:
+        assert (await anext(consumer)).offset == 0
 
 
-def test_a_replica_that_leaves_the_isr_is_waited_for_no_longer() -> None:
-    async def program(scene: Scene) -> None:
-        scene.cluster.pause_broker(scene.followers[0])
-        assert await scene.admin.delete_records({P0: 7}) == {P0: 7}
-        assert len(scene.cluster.state(P0).isr) == 2
+@run_by(play, settings=LONG_SESSION)
+async def test_the_error_says_that_records_may_yet_be_deleted_and_a_repetition_deletes_them(scene: Scene, /) -> None:
+    away = scene.followers[0]
+    scene.cluster.pause_broker(away)
+    with pytest.raises(PartitionErrors) as raised:
+        await scene.admin.delete_records({P0: 7})
+    error = raised.value.errors[P0]
+    assert isinstance(error, BrokerError)
+    assert error.code is ErrorCode.REQUEST_TIMED_OUT
+    assert "may yet be deleted" in str(error)
+    assert scene.start_of(scene.leader) == 7
+    scene.cluster.resume_broker(away)
+    assert await scene.admin.delete_records({P0: 7}) == {P0: 7}
+    assert starts(scene.cluster) == [7, 7, 7]
 
-    play(program, {"zookeeper.session.timeout.ms": "4000"})
+
+@run_by(play, settings={"zookeeper.session.timeout.ms": "4000"})
+async def test_a_replica_that_leaves_the_isr_is_waited_for_no_longer(scene: Scene, /) -> None:
+    scene.cluster.pause_broker(scene.followers[0])
+    assert await scene.admin.delete_records({P0: 7}) == {P0: 7}
+    assert len(scene.cluster.state(P0).isr) == 2
 
 
-def test_when_the_leader_dies_before_the_replicas_know_the_next_one_is_asked() -> None:
-    async def program(scene: Scene) -> None:
-        leader, paused = scene.leader, scene.followers
-        for broker_id in paused:
-            scene.cluster.pause_broker(broker_id)
-        deletion = asyncio.create_task(scene.admin.delete_records({P0: 7}))
-        await scene.cluster.until(lambda: scene.start_of(leader) == 7)
-        scene.cluster.kill_broker(leader)
-        for broker_id in paused:
-            scene.cluster.resume_broker(broker_id)
-        assert await deletion == {P0: 7}
-        assert scene.leader != leader
-        assert [scene.start_of(broker_id) for broker_id in paused] == [7, 7]
-        assert await scene.first_offset() == 7
-
-    play(program, LONG_SESSION)
+@run_by(play, settings=LONG_SESSION)
+async def test_when_the_leader_dies_before_the_replicas_know_the_next_one_is_asked(scene: Scene, /) -> None:
+    leader, paused = scene.leader, scene.followers
+    for broker_id in paused:
+        scene.cluster.pause_broker(broker_id)
+    deletion = asyncio.create_task(scene.admin.delete_records({P0: 7}))
+    await scene.cluster.until(lambda: scene.start_of(leader) == 7)
+    scene.cluster.kill_broker(leader)
+    for broker_id in paused:
+        scene.cluster.resume_broker(broker_id)
+    assert await deletion == {P0: 7}
+    assert scene.leader != leader
+    assert [scene.start_of(broker_id) for broker_id in paused] == [7, 7]
+    assert await scene.first_offset() == 7
 
 
 @pytest.mark.parametrize("doubts", [True, False], ids=["it doubts itself", "it does not doubt itself"])
@@ -235,39 +226,37 @@ def test_a_deposed_leader_that_has_not_heard_does_not_acknowledge(
 
 
 @pytest.mark.parametrize("is_follower_paused", [False, True])
-def test_a_deletion_that_is_given_no_time_is_done_and_confirmed_where_nobody_is_away(is_follower_paused: bool) -> None:
+@run_by(play, settings=LONG_SESSION)
+async def test_a_deletion_that_is_given_no_time_is_done_and_confirmed_where_nobody_is_away(
+    scene: Scene, /, is_follower_paused: bool
+) -> None:
     """Kafka has done it by then where there is one replica: it does not wait for the disk. librdkafka relies on it."""
 
-    async def program(scene: Scene) -> None:
-        if is_follower_paused:
-            scene.cluster.pause_broker(scene.followers[0])
-        connection = await connect(scene.world, scene.leader)
-        topic = DeleteRecordsTopic("orders", [DeleteRecordsPartition(0, 7)])
-        response = await connection.request(DELETE_RECORDS, DeleteRecordsRequest([topic], 0), timeout_s=2)
-        [answer] = response.topics[0].partitions
-        expected = (ErrorCode.REQUEST_TIMED_OUT, -1) if is_follower_paused else (ErrorCode.NONE, 7)
-        assert (answer.error_code, answer.low_watermark) == expected
-        assert scene.start_of(scene.leader) == 7
-        connection.close()
-
-    play(program, LONG_SESSION)
+    if is_follower_paused:
+        scene.cluster.pause_broker(scene.followers[0])
+    connection = await connect(scene.world, scene.leader)
+    topic = DeleteRecordsTopic("orders", [DeleteRecordsPartition(0, 7)])
+    response = await connection.request(DELETE_RECORDS, DeleteRecordsRequest([topic], 0), timeout_s=2)
+    [answer] = response.topics[0].partitions
+    expected = (ErrorCode.REQUEST_TIMED_OUT, -1) if is_follower_paused else (ErrorCode.NONE, 7)
+    assert (answer.error_code, answer.low_watermark) == expected
+    assert scene.start_of(scene.leader) == 7
+    connection.close()
 
 
-def test_a_topic_of_the_same_name_that_was_created_since_keeps_its_records() -> None:
-    async def program(scene: Scene) -> None:
-        old_id = (await scene.admin.describe_topic("orders")).topic_id
-        await scene.admin.delete_topic("orders")
-        await scene.cluster.until(lambda: not scene.cluster.simulation.zookeeper.has(znodes.topic_path("orders")))
-        await scene.admin.create_topic("orders", partitions=1, replication_factor=3)
-        await produce(scene.cluster, scene.world, 10)
-        connection = await connect(scene.world, scene.leader)
-        topic = DeleteRecordsTopic("orders", [DeleteRecordsPartition(0, 7)], old_id)
-        response = await connection.request(DELETE_RECORDS, DeleteRecordsRequest([topic], 3_000), timeout_s=10)
-        assert response.topics[0].partitions[0].error_code == ErrorCode.INCONSISTENT_TOPIC_ID
-        assert starts(scene.cluster) == [0, 0, 0]
-        connection.close()
-
-    play(program)
+@run_by(play)
+async def test_a_topic_of_the_same_name_that_was_created_since_keeps_its_records(scene: Scene, /) -> None:
+    old_id = (await scene.admin.describe_topic("orders")).topic_id
+    await scene.admin.delete_topic("orders")
+    await scene.cluster.until(lambda: not scene.cluster.simulation.zookeeper.has(znodes.topic_path("orders")))
+    await scene.admin.create_topic("orders", partitions=1, replication_factor=3)
+    await produce(scene.cluster, scene.world, 10)
+    connection = await connect(scene.world, scene.leader)
+    topic = DeleteRecordsTopic("orders", [DeleteRecordsPartition(0, 7)], old_id)
+    response = await connection.request(DELETE_RECORDS, DeleteRecordsRequest([topic], 3_000), timeout_s=10)
+    assert response.topics[0].partitions[0].error_code == ErrorCode.INCONSISTENT_TOPIC_ID
+    assert starts(scene.cluster) == [0, 0, 0]
+    connection.close()
 
 
 # --- The promise: what was acknowledged as deleted is not served again ----------------------------------------------
@@ -353,35 +342,31 @@ def test_the_mutant_is_caught(promise: Callable[[], None]) -> None:
         promise()
 
 
-def test_deleted_records_do_not_come_back_when_all_hosts_lose_their_power() -> None:
-    async def program(scene: Scene) -> None:
-        await asyncio.sleep(3)  # the records are on disk
-        await scene.admin.delete_records({P0: 7})
-        for broker_id in scene.cluster.broker_ids:
-            scene.cluster.power_cut(broker_id)
-        await scene.cluster.start()
-        assert await scene.first_offset() == 7
-
-    play(program, {"log.flush.offset.checkpoint.interval.ms": "1000"})
+@run_by(play, settings={"log.flush.offset.checkpoint.interval.ms": "1000"})
+async def test_deleted_records_do_not_come_back_when_all_hosts_lose_their_power(scene: Scene, /) -> None:
+    await asyncio.sleep(3)  # the records are on disk
+    await scene.admin.delete_records({P0: 7})
+    for broker_id in scene.cluster.broker_ids:
+        scene.cluster.power_cut(broker_id)
+    await scene.cluster.start()
+    assert await scene.first_offset() == 7
 
 
-def test_a_replica_that_was_away_follows_a_log_that_begins_within_a_batch() -> None:
-    async def program(scene: Scene) -> None:
-        cluster, away = scene.cluster, scene.followers[0]
-        cluster.kill_broker(away)
-        await cluster.until(lambda: away not in cluster.state(P0).isr)
-        async with Producer(cluster.bootstrap, linger_ms=100, world=scene.world) as producer:
-            for _ in range(10):
-                producer.send("orders", b"x", partition=0)
-            await producer.flush()
-        assert await scene.admin.delete_records({P0: 45}) == {P0: 45}
-        await cluster.start_broker(away)
-        await cluster.until(lambda: away in cluster.state(P0).isr)
-        assert (scene.start_of(away), replica_of(cluster, away).log.log_end_offset) == (45, 50)
-        await scene.only_one_left(away)
-        assert await scene.first_offset() == 45
-
-    play(program, min_insync_replicas=1)
+@run_by(play, min_insync_replicas=1)
+async def test_a_replica_that_was_away_follows_a_log_that_begins_within_a_batch(scene: Scene, /) -> None:
+    cluster, away = scene.cluster, scene.followers[0]
+    cluster.kill_broker(away)
+    await cluster.until(lambda: away not in cluster.state(P0).isr)
+    async with Producer(cluster.bootstrap, linger_ms=100, world=scene.world) as producer:
+        for _ in range(10):
+            producer.send("orders", b"x", partition=0)
+        await producer.flush()
+    assert await scene.admin.delete_records({P0: 45}) == {P0: 45}
+    await cluster.start_broker(away)
+    await cluster.until(lambda: away in cluster.state(P0).isr)
+    assert (scene.start_of(away), replica_of(cluster, away).log.log_end_offset) == (45, 50)
+    await scene.only_one_left(away)
+    assert await scene.first_offset() == 45
 
 
 # --- A log that is empty, and ahead of its leader's -------------------------------------------------------------------
@@ -413,20 +398,20 @@ async def begin_anew_without_the_leader(scene: Scene) -> int:
 
 
 @pytest.mark.parametrize("count", [30, 60])
-def test_a_replica_that_begins_after_its_leader_does_joins_with_all_that_its_leader_has(count: int) -> None:
+@run_by(play, unclean=True)
+async def test_a_replica_that_begins_after_its_leader_does_joins_with_all_that_its_leader_has(
+    scene: Scene, /, count: int
+) -> None:
     """Else it would lead without that when the others die, and they would drop what was acknowledged, too."""
 
-    async def program(scene: Scene) -> None:
-        cluster = scene.cluster
-        former = await begin_anew_without_the_leader(scene)
-        await produce(cluster, scene.world, count)
-        await cluster.start_broker(former)
-        await cluster.until(lambda: former in cluster.state(P0).isr)
-        assert (scene.start_of(former), replica_of(cluster, former).log.log_end_offset) == (0, count)
-        await scene.only_one_left(former)
-        assert await scene.first_offset() == 0
-
-    play(program, unclean=True)
+    cluster = scene.cluster
+    former = await begin_anew_without_the_leader(scene)
+    await produce(cluster, scene.world, count)
+    await cluster.start_broker(former)
+    await cluster.until(lambda: former in cluster.state(P0).isr)
+    assert (scene.start_of(former), replica_of(cluster, former).log.log_end_offset) == (0, count)
+    await scene.only_one_left(former)
+    assert await scene.first_offset() == 0
 
 
 KAFKAS = encode_batch(
@@ -450,24 +435,24 @@ async def _offset_of_repetition(scene: Scene) -> int:
 
 
 @pytest.mark.parametrize("crashes", [False, True])
-def test_a_record_that_was_deleted_is_not_written_again_where_a_replica_began_after_it(crashes: bool) -> None:
+@run_by(play, min_insync_replicas=1)
+async def test_a_record_that_was_deleted_is_not_written_again_where_a_replica_began_after_it(
+    scene: Scene, /, crashes: bool
+) -> None:
     """Its producer has had no answer, and repeats it."""
 
-    async def program(scene: Scene) -> None:
-        away = scene.followers[0]
+    away = scene.followers[0]
+    scene.cluster.kill_broker(away)
+    await scene.cluster.until(lambda: away not in scene.cluster.state(P0).isr)
+    assert await _offset_of_repetition(scene) == 40
+    await scene.admin.delete_records({P0: -1})
+    await scene.cluster.start_broker(away)
+    await scene.cluster.until(lambda: away in scene.cluster.state(P0).isr)
+    assert scene.start_of(away) == 41
+    if crashes:
         scene.cluster.kill_broker(away)
-        await scene.cluster.until(lambda: away not in scene.cluster.state(P0).isr)
-        assert await _offset_of_repetition(scene) == 40
-        await scene.admin.delete_records({P0: -1})
         await scene.cluster.start_broker(away)
         await scene.cluster.until(lambda: away in scene.cluster.state(P0).isr)
-        assert scene.start_of(away) == 41
-        if crashes:
-            scene.cluster.kill_broker(away)
-            await scene.cluster.start_broker(away)
-            await scene.cluster.until(lambda: away in scene.cluster.state(P0).isr)
-        await scene.only_one_left(away)
-        assert await _offset_of_repetition(scene) == 40
-        assert replica_of(scene.cluster, away).log.log_end_offset == 41
-
-    play(program, min_insync_replicas=1)
+    await scene.only_one_left(away)
+    assert await _offset_of_repetition(scene) == 40
+    assert replica_of(scene.cluster, away).log.log_end_offset == 41

@@ -18,9 +18,10 @@ from minibroker.protocol import znodes
 from minibroker.protocol.apis import ALTER_PARTITION_REASSIGNMENTS, INCREMENTAL_ALTER_CONFIGS
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.network import Arrival
 from tests.simulation.simulator.world import Simulation
 from tests.simulation.storms.faults.faults_of_starts import request_key
@@ -84,27 +85,25 @@ def test_the_mutant_of_late_orders_makes_that_fail() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_creation_that_comes_late_does_not_bring_a_deleted_topic_back(seed: int) -> None:
-    async def scenario() -> None:
-        cluster, controller, _, _ = await _started()
-        network, zookeeper = cluster.simulation.network, cluster.simulation.zookeeper
+@run_by(on_virtual_loop)
+async def test_a_creation_that_comes_late_does_not_bring_a_deleted_topic_back(seed: int) -> None:
+    cluster, controller, _, _ = await _started()
+    network, zookeeper = cluster.simulation.network, cluster.simulation.zookeeper
 
-        async def create_and_delete(admin: Admin) -> None:
-            await admin.create_topic("another")  # now there is a connection to the controller
-            network.delay_standing("admin", host_name(controller), 8.0)
-            creating = asyncio.ensure_future(admin.create_topic("orders", partitions=1, replication_factor=3))
-            await asyncio.sleep(0.2)
-            network.reset_at("admin", host_name(controller))
-            await creating
-            await admin.delete_topic("orders")
-            await cluster.until(lambda: not zookeeper.has(znodes.topic_path("orders")))
-            await asyncio.sleep(30)
-            assert await admin.list_topics() == ["another"]
-            await admin.create_topic("orders")  # a new request is another matter
+    async def create_and_delete(admin: Admin) -> None:
+        await admin.create_topic("another")  # now there is a connection to the controller
+        network.delay_standing("admin", host_name(controller), 8.0)
+        creating = asyncio.ensure_future(admin.create_topic("orders", partitions=1, replication_factor=3))
+        await asyncio.sleep(0.2)
+        network.reset_at("admin", host_name(controller))
+        await creating
+        await admin.delete_topic("orders")
+        await cluster.until(lambda: not zookeeper.has(znodes.topic_path("orders")))
+        await asyncio.sleep(30)
+        assert await admin.list_topics() == ["another"]
+        await admin.create_topic("orders")  # a new request is another matter
 
-        await _as_admin(cluster, create_and_delete)
-
-    run(scenario(), seed=seed)
+    await _as_admin(cluster, create_and_delete)
 
 
 async def _min_insync_replicas_of_a_leader_that_reads_late(found: list[int]) -> None:
@@ -143,54 +142,52 @@ def test_the_mutant_of_stale_settings_makes_that_fail() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_producer_that_looks_while_a_topic_of_many_partitions_is_created_sees_all_of_them_or_none(seed: int) -> None:
+@run_by(on_virtual_loop)
+async def test_a_producer_that_looks_while_a_topic_of_many_partitions_is_created_sees_all_of_them_or_none(
+    seed: int,
+) -> None:
     """They are settled in slices of 200."""
 
-    async def scenario() -> None:
-        cluster, _, _, _ = await _started()
-        world = cluster.client("producer")
-        partitions = []
+    cluster, _, _, _ = await _started()
+    world = cluster.client("producer")
+    partitions = []
 
-        async def produce() -> None:
-            async with Producer(cluster.bootstrap, world=world) as producer:
-                for _ in range(30):
-                    metadata = await producer.send("orders", b"value", partition=449)
-                    partitions.append(metadata.partition)
-                    await asyncio.sleep(0.02)
+    async def produce() -> None:
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            for _ in range(30):
+                metadata = await producer.send("orders", b"value", partition=449)
+                partitions.append(metadata.partition)
+                await asyncio.sleep(0.02)
 
-        async def create(admin: Admin) -> None:
-            await admin.create_topic("orders", partitions=450, replication_factor=3)
-            assert len((await admin.describe_topic("orders")).partitions) == 450
+    async def create(admin: Admin) -> None:
+        await admin.create_topic("orders", partitions=450, replication_factor=3)
+        assert len((await admin.describe_topic("orders")).partitions) == 450
 
-        producing = asyncio.ensure_future(world.process.run(produce()))
-        await _as_admin(cluster, create)
-        await producing
-        assert partitions == [449] * 30
-
-    run(scenario(), seed=seed)
+    producing = asyncio.ensure_future(world.process.run(produce()))
+    await _as_admin(cluster, create)
+    await producing
+    assert partitions == [449] * 30
 
 
-def test_a_name_that_stays_taken_says_which_broker_it_waits_for() -> None:
-    async def scenario() -> None:
-        cluster, _, one, _ = await _started()
+@run_by(on_virtual_loop, seed=1)
+async def test_a_name_that_stays_taken_says_which_broker_it_waits_for() -> None:
+    cluster, _, one, _ = await _started()
 
-        async def delete_and_create(admin: Admin) -> str:
-            await admin.create_topic("orders", partitions=1, replication_factor=3)
-            cluster.kill_broker(one)
-            await cluster.until(lambda: one not in cluster.state(P).isr)
-            deleting = asyncio.create_task(admin.delete_topic("orders"))
-            await asyncio.sleep(1)
-            with pytest.raises(BrokerError, match="still being deleted") as caught:
-                await admin.create_topic("orders", partitions=1, replication_factor=2)
-            with pytest.raises(BrokerError) as timed_out:
-                await deleting
-            assert timed_out.value.code is ErrorCode.REQUEST_TIMED_OUT
-            return f"{caught.value}; {timed_out.value}"
+    async def delete_and_create(admin: Admin) -> str:
+        await admin.create_topic("orders", partitions=1, replication_factor=3)
+        cluster.kill_broker(one)
+        await cluster.until(lambda: one not in cluster.state(P).isr)
+        deleting = asyncio.create_task(admin.delete_topic("orders"))
+        await asyncio.sleep(1)
+        with pytest.raises(BrokerError, match="still being deleted") as caught:
+            await admin.create_topic("orders", partitions=1, replication_factor=2)
+        with pytest.raises(BrokerError) as timed_out:
+            await deleting
+        assert timed_out.value.code is ErrorCode.REQUEST_TIMED_OUT
+        return f"{caught.value}; {timed_out.value}"
 
-        told = await _as_admin(cluster, delete_and_create)
-        assert told.count(f"its replicas on broker {one} cannot be reached") == 2
-
-    run(scenario(), seed=1)
+    told = await _as_admin(cluster, delete_and_create)
+    assert told.count(f"its replicas on broker {one} cannot be reached") == 2
 
 
 # --- What administrators ask for --------------------------------------------------------------------------------------
@@ -328,39 +325,37 @@ def test_the_mutant_of_late_changes_makes_that_fail(change: Callable[[_Way], tup
     assert before != after
 
 
-def test_an_unclean_election_that_comes_late_costs_no_records() -> None:
-    async def scenario() -> None:
-        cluster, controller, one, other = await _started()
-        network = cluster.simulation.network
-        await _as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[one, other]]))
-        world = cluster.client("asker")
+@run_by(on_virtual_loop, seed=1)
+async def test_an_unclean_election_that_comes_late_costs_no_records() -> None:
+    cluster, controller, one, other = await _started()
+    network = cluster.simulation.network
+    await _as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[one, other]]))
+    world = cluster.client("asker")
 
-        async def only_one_is_in_sync_and_dies() -> None:
-            cluster.kill_broker(other)
-            await cluster.until(lambda: cluster.state(P).isr == (one,))
-            cluster.kill_broker(one)
-            await cluster.until(lambda: cluster.state(P).leader == -1)
-            await cluster.start_broker(other)
+    async def only_one_is_in_sync_and_dies() -> None:
+        cluster.kill_broker(other)
+        await cluster.until(lambda: cluster.state(P).isr == (one,))
+        cluster.kill_broker(one)
+        await cluster.until(lambda: cluster.state(P).leader == -1)
+        await cluster.start_broker(other)
 
-        async def call() -> None:
-            async with Admin(cluster.bootstrap, world=world, request_timeout_ms=1_000) as admin:
-                await admin.elect_leaders("preferred", [P])  # it has a connection to the controller
-                await only_one_is_in_sync_and_dies()
-                network.block("asker", host_name(controller))
-                await admin.elect_leaders("unclean", [P])
+    async def call() -> None:
+        async with Admin(cluster.bootstrap, world=world, request_timeout_ms=1_000) as admin:
+            await admin.elect_leaders("preferred", [P])  # it has a connection to the controller
+            await only_one_is_in_sync_and_dies()
+            network.block("asker", host_name(controller))
+            await admin.elect_leaders("unclean", [P])
 
-        await world.process.run(call())
-        assert cluster.state(P).leader == other
-        await cluster.start_broker(one)
-        await cluster.until(lambda: set(cluster.state(P).isr) == {one, other})
-        await only_one_is_in_sync_and_dies()
-        network.heal()
-        await asyncio.sleep(10)
-        assert cluster.state(P).leader == -1
-        await cluster.start_broker(one)
-        await cluster.until(lambda: cluster.state(P).leader == one)
-
-    run(scenario(), seed=1)
+    await world.process.run(call())
+    assert cluster.state(P).leader == other
+    await cluster.start_broker(one)
+    await cluster.until(lambda: set(cluster.state(P).isr) == {one, other})
+    await only_one_is_in_sync_and_dies()
+    network.heal()
+    await asyncio.sleep(10)
+    assert cluster.state(P).leader == -1
+    await cluster.start_broker(one)
+    await cluster.until(lambda: cluster.state(P).leader == one)
 
 
 def _accused_by_late_changes() -> set[str]:

@@ -10,8 +10,9 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 P0 = TopicPartition("orders", 0)
@@ -23,7 +24,8 @@ async def times(cluster: VirtualCluster, world: VirtualWorld, count: int) -> lis
 
 
 @pytest.mark.parametrize("extra", [{}, {"compression.type": "zstd"}, {"record.format": "kafka"}], ids=str)
-def test_the_time_of_the_leader_is_what_producers_and_consumers_see_and_what_replicas_keep(
+@run_by(on_virtual_loop, seed=1)
+async def test_the_time_of_the_leader_is_what_producers_and_consumers_see_and_what_replicas_keep(
     extra: dict[str, str],
 ) -> None:
     async def scenario(cluster: VirtualCluster, world: VirtualWorld) -> None:
@@ -54,10 +56,7 @@ def test_the_time_of_the_leader_is_what_producers_and_consumers_see_and_what_rep
         assert metadata.timestamp_ms > world.clock.wall_ms() + 5_000
         assert await times(cluster, world, 4) == [*sent, metadata.timestamp_ms]
 
-    async def main() -> None:
-        cluster = VirtualCluster(Simulation())
-        await cluster.start()
-        world = cluster.client("client")
-        await world.process.run(scenario(cluster, world))
-
-    run(main(), seed=1)
+    cluster = VirtualCluster(Simulation())
+    await cluster.start()
+    world = cluster.client("client")
+    await world.process.run(scenario(cluster, world))

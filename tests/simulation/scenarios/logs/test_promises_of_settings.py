@@ -15,6 +15,7 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import Operation, SetData
+from tests.running import run_by
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation
@@ -137,26 +138,24 @@ def test_what_two_replicas_had_to_have_survives_a_kill_and_a_power_cut_whatever_
     play(scenario, {MIN_ISR: "1"}, own={MIN_ISR: "2"} if where == "in the leader's file" else None)
 
 
-def test_nothing_is_committed_by_a_higher_number_before_that_is_on_record() -> None:
-    async def scenario(trio: Trio) -> None:
-        cluster, zookeeper = trio.cluster, trio.cluster.simulation.zookeeper
-        await trio.produce(range(10))
-        acknowledged_before: list[int] = []
+@run_by(play, settings={MIN_ISR: "1"})
+async def test_nothing_is_committed_by_a_higher_number_before_that_is_on_record(trio: Trio, /) -> None:
+    cluster, zookeeper = trio.cluster, trio.cluster.simulation.zookeeper
+    await trio.produce(range(10))
+    acknowledged_before: list[int] = []
 
-        def written(session: VirtualSession, operations: Sequence[Operation]) -> None:
-            if any(getattr(o, "path", "") == znodes.state_path(P0) for o in operations):
-                acknowledged_before.append(cluster.state(P0).to_commit)
+    def written(session: VirtualSession, operations: Sequence[Operation]) -> None:
+        if any(getattr(o, "path", "") == znodes.state_path(P0) for o in operations):
+            acknowledged_before.append(cluster.state(P0).to_commit)
 
-        assert cluster.state(P0).to_commit == 1
-        zookeeper.after = written
-        await trio.set(ALL, MIN_ISR, 2)
-        await cluster.until(lambda: trio.needed_by_leader() == 2)
-        await trio.produce(range(10, 11))
-        assert acknowledged_before == [2]
-        await trio.set(ALL, MIN_ISR, 1)
-        await cluster.until(lambda: cluster.state(P0).to_commit == 1)
-
-    play(scenario, {MIN_ISR: "1"})
+    assert cluster.state(P0).to_commit == 1
+    zookeeper.after = written
+    await trio.set(ALL, MIN_ISR, 2)
+    await cluster.until(lambda: trio.needed_by_leader() == 2)
+    await trio.produce(range(10, 11))
+    assert acknowledged_before == [2]
+    await trio.set(ALL, MIN_ISR, 1)
+    await cluster.until(lambda: cluster.state(P0).to_commit == 1)
 
 
 # --- unclean.leader.election.enable ------------------------------------------------------------------------------
@@ -171,49 +170,47 @@ async def leave_the_follower_behind(trio: Trio) -> None:
     await trio.produce(range(10, 30))
 
 
-def test_an_unclean_election_is_not_held_where_the_controller_has_not_heard_yet_that_it_is_forbidden() -> None:
-    async def scenario(trio: Trio) -> None:
-        cluster = trio.cluster
-        await trio.set(ALL, UNCLEAN, "true")
-        await leave_the_follower_behind(trio)
-        forbidden = znodes.encode_config({UNCLEAN: "false"})
-        cluster.simulation.zookeeper.make(znodes.broker_config_path(None), forbidden)  # and no notification
-        cluster.kill_broker(trio.leader)
-        await cluster.start_broker(trio.follower)
-        await cluster.until(lambda: cluster.state(P0).leader == NO_LEADER)
-        await asyncio.sleep(1)
-        assert cluster.state(P0).leader == NO_LEADER
-        await cluster.start_broker(trio.leader)
-        assert await trio.read(30) == list(range(30))
+@run_by(play, settings={MIN_ISR: "1"})
+async def test_an_unclean_election_is_not_held_where_the_controller_has_not_heard_yet_that_it_is_forbidden(
+    trio: Trio, /
+) -> None:
+    cluster = trio.cluster
+    await trio.set(ALL, UNCLEAN, "true")
+    await leave_the_follower_behind(trio)
+    forbidden = znodes.encode_config({UNCLEAN: "false"})
+    cluster.simulation.zookeeper.make(znodes.broker_config_path(None), forbidden)  # and no notification
+    cluster.kill_broker(trio.leader)
+    await cluster.start_broker(trio.follower)
+    await cluster.until(lambda: cluster.state(P0).leader == NO_LEADER)
+    await asyncio.sleep(1)
+    assert cluster.state(P0).leader == NO_LEADER
+    await cluster.start_broker(trio.leader)
+    assert await trio.read(30) == list(range(30))
 
-    play(scenario, {MIN_ISR: "1"})
 
-
-def test_an_unclean_election_that_is_forbidden_just_before_it_is_written_is_not_held() -> None:
+@run_by(play, settings={MIN_ISR: "1"})
+async def test_an_unclean_election_that_is_forbidden_just_before_it_is_written_is_not_held(trio: Trio, /) -> None:
     """The settings have been read, and the write is under way."""
 
-    async def scenario(trio: Trio) -> None:
-        cluster, zookeeper = trio.cluster, trio.cluster.simulation.zookeeper
-        await trio.set(ALL, UNCLEAN, "true")
-        await leave_the_follower_behind(trio)
-        forbidden: list[Operation] = []
+    cluster, zookeeper = trio.cluster, trio.cluster.simulation.zookeeper
+    await trio.set(ALL, UNCLEAN, "true")
+    await leave_the_follower_behind(trio)
+    forbidden: list[Operation] = []
 
-        def about_to_write(session: VirtualSession, operations: Sequence[Operation]) -> None:
-            elects = [o for o in operations if isinstance(o, SetData) and o.path == znodes.state_path(P0)]
-            if not forbidden and elects and b'"leader":%d,' % trio.follower in elects[0].data:
-                forbidden.extend(elects)
-                everywhere = znodes.broker_config_path(None)
-                zookeeper.make(everywhere, znodes.encode_config({UNCLEAN: "false"}))
-                zookeeper.make(f"{znodes.CONFIG_CHANGE_PREFIX}x1", znodes.encode_config_change(everywhere))
-                zookeeper.make(znodes.CONFIG_CHANGES, b"")  # as any broker does that changes settings
+    def about_to_write(session: VirtualSession, operations: Sequence[Operation]) -> None:
+        elects = [o for o in operations if isinstance(o, SetData) and o.path == znodes.state_path(P0)]
+        if not forbidden and elects and b'"leader":%d,' % trio.follower in elects[0].data:
+            forbidden.extend(elects)
+            everywhere = znodes.broker_config_path(None)
+            zookeeper.make(everywhere, znodes.encode_config({UNCLEAN: "false"}))
+            zookeeper.make(f"{znodes.CONFIG_CHANGE_PREFIX}x1", znodes.encode_config_change(everywhere))
+            zookeeper.make(znodes.CONFIG_CHANGES, b"")  # as any broker does that changes settings
 
-        zookeeper.before = about_to_write
-        cluster.kill_broker(trio.leader)
-        await cluster.start_broker(trio.follower)
-        await cluster.until(lambda: forbidden)
-        await asyncio.sleep(1)
-        assert cluster.state(P0).leader == NO_LEADER
-        await cluster.start_broker(trio.leader)
-        assert await trio.read(30) == list(range(30))
-
-    play(scenario, {MIN_ISR: "1"})
+    zookeeper.before = about_to_write
+    cluster.kill_broker(trio.leader)
+    await cluster.start_broker(trio.follower)
+    await cluster.until(lambda: forbidden)
+    await asyncio.sleep(1)
+    assert cluster.state(P0).leader == NO_LEADER
+    await cluster.start_broker(trio.leader)
+    assert await trio.read(30) == list(range(30))

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.simulation.simulator.cluster import VirtualCluster
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.network import Arrival
@@ -55,22 +56,22 @@ def test_idle_traffic_does_not_grow_with_partitions() -> None:
     assert 0 < many < 1.5 * few
 
 
-def test_what_happens_in_one_of_many_quiet_partitions_reaches_all_replicas() -> None:
-    async def scenario(simulation: Simulation, cluster: VirtualCluster, world: VirtualWorld) -> None:
-        partition = TopicPartition("orders", 17)
+@run_by(play, partitions=60)
+async def test_what_happens_in_one_of_many_quiet_partitions_reaches_all_replicas(
+    simulation: Simulation, cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    partition = TopicPartition("orders", 17)
 
-        def replicas() -> list[tuple[int, int, int]]:
-            """Log start, high watermark, log end of each."""
-            managers = [cluster.broker(broker_id)._replicas for broker_id in cluster.broker_ids]
-            found = [None if manager is None else manager.partition(partition) for manager in managers]
-            return [(p.log.log_start_offset, p.high_watermark, p.log.log_end_offset) for p in found if p is not None]
+    def replicas() -> list[tuple[int, int, int]]:
+        """Log start, high watermark, log end of each."""
+        managers = [cluster.broker(broker_id)._replicas for broker_id in cluster.broker_ids]
+        found = [None if manager is None else manager.partition(partition) for manager in managers]
+        return [(p.log.log_start_offset, p.high_watermark, p.log.log_end_offset) for p in found if p is not None]
 
-        async with Producer(cluster.bootstrap, world=world) as producer, Admin(cluster.bootstrap, world=world) as admin:
-            for end in (1, 2, 3):
-                await producer.send("orders", b"x", partition=partition.partition)
-                await cluster.until(lambda: replicas() == [(0, end, end)] * 3)  # noqa: B023
-                await asyncio.sleep(SETTLED_S)
-            await admin.delete_records({partition: 2})
-            await cluster.until(lambda: replicas() == [(2, 3, 3)] * 3)
-
-    play(scenario, 60)
+    async with Producer(cluster.bootstrap, world=world) as producer, Admin(cluster.bootstrap, world=world) as admin:
+        for end in (1, 2, 3):
+            await producer.send("orders", b"x", partition=partition.partition)
+            await cluster.until(lambda: replicas() == [(0, end, end)] * 3)  # noqa: B023
+            await asyncio.sleep(SETTLED_S)
+        await admin.delete_records({partition: 2})
+        await cluster.until(lambda: replicas() == [(2, 3, 3)] * 3)

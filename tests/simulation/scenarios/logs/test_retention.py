@@ -20,8 +20,9 @@ from minibroker.protocol.messages import ProducePartition, ProduceRequest, Produ
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, encode_batch, parse_header
 from minibroker.protocol.records.header import write_header
+from tests.running import run_by
 from tests.simulation.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 P0 = TopicPartition("orders", 0)
@@ -109,162 +110,156 @@ def test_records_that_are_deleted_on_request_are_a_line_in_the_log(caplog: pytes
     assert line == "orders-0: deletes records 0 to 11 on request"
 
 
-def test_all_replicas_keep_what_retention_bytes_says_and_begin_at_one_offset() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await produce(cluster, world, 60)
-        await cluster.until(lambda: len(set(starts(cluster))) == 1 and starts(cluster)[0] > 0)
-        await cluster.until(lambda: all(3_000 <= size < 5_000 for size in sizes(cluster)))
-        before = starts(cluster)
-        await asyncio.sleep(5)
-        assert starts(cluster) == before
-        async with Consumer(cluster.bootstrap, partitions=[P0], world=world) as consumer:
-            assert await consumer.beginning_offsets([P0]) == {P0: before[0]}
-            assert [(await anext(consumer)).offset for _ in range(60 - before[0])] == list(range(before[0], 60))
+@run_by(with_topic, configs={"retention.bytes": "3000"}, settings={})
+async def test_all_replicas_keep_what_retention_bytes_says_and_begin_at_one_offset(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    await produce(cluster, world, 60)
+    await cluster.until(lambda: len(set(starts(cluster))) == 1 and starts(cluster)[0] > 0)
+    await cluster.until(lambda: all(3_000 <= size < 5_000 for size in sizes(cluster)))
+    before = starts(cluster)
+    await asyncio.sleep(5)
+    assert starts(cluster) == before
+    async with Consumer(cluster.bootstrap, partitions=[P0], world=world) as consumer:
+        assert await consumer.beginning_offsets([P0]) == {P0: before[0]}
+        assert [(await anext(consumer)).offset for _ in range(60 - before[0])] == list(range(before[0], 60))
 
-    with_topic(program, {"retention.bytes": "3000"}, {})
 
-
-def test_what_is_older_than_retention_ms_goes_even_from_the_active_segment() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await produce(cluster, world, 20)
-        await asyncio.sleep(5)
-        assert starts(cluster) == [0, 0, 0]
-        await cluster.until(lambda: starts(cluster) == [20, 20, 20] and sizes(cluster) == [0, 0, 0])
-        await produce(cluster, world, 3)
-        async with Consumer(cluster.bootstrap, partitions=[P0], world=world) as consumer:
-            assert (await anext(consumer)).offset == 20
-
-    with_topic(program, {"retention.ms": "10000"}, {})
+@run_by(with_topic, configs={"retention.ms": "10000"}, settings={})
+async def test_what_is_older_than_retention_ms_goes_even_from_the_active_segment(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    await produce(cluster, world, 20)
+    await asyncio.sleep(5)
+    assert starts(cluster) == [0, 0, 0]
+    await cluster.until(lambda: starts(cluster) == [20, 20, 20] and sizes(cluster) == [0, 0, 0])
+    await produce(cluster, world, 3)
+    async with Consumer(cluster.bootstrap, partitions=[P0], world=world) as consumer:
+        assert (await anext(consumer)).offset == 20
 
 
 @pytest.mark.parametrize("largest", [-1, 0])
-def test_records_without_a_timestamp_are_as_old_as_when_they_were_written(largest: int) -> None:
+@run_by(with_topic, configs={"retention.ms": "10000"}, settings={})
+async def test_records_without_a_timestamp_are_as_old_as_when_they_were_written(
+    cluster: VirtualCluster, world: VirtualWorld, /, largest: int
+) -> None:
     """librdkafka says 0 for the largest of no timestamps."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        sent = encode_batch([b"x"], timestamps=[-1], magic=MAGIC_RECORDS)
-        header = msgspec.structs.replace(parse_header(sent), max_timestamp=largest)
-        records = memoryview(write_header(sent, header))
-        leader = cluster.state(P0).leader
-        client = await open_connection(world.network, host_name(leader), PORT, client_id="test", timeout_s=5)
-        produce = ProduceRequest(None, -1, 5_000, [ProduceTopic(P0.topic, [ProducePartition(0, records)])])
-        answer = await client.send(apis.PRODUCE, produce, timeout_s=5)
-        assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
-        client.close()
-        await asyncio.sleep(8)
-        assert starts(cluster) == [0, 0, 0]
-        async with Consumer(cluster.bootstrap, partitions=[P0], auto_offset_reset="earliest", world=world) as consumer:
-            assert (await anext(consumer)).timestamp_ms == -1
-            assert await consumer.offsets_for_times({P0: 0}) == {P0: None}
-        await cluster.until(lambda: starts(cluster) == [1, 1, 1], within_s=5)
-
-    with_topic(program, {"retention.ms": "10000"}, {})
+    sent = encode_batch([b"x"], timestamps=[-1], magic=MAGIC_RECORDS)
+    header = msgspec.structs.replace(parse_header(sent), max_timestamp=largest)
+    records = memoryview(write_header(sent, header))
+    leader = cluster.state(P0).leader
+    client = await open_connection(world.network, host_name(leader), PORT, client_id="test", timeout_s=5)
+    produce = ProduceRequest(None, -1, 5_000, [ProduceTopic(P0.topic, [ProducePartition(0, records)])])
+    answer = await client.send(apis.PRODUCE, produce, timeout_s=5)
+    assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
+    client.close()
+    await asyncio.sleep(8)
+    assert starts(cluster) == [0, 0, 0]
+    async with Consumer(cluster.bootstrap, partitions=[P0], auto_offset_reset="earliest", world=world) as consumer:
+        assert (await anext(consumer)).timestamp_ms == -1
+        assert await consumer.offsets_for_times({P0: 0}) == {P0: None}
+    await cluster.until(lambda: starts(cluster) == [1, 1, 1], within_s=5)
 
 
-def test_nothing_is_deleted_that_is_not_committed() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader = cluster.state(P0).leader
-        await produce(cluster, world, 20)
-        for broker_id in cluster.broker_ids:
-            if broker_id != leader:
-                cluster.pause_broker(broker_id)
-        async with Producer(cluster.bootstrap, world=world, acks=1) as producer:
-            for _ in range(40):
-                await producer.send("orders", b"x" * 100, partition=0)
-        await asyncio.sleep(10)
-        replica = replica_of(cluster, leader)
-        assert replica.log.log_start_offset <= replica.high_watermark == 20
-        assert replica.log.log_end_offset == 60
-        for broker_id in cluster.broker_ids:
-            if broker_id != leader:
-                cluster.resume_broker(broker_id)
-        await cluster.until(lambda: min(starts(cluster)) > 20)
-
-    with_topic(program, {"retention.bytes": "1000"}, {"zookeeper.session.timeout.ms": "60000"})
+@run_by(with_topic, configs={"retention.bytes": "1000"}, settings={"zookeeper.session.timeout.ms": "60000"})
+async def test_nothing_is_deleted_that_is_not_committed(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    leader = cluster.state(P0).leader
+    await produce(cluster, world, 20)
+    for broker_id in cluster.broker_ids:
+        if broker_id != leader:
+            cluster.pause_broker(broker_id)
+    async with Producer(cluster.bootstrap, world=world, acks=1) as producer:
+        for _ in range(40):
+            await producer.send("orders", b"x" * 100, partition=0)
+    await asyncio.sleep(10)
+    replica = replica_of(cluster, leader)
+    assert replica.log.log_start_offset <= replica.high_watermark == 20
+    assert replica.log.log_end_offset == 60
+    for broker_id in cluster.broker_ids:
+        if broker_id != leader:
+            cluster.resume_broker(broker_id)
+    await cluster.until(lambda: min(starts(cluster)) > 20)
 
 
 @pytest.mark.parametrize("reset", ["earliest", "none"])
-def test_a_consumer_that_fell_off_is_told_how_much_it_missed(reset: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await produce(cluster, world, 60)
-        await cluster.until(lambda: min(starts(cluster)) > 5)
-        begins = starts(cluster)[0]
-        async with Consumer(
-            cluster.bootstrap,
-            partitions=[P0],
-            auto_offset_reset=reset,  # type: ignore[arg-type]
-            world=world,
-        ) as consumer:
-            consumer.seek(P0, 5)
-            if reset == "none":
-                with pytest.raises(BrokerError, match=f"at offset 5; the log is {begins} to 60") as raised:
-                    await anext(consumer)
-                assert raised.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
-                return
-            with caplog.at_level(logging.WARNING, "minibroker.client"):
-                assert (await anext(consumer)).offset == begins
-            assert f"{begins - 5} records of orders-0 were deleted unread" in caplog.text
-
-    with_topic(program, {"retention.bytes": "1000"}, {})
-
-
-def test_a_replica_that_was_away_while_what_it_lacks_was_deleted_begins_afresh() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        await produce(cluster, world, 3)
-        leader = cluster.state(P0).leader
-        away = next(broker_id for broker_id in cluster.broker_ids if broker_id != leader)
-        cluster.kill_broker(away)
-        await produce(cluster, world, 60)
-        await cluster.until(lambda: replica_of(cluster, leader).log.log_start_offset > 20)
-        await cluster.start_broker(away)
-        await cluster.until(lambda: len(cluster.state(P0).isr) == 3)
-        await cluster.until(lambda: len(set(starts(cluster))) == 1)
-        assert replica_of(cluster, away).log.log_end_offset == 63
-
-    with_topic(program, {"retention.bytes": "1000"}, {})
+@run_by(with_topic, configs={"retention.bytes": "1000"}, settings={})
+async def test_a_consumer_that_fell_off_is_told_how_much_it_missed(
+    cluster: VirtualCluster, world: VirtualWorld, /, reset: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await produce(cluster, world, 60)
+    await cluster.until(lambda: min(starts(cluster)) > 5)
+    begins = starts(cluster)[0]
+    async with Consumer(
+        cluster.bootstrap,
+        partitions=[P0],
+        auto_offset_reset=reset,  # type: ignore[arg-type]
+        world=world,
+    ) as consumer:
+        consumer.seek(P0, 5)
+        if reset == "none":
+            with pytest.raises(BrokerError, match=f"at offset 5; the log is {begins} to 60") as raised:
+                await anext(consumer)
+            assert raised.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+            return
+        with caplog.at_level(logging.WARNING, "minibroker.client"):
+            assert (await anext(consumer)).offset == begins
+        assert f"{begins - 5} records of orders-0 were deleted unread" in caplog.text
 
 
-def test_a_leader_that_may_be_deposed_deletes_nothing() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader = cluster.state(P0).leader
-        replica = replica_of(cluster, leader)
-        replica._may_be_deposed = lambda told_in_broker_epoch: True
-        await produce(cluster, world, 60)
-        await asyncio.sleep(10)
-        assert starts(cluster) == [0, 0, 0]
-
-    with_topic(program, {"retention.bytes": "1000"}, {})
-
-
-def test_a_log_begins_a_segment_when_its_records_are_far_apart_in_time() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        now_ms = world.clock.wall_ms()
-        for later_ms in (0, 4_000, 5_001, 6_000, 10_002):
-            await produce(cluster, world, 1, now_ms + later_ms)
-        log = replica_of(cluster, cluster.state(P0).leader).log
-        assert [extent.base_offset for extent in log.extents()] == [0, 2, 4]
-
-    with_topic(program, {"segment.ms": "5000", "retention.ms": "-1"}, {})
+@run_by(with_topic, configs={"retention.bytes": "1000"}, settings={})
+async def test_a_replica_that_was_away_while_what_it_lacks_was_deleted_begins_afresh(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    await produce(cluster, world, 3)
+    leader = cluster.state(P0).leader
+    away = next(broker_id for broker_id in cluster.broker_ids if broker_id != leader)
+    cluster.kill_broker(away)
+    await produce(cluster, world, 60)
+    await cluster.until(lambda: replica_of(cluster, leader).log.log_start_offset > 20)
+    await cluster.start_broker(away)
+    await cluster.until(lambda: len(cluster.state(P0).isr) == 3)
+    await cluster.until(lambda: len(set(starts(cluster))) == 1)
+    assert replica_of(cluster, away).log.log_end_offset == 63
 
 
-def test_a_partition_that_is_deleted_while_retention_looks_at_others_is_left_alone() -> None:
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), brokers=1)
-        await cluster.start()
-        world = cluster.client("client")
+@run_by(with_topic, configs={"retention.bytes": "1000"}, settings={})
+async def test_a_leader_that_may_be_deposed_deletes_nothing(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+    leader = cluster.state(P0).leader
+    replica = replica_of(cluster, leader)
+    replica._may_be_deposed = lambda told_in_broker_epoch: True
+    await produce(cluster, world, 60)
+    await asyncio.sleep(10)
+    assert starts(cluster) == [0, 0, 0]
 
-        async def client() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic("first", partitions=1, replication_factor=1)
-                await admin.create_topic("second", partitions=1, replication_factor=1)
 
-        await world.process.run(client())
-        replicas = cluster.broker(0)._replicas
-        assert replicas is not None
-        looking = asyncio.create_task(replicas._retention.run_once(LOG_DIR))
-        await asyncio.sleep(0)  # the first partition has had its turn
-        second = replicas._partitions.pop(TopicPartition("second", 0))
-        await second.log.close()
-        await looking
+@run_by(with_topic, configs={"segment.ms": "5000", "retention.ms": "-1"}, settings={})
+async def test_a_log_begins_a_segment_when_its_records_are_far_apart_in_time(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    now_ms = world.clock.wall_ms()
+    for later_ms in (0, 4_000, 5_001, 6_000, 10_002):
+        await produce(cluster, world, 1, now_ms + later_ms)
+    log = replica_of(cluster, cluster.state(P0).leader).log
+    assert [extent.base_offset for extent in log.extents()] == [0, 2, 4]
 
-    run(scenario())
+
+@run_by(on_virtual_loop)
+async def test_a_partition_that_is_deleted_while_retention_looks_at_others_is_left_alone() -> None:
+    cluster = VirtualCluster(Simulation(), brokers=1)
+    await cluster.start()
+    world = cluster.client("client")
+
+    async def client() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("first", partitions=1, replication_factor=1)
+            await admin.create_topic("second", partitions=1, replication_factor=1)
+
+    await world.process.run(client())
+    replicas = cluster.broker(0)._replicas
+    assert replicas is not None
+    looking = asyncio.create_task(replicas._retention.run_once(LOG_DIR))
+    await asyncio.sleep(0)  # the first partition has had its turn
+    second = replicas._partitions.pop(TopicPartition("second", 0))
+    await second.log.close()
+    await looking

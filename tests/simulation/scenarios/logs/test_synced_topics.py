@@ -13,6 +13,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
@@ -131,11 +132,11 @@ async def _lost_by_a_power_cut_of_all(cluster: VirtualCluster, seed: int) -> tup
 
 
 @every_seed(range(10))
-def test_a_power_cut_of_all_brokers_at_once_loses_nothing_that_was_acknowledged(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        assert await _lost_by_a_power_cut_of_all(cluster, seed) == ([], 0)
-
-    _simulate(scenario, seed)
+@run_by(_simulate)
+async def test_a_power_cut_of_all_brokers_at_once_loses_nothing_that_was_acknowledged(
+    cluster: VirtualCluster, /, seed: int
+) -> None:
+    assert await _lost_by_a_power_cut_of_all(cluster, seed) == ([], 0)
 
 
 def test_the_same_loses_acknowledged_records_of_a_replicated_topic() -> None:
@@ -152,134 +153,130 @@ def test_the_same_loses_acknowledged_records_of_a_replicated_topic() -> None:
 
 
 @everywhere
-def test_what_a_consumer_has_read_is_there_after_a_power_cut_of_all_even_where_nobody_was_told_so(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        for broker_id in cluster.broker_ids:
-            _hang_fsync(cluster, broker_id, 0.2)
-        sending = asyncio.create_task(_send_until_cut(cluster, [], acks=1))
-        read: list[int] = []
-        world = cluster.client("reader")
+@run_by(_simulate)
+async def test_what_a_consumer_has_read_is_there_after_a_power_cut_of_all_even_where_nobody_was_told_so(
+    cluster: VirtualCluster, /, seed: int
+) -> None:
+    for broker_id in cluster.broker_ids:
+        _hang_fsync(cluster, broker_id, 0.2)
+    sending = asyncio.create_task(_send_until_cut(cluster, [], acks=1))
+    read: list[int] = []
+    world = cluster.client("reader")
 
-        async def consume() -> None:
-            async with Consumer(cluster.bootstrap, topics=[TOPIC], world=world) as consumer:
-                async for batch in consumer.batches():
-                    read.extend(int(value or b"") for value in batch.values)
+    async def consume() -> None:
+        async with Consumer(cluster.bootstrap, topics=[TOPIC], world=world) as consumer:
+            async for batch in consumer.batches():
+                read.extend(int(value or b"") for value in batch.values)
 
-        reading = asyncio.create_task(world.process.run(consume()))
-        await cluster.until(lambda: len(read) >= 50)
-        await asyncio.sleep(Random(seed).uniform(0, 0.3))
-        for broker_id in cluster.broker_ids:
-            cluster.power_cut(broker_id)
-        known = list(read)
-        for task in (sending, reading):
-            task.cancel()
-        await asyncio.gather(sending, reading, return_exceptions=True)
-        for broker_id in cluster.broker_ids:
-            _hang_fsync(cluster, broker_id, 0)
-        await cluster.start()
-        await cluster.until(lambda: cluster.state(PARTITION).leader != NO_LEADER)
-        assert (await _read_all(cluster))[: len(known)] == known
-
-    _simulate(scenario, seed)
+    reading = asyncio.create_task(world.process.run(consume()))
+    await cluster.until(lambda: len(read) >= 50)
+    await asyncio.sleep(Random(seed).uniform(0, 0.3))
+    for broker_id in cluster.broker_ids:
+        cluster.power_cut(broker_id)
+    known = list(read)
+    for task in (sending, reading):
+        task.cancel()
+    await asyncio.gather(sending, reading, return_exceptions=True)
+    for broker_id in cluster.broker_ids:
+        _hang_fsync(cluster, broker_id, 0)
+    await cluster.start()
+    await cluster.until(lambda: cluster.state(PARTITION).leader != NO_LEADER)
+    assert (await _read_all(cluster))[: len(known)] == known
 
 
 @everywhere
-def test_after_a_power_cut_of_all_the_first_in_sync_that_is_back_leads_and_has_everything(seed: int) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, range(30))
-        for broker_id in cluster.broker_ids:
-            cluster.power_cut(broker_id)
-        first = cluster.state(PARTITION).isr[-1]
-        await cluster.start_broker(first)
-        await cluster.until(lambda: cluster.state(PARTITION).leader == first)
-        for broker_id in cluster.broker_ids:
-            if broker_id != first:
-                await cluster.start_broker(broker_id)
-        await _send(cluster, range(30, 40))
-        assert await _read_all(cluster) == list(range(40))
-        assert _unclean_elections(cluster) == 0
-
-    _simulate(scenario, seed)
+@run_by(_simulate)
+async def test_after_a_power_cut_of_all_the_first_in_sync_that_is_back_leads_and_has_everything(
+    cluster: VirtualCluster, /, seed: int
+) -> None:
+    await _send(cluster, range(30))
+    for broker_id in cluster.broker_ids:
+        cluster.power_cut(broker_id)
+    first = cluster.state(PARTITION).isr[-1]
+    await cluster.start_broker(first)
+    await cluster.until(lambda: cluster.state(PARTITION).leader == first)
+    for broker_id in cluster.broker_ids:
+        if broker_id != first:
+            await cluster.start_broker(broker_id)
+    await _send(cluster, range(30, 40))
+    assert await _read_all(cluster) == list(range(40))
+    assert _unclean_elections(cluster) == 0
 
 
 @every_seed(range(6))
-def test_whatever_is_killed_or_loses_its_power_any_number_at_a_time_every_acknowledged_record_is_there_once(
-    seed: int,
+@run_by(_simulate, settings={"segment.bytes": "2000"})
+async def test_whatever_is_killed_or_loses_its_power_any_number_at_a_time_every_acknowledged_record_is_there_once(
+    cluster: VirtualCluster, /, seed: int
 ) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        random = Random(seed)
-        acknowledged: list[int] = []
-        sending = asyncio.create_task(_send_until_cut(cluster, acknowledged))
-        for _ in range(8):
-            await asyncio.sleep(random.uniform(0.1, 3))
-            _hang_fsync(cluster, random.choice(cluster.broker_ids), random.choice(SYNC_DELAYS_S))
-            for broker_id in random.sample(cluster.broker_ids, random.randint(1, 3)):
-                if broker_id in cluster.living():
-                    random.choice((cluster.kill_broker, cluster.power_cut))(broker_id)
-                await asyncio.sleep(random.choice((0, 0, random.uniform(0, 2))))
-            dead = [broker_id for broker_id in cluster.broker_ids if broker_id not in cluster.living()]
-            # Those that stay down for a while make the others lead, and are led themselves when they are back.
-            for broker_id in random.sample(dead, random.randint(1, len(dead))):
-                await cluster.start_broker(broker_id)
-                await asyncio.sleep(random.choice((0, random.uniform(0, 4))))
-        for broker_id in cluster.broker_ids:
-            _hang_fsync(cluster, broker_id, 0)
-            if broker_id not in cluster.living():
-                await cluster.start_broker(broker_id)
-        await cluster.until(lambda: len(cluster.state(PARTITION).isr) == 3)
-        assert not sending.done()
-        known = list(acknowledged)
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
-        found = await _read_all(cluster)
-        assert len(found) == len(set(found))
-        assert set(known) <= set(found)
-        assert len(known) > 50
-        assert _unclean_elections(cluster) == 0
-
-    _simulate(scenario, seed, settings={"segment.bytes": "2000"})
+    random = Random(seed)
+    acknowledged: list[int] = []
+    sending = asyncio.create_task(_send_until_cut(cluster, acknowledged))
+    for _ in range(8):
+        await asyncio.sleep(random.uniform(0.1, 3))
+        _hang_fsync(cluster, random.choice(cluster.broker_ids), random.choice(SYNC_DELAYS_S))
+        for broker_id in random.sample(cluster.broker_ids, random.randint(1, 3)):
+            if broker_id in cluster.living():
+                random.choice((cluster.kill_broker, cluster.power_cut))(broker_id)
+            await asyncio.sleep(random.choice((0, 0, random.uniform(0, 2))))
+        dead = [broker_id for broker_id in cluster.broker_ids if broker_id not in cluster.living()]
+        # Those that stay down for a while make the others lead, and are led themselves when they are back.
+        for broker_id in random.sample(dead, random.randint(1, len(dead))):
+            await cluster.start_broker(broker_id)
+            await asyncio.sleep(random.choice((0, random.uniform(0, 4))))
+    for broker_id in cluster.broker_ids:
+        _hang_fsync(cluster, broker_id, 0)
+        if broker_id not in cluster.living():
+            await cluster.start_broker(broker_id)
+    await cluster.until(lambda: len(cluster.state(PARTITION).isr) == 3)
+    assert not sending.done()
+    known = list(acknowledged)
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    found = await _read_all(cluster)
+    assert len(found) == len(set(found))
+    assert set(known) <= set(found)
+    assert len(known) > 50
+    assert _unclean_elections(cluster) == 0
 
 
-def test_a_follower_whose_fsync_hangs_leaves_the_isr_and_acknowledgements_go_on() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, range(5))
-        hung = cluster.state(PARTITION).isr[-1]
-        _hang_fsync(cluster, hung, 60)
-        sending = asyncio.create_task(_send(cluster, range(5, 15)))
-        await asyncio.sleep(LAG_MS / 2_000)
-        assert not sending.done()
-        await cluster.until(lambda: hung not in cluster.state(PARTITION).isr, within_s=2 * LAG_MS / 1_000)
-        await asyncio.wait_for(sending, 2)
-        # What it is asked to write once it is well must be on its disk before it is back.
-        _hang_fsync(cluster, hung, 0.3)
-        await cluster.until(lambda: hung in cluster.state(PARTITION).isr, within_s=120)
-        log = cluster.broker(hung)._logs.get(PARTITION)
-        assert log is not None
-        assert log.recovery_point == 15
-
-    _simulate(scenario)
-
-
-def test_a_leader_whose_fsync_hangs_acknowledges_nothing_shows_nothing_and_says_so(
-    caplog: pytest.LogCaptureFixture,
+@run_by(_simulate)
+async def test_a_follower_whose_fsync_hangs_leaves_the_isr_and_acknowledgements_go_on(
+    cluster: VirtualCluster, /
 ) -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, range(5))
-        leader = cluster.state(PARTITION).leader
-        _hang_fsync(cluster, leader, 20)
-        sending = asyncio.create_task(_send(cluster, range(5, 6)))
-        await asyncio.sleep(15)
-        assert not sending.done()
-        assert _high_watermark(cluster, leader) == 5
-        assert await _read_all(cluster) == list(range(5))
-        log = cluster.broker(leader)._logs.get(PARTITION)
-        assert log is not None
-        assert 14 < log.flushing_for_s < 16
-        assert "orders-0: the disk has been flushing it for" in caplog.text
-        await sending
-        assert _high_watermark(cluster, leader) == 6
+    await _send(cluster, range(5))
+    hung = cluster.state(PARTITION).isr[-1]
+    _hang_fsync(cluster, hung, 60)
+    sending = asyncio.create_task(_send(cluster, range(5, 15)))
+    await asyncio.sleep(LAG_MS / 2_000)
+    assert not sending.done()
+    await cluster.until(lambda: hung not in cluster.state(PARTITION).isr, within_s=2 * LAG_MS / 1_000)
+    await asyncio.wait_for(sending, 2)
+    # What it is asked to write once it is well must be on its disk before it is back.
+    _hang_fsync(cluster, hung, 0.3)
+    await cluster.until(lambda: hung in cluster.state(PARTITION).isr, within_s=120)
+    log = cluster.broker(hung)._logs.get(PARTITION)
+    assert log is not None
+    assert log.recovery_point == 15
 
-    _simulate(scenario)
+
+@run_by(_simulate)
+async def test_a_leader_whose_fsync_hangs_acknowledges_nothing_shows_nothing_and_says_so(
+    cluster: VirtualCluster, /, caplog: pytest.LogCaptureFixture
+) -> None:
+    await _send(cluster, range(5))
+    leader = cluster.state(PARTITION).leader
+    _hang_fsync(cluster, leader, 20)
+    sending = asyncio.create_task(_send(cluster, range(5, 6)))
+    await asyncio.sleep(15)
+    assert not sending.done()
+    assert _high_watermark(cluster, leader) == 5
+    assert await _read_all(cluster) == list(range(5))
+    log = cluster.broker(leader)._logs.get(PARTITION)
+    assert log is not None
+    assert 14 < log.flushing_for_s < 16
+    assert "orders-0: the disk has been flushing it for" in caplog.text
+    await sending
+    assert _high_watermark(cluster, leader) == 6
 
 
 # --- Planted bugs ------------------------------------------------------------------------------------------------
@@ -368,20 +365,20 @@ def test_what_is_acknowledged_is_on_every_disk_that_counts_and_a_planted_bug_sho
     assert lost
 
 
-def test_a_broker_that_lost_its_data_directory_is_not_trusted_for_a_synced_topic() -> None:
-    async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, range(10))
-        first, *others = cluster.state(PARTITION).isr
-        for broker_id in cluster.broker_ids:
-            cluster.power_cut(broker_id)
-        empty = cluster.simulation.host(host_name(first)).disk.of(cluster.client("thief").process)
-        empty.remove_tree("/var/lib/minibroker")
-        empty.sync_directory("/var/lib")
-        await cluster.start_broker(first)
-        await asyncio.sleep(20)
-        assert cluster.state(PARTITION).leader == NO_LEADER
-        await cluster.start_broker(others[0])
-        await cluster.until(lambda: cluster.state(PARTITION).leader == others[0])
-        assert await _read_all(cluster) == list(range(10))
-
-    _simulate(scenario)
+@run_by(_simulate)
+async def test_a_broker_that_lost_its_data_directory_is_not_trusted_for_a_synced_topic(
+    cluster: VirtualCluster, /
+) -> None:
+    await _send(cluster, range(10))
+    first, *others = cluster.state(PARTITION).isr
+    for broker_id in cluster.broker_ids:
+        cluster.power_cut(broker_id)
+    empty = cluster.simulation.host(host_name(first)).disk.of(cluster.client("thief").process)
+    empty.remove_tree("/var/lib/minibroker")
+    empty.sync_directory("/var/lib")
+    await cluster.start_broker(first)
+    await asyncio.sleep(20)
+    assert cluster.state(PARTITION).leader == NO_LEADER
+    await cluster.start_broker(others[0])
+    await cluster.until(lambda: cluster.state(PARTITION).leader == others[0])
+    assert await _read_all(cluster) == list(range(10))

@@ -10,6 +10,7 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.simulation.simulator.cluster import VirtualCluster
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
@@ -67,71 +68,71 @@ async def catch_up(cluster: VirtualCluster, world: VirtualWorld) -> float:
 
 @every_side
 @pytest.mark.parametrize("replicas", ["*", "0:0,0:2"])
-def test_a_replica_that_was_away_catches_up_at_the_rate(side: str, replicas: str) -> None:
-    async def scenario(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        took_s = await catch_up(cluster, world)
-        assert 0.9 * (BACKLOG / RATE - 1) < took_s < 1.2 * BACKLOG / RATE
-
-    play(scenario, side, replicas)
+@run_by(play)
+async def test_a_replica_that_was_away_catches_up_at_the_rate(
+    cluster: VirtualCluster, world: VirtualWorld, /, side: str, replicas: str
+) -> None:
+    took_s = await catch_up(cluster, world)
+    assert 0.9 * (BACKLOG / RATE - 1) < took_s < 1.2 * BACKLOG / RATE
 
 
 @every_side
 @pytest.mark.parametrize("replicas", ["", "0:1,1:0,1:2"])
-def test_replicas_that_no_topic_names_catch_up_as_fast_as_they_can(side: str, replicas: str) -> None:
-    async def scenario(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        assert await catch_up(cluster, world) < 2
-
-    play(scenario, side, replicas)
-
-
-@every_side
-def test_replicas_in_sync_are_not_held_up_though_more_is_written_than_the_rate(side: str) -> None:
-    async def scenario(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        began = world.clock.monotonic()
-        for _ in range(4 * LAG_S):
-            await produce(cluster, world, 3 * RATE)
-            assert len(cluster.state(P0).isr) == 3
-            await asyncio.sleep(1)
-        assert world.clock.monotonic() - began < 6 * LAG_S
-
-    play(scenario, side, "*")
+@run_by(play)
+async def test_replicas_that_no_topic_names_catch_up_as_fast_as_they_can(
+    cluster: VirtualCluster, world: VirtualWorld, /, side: str, replicas: str
+) -> None:
+    assert await catch_up(cluster, world) < 2
 
 
 @every_side
-def test_the_others_stay_in_sync_and_acknowledge_while_one_catches_up(side: str) -> None:
-    async def scenario(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        catching_up = asyncio.create_task(catch_up(cluster, world))
-        await cluster.until(lambda: 2 not in cluster.state(P0).isr)
-        longest_s = 0.0
-        async with Producer(cluster.bootstrap, world=world) as producer:
-            while not catching_up.done():
-                assert {0, 1} <= set(cluster.state(P0).isr)
-                began = world.clock.monotonic()
-                await producer.send("orders", b"x" * 100, partition=0)
-                longest_s = max(longest_s, world.clock.monotonic() - began)
-                await asyncio.sleep(0.1)
-        assert await catching_up > BACKLOG / RATE - 1
-        assert longest_s < 1
-
-    play(scenario, side, "*")
+@run_by(play, replicas="*")
+async def test_replicas_in_sync_are_not_held_up_though_more_is_written_than_the_rate(
+    cluster: VirtualCluster, world: VirtualWorld, /, side: str
+) -> None:
+    began = world.clock.monotonic()
+    for _ in range(4 * LAG_S):
+        await produce(cluster, world, 3 * RATE)
+        assert len(cluster.state(P0).isr) == 3
+        await asyncio.sleep(1)
+    assert world.clock.monotonic() - began < 6 * LAG_S
 
 
-def test_a_replica_in_sync_is_fetched_from_its_new_leader_at_once_though_others_have_used_up_the_rate() -> None:
+@every_side
+@run_by(play, replicas="*")
+async def test_the_others_stay_in_sync_and_acknowledge_while_one_catches_up(
+    cluster: VirtualCluster, world: VirtualWorld, /, side: str
+) -> None:
+    catching_up = asyncio.create_task(catch_up(cluster, world))
+    await cluster.until(lambda: 2 not in cluster.state(P0).isr)
+    longest_s = 0.0
+    async with Producer(cluster.bootstrap, world=world) as producer:
+        while not catching_up.done():
+            assert {0, 1} <= set(cluster.state(P0).isr)
+            began = world.clock.monotonic()
+            await producer.send("orders", b"x" * 100, partition=0)
+            longest_s = max(longest_s, world.clock.monotonic() - began)
+            await asyncio.sleep(0.1)
+    assert await catching_up > BACKLOG / RATE - 1
+    assert longest_s < 1
+
+
+@run_by(play, side="follower", replicas="*", fetch_bytes=BACKLOG)
+async def test_a_replica_in_sync_is_fetched_from_its_new_leader_at_once_though_others_have_used_up_the_rate(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     other = TopicPartition("others", 0)
 
-    async def scenario(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            configs = {"follower.replication.throttled.replicas": "*"}
-            await admin.create_topic("others", assignments=[(1, 0, 2)], configs=configs)
-        catching_up = asyncio.create_task(catch_up(cluster, world))
-        await cluster.until(lambda: 2 not in cluster.state(P0).isr)
-        await cluster.until(lambda: 2 in cluster.state(other).isr)
-        await asyncio.sleep(1)  # all that was missed came in one answer, and counts for twenty seconds
-        cluster.kill_broker(1)
-        await cluster.until(lambda: cluster.state(other).leader == 0)
-        for _ in range(3 * LAG_S):
-            await asyncio.sleep(1)
-            assert cluster.state(other).isr == (0, 2)
-        await catching_up
-
-    play(scenario, "follower", "*", fetch_bytes=BACKLOG)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        configs = {"follower.replication.throttled.replicas": "*"}
+        await admin.create_topic("others", assignments=[(1, 0, 2)], configs=configs)
+    catching_up = asyncio.create_task(catch_up(cluster, world))
+    await cluster.until(lambda: 2 not in cluster.state(P0).isr)
+    await cluster.until(lambda: 2 in cluster.state(other).isr)
+    await asyncio.sleep(1)  # all that was missed came in one answer, and counts for twenty seconds
+    cluster.kill_broker(1)
+    await cluster.until(lambda: cluster.state(other).leader == 0)
+    for _ in range(3 * LAG_S):
+        await asyncio.sleep(1)
+        assert cluster.state(other).isr == (0, 2)
+    await catching_up

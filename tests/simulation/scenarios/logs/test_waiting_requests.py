@@ -21,6 +21,7 @@ from minibroker.protocol.records import encode_batch
 from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.transcoding import as_records, decompressed
 from tests.kafka_connection import connect
+from tests.running import run_by
 from tests.simulation.scenarios.clients.test_kafka_dialect import (
     ORDERS,
     about,
@@ -56,148 +57,148 @@ async def leader_and_replicas(cluster: VirtualCluster, world: VirtualWorld) -> t
     return leader, replicas
 
 
-def test_nothing_comes_before_a_batch_that_was_dropped_as_its_producer_had_gone() -> None:
+@run_by(with_cluster, configs={"cleanup.policy": "compact"})
+async def test_nothing_comes_before_a_batch_that_was_dropped_as_its_producer_had_gone(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     """It comes again: if what was sent behind it had been appended, it would be out of order for ever."""
 
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader, replicas = await leader_and_replicas(cluster, world)
-        first, second = memoryview(of_producer(0, 2_000)), memoryview(of_producer(2_000, 1))
-        async with turn_is_taken(replicas):
-            producer = await connect(world.network, host_name(leader), PORT)
-            for records in (first, second):
-                producer.send(data.PRODUCE, 9, produce(records))
-            await cluster.until(lambda: rests(cluster, leader) == 1)
-            producer.close()
-            await cluster.until(lambda: rests(cluster, leader) == 0)
-        again = await connect(world.network, host_name(leader), PORT)
-        for records in (first, second):
-            again.send(data.PRODUCE, 9, produce(records))
-        assert await codes_of(again, 2) == [ErrorCode.NONE, ErrorCode.NONE]
-
-    with_cluster(program, configs={"cleanup.policy": "compact"})
-
-
-def test_what_came_with_a_refused_batch_does_not_come_before_it_however_long_it_waits_for_its_turn() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader, replicas = await leader_and_replicas(cluster, world)
+    leader, replicas = await leader_and_replicas(cluster, world)
+    first, second = memoryview(of_producer(0, 2_000)), memoryview(of_producer(2_000, 1))
+    async with turn_is_taken(replicas):
         producer = await connect(world.network, host_name(leader), PORT)
-        first, second = of_producer(0, 2), memoryview(of_producer(2, 2_000))
-        damaged = bytearray(first)
-        damaged[-1] ^= 1
+        for records in (first, second):
+            producer.send(data.PRODUCE, 9, produce(records))
+        await cluster.until(lambda: rests(cluster, leader) == 1)
+        producer.close()
+        await cluster.until(lambda: rests(cluster, leader) == 0)
+    again = await connect(world.network, host_name(leader), PORT)
+    for records in (first, second):
+        again.send(data.PRODUCE, 9, produce(records))
+    assert await codes_of(again, 2) == [ErrorCode.NONE, ErrorCode.NONE]
+
+
+@run_by(with_cluster, configs={"cleanup.policy": "compact"})
+async def test_what_came_with_a_refused_batch_does_not_come_before_it_however_long_it_waits_for_its_turn(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    leader, replicas = await leader_and_replicas(cluster, world)
+    producer = await connect(world.network, host_name(leader), PORT)
+    first, second = of_producer(0, 2), memoryview(of_producer(2, 2_000))
+    damaged = bytearray(first)
+    damaged[-1] ^= 1
+    async with turn_is_taken(replicas):
+        for records in (memoryview(damaged), second, memoryview(first), second):
+            producer.send(data.PRODUCE, 9, produce(records))
+        await asyncio.sleep(REMEMBERED_S + 1)
+    assert await codes_of(producer, 4) == [
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.NONE,
+        ErrorCode.NONE,
+    ]
+
+
+@run_by(with_cluster, configs={"cleanup.policy": "compact"})
+async def test_a_batch_whose_producer_has_gone_does_not_stay_in_memory_until_its_turn(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    leader, replicas = await leader_and_replicas(cluster, world)
+    async with turn_is_taken(replicas):
+        producer = await connect(world.network, host_name(leader), PORT)
+        producer.send(data.PRODUCE, 9, produce(keyed(b"v")))
+        await cluster.until(lambda: rests(cluster, leader) == 1)
+        producer.close()
+        await cluster.until(lambda: rests(cluster, leader) == 0, within_s=3)
+    again = await connect(world.network, host_name(leader), PORT)
+    again.send(data.PRODUCE, 9, produce(keyed(b"w")))
+    assert await codes_of(again, 1) == [ErrorCode.NONE]
+
+
+@run_by(with_cluster, configs={"cleanup.policy": "compact"})
+async def test_what_begins_to_be_compacted_while_its_request_waits_is_looked_at_in_a_thread(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    leader, replicas = await leader_and_replicas(cluster, world)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.create_topics([NewTopic("deleting", assignments=[[leader]])])
+        await cluster.until(lambda: replicas.partition(TopicPartition("deleting", 0)) is not None)
+        ran: list[TopicPartition] = []
+        run = replicas._checks.run
+
+        def noted(call: Any, *args: Any) -> Any:
+            ran.append(args[1])
+            return run(call, *args)
+
+        replicas._checks.run = noted  # type: ignore[method-assign, assignment]
+        producer = await connect(world.network, host_name(leader), PORT)
+        topics = [m.ProduceTopic(name, [m.ProducePartition(0, keyed(b"v"))]) for name in ("deleting", ORDERS)]
         async with turn_is_taken(replicas):
-            for records in (memoryview(damaged), second, memoryview(first), second):
-                producer.send(data.PRODUCE, 9, produce(records))
-            await asyncio.sleep(REMEMBERED_S + 1)
-        assert await codes_of(producer, 4) == [
-            ErrorCode.CORRUPT_MESSAGE,
-            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-            ErrorCode.NONE,
-            ErrorCode.NONE,
-        ]
-
-    with_cluster(program, configs={"cleanup.policy": "compact"})
-
-
-def test_a_batch_whose_producer_has_gone_does_not_stay_in_memory_until_its_turn() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader, replicas = await leader_and_replicas(cluster, world)
-        async with turn_is_taken(replicas):
-            producer = await connect(world.network, host_name(leader), PORT)
-            producer.send(data.PRODUCE, 9, produce(keyed(b"v")))
+            producer.send(data.PRODUCE, 9, m.ProduceRequest(None, -1, 5_000, topics))
             await cluster.until(lambda: rests(cluster, leader) == 1)
-            producer.close()
-            await cluster.until(lambda: rests(cluster, leader) == 0, within_s=3)
-        again = await connect(world.network, host_name(leader), PORT)
-        again.send(data.PRODUCE, 9, produce(keyed(b"w")))
-        assert await codes_of(again, 1) == [ErrorCode.NONE]
-
-    with_cluster(program, configs={"cleanup.policy": "compact"})
-
-
-def test_what_begins_to_be_compacted_while_its_request_waits_is_looked_at_in_a_thread() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader, replicas = await leader_and_replicas(cluster, world)
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.create_topics([NewTopic("deleting", assignments=[[leader]])])
-            await cluster.until(lambda: replicas.partition(TopicPartition("deleting", 0)) is not None)
-            ran: list[TopicPartition] = []
-            run = replicas._checks.run
-
-            def noted(call: Any, *args: Any) -> Any:
-                ran.append(args[1])
-                return run(call, *args)
-
-            replicas._checks.run = noted  # type: ignore[method-assign, assignment]
-            producer = await connect(world.network, host_name(leader), PORT)
-            topics = [m.ProduceTopic(name, [m.ProducePartition(0, keyed(b"v"))]) for name in ("deleting", ORDERS)]
-            async with turn_is_taken(replicas):
-                producer.send(data.PRODUCE, 9, m.ProduceRequest(None, -1, 5_000, topics))
-                await cluster.until(lambda: rests(cluster, leader) == 1)
-                await admin.incremental_alter_configs(
-                    {ConfigResource.of_topic("deleting"): [ConfigChange.set("cleanup.policy", "compact")]}
-                )
-                deleting = replicas.leader(TopicPartition("deleting", 0))
-                await cluster.until(lambda: deleting.log.config.compact)
-            _, answer = await producer.answer(data.PRODUCE, 9)
-            assert [topic.partition_responses[0].error_code for topic in answer.responses] == [ErrorCode.NONE] * 2
-            assert ran == [TopicPartition(ORDERS, 0), TopicPartition("deleting", 0)]
-
-    with_cluster(program, configs={"cleanup.policy": "compact"})
+            await admin.incremental_alter_configs(
+                {ConfigResource.of_topic("deleting"): [ConfigChange.set("cleanup.policy", "compact")]}
+            )
+            deleting = replicas.leader(TopicPartition("deleting", 0))
+            await cluster.until(lambda: deleting.log.config.compact)
+        _, answer = await producer.answer(data.PRODUCE, 9)
+        assert [topic.partition_responses[0].error_code for topic in answer.responses] == [ErrorCode.NONE] * 2
+        assert ran == [TopicPartition(ORDERS, 0), TopicPartition("deleting", 0)]
 
 
-def test_few_batches_that_become_records_are_in_memory_at_once_however_many_producers_send_them() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader, _, _ = await of_leader_and_others(cluster, world)
-        services = cluster.broker(leader)._services
+@run_by(with_cluster, configs={"record.format": "kafka"})
+async def test_few_batches_that_become_records_are_in_memory_at_once_however_many_producers_send_them(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    leader, _, _ = await of_leader_and_others(cluster, world)
+    services = cluster.broker(leader)._services
+    assert services is not None
+    executor = services.transcoder._executor
+    run = executor.run
+    alive = most = 0
+
+    async def counted(call: Any, *args: Any) -> Any:
+        nonlocal alive, most
+        alive += call is decompressed
+        most = max(most, alive)
+        try:
+            return await run(call, *args)
+        finally:
+            alive -= call is as_records
+
+    executor.run = counted  # type: ignore[method-assign, assignment]
+    zeros = encode_batch([bytes(2_000_000)], base_timestamp=1_000, compression=Compression.ZSTD)
+    producers = [await connect(world.network, host_name(leader), PORT) for _ in range(20)]
+    for producer in producers:
+        producer.send(data.PRODUCE, 9, produce(memoryview(zeros)))
+    for producer in producers:
+        assert await codes_of(producer, 1) == [ErrorCode.NONE]
+    assert most == 4
+    assert alive == 0
+
+
+@run_by(with_cluster, settings={"auto.create.topics.enable": "true"})
+async def test_metadata_that_waits_does_not_make_a_topic_again_that_is_deleted_meanwhile(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    leader, others, _ = await of_leader_and_others(cluster, world)
+    asked = next(other for other in others if other not in cluster.active_controllers())
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.create_topics([NewTopic("brief", assignments=[[asked]])])
+        connection = await connect(world.network, host_name(asked), PORT)
+        network = cluster.simulation.network
+        for source, target in ((asked, leader), (leader, asked)):
+            network.block(host_name(source), host_name(target))
+        network.reset_at(host_name(asked), host_name(leader))
+        await cluster.until(lambda: leader in lost(cluster, asked))
+        connection.send(metadata.METADATA, 9, about(ORDERS, "brief", "new", creates=True))
+        services = cluster.broker(asked)._services
         assert services is not None
-        executor = services.transcoder._executor
-        run = executor.run
-        alive = most = 0
-
-        async def counted(call: Any, *args: Any) -> Any:
-            nonlocal alive, most
-            alive += call is decompressed
-            most = max(most, alive)
-            try:
-                return await run(call, *args)
-            finally:
-                alive -= call is as_records
-
-        executor.run = counted  # type: ignore[method-assign, assignment]
-        zeros = encode_batch([bytes(2_000_000)], base_timestamp=1_000, compression=Compression.ZSTD)
-        producers = [await connect(world.network, host_name(leader), PORT) for _ in range(20)]
-        for producer in producers:
-            producer.send(data.PRODUCE, 9, produce(memoryview(zeros)))
-        for producer in producers:
-            assert await codes_of(producer, 1) == [ErrorCode.NONE]
-        assert most == 4
-        assert alive == 0
-
-    with_cluster(program, configs={"record.format": "kafka"})
-
-
-def test_metadata_that_waits_does_not_make_a_topic_again_that_is_deleted_meanwhile() -> None:
-    async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        leader, others, _ = await of_leader_and_others(cluster, world)
-        asked = next(other for other in others if other not in cluster.active_controllers())
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.create_topics([NewTopic("brief", assignments=[[asked]])])
-            connection = await connect(world.network, host_name(asked), PORT)
-            network = cluster.simulation.network
-            for source, target in ((asked, leader), (leader, asked)):
-                network.block(host_name(source), host_name(target))
-            network.reset_at(host_name(asked), host_name(leader))
-            await cluster.until(lambda: leader in lost(cluster, asked))
-            connection.send(metadata.METADATA, 9, about(ORDERS, "brief", "new", creates=True))
-            services = cluster.broker(asked)._services
-            assert services is not None
-            await cluster.until(lambda: services.topic_purgatory.delayed() == 1)
-            await admin.delete_topics(["brief"])
-            _, answer = await connection.answer(metadata.METADATA, 9)
-            codes = {topic.name: topic.error_code for topic in answer.topics}
-            assert codes["brief"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            network.heal()
-            await asyncio.sleep(10)
-            assert await admin.list_topics() == ["new", ORDERS]
-
-    with_cluster(program, {"auto.create.topics.enable": "true"})
+        await cluster.until(lambda: services.topic_purgatory.delayed() == 1)
+        await admin.delete_topics(["brief"])
+        _, answer = await connection.answer(metadata.METADATA, 9)
+        codes = {topic.name: topic.error_code for topic in answer.topics}
+        assert codes["brief"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        network.heal()
+        await asyncio.sleep(10)
+        assert await admin.list_topics() == ["new", ORDERS]

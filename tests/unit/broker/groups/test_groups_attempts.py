@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from minibroker.broker.groups.attempts import LatestAttempts
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import groups as g
 from tests.groups_support import GROUP, CoordinatedGroups, with_groups
+from tests.running import run_by
 
 E = ErrorCode
 
@@ -56,17 +55,15 @@ def test_no_more_clients_are_remembered_than_there_is_room_for_the_latest_stay()
     assert latest.take(attempt(1, "two"), 5) is E.NONE, "it was forgotten"
 
 
-def test_commits_and_deletions_of_one_client_have_one_order(tmp_path: Path) -> None:
-    async def scenario(groups: CoordinatedGroups) -> None:
-        assert await groups.commit(10, attempt=attempt(2)) == E.NONE
-        assert await groups.commit(5, attempt=attempt(1)) == E.REQUEST_TIMED_OUT
-        assert await groups.groups.removal.delete(GROUP, attempt(1)) is E.REQUEST_TIMED_OUT
-        answers: list[g.OffsetDeleteResponse] = []
-        topics = [g.OffsetDeleteTopic("orders", [0])]
-        groups.groups.commits.delete(g.OffsetDeleteRequest(GROUP, topics, attempt(1)), answers.append)
-        assert [answer.error_code for answer in answers] == [E.REQUEST_TIMED_OUT]
-        assert await groups.committed() == 10
-        assert await groups.groups.removal.delete(GROUP, attempt(3)) is E.NONE
-        assert await groups.commit(5, attempt=attempt(2)) == E.REQUEST_TIMED_OUT, "the group is gone, its order is not"
-
-    with_groups(tmp_path, scenario)
+@run_by(with_groups)
+async def test_commits_and_deletions_of_one_client_have_one_order(groups: CoordinatedGroups, /) -> None:
+    assert await groups.commit(10, attempt=attempt(2)) == E.NONE
+    assert await groups.commit(5, attempt=attempt(1)) == E.REQUEST_TIMED_OUT
+    assert await groups.groups.removal.delete(GROUP, attempt(1)) is E.REQUEST_TIMED_OUT
+    answers: list[g.OffsetDeleteResponse] = []
+    topics = [g.OffsetDeleteTopic("orders", [0])]
+    groups.groups.commits.delete(g.OffsetDeleteRequest(GROUP, topics, attempt(1)), answers.append)
+    assert [answer.error_code for answer in answers] == [E.REQUEST_TIMED_OUT]
+    assert await groups.committed() == 10
+    assert await groups.groups.removal.delete(GROUP, attempt(3)) is E.NONE
+    assert await groups.commit(5, attempt=attempt(2)) == E.REQUEST_TIMED_OUT, "the group is gone, its order is not"

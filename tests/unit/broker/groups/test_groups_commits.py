@@ -19,6 +19,7 @@ from minibroker.protocol.records import decode_batch, iterate_batches
 from minibroker.protocol.topic_ids import make
 from tests.groups_support import GROUP, OFFSETS, OFFSETS_ID, ORDERS_ID, CoordinatedGroups, with_groups
 from tests.replication_support import ME, ORDERS
+from tests.running import run_by
 from tests.waiting import until
 
 E = ErrorCode
@@ -62,103 +63,95 @@ def log_of(groups: CoordinatedGroups) -> list[tuple[bytes, bytes | None]]:
         ({}, E.NONE),
     ],
 )
-def test_a_commit_that_is_not_taken_says_why(tmp_path: Path, change: dict[str, object], expected: ErrorCode) -> None:
-    async def scenario(groups: CoordinatedGroups) -> None:
-        (member,) = await groups.stable()
-        asked = {"offset": 7, "member_id": member, "generation_id": 1} | change
-        assert await groups.commit(**asked) == expected  # type: ignore[arg-type]
-        assert await groups.committed() == (7 if expected is E.NONE else -1)
-
-    with_groups(tmp_path, scenario)
+@run_by(with_groups)
+async def test_a_commit_that_is_not_taken_says_why(
+    groups: CoordinatedGroups, /, change: dict[str, object], expected: ErrorCode
+) -> None:
+    (member,) = await groups.stable()
+    asked = {"offset": 7, "member_id": member, "generation_id": 1} | change
+    assert await groups.commit(**asked) == expected  # type: ignore[arg-type]
+    assert await groups.committed() == (7 if expected is E.NONE else -1)
 
 
 @pytest.mark.parametrize("offset", [-1, -2, -5, -(2**63)])
-def test_a_negative_offset_is_stored_and_returned_as_it_is(tmp_path: Path, offset: int) -> None:
+@run_by(with_groups)
+async def test_a_negative_offset_is_stored_and_returned_as_it_is(groups: CoordinatedGroups, /, offset: int) -> None:
     """kafkajs resets offsets by committing -1 or -2."""
 
-    async def scenario(groups: CoordinatedGroups) -> None:
-        assert await groups.commit(7) == E.NONE
-        assert await groups.commit(offset) == E.NONE
-        assert await groups.committed() == offset
-        key, value = log_of(groups)[-1]
-        assert decode_key(key) == OffsetKey(GROUP, *ORDERS)
-        assert value is not None
-        assert decode_offset_value(value).offset == offset
-
-    with_groups(tmp_path, scenario)
+    assert await groups.commit(7) == E.NONE
+    assert await groups.commit(offset) == E.NONE
+    assert await groups.committed() == offset
+    key, value = log_of(groups)[-1]
+    assert decode_key(key) == OffsetKey(GROUP, *ORDERS)
+    assert value is not None
+    assert decode_offset_value(value).offset == offset
 
 
-def test_the_group_without_a_name_has_offsets_and_no_members(tmp_path: Path) -> None:
-    async def scenario(groups: CoordinatedGroups) -> None:
-        assert await groups.commit(7, group_id="") == E.NONE
-        assert (await groups.fetch(group_id="")).topics[0].partitions[0].committed_offset == 7
-        assert await delete_offset(groups, group_id="") == E.INVALID_GROUP_ID
-
-    with_groups(tmp_path, scenario)
+@run_by(with_groups)
+async def test_the_group_without_a_name_has_offsets_and_no_members(groups: CoordinatedGroups, /) -> None:
+    assert await groups.commit(7, group_id="") == E.NONE
+    assert (await groups.fetch(group_id="")).topics[0].partitions[0].committed_offset == 7
+    assert await delete_offset(groups, group_id="") == E.INVALID_GROUP_ID
 
 
-def test_members_commit_while_the_group_gathers_and_not_while_it_is_shared_out(tmp_path: Path) -> None:
-    async def scenario(groups: CoordinatedGroups) -> None:
-        one, other = await groups.stable(2)
-        groups.leave(other)
-        assert groups.group().is_in(GroupState.PREPARING_REBALANCE)
-        assert await groups.commit(1, member_id=one, generation_id=1) == E.NONE
-        await groups.join(one)
-        assert await groups.commit(2, member_id=one, generation_id=1) == E.ILLEGAL_GENERATION
-        assert await groups.commit(2, member_id=one, generation_id=2) == E.REBALANCE_IN_PROGRESS
-        assert await groups.committed() == 1
+@run_by(with_groups)
+async def test_members_commit_while_the_group_gathers_and_not_while_it_is_shared_out(
+    groups: CoordinatedGroups, /
+) -> None:
+    one, other = await groups.stable(2)
+    groups.leave(other)
+    assert groups.group().is_in(GroupState.PREPARING_REBALANCE)
+    assert await groups.commit(1, member_id=one, generation_id=1) == E.NONE
+    await groups.join(one)
+    assert await groups.commit(2, member_id=one, generation_id=1) == E.ILLEGAL_GENERATION
+    assert await groups.commit(2, member_id=one, generation_id=2) == E.REBALANCE_IN_PROGRESS
+    assert await groups.committed() == 1
 
-    with_groups(tmp_path, scenario)
 
-
-def test_one_that_is_no_member_commits_to_a_group_without_members(tmp_path: Path) -> None:
-    async def scenario(groups: CoordinatedGroups) -> None:
-        assert await groups.commit(3) == E.NONE
-        (member,) = await groups.stable()
-        assert await groups.committed() == 3
-        assert await groups.commit(4) == E.UNKNOWN_MEMBER_ID
-        groups.leave(member)
-        assert await groups.commit(2) == E.NONE
-        assert await groups.committed() == 2  # it may go back, where somebody wants that
-
-    with_groups(tmp_path, scenario)
+@run_by(with_groups)
+async def test_one_that_is_no_member_commits_to_a_group_without_members(groups: CoordinatedGroups, /) -> None:
+    assert await groups.commit(3) == E.NONE
+    (member,) = await groups.stable()
+    assert await groups.committed() == 3
+    assert await groups.commit(4) == E.UNKNOWN_MEMBER_ID
+    groups.leave(member)
+    assert await groups.commit(2) == E.NONE
+    assert await groups.committed() == 2  # it may go back, where somebody wants that
 
 
 # --- when it is shown --------------------------------------------------------------------------------------------
 
 
-def test_a_commit_is_answered_and_shown_when_it_is_replicated(tmp_path: Path) -> None:
-    async def program(groups: CoordinatedGroups) -> None:
-        await groups.lead(isr=(ME, 2, 3))
-        committing = groups.commit(7)
-        fetching = groups.fetch()
-        await asyncio.sleep(1)
-        assert not committing.done()
-        assert not fetching.done()
-        groups.replicate(2)
-        assert not committing.done()
-        groups.replicate(3)
-        assert await committing == E.NONE
-        assert (await fetching).topics[0].partitions[0].committed_offset == 7
-
-    with_groups(tmp_path, program, lead=False)
+@run_by(with_groups, lead=False)
+async def test_a_commit_is_answered_and_shown_when_it_is_replicated(groups: CoordinatedGroups, /) -> None:
+    await groups.lead(isr=(ME, 2, 3))
+    committing = groups.commit(7)
+    fetching = groups.fetch()
+    await asyncio.sleep(1)
+    assert not committing.done()
+    assert not fetching.done()
+    groups.replicate(2)
+    assert not committing.done()
+    groups.replicate(3)
+    assert await committing == E.NONE
+    assert (await fetching).topics[0].partitions[0].committed_offset == 7
 
 
-def test_a_commit_that_is_not_replicated_in_time_fails_and_is_shown_once_it_is_replicated(tmp_path: Path) -> None:
+@run_by(with_groups, lead=False)
+async def test_a_commit_that_is_not_replicated_in_time_fails_and_is_shown_once_it_is_replicated(
+    groups: CoordinatedGroups, /
+) -> None:
     """The next coordinator would find it in the log; so whoever goes on from what was before would set it back."""
 
-    async def program(groups: CoordinatedGroups) -> None:
-        await groups.lead(isr=(ME, 2, 3))
-        assert await groups.commit(7) == E.COORDINATOR_NOT_AVAILABLE
-        assert groups.groups.terms.loaded()[0].groups[GROUP].offsets.items() == []
-        fetching = groups.fetch()
-        groups.replicate(2, 3)
-        assert (await fetching).topics[0].partitions[0].committed_offset == 7
-        await groups.follow(1)
-        await groups.lead(2)
-        assert await groups.committed() == 7
-
-    with_groups(tmp_path, program, lead=False)
+    await groups.lead(isr=(ME, 2, 3))
+    assert await groups.commit(7) == E.COORDINATOR_NOT_AVAILABLE
+    assert groups.groups.terms.loaded()[0].groups[GROUP].offsets.items() == []
+    fetching = groups.fetch()
+    groups.replicate(2, 3)
+    assert (await fetching).topics[0].partitions[0].committed_offset == 7
+    await groups.follow(1)
+    await groups.lead(2)
+    assert await groups.committed() == 7
 
 
 def test_writes_that_fail_over_and_over_are_one_warning_in_a_while(
@@ -176,146 +169,134 @@ def test_writes_that_fail_over_and_over_are_one_warning_in_a_while(
     ]
 
 
-def test_a_deletion_that_is_not_replicated_in_time_fails_and_counts_once_it_is_replicated(tmp_path: Path) -> None:
-    async def program(groups: CoordinatedGroups) -> None:
-        await groups.lead(isr=(ME, 2, 3))
-        committing = groups.commit(7)
-        groups.replicate(2, 3)
-        assert await committing == E.NONE
-        assert await delete_offset(groups) == E.COORDINATOR_NOT_AVAILABLE
-        assert len(groups.group().offsets) == 1
-        fetching = groups.fetch()
-        groups.replicate(2, 3)
-        assert (await fetching).topics[0].partitions[0].committed_offset == -1
-
-    with_groups(tmp_path, program, lead=False)
-
-
-def test_of_a_commit_that_failed_and_the_next_one_the_next_counts(tmp_path: Path) -> None:
-    async def program(groups: CoordinatedGroups) -> None:
-        await groups.lead(isr=(ME, 2, 3))
-        assert await groups.commit(7) == E.COORDINATOR_NOT_AVAILABLE
-        committing = groups.commit(5)
-        groups.replicate(2, 3)
-        assert await committing == E.NONE
-        fetching = groups.fetch()
-        groups.replicate(2, 3)
-        assert (await fetching).topics[0].partitions[0].committed_offset == 5
-
-    with_groups(tmp_path, program, lead=False)
+@run_by(with_groups, lead=False)
+async def test_a_deletion_that_is_not_replicated_in_time_fails_and_counts_once_it_is_replicated(
+    groups: CoordinatedGroups, /
+) -> None:
+    await groups.lead(isr=(ME, 2, 3))
+    committing = groups.commit(7)
+    groups.replicate(2, 3)
+    assert await committing == E.NONE
+    assert await delete_offset(groups) == E.COORDINATOR_NOT_AVAILABLE
+    assert len(groups.group().offsets) == 1
+    fetching = groups.fetch()
+    groups.replicate(2, 3)
+    assert (await fetching).topics[0].partitions[0].committed_offset == -1
 
 
-def test_a_commit_that_failed_and_that_the_next_leader_lacks_is_never_shown(tmp_path: Path) -> None:
-    async def program(groups: CoordinatedGroups) -> None:
-        await groups.lead(isr=(ME, 2, 3))
-        assert await groups.commit(7) == E.COORDINATOR_NOT_AVAILABLE
-        (old,) = groups.groups.terms.loaded()
-        await groups.follow(1)
-        groups.broker.partition(OFFSETS).log.truncate_to(0)
-        await groups.lead(2)
-        assert await groups.committed() == -1
-        assert old.groups[GROUP].offsets.items() == []
-
-    with_groups(tmp_path, program, lead=False)
+@run_by(with_groups, lead=False)
+async def test_of_a_commit_that_failed_and_the_next_one_the_next_counts(groups: CoordinatedGroups, /) -> None:
+    await groups.lead(isr=(ME, 2, 3))
+    assert await groups.commit(7) == E.COORDINATOR_NOT_AVAILABLE
+    committing = groups.commit(5)
+    groups.replicate(2, 3)
+    assert await committing == E.NONE
+    fetching = groups.fetch()
+    groups.replicate(2, 3)
+    assert (await fetching).topics[0].partitions[0].committed_offset == 5
 
 
-def test_a_coordinator_whose_followers_are_gone_tells_no_offset(tmp_path: Path) -> None:
+@run_by(with_groups, lead=False)
+async def test_a_commit_that_failed_and_that_the_next_leader_lacks_is_never_shown(groups: CoordinatedGroups, /) -> None:
+    await groups.lead(isr=(ME, 2, 3))
+    assert await groups.commit(7) == E.COORDINATOR_NOT_AVAILABLE
+    (old,) = groups.groups.terms.loaded()
+    await groups.follow(1)
+    groups.broker.partition(OFFSETS).log.truncate_to(0)
+    await groups.lead(2)
+    assert await groups.committed() == -1
+    assert old.groups[GROUP].offsets.items() == []
+
+
+@run_by(with_groups, lead=False)
+async def test_a_coordinator_whose_followers_are_gone_tells_no_offset(groups: CoordinatedGroups, /) -> None:
     """It cannot know whether it is one still: the offsets that it knows may be of old."""
 
-    async def program(groups: CoordinatedGroups) -> None:
-        await groups.lead(isr=(ME, 2, 3))
-        committing = groups.commit(7)
-        groups.replicate(2, 3)
-        assert await committing == E.NONE
-        assert (await groups.fetch()).error_code == E.COORDINATOR_NOT_AVAILABLE
-
-    with_groups(tmp_path, program, lead=False)
+    await groups.lead(isr=(ME, 2, 3))
+    committing = groups.commit(7)
+    groups.replicate(2, 3)
+    assert await committing == E.NONE
+    assert (await groups.fetch()).error_code == E.COORDINATOR_NOT_AVAILABLE
 
 
-def test_all_who_ask_at_the_same_time_are_told_by_one_record(tmp_path: Path) -> None:
-    async def program(groups: CoordinatedGroups) -> None:
-        await groups.lead(isr=(ME, 2, 3))
-        fetches = [groups.fetch()]
-        fetches += [groups.fetch() for _ in range(9)]
-        groups.replicate(2, 3)
-        await fetches[0]
-        groups.replicate(2, 3)
-        await asyncio.gather(*fetches)
-        assert groups.broker.partition(OFFSETS).log.log_end_offset == 2
-
-    with_groups(tmp_path, program, lead=False)
+@run_by(with_groups, lead=False)
+async def test_all_who_ask_at_the_same_time_are_told_by_one_record(groups: CoordinatedGroups, /) -> None:
+    await groups.lead(isr=(ME, 2, 3))
+    fetches = [groups.fetch()]
+    fetches += [groups.fetch() for _ in range(9)]
+    groups.replicate(2, 3)
+    await fetches[0]
+    groups.replicate(2, 3)
+    await asyncio.gather(*fetches)
+    assert groups.broker.partition(OFFSETS).log.log_end_offset == 2
 
 
-def test_a_broker_that_can_have_no_successor_writes_nothing_to_tell_an_offset(tmp_path: Path) -> None:
-    async def scenario(groups: CoordinatedGroups) -> None:
-        assert await groups.commit(7) == E.NONE
-        assert await groups.committed() == 7
-        assert len(log_of(groups)) == 1
+@run_by(with_groups)
+async def test_a_broker_that_can_have_no_successor_writes_nothing_to_tell_an_offset(
+    groups: CoordinatedGroups, /
+) -> None:
+    assert await groups.commit(7) == E.NONE
+    assert await groups.committed() == 7
+    assert len(log_of(groups)) == 1
 
-    with_groups(tmp_path, scenario)
 
-
-def test_a_group_that_is_not_known_has_no_offsets(tmp_path: Path) -> None:
-    async def scenario(groups: CoordinatedGroups) -> None:
-        assert await groups.committed(group_id="other") == -1
-        assert (await groups.fetch(group_id="")).error_code == E.NONE
-
-    with_groups(tmp_path, scenario)
+@run_by(with_groups)
+async def test_a_group_that_is_not_known_has_no_offsets(groups: CoordinatedGroups, /) -> None:
+    assert await groups.committed(group_id="other") == -1
+    assert (await groups.fetch(group_id="")).error_code == E.NONE
 
 
 # --- topics that are gone ----------------------------------------------------------------------------------------
 
 
-def test_the_offsets_of_a_deleted_topic_go_and_the_next_one_of_its_name_has_none(tmp_path: Path) -> None:
-    async def scenario(groups: CoordinatedGroups) -> None:
-        assert await groups.commit(7) == E.NONE
-        groups.announce({}, deleted={"orders": ORDERS_ID}, last=False)
-        await until(lambda: not len(groups.group().offsets))
-        key, value = log_of(groups)[-1]
-        assert (decode_key(key), value) == (OffsetKey(GROUP, "orders", 0), None)
-        groups.announce({"orders": NEWER_ID}, last=False)
-        assert await groups.committed() == -1
-        assert await groups.commit(8, topic_id=ORDERS_ID) == E.INCONSISTENT_TOPIC_ID
-        assert await groups.commit(1, topic_id=NEWER_ID) == E.NONE
-        fetched = await groups.fetch()
-        assert (fetched.topics[0].topic_id, fetched.topics[0].partitions[0].committed_offset) == (NEWER_ID, 1)
-
-    with_groups(tmp_path, scenario)
-
-
-def test_offsets_of_a_topic_that_was_deleted_unseen_go_when_the_next_of_its_name_is_seen(tmp_path: Path) -> None:
-    async def scenario(groups: CoordinatedGroups) -> None:
-        assert await groups.commit(7) == E.NONE
-        groups.announce({"orders": NEWER_ID}, last=False)
-        await until(lambda: not len(groups.group().offsets))
-
-    with_groups(tmp_path, scenario)
+@run_by(with_groups)
+async def test_the_offsets_of_a_deleted_topic_go_and_the_next_one_of_its_name_has_none(
+    groups: CoordinatedGroups, /
+) -> None:
+    assert await groups.commit(7) == E.NONE
+    groups.announce({}, deleted={"orders": ORDERS_ID}, last=False)
+    await until(lambda: not len(groups.group().offsets))
+    key, value = log_of(groups)[-1]
+    assert (decode_key(key), value) == (OffsetKey(GROUP, "orders", 0), None)
+    groups.announce({"orders": NEWER_ID}, last=False)
+    assert await groups.committed() == -1
+    assert await groups.commit(8, topic_id=ORDERS_ID) == E.INCONSISTENT_TOPIC_ID
+    assert await groups.commit(1, topic_id=NEWER_ID) == E.NONE
+    fetched = await groups.fetch()
+    assert (fetched.topics[0].topic_id, fetched.topics[0].partitions[0].committed_offset) == (NEWER_ID, 1)
 
 
-def test_a_topic_that_this_broker_has_not_heard_of_yet_keeps_its_offsets(tmp_path: Path) -> None:
+@run_by(with_groups)
+async def test_offsets_of_a_topic_that_was_deleted_unseen_go_when_the_next_of_its_name_is_seen(
+    groups: CoordinatedGroups, /
+) -> None:
+    assert await groups.commit(7) == E.NONE
+    groups.announce({"orders": NEWER_ID}, last=False)
+    await until(lambda: not len(groups.group().offsets))
+
+
+@run_by(with_groups, lead=False)
+async def test_a_topic_that_this_broker_has_not_heard_of_yet_keeps_its_offsets(groups: CoordinatedGroups, /) -> None:
     """They were committed at another coordinator, which had."""
 
-    async def program(groups: CoordinatedGroups) -> None:
-        await groups.lead()
-        assert await groups.commit(7) == E.NONE
-        await groups.follow(1)
-        metadata = groups.broker.metadata
-        metadata._topics.pop("orders")  # as if the request that told of it had gone to others alone
-        await groups.lead(2)
-        await asyncio.sleep(1)
-        fetched = (await groups.fetch()).topics[0]
-        assert (fetched.topic_id, fetched.partitions[0].committed_offset) == (ORDERS_ID, 7)
-        # The next controller names all topics, and this one is not among them: it cannot read the topic's znode.
-        groups.announce({OFFSETS_TOPIC: OFFSETS_ID}, epoch=2)
-        await asyncio.sleep(1)
-        assert await groups.committed() == 7
-        groups.announce({"orders": ORDERS_ID}, epoch=3)
-        assert await groups.committed() == 7
-        groups.broker.metadata._topics.pop("orders")
-        groups.announce({}, deleted={"orders": ORDERS_ID}, epoch=3)
-        await until(lambda: not len(groups.group().offsets))
-
-    with_groups(tmp_path, program, lead=False)
+    await groups.lead()
+    assert await groups.commit(7) == E.NONE
+    await groups.follow(1)
+    metadata = groups.broker.metadata
+    metadata._topics.pop("orders")  # as if the request that told of it had gone to others alone
+    await groups.lead(2)
+    await asyncio.sleep(1)
+    fetched = (await groups.fetch()).topics[0]
+    assert (fetched.topic_id, fetched.partitions[0].committed_offset) == (ORDERS_ID, 7)
+    # The next controller names all topics, and this one is not among them: it cannot read the topic's znode.
+    groups.announce({OFFSETS_TOPIC: OFFSETS_ID}, epoch=2)
+    await asyncio.sleep(1)
+    assert await groups.committed() == 7
+    groups.announce({"orders": ORDERS_ID}, epoch=3)
+    assert await groups.committed() == 7
+    groups.broker.metadata._topics.pop("orders")
+    groups.announce({}, deleted={"orders": ORDERS_ID}, epoch=3)
+    await until(lambda: not len(groups.group().offsets))
 
 
 # --- deleting ----------------------------------------------------------------------------------------------------
@@ -333,212 +314,198 @@ async def delete_offset(groups: CoordinatedGroups, partition: TopicPartition = O
     return response.error_code or response.topics[0].partitions[0].error_code
 
 
-def test_offsets_are_deleted_one_by_one(tmp_path: Path) -> None:
-    async def scenario(groups: CoordinatedGroups) -> None:
-        assert await delete_offset(groups) == E.GROUP_ID_NOT_FOUND
-        await groups.commit(7)
-        assert await delete_offset(groups, TopicPartition("orders", 5)) == E.NONE
-        assert await groups.committed() == 7
-        assert await delete_offset(groups) == E.NONE
-        assert await groups.committed() == -1
-
-    with_groups(tmp_path, scenario)
+@run_by(with_groups)
+async def test_offsets_are_deleted_one_by_one(groups: CoordinatedGroups, /) -> None:
+    assert await delete_offset(groups) == E.GROUP_ID_NOT_FOUND
+    await groups.commit(7)
+    assert await delete_offset(groups, TopicPartition("orders", 5)) == E.NONE
+    assert await groups.committed() == 7
+    assert await delete_offset(groups) == E.NONE
+    assert await groups.committed() == -1
 
 
-def test_offsets_of_a_topic_that_a_member_reads_are_not_deleted(tmp_path: Path) -> None:
-    async def scenario(groups: CoordinatedGroups) -> None:
-        await groups.commit(7)
-        member = groups.join(protocols=subscribed_to("orders")).result().member_id
-        joined = await groups.join(member, protocols=subscribed_to("orders"))
-        assert await delete_offset(groups) == E.GROUP_SUBSCRIBED_TO_TOPIC  # while nobody knows who reads what
-        await groups.sync(member, joined.generation_id, {})
-        assert await delete_offset(groups) == E.GROUP_SUBSCRIBED_TO_TOPIC
-        groups.join(member, protocols=subscribed_to("other"))
-        await groups.sync(member, 2, {})
-        assert await delete_offset(groups) == E.NONE
-
-    with_groups(tmp_path, scenario)
+@run_by(with_groups)
+async def test_offsets_of_a_topic_that_a_member_reads_are_not_deleted(groups: CoordinatedGroups, /) -> None:
+    await groups.commit(7)
+    member = groups.join(protocols=subscribed_to("orders")).result().member_id
+    joined = await groups.join(member, protocols=subscribed_to("orders"))
+    assert await delete_offset(groups) == E.GROUP_SUBSCRIBED_TO_TOPIC  # while nobody knows who reads what
+    await groups.sync(member, joined.generation_id, {})
+    assert await delete_offset(groups) == E.GROUP_SUBSCRIBED_TO_TOPIC
+    groups.join(member, protocols=subscribed_to("other"))
+    await groups.sync(member, 2, {})
+    assert await delete_offset(groups) == E.NONE
 
 
-def test_a_group_without_members_is_deleted_with_its_offsets(tmp_path: Path) -> None:
-    async def scenario(groups: CoordinatedGroups) -> None:
-        removal = groups.groups.removal
-        assert await removal.delete(GROUP) is E.GROUP_ID_NOT_FOUND
-        (member,) = await groups.stable()
-        await groups.commit(7, member_id=member, generation_id=1)
-        assert await removal.delete(GROUP) is E.NON_EMPTY_GROUP
-        groups.leave(member)
-        assert await removal.delete(GROUP) is E.NONE
-        assert await groups.committed() == -1
-        await groups.follow(1)
-        await groups.lead(2)
-        assert groups.groups.terms.loaded()[0].groups == {}
-
-    with_groups(tmp_path, scenario)
+@run_by(with_groups)
+async def test_a_group_without_members_is_deleted_with_its_offsets(groups: CoordinatedGroups, /) -> None:
+    removal = groups.groups.removal
+    assert await removal.delete(GROUP) is E.GROUP_ID_NOT_FOUND
+    (member,) = await groups.stable()
+    await groups.commit(7, member_id=member, generation_id=1)
+    assert await removal.delete(GROUP) is E.NON_EMPTY_GROUP
+    groups.leave(member)
+    assert await removal.delete(GROUP) is E.NONE
+    assert await groups.committed() == -1
+    await groups.follow(1)
+    await groups.lead(2)
+    assert groups.groups.terms.loaded()[0].groups == {}
 
 
 @pytest.mark.parametrize("deletes", ["the group", "the offset"])
 @pytest.mark.parametrize("times_out", [False, True])
-def test_what_is_deleted_does_not_come_back_with_a_commit_that_was_on_its_way(
-    tmp_path: Path, deletes: str, times_out: bool
+@run_by(with_groups, lead=False)
+async def test_what_is_deleted_does_not_come_back_with_a_commit_that_was_on_its_way(
+    groups: CoordinatedGroups, /, deletes: str, times_out: bool
 ) -> None:
-    async def program(groups: CoordinatedGroups) -> None:
-        await groups.lead(isr=(ME, 2, 3))
-        before = groups.commit(7, partition=TopicPartition(OFFSETS_TOPIC, 0))
-        groups.replicate(2, 3)
-        await before
-        committing = groups.commit(8)
-        if times_out:
-            assert await committing == E.COORDINATOR_NOT_AVAILABLE
-        whole = deletes == "the group"
-        deleting = asyncio.ensure_future(groups.groups.removal.delete(GROUP) if whole else delete_offset(groups))
-        async with asyncio.timeout(30):
-            while not deleting.done():
-                groups.replicate(2, 3)
-                await asyncio.sleep(0.05)
-        assert await deleting == E.NONE
-        await groups.follow(1)
-        await groups.lead(2)
-        (term,) = groups.groups.terms.loaded()
-        assert [str(partition) for one in term.groups.values() for partition, _ in one.offsets.items()] == (
-            [] if whole else [f"{OFFSETS_TOPIC}-0"]
-        )
-
-    with_groups(tmp_path, program, lead=False)
+    await groups.lead(isr=(ME, 2, 3))
+    before = groups.commit(7, partition=TopicPartition(OFFSETS_TOPIC, 0))
+    groups.replicate(2, 3)
+    await before
+    committing = groups.commit(8)
+    if times_out:
+        assert await committing == E.COORDINATOR_NOT_AVAILABLE
+    whole = deletes == "the group"
+    deleting = asyncio.ensure_future(groups.groups.removal.delete(GROUP) if whole else delete_offset(groups))
+    async with asyncio.timeout(30):
+        while not deleting.done():
+            groups.replicate(2, 3)
+            await asyncio.sleep(0.05)
+    assert await deleting == E.NONE
+    await groups.follow(1)
+    await groups.lead(2)
+    (term,) = groups.groups.terms.loaded()
+    assert [str(partition) for one in term.groups.values() for partition, _ in one.offsets.items()] == (
+        [] if whole else [f"{OFFSETS_TOPIC}-0"]
+    )
 
 
-def test_a_group_whose_deletion_is_in_doubt_is_not_shown_until_it_is_certain(tmp_path: Path) -> None:
-    async def program(groups: CoordinatedGroups) -> None:
-        await groups.lead(isr=(ME, 2, 3))
-        committing = groups.commit(7)
-        groups.replicate(2, 3)
-        await committing
-        assert await groups.groups.removal.delete(GROUP) is E.COORDINATOR_NOT_AVAILABLE  # no follower fetches
-        fetching = groups.fetch()
-        groups.replicate(2, 3)
-        assert (await fetching).error_code == E.COORDINATOR_NOT_AVAILABLE
-        assert groups.commit(8).result() == E.COORDINATOR_NOT_AVAILABLE
-        assert groups.join().result().error_code == E.COORDINATOR_NOT_AVAILABLE
+@run_by(with_groups, lead=False)
+async def test_a_group_whose_deletion_is_in_doubt_is_not_shown_until_it_is_certain(
+    groups: CoordinatedGroups, /
+) -> None:
+    await groups.lead(isr=(ME, 2, 3))
+    committing = groups.commit(7)
+    groups.replicate(2, 3)
+    await committing
+    assert await groups.groups.removal.delete(GROUP) is E.COORDINATOR_NOT_AVAILABLE  # no follower fetches
+    fetching = groups.fetch()
+    groups.replicate(2, 3)
+    assert (await fetching).error_code == E.COORDINATOR_NOT_AVAILABLE
+    assert groups.commit(8).result() == E.COORDINATOR_NOT_AVAILABLE
+    assert groups.join().result().error_code == E.COORDINATOR_NOT_AVAILABLE
 
-        async def followers() -> None:
-            while groups.groups.terms.loaded()[0].groups:
-                groups.replicate(2, 3)
-                await asyncio.sleep(0.05)
+    async def followers() -> None:
+        while groups.groups.terms.loaded()[0].groups:
+            groups.replicate(2, 3)
+            await asyncio.sleep(0.05)
 
-        async with asyncio.timeout(30):
-            await followers()
-        committing = groups.commit(8)
-        groups.replicate(2, 3)
-        assert await committing == E.NONE
-
-    with_groups(tmp_path, program, lead=False)
+    async with asyncio.timeout(30):
+        await followers()
+    committing = groups.commit(8)
+    groups.replicate(2, 3)
+    assert await committing == E.NONE
 
 
 # --- retention ---------------------------------------------------------------------------------------------------
 
 
-def test_offsets_are_kept_from_when_their_group_has_been_without_members(tmp_path: Path) -> None:
-    async def scenario(groups: CoordinatedGroups) -> None:
-        (member,) = await groups.stable(session_timeout_ms=1_800_000)
-        await groups.commit(7, member_id=member, generation_id=1)
-        await asyncio.sleep(20 * UNIT_S)
-        assert await groups.committed() == 7  # nobody can tell what these members read
-        groups.leave(member)
-        await asyncio.sleep(8 * UNIT_S)
-        assert await groups.committed() == 7
-        await asyncio.sleep(4 * UNIT_S)
-        assert await groups.committed() == -1
-        assert groups.groups.terms.loaded()[0].groups == {}
-        assert {key for key, value in log_of(groups) if value is None} == {key for key, _ in log_of(groups)}
-
-    with_groups(tmp_path, scenario, SHORT)
+@run_by(with_groups, settings=SHORT)
+async def test_offsets_are_kept_from_when_their_group_has_been_without_members(groups: CoordinatedGroups, /) -> None:
+    (member,) = await groups.stable(session_timeout_ms=1_800_000)
+    await groups.commit(7, member_id=member, generation_id=1)
+    await asyncio.sleep(20 * UNIT_S)
+    assert await groups.committed() == 7  # nobody can tell what these members read
+    groups.leave(member)
+    await asyncio.sleep(8 * UNIT_S)
+    assert await groups.committed() == 7
+    await asyncio.sleep(4 * UNIT_S)
+    assert await groups.committed() == -1
+    assert groups.groups.terms.loaded()[0].groups == {}
+    assert {key for key, value in log_of(groups) if value is None} == {key for key, _ in log_of(groups)}
 
 
-def test_offsets_of_a_loaded_group_are_kept_as_long_as_those_of_any_other(tmp_path: Path) -> None:
+@run_by(with_groups, settings=SHORT)
+async def test_offsets_of_a_loaded_group_are_kept_as_long_as_those_of_any_other(groups: CoordinatedGroups, /) -> None:
     """KAFKA-8069: the time since when a group has been empty is in the log."""
 
-    async def scenario(groups: CoordinatedGroups) -> None:
-        (member,) = await groups.stable(session_timeout_ms=1_800_000)
-        await groups.commit(7, member_id=member, generation_id=1)
-        await asyncio.sleep(20 * UNIT_S)
-        groups.leave(member)
-        await groups.follow(1)
-        await groups.lead(2)
-        await asyncio.sleep(8 * UNIT_S)
-        assert await groups.committed() == 7
-        await asyncio.sleep(4 * UNIT_S)
-        assert await groups.committed() == -1
-
-    with_groups(tmp_path, scenario, SHORT)
+    (member,) = await groups.stable(session_timeout_ms=1_800_000)
+    await groups.commit(7, member_id=member, generation_id=1)
+    await asyncio.sleep(20 * UNIT_S)
+    groups.leave(member)
+    await groups.follow(1)
+    await groups.lead(2)
+    await asyncio.sleep(8 * UNIT_S)
+    assert await groups.committed() == 7
+    await asyncio.sleep(4 * UNIT_S)
+    assert await groups.committed() == -1
 
 
-def test_what_members_read_is_kept_while_they_rebalance_too_and_what_they_do_not_read_is_not(tmp_path: Path) -> None:
+@run_by(with_groups, settings=SHORT)
+async def test_what_members_read_is_kept_while_they_rebalance_too_and_what_they_do_not_read_is_not(
+    groups: CoordinatedGroups, /
+) -> None:
     """KAFKA-13636: in the middle of a rebalance nobody knows what the members read."""
 
-    async def scenario(groups: CoordinatedGroups) -> None:
-        other = TopicPartition("other", 0)
-        groups.announce({"other": make(1, 9, b"others")}, last=False)
-        await groups.commit(7)
-        await groups.commit(3, partition=other)
-        protocols = subscribed_to("orders")
+    other = TopicPartition("other", 0)
+    groups.announce({"other": make(1, 9, b"others")}, last=False)
+    await groups.commit(7)
+    await groups.commit(3, partition=other)
+    protocols = subscribed_to("orders")
 
-        async def rejoin(member: str) -> None:
-            joined = await groups.join(
-                member, protocols=protocols, session_timeout_ms=1_800_000, rebalance_timeout_ms=1_800_000
-            )
-            await groups.sync(member, joined.generation_id, {})
+    async def rejoin(member: str) -> None:
+        joined = await groups.join(
+            member, protocols=protocols, session_timeout_ms=1_800_000, rebalance_timeout_ms=1_800_000
+        )
+        await groups.sync(member, joined.generation_id, {})
 
-        member = groups.join(protocols=protocols).result().member_id
-        await rejoin(member)
-        away = groups.join(protocols=protocols, rebalance_timeout_ms=1_800_000, session_timeout_ms=1_800_000)
-        groups.join(away.result().member_id, protocols=protocols, rebalance_timeout_ms=1_800_000)
-        assert groups.group().is_in(GroupState.PREPARING_REBALANCE)
-        for _ in range(20):
-            groups.heartbeat(member, 1)
-            await asyncio.sleep(UNIT_S)
-        assert groups.group().is_in(GroupState.PREPARING_REBALANCE)
-        assert (await groups.committed(), await groups.committed(other)) == (7, 3)
-        groups.leave(away.result().member_id)
-        await rejoin(member)
-        assert groups.group().is_in(GroupState.STABLE)
-        await asyncio.sleep(2 * UNIT_S)
-        assert (await groups.committed(), await groups.committed(other)) == (7, -1)
-
-    with_groups(tmp_path, scenario, SHORT)
-
-
-def test_what_members_read_is_kept_from_when_they_ceased_to_read_it_however_old_its_commit_is(tmp_path: Path) -> None:
-    async def scenario(groups: CoordinatedGroups) -> None:
-        other = TopicPartition("other", 0)
-        groups.announce({"other": make(1, 9, b"others")}, last=False)
-        await groups.commit(7)
-        await groups.commit(3, partition=other)
-
-        async def join(member_id: str, *topics: str) -> str:
-            joined = await groups.join(member_id, protocols=subscribed_to(*topics), session_timeout_ms=1_800_000)
-            await groups.sync(joined.member_id, joined.generation_id, {})
-            return joined.member_id
-
-        member = await join(groups.join(protocols=subscribed_to("orders")).result().member_id, "orders", "other")
-        await asyncio.sleep(20 * UNIT_S)
-        assert (await groups.committed(), await groups.committed(other)) == (7, 3)
-        await join(member, "orders")
-        await asyncio.sleep(8 * UNIT_S)
-        assert (await groups.committed(), await groups.committed(other)) == (7, 3)
-        await asyncio.sleep(4 * UNIT_S)
-        assert (await groups.committed(), await groups.committed(other)) == (7, -1)
-
-    with_groups(tmp_path, scenario, SHORT)
-
-
-def test_a_wall_clock_that_jumps_ahead_deletes_no_offset(tmp_path: Path) -> None:
-    async def scenario(groups: CoordinatedGroups) -> None:
-        await groups.commit(7)
+    member = groups.join(protocols=protocols).result().member_id
+    await rejoin(member)
+    away = groups.join(protocols=protocols, rebalance_timeout_ms=1_800_000, session_timeout_ms=1_800_000)
+    groups.join(away.result().member_id, protocols=protocols, rebalance_timeout_ms=1_800_000)
+    assert groups.group().is_in(GroupState.PREPARING_REBALANCE)
+    for _ in range(20):
+        groups.heartbeat(member, 1)
         await asyncio.sleep(UNIT_S)
-        groups.broker.world._host.clock_offset_ms += 30 * 24 * 3_600_000
-        await asyncio.sleep(5 * UNIT_S)
-        assert await groups.committed() == 7
-        await asyncio.sleep(6 * UNIT_S)
-        assert await groups.committed() == -1
+    assert groups.group().is_in(GroupState.PREPARING_REBALANCE)
+    assert (await groups.committed(), await groups.committed(other)) == (7, 3)
+    groups.leave(away.result().member_id)
+    await rejoin(member)
+    assert groups.group().is_in(GroupState.STABLE)
+    await asyncio.sleep(2 * UNIT_S)
+    assert (await groups.committed(), await groups.committed(other)) == (7, -1)
 
-    with_groups(tmp_path, scenario, SHORT)
+
+@run_by(with_groups, settings=SHORT)
+async def test_what_members_read_is_kept_from_when_they_ceased_to_read_it_however_old_its_commit_is(
+    groups: CoordinatedGroups, /
+) -> None:
+    other = TopicPartition("other", 0)
+    groups.announce({"other": make(1, 9, b"others")}, last=False)
+    await groups.commit(7)
+    await groups.commit(3, partition=other)
+
+    async def join(member_id: str, *topics: str) -> str:
+        joined = await groups.join(member_id, protocols=subscribed_to(*topics), session_timeout_ms=1_800_000)
+        await groups.sync(joined.member_id, joined.generation_id, {})
+        return joined.member_id
+
+    member = await join(groups.join(protocols=subscribed_to("orders")).result().member_id, "orders", "other")
+    await asyncio.sleep(20 * UNIT_S)
+    assert (await groups.committed(), await groups.committed(other)) == (7, 3)
+    await join(member, "orders")
+    await asyncio.sleep(8 * UNIT_S)
+    assert (await groups.committed(), await groups.committed(other)) == (7, 3)
+    await asyncio.sleep(4 * UNIT_S)
+    assert (await groups.committed(), await groups.committed(other)) == (7, -1)
+
+
+@run_by(with_groups, settings=SHORT)
+async def test_a_wall_clock_that_jumps_ahead_deletes_no_offset(groups: CoordinatedGroups, /) -> None:
+    await groups.commit(7)
+    await asyncio.sleep(UNIT_S)
+    groups.broker.world._host.clock_offset_ms += 30 * 24 * 3_600_000
+    await asyncio.sleep(5 * UNIT_S)
+    assert await groups.committed() == 7
+    await asyncio.sleep(6 * UNIT_S)
+    assert await groups.committed() == -1

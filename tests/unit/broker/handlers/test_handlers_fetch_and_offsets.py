@@ -33,6 +33,7 @@ from minibroker.protocol.messages import (
 from minibroker.protocol.model import Principal, TopicPartition
 from minibroker.protocol.records import encode_batch
 from tests.replication_support import TOPIC, TOPIC_ID, OneBroker, fetch_of, state, with_one_broker
+from tests.running import run_by
 from tests.storage_support import NOW, batch, headers, stamped
 from tests.unit.broker.handlers.test_handlers_produce_and_control import Peer
 from tests.waiting import until
@@ -58,35 +59,31 @@ async def lead_all(broker: OneBroker, batches: int, size: int) -> None:
 
 
 @pytest.mark.parametrize(("reader", "most"), [(CONSUMER, MOST_TO_CONSUMERS_BYTES), (2, MOST_AT_ONCE_BYTES)])
-def test_one_answer_holds_no_more_than_is_read_in_one_go(tmp_path: Path, reader: int, most: int) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        peer = Peer(broker)
-        if reader != CONSUMER:
-            peer.session.principal = Principal(reader)
-        await lead_all(broker, batches=8, size=MEBIBYTE // 8 - 1_000)
-        asked = [fetch_of(0, index=index, max_bytes=MEBIBYTE) for index in range(PARTITIONS)]
-        wanted = [FetchTopic(TOPIC, TOPIC_ID, asked)]
-        await peer.send(apis.FETCH, FetchRequest(reader, 500, 1, 64 * MEBIBYTE, 0, wanted))
-        answer: FetchResponse = response(peer, apis.FETCH)
-        partitions = answer.responses[0].partitions
-        sizes = [len(partition.records) for partition in partitions]
-        assert len(sizes) == PARTITIONS
-        assert most * 0.8 < sum(sizes) <= most < PARTITIONS * sizes[0]
-        assert not any(partition.error_code for partition in partitions)
-
-    with_one_broker(tmp_path, scenario)
+@run_by(with_one_broker)
+async def test_one_answer_holds_no_more_than_is_read_in_one_go(broker: OneBroker, /, reader: int, most: int) -> None:
+    peer = Peer(broker)
+    if reader != CONSUMER:
+        peer.session.principal = Principal(reader)
+    await lead_all(broker, batches=8, size=MEBIBYTE // 8 - 1_000)
+    asked = [fetch_of(0, index=index, max_bytes=MEBIBYTE) for index in range(PARTITIONS)]
+    wanted = [FetchTopic(TOPIC, TOPIC_ID, asked)]
+    await peer.send(apis.FETCH, FetchRequest(reader, 500, 1, 64 * MEBIBYTE, 0, wanted))
+    answer: FetchResponse = response(peer, apis.FETCH)
+    partitions = answer.responses[0].partitions
+    sizes = [len(partition.records) for partition in partitions]
+    assert len(sizes) == PARTITIONS
+    assert most * 0.8 < sum(sizes) <= most < PARTITIONS * sizes[0]
+    assert not any(partition.error_code for partition in partitions)
 
 
-def test_a_smaller_limit_of_the_request_holds(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        peer = Peer(broker)
-        await lead_all(broker, batches=1, size=1_000)
-        asked = [fetch_of(0, index=index) for index in range(PARTITIONS)]
-        await peer.send(apis.FETCH, FetchRequest(-1, 500, 1, 3_000, 0, [FetchTopic(TOPIC, TOPIC_ID, asked)]))
-        answer: FetchResponse = response(peer, apis.FETCH)
-        assert sum(bool(partition.records) for partition in answer.responses[0].partitions) == 2
-
-    with_one_broker(tmp_path, scenario)
+@run_by(with_one_broker)
+async def test_a_smaller_limit_of_the_request_holds(broker: OneBroker, /) -> None:
+    peer = Peer(broker)
+    await lead_all(broker, batches=1, size=1_000)
+    asked = [fetch_of(0, index=index) for index in range(PARTITIONS)]
+    await peer.send(apis.FETCH, FetchRequest(-1, 500, 1, 3_000, 0, [FetchTopic(TOPIC, TOPIC_ID, asked)]))
+    answer: FetchResponse = response(peer, apis.FETCH)
+    assert sum(bool(partition.records) for partition in answer.responses[0].partitions) == 2
 
 
 def emptied(base_offset: int) -> bytes:
@@ -149,102 +146,98 @@ def counting(original: Any, calls: list[None]) -> Any:
 
 
 @pytest.mark.parametrize("api", [apis.LIST_OFFSETS, apis.OFFSET_FOR_LEADER_EPOCH])
-def test_others_get_their_turn_between_the_partitions_of_an_offset_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, api: apis.Api[Any, Any]
+@run_by(with_one_broker)
+async def test_others_get_their_turn_between_the_partitions_of_an_offset_request(
+    broker: OneBroker, /, monkeypatch: pytest.MonkeyPatch, api: apis.Api[Any, Any]
 ) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        peer = Peer(broker)
-        await lead_all(broker, batches=3, size=100)
-        if api is apis.LIST_OFFSETS:
-            wanted = [ListOffsetsPartition(index, -1, LATEST_TIMESTAMP) for index in range(PARTITIONS)]
-            body: Any = ListOffsetsRequest(-1, 0, [ListOffsetsTopic(TOPIC, wanted)])
-        else:
-            epochs = [OffsetForLeaderPartition(index, -1, 0) for index in range(PARTITIONS)]
-            body = OffsetForLeaderEpochRequest(-1, [OffsetForLeaderTopic(TOPIC, epochs)])
-        turns = 0
+    peer = Peer(broker)
+    await lead_all(broker, batches=3, size=100)
+    if api is apis.LIST_OFFSETS:
+        wanted = [ListOffsetsPartition(index, -1, LATEST_TIMESTAMP) for index in range(PARTITIONS)]
+        body: Any = ListOffsetsRequest(-1, 0, [ListOffsetsTopic(TOPIC, wanted)])
+    else:
+        epochs = [OffsetForLeaderPartition(index, -1, 0) for index in range(PARTITIONS)]
+        body = OffsetForLeaderEpochRequest(-1, [OffsetForLeaderTopic(TOPIC, epochs)])
+    turns = 0
 
-        async def others() -> None:
-            nonlocal turns
-            while not peer.answers:
-                await asyncio.sleep(slices.BREATH_S)
-                turns += 1
+    async def others() -> None:
+        nonlocal turns
+        while not peer.answers:
+            await asyncio.sleep(slices.BREATH_S)
+            turns += 1
 
-        monkeypatch.setattr(slices, "SLICE_S", 0.0)  # as long as the virtual clock stands still
-        other = asyncio.ensure_future(others())
-        await peer.send(api, body)
-        await other
-        assert turns >= PARTITIONS
-        answer = response(peer, api)
-        if isinstance(answer, ListOffsetsResponse):
-            assert [partition.offset for partition in answer.topics[0].partitions] == [3] * PARTITIONS
-        else:
-            assert isinstance(answer, OffsetForLeaderEpochResponse)
-            assert [partition.end_offset for partition in answer.topics[0].partitions] == [3] * PARTITIONS
-
-    with_one_broker(tmp_path, scenario)
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)  # as long as the virtual clock stands still
+    other = asyncio.ensure_future(others())
+    await peer.send(api, body)
+    await other
+    assert turns >= PARTITIONS
+    answer = response(peer, api)
+    if isinstance(answer, ListOffsetsResponse):
+        assert [partition.offset for partition in answer.topics[0].partitions] == [3] * PARTITIONS
+    else:
+        assert isinstance(answer, OffsetForLeaderEpochResponse)
+        assert [partition.end_offset for partition in answer.topics[0].partitions] == [3] * PARTITIONS
 
 
-def test_others_get_their_turn_while_a_segment_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        peer = Peer(broker)
-        await lead_all(broker, batches=1, size=100)
-        log = broker.partition(TopicPartition(TOPIC, 0)).log
-        log.append_as_leader(batch(1, timestamp=NOW + 9_999), 0, NOW)
-        for _ in range(1_000):
-            log.append_as_leader(batch(1), 0, NOW)
-        log.move_log_start_offset(2)
-        broker.partition(TopicPartition(TOPIC, 0)).append(batch(1), required_acks=1, now_ms=0)
-        turns = 0
+@run_by(with_one_broker)
+async def test_others_get_their_turn_while_a_segment_is_searched(
+    broker: OneBroker, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = Peer(broker)
+    await lead_all(broker, batches=1, size=100)
+    log = broker.partition(TopicPartition(TOPIC, 0)).log
+    log.append_as_leader(batch(1, timestamp=NOW + 9_999), 0, NOW)
+    for _ in range(1_000):
+        log.append_as_leader(batch(1), 0, NOW)
+    log.move_log_start_offset(2)
+    broker.partition(TopicPartition(TOPIC, 0)).append(batch(1), required_acks=1, now_ms=0)
+    turns = 0
 
-        async def others() -> None:
-            nonlocal turns
-            while not peer.answers:
-                await asyncio.sleep(slices.BREATH_S)
-                turns += 1
+    async def others() -> None:
+        nonlocal turns
+        while not peer.answers:
+            await asyncio.sleep(slices.BREATH_S)
+            turns += 1
 
-        monkeypatch.setattr(slices, "SLICE_S", 0.0)  # as long as the virtual clock stands still
-        other = asyncio.ensure_future(others())
-        wanted = [ListOffsetsPartition(0, -1, MAX_TIMESTAMP)]
-        await peer.send(apis.LIST_OFFSETS, ListOffsetsRequest(-1, 0, [ListOffsetsTopic(TOPIC, wanted)]))
-        await other
-        assert turns > 10
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)  # as long as the virtual clock stands still
+    other = asyncio.ensure_future(others())
+    wanted = [ListOffsetsPartition(0, -1, MAX_TIMESTAMP)]
+    await peer.send(apis.LIST_OFFSETS, ListOffsetsRequest(-1, 0, [ListOffsetsTopic(TOPIC, wanted)]))
+    await other
+    assert turns > 10
+    answer: ListOffsetsResponse = response(peer, apis.LIST_OFFSETS)
+    found = answer.topics[0].partitions[0]
+    assert (found.error_code, found.timestamp, found.offset) == (ErrorCode.NONE, NOW, 2)
+
+
+@run_by(with_one_broker)
+async def test_the_offsets_of_an_earlier_topic_of_that_name_are_not_told(broker: OneBroker, /) -> None:
+    peer = Peer(broker)
+    await lead_all(broker, batches=3, size=100)
+    wanted = [ListOffsetsPartition(0, -1, LATEST_TIMESTAMP)]
+    codes = []
+    for topic_id in (TOPIC_ID, "", "another-topic-id"):
+        await peer.send(apis.LIST_OFFSETS, ListOffsetsRequest(-1, 0, [ListOffsetsTopic(TOPIC, wanted, topic_id)]))
         answer: ListOffsetsResponse = response(peer, apis.LIST_OFFSETS)
-        found = answer.topics[0].partitions[0]
-        assert (found.error_code, found.timestamp, found.offset) == (ErrorCode.NONE, NOW, 2)
-
-    with_one_broker(tmp_path, scenario)
-
-
-def test_the_offsets_of_an_earlier_topic_of_that_name_are_not_told(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        peer = Peer(broker)
-        await lead_all(broker, batches=3, size=100)
-        wanted = [ListOffsetsPartition(0, -1, LATEST_TIMESTAMP)]
-        codes = []
-        for topic_id in (TOPIC_ID, "", "another-topic-id"):
-            await peer.send(apis.LIST_OFFSETS, ListOffsetsRequest(-1, 0, [ListOffsetsTopic(TOPIC, wanted, topic_id)]))
-            answer: ListOffsetsResponse = response(peer, apis.LIST_OFFSETS)
-            codes.append(answer.topics[0].partitions[0].error_code)
-            peer.answers.clear()
-        assert codes == [ErrorCode.NONE, ErrorCode.NONE, ErrorCode.INCONSISTENT_TOPIC_ID]
-
-    with_one_broker(tmp_path, scenario)
+        codes.append(answer.topics[0].partitions[0].error_code)
+        peer.answers.clear()
+    assert codes == [ErrorCode.NONE, ErrorCode.NONE, ErrorCode.INCONSISTENT_TOPIC_ID]
 
 
-def test_records_are_deleted_from_each_partition_by_itself_and_none_if_one_is_named_twice(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        peer = Peer(broker)
-        await lead_all(broker, batches=3, size=100)
-        wanted = [DeleteRecordsPartition(index, index) for index in range(5)]
-        with pytest.raises(BrokerError, match="named twice"):
-            await peer.send(apis.DELETE_RECORDS, DeleteRecordsRequest([DeleteRecordsTopic(TOPIC, wanted * 2)], 1_000))
-        assert broker.partition(TopicPartition(TOPIC, 2)).log.log_start_offset == 0
-        await peer.send(apis.DELETE_RECORDS, DeleteRecordsRequest([DeleteRecordsTopic(TOPIC, wanted)], 1_000))
-        await asyncio.sleep(1)
-        answer = response(peer, apis.DELETE_RECORDS)
-        assert isinstance(answer, DeleteRecordsResponse)
-        told = [(result.low_watermark, result.error_code) for result in answer.topics[0].partitions]
-        beyond = (-1, ErrorCode.OFFSET_OUT_OF_RANGE)
-        assert told == [(0, 0), (1, 0), (2, 0), (3, 0), beyond]
-
-    with_one_broker(tmp_path, scenario)
+@run_by(with_one_broker)
+async def test_records_are_deleted_from_each_partition_by_itself_and_none_if_one_is_named_twice(
+    broker: OneBroker, /
+) -> None:
+    peer = Peer(broker)
+    await lead_all(broker, batches=3, size=100)
+    wanted = [DeleteRecordsPartition(index, index) for index in range(5)]
+    with pytest.raises(BrokerError, match="named twice"):
+        await peer.send(apis.DELETE_RECORDS, DeleteRecordsRequest([DeleteRecordsTopic(TOPIC, wanted * 2)], 1_000))
+    assert broker.partition(TopicPartition(TOPIC, 2)).log.log_start_offset == 0
+    await peer.send(apis.DELETE_RECORDS, DeleteRecordsRequest([DeleteRecordsTopic(TOPIC, wanted)], 1_000))
+    await asyncio.sleep(1)
+    answer = response(peer, apis.DELETE_RECORDS)
+    assert isinstance(answer, DeleteRecordsResponse)
+    told = [(result.low_watermark, result.error_code) for result in answer.topics[0].partitions]
+    beyond = (-1, ErrorCode.OFFSET_OUT_OF_RANGE)
+    assert told == [(0, 0), (1, 0), (2, 0), (3, 0), beyond]

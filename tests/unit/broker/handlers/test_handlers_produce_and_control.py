@@ -41,6 +41,7 @@ from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_RECORDS, encode_bat
 from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.header import write_header
 from tests.replication_support import TOPIC, TOPIC_ID, OneBroker, state, with_one_broker
+from tests.running import run_by
 from tests.storage_support import batch
 from tests.waiting import until
 
@@ -129,18 +130,16 @@ def produce(*partitions: int, acks: int = -1, records: Any = RECORDS, topic: str
 # -- produce --
 
 
-def test_partitions_succeed_and_fail_one_by_one(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        peer = Peer(broker)
-        await broker.told(state())
-        await peer.send(apis.PRODUCE, produce(0, 9, acks=1))
-        answer: ProduceResponse = peer.answer(apis.PRODUCE)
-        assert [(p.index, p.error_code, p.base_offset) for p in answer.responses[0].partition_responses] == [
-            (0, ErrorCode.NONE, 0),
-            (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1),
-        ]
-
-    with_one_broker(tmp_path, scenario)
+@run_by(with_one_broker)
+async def test_partitions_succeed_and_fail_one_by_one(broker: OneBroker, /) -> None:
+    peer = Peer(broker)
+    await broker.told(state())
+    await peer.send(apis.PRODUCE, produce(0, 9, acks=1))
+    answer: ProduceResponse = peer.answer(apis.PRODUCE)
+    assert [(p.index, p.error_code, p.base_offset) for p in answer.responses[0].partition_responses] == [
+        (0, ErrorCode.NONE, 0),
+        (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1),
+    ]
 
 
 class Thread:
@@ -173,31 +172,32 @@ def with_compacted_topic(tmp_path: Path, scenario: Callable[[OneBroker, Peer, Th
 
 
 @pytest.mark.parametrize("magic", [MAGIC_RECORDS, MAGIC_COLUMNS])
-def test_the_records_of_a_large_batch_for_a_compacted_topic_are_looked_at_in_a_thread_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, magic: int
+@run_by(with_compacted_topic)
+async def test_the_records_of_a_large_batch_for_a_compacted_topic_are_looked_at_in_a_thread_alone(
+    broker: OneBroker, peer: Peer, thread: Thread, /, monkeypatch: pytest.MonkeyPatch, magic: int
 ) -> None:
     """A million records took seconds, in which nobody had the event loop."""
     looked_at: list[bool] = []
 
-    async def scenario(broker: OneBroker, peer: Peer, thread: Thread) -> None:
-        def decode_batch(*arguments: Any, **named: Any) -> Any:
-            looked_at.append(thread.may_begin.is_set())
-            return records.decode_batch(*arguments, **named)
+    def decode_batch(*arguments: Any, **named: Any) -> Any:
+        looked_at.append(thread.may_begin.is_set())
+        return records.decode_batch(*arguments, **named)
 
-        monkeypatch.setattr(validator, "decode_batch", decode_batch)
-        sending = asyncio.create_task(peer.send(apis.PRODUCE, produce(0, records=keyed(5_000, magic))))
-        await until(lambda: bool(thread.asked))
-        await peer.send(apis.PRODUCE, produce(0, records=keyed(3, magic)))
-        assert broker.partition().log.log_end_offset == 3, "another connection is not held up"
-        thread.may_begin.set()
-        await sending
-        assert broker.partition().log.log_end_offset == 5_003
-        assert looked_at == [False, True]
-
-    with_compacted_topic(tmp_path, scenario)
+    monkeypatch.setattr(validator, "decode_batch", decode_batch)
+    sending = asyncio.create_task(peer.send(apis.PRODUCE, produce(0, records=keyed(5_000, magic))))
+    await until(lambda: bool(thread.asked))
+    await peer.send(apis.PRODUCE, produce(0, records=keyed(3, magic)))
+    assert broker.partition().log.log_end_offset == 3, "another connection is not held up"
+    thread.may_begin.set()
+    await sending
+    assert broker.partition().log.log_end_offset == 5_003
+    assert looked_at == [False, True]
 
 
-def test_the_records_that_a_batch_is_refused_for_are_named(tmp_path: Path) -> None:
+@run_by(with_compacted_topic)
+async def test_the_records_that_a_batch_is_refused_for_are_named(
+    broker: OneBroker, peer: Peer, thread: Thread, /
+) -> None:
     def errors(peer: Peer) -> list[list[int]]:
         """Of each partition, which records are named, and why."""
         parts = peer.answer(apis.PRODUCE).responses[0].partition_responses
@@ -206,46 +206,43 @@ def test_the_records_that_a_batch_is_refused_for_are_named(tmp_path: Path) -> No
         assert messages == {"a record without a key, and the topic is compacted"}
         return [[error.batch_index for error in part.record_errors] for part in parts]
 
-    async def scenario(broker: OneBroker, peer: Peer, thread: Thread) -> None:
-        thread.may_begin.set()
-        some = records.encode_batch([b"v"] * 5, keys=[b"k", None, b"k", None, None], base_timestamp=0)
-        await peer.send(apis.PRODUCE, produce(0, records=some))
-        assert errors(peer) == [[1, 3, 4]]
-        await peer.send(apis.PRODUCE, produce(0, records=keyed(500, MAGIC_RECORDS, key=None)))
-        assert errors(peer) == [list(range(500))]
-        many = keyed(20_000, MAGIC_RECORDS, Compression.ZSTD, key=None)
-        await peer.send(apis.PRODUCE, produce(0, records=many))
-        assert errors(peer) == [list(range(10_000))]
-        assert broker.partition().log.log_end_offset == 0
-
-    with_compacted_topic(tmp_path, scenario)
+    thread.may_begin.set()
+    some = records.encode_batch([b"v"] * 5, keys=[b"k", None, b"k", None, None], base_timestamp=0)
+    await peer.send(apis.PRODUCE, produce(0, records=some))
+    assert errors(peer) == [[1, 3, 4]]
+    await peer.send(apis.PRODUCE, produce(0, records=keyed(500, MAGIC_RECORDS, key=None)))
+    assert errors(peer) == [list(range(500))]
+    many = keyed(20_000, MAGIC_RECORDS, Compression.ZSTD, key=None)
+    await peer.send(apis.PRODUCE, produce(0, records=many))
+    assert errors(peer) == [list(range(10_000))]
+    assert broker.partition().log.log_end_offset == 0
 
 
-def test_what_a_thread_finds_wrong_with_records_is_the_answer(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker, peer: Peer, thread: Thread) -> None:
-        thread.may_begin.set()
-        small = keyed(2, MAGIC_RECORDS, Compression.GZIP)
-        swelling = records.encode_batch(
-            [bytes(1 << 20)],
-            keys=[b"key"],
-            base_timestamp=1_000,
-            magic=MAGIC_RECORDS,
-            compression=Compression.GZIP,
-        )
-        for sent, code, asked in (
-            (small, ErrorCode.NONE, 0),
-            (small[:20] + b"?" + small[21:], ErrorCode.CORRUPT_MESSAGE, 0),
-            (swelling, ErrorCode.NONE, 1),
-            (swelling[:-1] + b"?", ErrorCode.CORRUPT_MESSAGE, 1),
-            (keyed(2_000, MAGIC_RECORDS, key=None), ErrorCode.INVALID_RECORD, 1),
-        ):
-            thread.asked.clear()
-            await peer.send(apis.PRODUCE, produce(0, records=memoryview(sent)))
-            assert peer.answer(apis.PRODUCE).responses[0].partition_responses[0].error_code == code
-            assert len(thread.asked) == asked
-        assert broker.partition().log.log_end_offset == 3
-
-    with_compacted_topic(tmp_path, scenario)
+@run_by(with_compacted_topic)
+async def test_what_a_thread_finds_wrong_with_records_is_the_answer(
+    broker: OneBroker, peer: Peer, thread: Thread, /
+) -> None:
+    thread.may_begin.set()
+    small = keyed(2, MAGIC_RECORDS, Compression.GZIP)
+    swelling = records.encode_batch(
+        [bytes(1 << 20)],
+        keys=[b"key"],
+        base_timestamp=1_000,
+        magic=MAGIC_RECORDS,
+        compression=Compression.GZIP,
+    )
+    for sent, code, asked in (
+        (small, ErrorCode.NONE, 0),
+        (small[:20] + b"?" + small[21:], ErrorCode.CORRUPT_MESSAGE, 0),
+        (swelling, ErrorCode.NONE, 1),
+        (swelling[:-1] + b"?", ErrorCode.CORRUPT_MESSAGE, 1),
+        (keyed(2_000, MAGIC_RECORDS, key=None), ErrorCode.INVALID_RECORD, 1),
+    ):
+        thread.asked.clear()
+        await peer.send(apis.PRODUCE, produce(0, records=memoryview(sent)))
+        assert peer.answer(apis.PRODUCE).responses[0].partition_responses[0].error_code == code
+        assert len(thread.asked) == asked
+    assert broker.partition().log.log_end_offset == 3
 
 
 def zeros(mebibytes: int) -> memoryview:
@@ -258,121 +255,111 @@ def zeros(mebibytes: int) -> memoryview:
     return memoryview(write_header(batch, msgspec.structs.replace(header, attributes=int(Compression.ZSTD))))
 
 
-def test_a_batch_that_readers_may_refuse_is_decompressed_in_a_thread_and_no_other_is(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        peer, thread = Peer(broker), Thread()
-        thread.may_begin.set()
-        broker.replicas._checks = thread
-        await broker.told(state(1, isr=(1,), replicas=(1,)))
-        for sent, code, asked in (
-            (RECORDS, ErrorCode.NONE, 0),
-            (zeros(7), ErrorCode.NONE, 0),
-            (zeros(9), ErrorCode.NONE, 1),
-            (zeros(65), ErrorCode.MESSAGE_TOO_LARGE, 1),
-            (RECORDS + zeros(65), ErrorCode.MESSAGE_TOO_LARGE, 1),
-        ):
-            thread.asked.clear()
-            before = broker.partition().log.log_end_offset
-            await peer.send(apis.PRODUCE, produce(0, records=sent))
-            answer = peer.answer(apis.PRODUCE).responses[0].partition_responses[0]
-            assert answer.error_code == code
-            assert len(thread.asked) == asked
-            assert (broker.partition().log.log_end_offset > before) == (code is ErrorCode.NONE)
-        assert "at most 67108864 bytes of records, decompressed" in answer.error_message
+@run_by(with_one_broker)
+async def test_a_batch_that_readers_may_refuse_is_decompressed_in_a_thread_and_no_other_is(
+    broker: OneBroker, /
+) -> None:
+    peer, thread = Peer(broker), Thread()
+    thread.may_begin.set()
+    broker.replicas._checks = thread
+    await broker.told(state(1, isr=(1,), replicas=(1,)))
+    for sent, code, asked in (
+        (RECORDS, ErrorCode.NONE, 0),
+        (zeros(7), ErrorCode.NONE, 0),
+        (zeros(9), ErrorCode.NONE, 1),
+        (zeros(65), ErrorCode.MESSAGE_TOO_LARGE, 1),
+        (RECORDS + zeros(65), ErrorCode.MESSAGE_TOO_LARGE, 1),
+    ):
+        thread.asked.clear()
+        before = broker.partition().log.log_end_offset
+        await peer.send(apis.PRODUCE, produce(0, records=sent))
+        answer = peer.answer(apis.PRODUCE).responses[0].partition_responses[0]
+        assert answer.error_code == code
+        assert len(thread.asked) == asked
+        assert (broker.partition().log.log_end_offset > before) == (code is ErrorCode.NONE)
+    assert "at most 67108864 bytes of records, decompressed" in answer.error_message
 
-    with_one_broker(tmp_path, scenario)
 
-
-def test_a_repetition_is_neither_looked_at_nor_converted_by_the_settings_of_now(tmp_path: Path) -> None:
+@run_by(with_one_broker)
+async def test_a_repetition_is_neither_looked_at_nor_converted_by_the_settings_of_now(broker: OneBroker, /) -> None:
     """They may refuse what is in the log already."""
 
-    async def scenario(broker: OneBroker) -> None:
-        peer, thread = Peer(broker), Thread()
-        broker.replicas._checks = thread
-        await broker.told(state(1, isr=(1,), replicas=(1,)))
-        thread.may_begin.set()
-        sent = encode_batch(  # too large as Kafka's records, and without a key
-            [bytes(17 << 20)],
-            base_timestamp=1_000,
-            producer_id=3,
-            producer_epoch=0,
-            base_sequence=0,
-            compression=Compression.ZSTD,
-        )
-        settings = {"record.format": "kafka", "cleanup.policy": "compact"}
-        for _ in range(2):
-            await peer.send(apis.PRODUCE, produce(0, records=sent))
-            answer = peer.answer(apis.PRODUCE).responses[0].partition_responses[0]
-            assert (answer.error_code, answer.base_offset) == (ErrorCode.NONE, 0)
-            broker.zookeeper.make(znodes.topic_config_path(TOPIC), znodes.encode_config(settings))
-            await broker.replicas.topic_config_changed(TOPIC, await broker._session())
-        assert broker.partition().log.log_end_offset == 1
-        assert len(thread.asked) == 1, "when it came first"
-        await peer.send(apis.PRODUCE, produce(0, records=RECORDS))
+    peer, thread = Peer(broker), Thread()
+    broker.replicas._checks = thread
+    await broker.told(state(1, isr=(1,), replicas=(1,)))
+    thread.may_begin.set()
+    sent = encode_batch(  # too large as Kafka's records, and without a key
+        [bytes(17 << 20)],
+        base_timestamp=1_000,
+        producer_id=3,
+        producer_epoch=0,
+        base_sequence=0,
+        compression=Compression.ZSTD,
+    )
+    settings = {"record.format": "kafka", "cleanup.policy": "compact"}
+    for _ in range(2):
+        await peer.send(apis.PRODUCE, produce(0, records=sent))
         answer = peer.answer(apis.PRODUCE).responses[0].partition_responses[0]
-        assert answer.error_code == ErrorCode.INVALID_RECORD, "the settings hold for what is new"
-
-    with_one_broker(tmp_path, scenario)
-
-
-def test_a_batch_of_a_transaction_is_refused_and_not_written(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        peer = Peer(broker)
-        await broker.told(state())
-        records = encode_batch(
-            [b"value"], base_timestamp=0, producer_id=5, producer_epoch=0, base_sequence=0, transactional=True
-        )
-        await peer.send(apis.PRODUCE, produce(0, acks=1, records=records))
-        [answer] = peer.answer(apis.PRODUCE).responses[0].partition_responses
-        assert answer.error_code == ErrorCode.INVALID_RECORD
-        assert "there are no transactions yet" in answer.error_message
-        assert broker.partition().log.log_end_offset == 0
-
-    with_one_broker(tmp_path, scenario)
+        assert (answer.error_code, answer.base_offset) == (ErrorCode.NONE, 0)
+        broker.zookeeper.make(znodes.topic_config_path(TOPIC), znodes.encode_config(settings))
+        await broker.replicas.topic_config_changed(TOPIC, await broker._session())
+    assert broker.partition().log.log_end_offset == 1
+    assert len(thread.asked) == 1, "when it came first"
+    await peer.send(apis.PRODUCE, produce(0, records=RECORDS))
+    answer = peer.answer(apis.PRODUCE).responses[0].partition_responses[0]
+    assert answer.error_code == ErrorCode.INVALID_RECORD, "the settings hold for what is new"
 
 
-def test_with_acks_0_nothing_is_answered_and_an_error_closes_the_connection(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        peer = Peer(broker)
-        await broker.told(state())
-        await peer.send(apis.PRODUCE, produce(0, acks=0))
-        assert (peer.answers, peer.closed) == ([None], False)
-        await peer.send(apis.PRODUCE, produce(9, acks=0))
-        assert (peer.answers, peer.closed) == ([None, None], True)
+@run_by(with_one_broker)
+async def test_a_batch_of_a_transaction_is_refused_and_not_written(broker: OneBroker, /) -> None:
+    peer = Peer(broker)
+    await broker.told(state())
+    records = encode_batch(
+        [b"value"], base_timestamp=0, producer_id=5, producer_epoch=0, base_sequence=0, transactional=True
+    )
+    await peer.send(apis.PRODUCE, produce(0, acks=1, records=records))
+    [answer] = peer.answer(apis.PRODUCE).responses[0].partition_responses
+    assert answer.error_code == ErrorCode.INVALID_RECORD
+    assert "there are no transactions yet" in answer.error_message
+    assert broker.partition().log.log_end_offset == 0
 
-    with_one_broker(tmp_path, scenario)
+
+@run_by(with_one_broker)
+async def test_with_acks_0_nothing_is_answered_and_an_error_closes_the_connection(broker: OneBroker, /) -> None:
+    peer = Peer(broker)
+    await broker.told(state())
+    await peer.send(apis.PRODUCE, produce(0, acks=0))
+    assert (peer.answers, peer.closed) == ([None], False)
+    await peer.send(apis.PRODUCE, produce(9, acks=0))
+    assert (peer.answers, peer.closed) == ([None, None], True)
 
 
 @pytest.mark.parametrize(
     ("request_", "code"),
     [(produce(0, acks=2), ErrorCode.INVALID_REQUIRED_ACKS), (produce(0, 0), ErrorCode.INVALID_REQUEST)],
 )
-def test_a_produce_request_that_makes_no_sense_appends_nothing(
-    tmp_path: Path, request_: ProduceRequest, code: ErrorCode
+@run_by(with_one_broker)
+async def test_a_produce_request_that_makes_no_sense_appends_nothing(
+    broker: OneBroker, /, request_: ProduceRequest, code: ErrorCode
 ) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        await broker.told(state())
-        with pytest.raises(BrokerError) as raised:
-            await Peer(broker).send(apis.PRODUCE, request_)
-        assert raised.value.code is code
-        assert broker.partition().log.log_end_offset == 0
-
-    with_one_broker(tmp_path, scenario)
+    await broker.told(state())
+    with pytest.raises(BrokerError) as raised:
+        await Peer(broker).send(apis.PRODUCE, request_)
+    assert raised.value.code is code
+    assert broker.partition().log.log_end_offset == 0
 
 
-def test_a_produce_that_waits_for_replicas_does_not_keep_its_records_in_memory(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        peer = Peer(broker)
-        await broker.told(state())
-        frame = bytearray(RECORDS)
-        await peer.send(apis.PRODUCE, produce(0, records=frame))
-        assert peer.answers == []
-        frame.append(0)  # raises BufferError as long as anybody looks into it
-        broker.follower_has(3, 2, 3)
-        await asyncio.sleep(0.01)
-        assert peer.answer(apis.PRODUCE).responses[0].partition_responses[0].error_code == ErrorCode.NONE
-
-    with_one_broker(tmp_path, scenario)
+@run_by(with_one_broker)
+async def test_a_produce_that_waits_for_replicas_does_not_keep_its_records_in_memory(broker: OneBroker, /) -> None:
+    peer = Peer(broker)
+    await broker.told(state())
+    frame = bytearray(RECORDS)
+    await peer.send(apis.PRODUCE, produce(0, records=frame))
+    assert peer.answers == []
+    frame.append(0)  # raises BufferError as long as anybody looks into it
+    broker.follower_has(3, 2, 3)
+    await asyncio.sleep(0.01)
+    assert peer.answer(apis.PRODUCE).responses[0].partition_responses[0].error_code == ErrorCode.NONE
 
 
 # -- control --
@@ -383,60 +370,52 @@ def leader_and_isr(controller_epoch: int, broker_epoch: int = 1, leader_epoch: i
     return LeaderAndIsrRequest(1, controller_epoch, broker_epoch, [topic], [])
 
 
-def test_orders_of_a_deposed_controller_are_refused(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        peer = Peer(broker)
-        await peer.send(apis.UPDATE_METADATA, UpdateMetadataRequest(2, 5, 1, [], []))
-        metadata: UpdateMetadataResponse = peer.answer(apis.UPDATE_METADATA)
-        assert metadata.error_code == ErrorCode.NONE
-        await peer.send(apis.LEADER_AND_ISR, leader_and_isr(4))
-        refused: LeaderAndIsrResponse = peer.answer(apis.LEADER_AND_ISR)
-        assert refused.error_code == ErrorCode.STALE_CONTROLLER_EPOCH
-        await peer.send(apis.STOP_REPLICA, StopReplicaRequest(1, 4, 1, []))
-        stopped: StopReplicaResponse = peer.answer(apis.STOP_REPLICA)
-        assert stopped.error_code == ErrorCode.STALE_CONTROLLER_EPOCH
-        await peer.send(apis.UPDATE_METADATA, UpdateMetadataRequest(1, 4, 1, [], []))
-        assert peer.answer(apis.UPDATE_METADATA).error_code == ErrorCode.STALE_CONTROLLER_EPOCH
-        assert broker.metadata.controller_id == 2
-        assert broker.replicas.partitions() == []
-
-    with_one_broker(tmp_path, scenario)
+@run_by(with_one_broker)
+async def test_orders_of_a_deposed_controller_are_refused(broker: OneBroker, /) -> None:
+    peer = Peer(broker)
+    await peer.send(apis.UPDATE_METADATA, UpdateMetadataRequest(2, 5, 1, [], []))
+    metadata: UpdateMetadataResponse = peer.answer(apis.UPDATE_METADATA)
+    assert metadata.error_code == ErrorCode.NONE
+    await peer.send(apis.LEADER_AND_ISR, leader_and_isr(4))
+    refused: LeaderAndIsrResponse = peer.answer(apis.LEADER_AND_ISR)
+    assert refused.error_code == ErrorCode.STALE_CONTROLLER_EPOCH
+    await peer.send(apis.STOP_REPLICA, StopReplicaRequest(1, 4, 1, []))
+    stopped: StopReplicaResponse = peer.answer(apis.STOP_REPLICA)
+    assert stopped.error_code == ErrorCode.STALE_CONTROLLER_EPOCH
+    await peer.send(apis.UPDATE_METADATA, UpdateMetadataRequest(1, 4, 1, [], []))
+    assert peer.answer(apis.UPDATE_METADATA).error_code == ErrorCode.STALE_CONTROLLER_EPOCH
+    assert broker.metadata.controller_id == 2
+    assert broker.replicas.partitions() == []
 
 
-def test_orders_for_a_former_run_of_the_broker_are_refused(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        peer = Peer(broker)
-        broker.broker_epoch = 8
-        await peer.send(apis.LEADER_AND_ISR, leader_and_isr(1, broker_epoch=7))
-        assert peer.answer(apis.LEADER_AND_ISR).error_code == ErrorCode.STALE_BROKER_EPOCH
-        assert broker.replicas.partitions() == []
-
-    with_one_broker(tmp_path, scenario)
+@run_by(with_one_broker)
+async def test_orders_for_a_former_run_of_the_broker_are_refused(broker: OneBroker, /) -> None:
+    peer = Peer(broker)
+    broker.broker_epoch = 8
+    await peer.send(apis.LEADER_AND_ISR, leader_and_isr(1, broker_epoch=7))
+    assert peer.answer(apis.LEADER_AND_ISR).error_code == ErrorCode.STALE_BROKER_EPOCH
+    assert broker.replicas.partitions() == []
 
 
-def test_an_order_waits_until_the_broker_knows_its_own_epoch(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        peer = Peer(broker)
-        sent = asyncio.ensure_future(peer.send(apis.LEADER_AND_ISR, leader_and_isr(1, broker_epoch=2)))
-        await asyncio.sleep(1)
-        assert not sent.done()
-        broker.broker_epoch = 2
-        await sent
-        assert peer.answer(apis.LEADER_AND_ISR).error_code == ErrorCode.NONE
-        assert broker.partition().is_leader
-
-    with_one_broker(tmp_path, scenario)
+@run_by(with_one_broker)
+async def test_an_order_waits_until_the_broker_knows_its_own_epoch(broker: OneBroker, /) -> None:
+    peer = Peer(broker)
+    sent = asyncio.ensure_future(peer.send(apis.LEADER_AND_ISR, leader_and_isr(1, broker_epoch=2)))
+    await asyncio.sleep(1)
+    assert not sent.done()
+    broker.broker_epoch = 2
+    await sent
+    assert peer.answer(apis.LEADER_AND_ISR).error_code == ErrorCode.NONE
+    assert broker.partition().is_leader
 
 
-def test_an_order_that_was_overtaken_by_a_new_registration_is_refused_as_a_whole(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        peer = Peer(broker)
-        session, broker.session = broker.session, None
-        sent = asyncio.ensure_future(peer.send(apis.LEADER_AND_ISR, leader_and_isr(1)))
-        await asyncio.sleep(1)
-        broker.session, broker.broker_epoch = session, 2
-        await sent
-        assert peer.answer(apis.LEADER_AND_ISR).error_code == ErrorCode.STALE_BROKER_EPOCH
-        assert not broker.partition().is_leader
-
-    with_one_broker(tmp_path, scenario)
+@run_by(with_one_broker)
+async def test_an_order_that_was_overtaken_by_a_new_registration_is_refused_as_a_whole(broker: OneBroker, /) -> None:
+    peer = Peer(broker)
+    session, broker.session = broker.session, None
+    sent = asyncio.ensure_future(peer.send(apis.LEADER_AND_ISR, leader_and_isr(1)))
+    await asyncio.sleep(1)
+    broker.session, broker.broker_epoch = session, 2
+    await sent
+    assert peer.answer(apis.LEADER_AND_ISR).error_code == ErrorCode.STALE_BROKER_EPOCH
+    assert not broker.partition().is_leader

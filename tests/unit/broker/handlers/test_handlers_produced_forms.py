@@ -26,6 +26,7 @@ from minibroker.protocol.records import (
 from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.header import write_header
 from tests.replication_support import TOPIC, OneBroker, fetch_of, state, with_one_broker
+from tests.running import run_by
 from tests.storage_support import NOW
 from tests.unit.broker.handlers.test_handlers_produce_and_control import Peer, produce
 
@@ -82,17 +83,15 @@ def with_times(content: bytes | bytearray, base_timestamp: int, max_timestamp: i
         (0, 0, 0),
     ],
 )
-def test_negative_timestamps_are_taken_and_the_header_gets_the_largest_that_there_is(
-    tmp_path: Path, magic: int, base: int, claimed: int, largest: int
+@run_by(with_topic, configs={})
+async def test_negative_timestamps_are_taken_and_the_header_gets_the_largest_that_there_is(
+    broker: OneBroker, /, magic: int, base: int, claimed: int, largest: int
 ) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        sent = encode_batch([b"a", b"b"], base_timestamp=NOW, timestamp_deltas=[0, 5], magic=magic)
-        answer = await answer_to(broker, with_times(sent, base, claimed))
-        assert (answer.error_code, answer.base_offset) == (ErrorCode.NONE, 0)
-        [(header, _)] = fetched(broker)
-        assert (header.base_timestamp, header.max_timestamp) == (base, largest)
-
-    with_topic(tmp_path, {}, scenario)
+    sent = encode_batch([b"a", b"b"], base_timestamp=NOW, timestamp_deltas=[0, 5], magic=magic)
+    answer = await answer_to(broker, with_times(sent, base, claimed))
+    assert (answer.error_code, answer.base_offset) == (ErrorCode.NONE, 0)
+    [(header, _)] = fetched(broker)
+    assert (header.base_timestamp, header.max_timestamp) == (base, largest)
 
 
 # -- compression.type --
@@ -136,38 +135,34 @@ def test_a_batch_gets_the_codec_of_its_topic_and_a_repetition_is_still_known(
     with_topic(tmp_path, {"compression.type": name}, scenario)
 
 
-def test_columns_that_become_records_get_the_codec_of_their_topic_too(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        for sent in (Compression.NONE, Compression.ZSTD):
-            assert not (await answer_to(broker, encode_batch([b"x"], base_timestamp=NOW, compression=sent))).error_code
-        assert [(h.magic, h.compression) for h, _ in fetched(broker)] == [(MAGIC_RECORDS, Compression.GZIP)] * 2
-
-    with_topic(tmp_path, {"compression.type": "gzip", "record.format": "kafka"}, scenario)
+@run_by(with_topic, configs={"compression.type": "gzip", "record.format": "kafka"})
+async def test_columns_that_become_records_get_the_codec_of_their_topic_too(broker: OneBroker, /) -> None:
+    for sent in (Compression.NONE, Compression.ZSTD):
+        assert not (await answer_to(broker, encode_batch([b"x"], base_timestamp=NOW, compression=sent))).error_code
+    assert [(h.magic, h.compression) for h, _ in fetched(broker)] == [(MAGIC_RECORDS, Compression.GZIP)] * 2
 
 
-def test_a_batch_is_measured_before_and_after_it_is_compressed_anew(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        zeros = encode_batch([bytes(3_000)], base_timestamp=NOW, compression=Compression.GZIP)
-        assert len(zeros) < 1_000
-        assert (await answer_to(broker, zeros)).error_code == ErrorCode.MESSAGE_TOO_LARGE
-        assert (await answer_to(broker, encode_batch([bytes(3_000)], base_timestamp=NOW))).error_code == (
-            ErrorCode.MESSAGE_TOO_LARGE
-        )
-        assert fetched(broker) == []
-
-    with_topic(tmp_path, {"compression.type": "uncompressed", "max.message.bytes": "1000"}, scenario)
+@run_by(with_topic, configs={"compression.type": "uncompressed", "max.message.bytes": "1000"})
+async def test_a_batch_is_measured_before_and_after_it_is_compressed_anew(broker: OneBroker, /) -> None:
+    zeros = encode_batch([bytes(3_000)], base_timestamp=NOW, compression=Compression.GZIP)
+    assert len(zeros) < 1_000
+    assert (await answer_to(broker, zeros)).error_code == ErrorCode.MESSAGE_TOO_LARGE
+    assert (await answer_to(broker, encode_batch([bytes(3_000)], base_timestamp=NOW))).error_code == (
+        ErrorCode.MESSAGE_TOO_LARGE
+    )
+    assert fetched(broker) == []
 
 
 @every_magic
-def test_what_cannot_be_decompressed_is_refused_and_what_is_damaged_is_said_to_be(tmp_path: Path, magic: int) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        whole = encode_batch([b"x" * 100], base_timestamp=NOW, compression=Compression.GZIP, magic=magic)
-        nonsense = with_times(whole[:HEADER_SIZE] + b"?" * 9 + whole[HEADER_SIZE + 9 :], NOW, NOW)
-        assert (await answer_to(broker, nonsense)).error_code == ErrorCode.INVALID_RECORD
-        assert (await answer_to(broker, whole[:-9] + b"?" * 9)).error_code == ErrorCode.CORRUPT_MESSAGE
-        assert (await answer_to(broker, whole)).base_offset == 0
-
-    with_topic(tmp_path, {"compression.type": "zstd"}, scenario)
+@run_by(with_topic, configs={"compression.type": "zstd"})
+async def test_what_cannot_be_decompressed_is_refused_and_what_is_damaged_is_said_to_be(
+    broker: OneBroker, /, magic: int
+) -> None:
+    whole = encode_batch([b"x" * 100], base_timestamp=NOW, compression=Compression.GZIP, magic=magic)
+    nonsense = with_times(whole[:HEADER_SIZE] + b"?" * 9 + whole[HEADER_SIZE + 9 :], NOW, NOW)
+    assert (await answer_to(broker, nonsense)).error_code == ErrorCode.INVALID_RECORD
+    assert (await answer_to(broker, whole[:-9] + b"?" * 9)).error_code == ErrorCode.CORRUPT_MESSAGE
+    assert (await answer_to(broker, whole)).base_offset == 0
 
 
 def test_a_level_says_how_hard_the_leader_compresses(tmp_path: Path) -> None:
@@ -242,14 +237,12 @@ HOUR_MS = 3_600_000
         ({"message.timestamp.difference.max.ms": "1000", "message.timestamp.type": "LogAppendTime"}, [HOUR_MS], True),
     ],
 )
-def test_a_record_whose_time_is_too_far_from_the_leaders_clock_is_refused(
-    tmp_path: Path, configs: dict[str, str], offsets_ms: list[int | None], is_taken: bool, magic: int
+@run_by(with_topic)
+async def test_a_record_whose_time_is_too_far_from_the_leaders_clock_is_refused(
+    broker: OneBroker, /, configs: dict[str, str], offsets_ms: list[int | None], is_taken: bool, magic: int
 ) -> None:
-    async def scenario(broker: OneBroker) -> None:
-        now_ms = broker.world.clock.wall_ms()
-        timestamps = [-1 if offset_ms is None else now_ms + offset_ms for offset_ms in offsets_ms]
-        answer = await answer_to(broker, encode_batch([b"x"] * len(timestamps), timestamps=timestamps, magic=magic))
-        assert answer.error_code == (ErrorCode.NONE if is_taken else ErrorCode.INVALID_TIMESTAMP)
-        assert ("the broker's clock" in answer.error_message) is not is_taken
-
-    with_topic(tmp_path, configs, scenario)
+    now_ms = broker.world.clock.wall_ms()
+    timestamps = [-1 if offset_ms is None else now_ms + offset_ms for offset_ms in offsets_ms]
+    answer = await answer_to(broker, encode_batch([b"x"] * len(timestamps), timestamps=timestamps, magic=magic))
+    assert answer.error_code == (ErrorCode.NONE if is_taken else ErrorCode.INVALID_TIMESTAMP)
+    assert ("the broker's clock" in answer.error_message) is not is_taken

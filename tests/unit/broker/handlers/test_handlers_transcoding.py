@@ -37,6 +37,7 @@ from minibroker.protocol.records.transcoding import Records, as_records
 from tests.properties.test_records_properties import with_honest_crc
 from tests.properties.test_transcoding_properties import said_once
 from tests.replication_support import ORDERS, TOPIC, TOPIC_ID, OneBroker, fetch_of, state, with_one_broker
+from tests.running import run_by
 from tests.storage_support import NOW
 from tests.unit.broker.handlers.test_handlers_produce_and_control import Peer, produce
 
@@ -125,115 +126,109 @@ async def write(broker: OneBroker, records: Sequence[bytes], partition: TopicPar
         assert response.error_code == ErrorCode.NONE
 
 
-def test_batches_of_both_kinds_arrive_as_kafka_s(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        await write(broker, [native(b"a", b"b"), native(b"c", magic=MAGIC_RECORDS), native(b"d")])
-        [response] = await reader.fetch(0)
-        assert [header.magic for header in headers(response)] == [MAGIC_RECORDS] * 3
-        assert [header.base_offset for header in headers(response)] == [0, 2, 3]
-        assert values(response) == [b"a", b"b", b"c", b"d"]
-        assert response.high_watermark == 4
-
-    with_reader(tmp_path, scenario)
+@run_by(with_reader)
+async def test_batches_of_both_kinds_arrive_as_kafka_s(broker: OneBroker, reader: Reader, /) -> None:
+    await write(broker, [native(b"a", b"b"), native(b"c", magic=MAGIC_RECORDS), native(b"d")])
+    [response] = await reader.fetch(0)
+    assert [header.magic for header in headers(response)] == [MAGIC_RECORDS] * 3
+    assert [header.base_offset for header in headers(response)] == [0, 2, 3]
+    assert values(response) == [b"a", b"b", b"c", b"d"]
+    assert response.high_watermark == 4
 
 
 @pytest.mark.parametrize("codec", list(Compression))
 @pytest.mark.parametrize("size", [10, 900_000, 3_000_000], ids=["on the loop", "codec in a thread", "all in a thread"])
-def test_small_and_large_batches_are_the_same_whichever_way_they_go(
-    tmp_path: Path, codec: Compression, size: int
+@run_by(with_reader)
+async def test_small_and_large_batches_are_the_same_whichever_way_they_go(
+    broker: OneBroker, reader: Reader, /, codec: Compression, size: int
 ) -> None:
     contents = [b"%08d" % index * (size // 1_000 // 8 + 1) for index in range(1_000)]
 
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        broker.partition().log.configure(LogConfig(max_message_bytes=1 << 23))
-        await write(broker, [native(*contents, compression=codec)])
-        [response] = await reader.fetch(0)
-        assert values(response) == contents
-        assert headers(response)[0].compression is codec
-
-    with_reader(tmp_path, scenario)
+    broker.partition().log.configure(LogConfig(max_message_bytes=1 << 23))
+    await write(broker, [native(*contents, compression=codec)])
+    [response] = await reader.fetch(0)
+    assert values(response) == contents
+    assert headers(response)[0].compression is codec
 
 
-def test_the_limits_of_a_fetch_hold_for_what_is_sent(tmp_path: Path) -> None:
+@run_by(with_reader)
+async def test_the_limits_of_a_fetch_hold_for_what_is_sent(broker: OneBroker, reader: Reader, /) -> None:
     """Batches grow when they become records: those that do not fit any more are left for the next fetch."""
     batch = native(*[b"x"] * 1_000)
 
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        await write(broker, [batch] * 4)
-        [response] = await reader.fetch(0)
-        size = len(response.records) // 4
-        assert size > 1.5 * len(batch)
+    await write(broker, [batch] * 4)
+    [response] = await reader.fetch(0)
+    size = len(response.records) // 4
+    assert size > 1.5 * len(batch)
 
-        for limit, expected in ((1, 1), (size, 1), (2 * size - 1, 1), (2 * size, 2), (4 * size, 4)):
-            [response] = await reader.fetch(0, partition_max_bytes=limit)
-            assert len(headers(response)) == expected
-            [response] = await reader.fetch(0, max_bytes=limit)
-            assert len(headers(response)) == expected
-
-    with_reader(tmp_path, scenario)
+    for limit, expected in ((1, 1), (size, 1), (2 * size - 1, 1), (2 * size, 2), (4 * size, 4)):
+        [response] = await reader.fetch(0, partition_max_bytes=limit)
+        assert len(headers(response)) == expected
+        [response] = await reader.fetch(0, max_bytes=limit)
+        assert len(headers(response)) == expected
 
 
-def test_all_partitions_share_what_a_fetch_allows_and_the_first_gets_one_batch_at_least(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        for index in range(3):
-            await write(broker, [native(*[b"x"] * 1_000)], TopicPartition(TOPIC, index))
-        size = len((await reader.fetch(0))[0].records)
+@run_by(with_reader, partitions=3)
+async def test_all_partitions_share_what_a_fetch_allows_and_the_first_gets_one_batch_at_least(
+    broker: OneBroker, reader: Reader, /
+) -> None:
+    for index in range(3):
+        await write(broker, [native(*[b"x"] * 1_000)], TopicPartition(TOPIC, index))
+    size = len((await reader.fetch(0))[0].records)
 
-        # The log has room for more within these limits than what is sent has.
-        found = await reader.fetch(0, 0, 0, max_bytes=2 * size)
-        assert [len(headers(response)) for response in found] == [1, 1, 0]
-        found = await reader.fetch(1_000, 0, 0, max_bytes=10)
-        assert [len(headers(response)) for response in found] == [0, 1, 0]
-
-    with_reader(tmp_path, scenario, partitions=3)
+    # The log has room for more within these limits than what is sent has.
+    found = await reader.fetch(0, 0, 0, max_bytes=2 * size)
+    assert [len(headers(response)) for response in found] == [1, 1, 0]
+    found = await reader.fetch(1_000, 0, 0, max_bytes=10)
+    assert [len(headers(response)) for response in found] == [0, 1, 0]
 
 
-def test_a_consumer_gets_past_a_batch_that_stands_for_more_than_can_be_sent(tmp_path: Path) -> None:
+@run_by(with_reader)
+async def test_a_consumer_gets_past_a_batch_that_stands_for_more_than_can_be_sent(
+    broker: OneBroker, reader: Reader, /
+) -> None:
     value = b"v" * 100_000
     compact = said_once(value, 600)
 
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        await write(broker, [compact, native(b"after")])
-        offset = 0
-        found: list[bytes | None] = []
-        while offset < 601:
-            [response] = await reader.fetch(offset)
-            assert headers(response)[0].base_offset == offset
-            assert len(response.records) < 2 << 20
-            found += values(response)
-            offset = headers(response)[-1].next_offset
-        assert found == [*[value] * 600, b"after"]
-
-    with_reader(tmp_path, scenario)
+    await write(broker, [compact, native(b"after")])
+    offset = 0
+    found: list[bytes | None] = []
+    while offset < 601:
+        [response] = await reader.fetch(offset)
+        assert headers(response)[0].base_offset == offset
+        assert len(response.records) < 2 << 20
+        found += values(response)
+        offset = headers(response)[-1].next_offset
+    assert found == [*[value] * 600, b"after"]
 
 
-def test_damage_on_the_disk_is_not_sent_as_something_whole(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        await write(broker, [native(b"fine"), native(b"some value")])
-        path = str(tmp_path / "data" / "orders-0" / f"{0:020}.log")
-        file = broker.world.disk.open(path)
-        content = file.pread(file.size(), 0)
-        file.pwrite([b"x"], content.index(b"some value"))
+@run_by(with_reader)
+async def test_damage_on_the_disk_is_not_sent_as_something_whole(
+    broker: OneBroker, reader: Reader, /, tmp_path: Path
+) -> None:
+    await write(broker, [native(b"fine"), native(b"some value")])
+    path = str(tmp_path / "data" / "orders-0" / f"{0:020}.log")
+    file = broker.world.disk.open(path)
+    content = file.pread(file.size(), 0)
+    file.pwrite([b"x"], content.index(b"some value"))
 
-        [response] = await reader.fetch(0)
-        assert values(response) == [b"fine"]
-        [response] = await reader.fetch(1)
-        assert (response.error_code, len(response.records)) == (ErrorCode.CORRUPT_MESSAGE, 0)
-
-    with_reader(tmp_path, scenario)
+    [response] = await reader.fetch(0)
+    assert values(response) == [b"fine"]
+    [response] = await reader.fetch(1)
+    assert (response.error_code, len(response.records)) == (ErrorCode.CORRUPT_MESSAGE, 0)
 
 
-def test_a_body_that_never_was_columns_is_an_error_and_costs_nobody_the_leadership(tmp_path: Path) -> None:
+@run_by(with_reader)
+async def test_a_body_that_never_was_columns_is_an_error_and_costs_nobody_the_leadership(
+    broker: OneBroker, reader: Reader, /
+) -> None:
     whole = bytearray(native(b"some value"))
     nonsense = whole[:61] + b"\xff" * (len(whole) - 61)
 
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        await write(broker, [with_honest_crc(nonsense)])
-        [response] = await reader.fetch(0)
-        assert response.error_code == ErrorCode.CORRUPT_MESSAGE
-        assert broker.partition().is_leader
-
-    with_reader(tmp_path, scenario)
+    await write(broker, [with_honest_crc(nonsense)])
+    [response] = await reader.fetch(0)
+    assert response.error_code == ErrorCode.CORRUPT_MESSAGE
+    assert broker.partition().is_leader
 
 
 # -- what is kept --
@@ -258,67 +253,59 @@ def test_a_batch_is_transcoded_once_for_many_readers(tmp_path: Path, monkeypatch
     with_reader(tmp_path, scenario)
 
 
-def test_what_is_kept_is_bounded_and_the_latest(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        await write(broker, [native(*[b"%04d" % index * 200] * 1_000) for index in range(CACHE_BYTES // 800_000 + 10)])
-        offset = 0
-        while offset < broker.partition().high_watermark:
-            [response] = await reader.fetch(offset)
-            offset = headers(response)[-1].next_offset
-            assert reader.transcoder.cached_bytes <= CACHE_BYTES
-        assert reader.transcoder.cached_bytes > CACHE_BYTES - 600_000
-
-    with_reader(tmp_path, scenario)
+@run_by(with_reader)
+async def test_what_is_kept_is_bounded_and_the_latest(broker: OneBroker, reader: Reader, /) -> None:
+    await write(broker, [native(*[b"%04d" % index * 200] * 1_000) for index in range(CACHE_BYTES // 800_000 + 10)])
+    offset = 0
+    while offset < broker.partition().high_watermark:
+        [response] = await reader.fetch(offset)
+        offset = headers(response)[-1].next_offset
+        assert reader.transcoder.cached_bytes <= CACHE_BYTES
+    assert reader.transcoder.cached_bytes > CACHE_BYTES - 600_000
 
 
-def test_nothing_is_kept_of_a_partition_that_is_led_elsewhere_or_deleted(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        await write(broker, [native(b"a")])
-        await write(broker, [native(b"b")], TopicPartition(TOPIC, 1))
-        await reader.fetch(0, 0)
-        both = reader.transcoder.cached_bytes
-        await broker.told(state(2, epoch=1, isr=(2,), replicas=(1, 2)))
-        assert 0 < reader.transcoder.cached_bytes < both
-        await broker.stop_replica(epoch=1, delete=True, index=1)
-        assert reader.transcoder.cached_bytes == 0
-
-    with_reader(tmp_path, scenario, partitions=2)
-
-
-def test_what_two_partitions_have_at_one_offset_is_told_apart(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        await write(broker, [native(b"a")])
-        await write(broker, [native(b"b")], TopicPartition(TOPIC, 1))
-        for _ in range(2):  # the second answer is from the cache
-            assert [values(response) for response in await reader.fetch(0, 0)] == [[b"a"], [b"b"]]
-
-    with_reader(tmp_path, scenario, partitions=2)
+@run_by(with_reader, partitions=2)
+async def test_nothing_is_kept_of_a_partition_that_is_led_elsewhere_or_deleted(
+    broker: OneBroker, reader: Reader, /
+) -> None:
+    await write(broker, [native(b"a")])
+    await write(broker, [native(b"b")], TopicPartition(TOPIC, 1))
+    await reader.fetch(0, 0)
+    both = reader.transcoder.cached_bytes
+    await broker.told(state(2, epoch=1, isr=(2,), replicas=(1, 2)))
+    assert 0 < reader.transcoder.cached_bytes < both
+    await broker.stop_replica(epoch=1, delete=True, index=1)
+    assert reader.transcoder.cached_bytes == 0
 
 
-def test_a_topic_of_the_same_name_has_nothing_of_the_one_before(tmp_path: Path) -> None:
+@run_by(with_reader, partitions=2)
+async def test_what_two_partitions_have_at_one_offset_is_told_apart(broker: OneBroker, reader: Reader, /) -> None:
+    await write(broker, [native(b"a")])
+    await write(broker, [native(b"b")], TopicPartition(TOPIC, 1))
+    for _ in range(2):  # the second answer is from the cache
+        assert [values(response) for response in await reader.fetch(0, 0)] == [[b"a"], [b"b"]]
+
+
+@run_by(with_reader)
+async def test_a_topic_of_the_same_name_has_nothing_of_the_one_before(broker: OneBroker, reader: Reader, /) -> None:
     """Offset, epoch and even the CRC are the same; what was kept is known by the topic's id."""
 
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        await write(broker, [native(b"a")])
-        [response] = await reader.fetch(0)
-        assert values(response) == [b"a"]
-        await broker.stop_replica(epoch=1, delete=True)
-        [response] = await reader.fetch(0)
-        assert response.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-    with_reader(tmp_path, scenario)
+    await write(broker, [native(b"a")])
+    [response] = await reader.fetch(0)
+    assert values(response) == [b"a"]
+    await broker.stop_replica(epoch=1, delete=True)
+    [response] = await reader.fetch(0)
+    assert response.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_only_columns_cost_anything(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        await write(broker, [native(b"a", magic=MAGIC_RECORDS)])
-        [response] = broker.fetch(fetch_of(0)).result()
-        assert not found_columns([(ORDERS, response)])
-        await write(broker, [native(b"b")])
-        [response] = broker.fetch(fetch_of(0)).result()
-        assert found_columns([(ORDERS, response)])
-
-    with_reader(tmp_path, scenario)
+@run_by(with_reader)
+async def test_only_columns_cost_anything(broker: OneBroker, reader: Reader, /) -> None:
+    await write(broker, [native(b"a", magic=MAGIC_RECORDS)])
+    [response] = broker.fetch(fetch_of(0)).result()
+    assert not found_columns([(ORDERS, response)])
+    await write(broker, [native(b"b")])
+    [response] = broker.fetch(fetch_of(0)).result()
+    assert found_columns([(ORDERS, response)])
 
 
 @pytest.mark.parametrize("has_them", [False, True])
@@ -328,37 +315,35 @@ def test_columns_are_searched_for_in_steps_among_tens_of_thousands_of_batches(ha
     assert list(steps_and_end(has_columns(answer))) == [None] * 4 + [has_them]
 
 
-def test_a_client_older_than_zstd_gets_gzip_of_what_is_made_for_it(tmp_path: Path) -> None:
+@run_by(with_reader)
+async def test_a_client_older_than_zstd_gets_gzip_of_what_is_made_for_it(broker: OneBroker, reader: Reader, /) -> None:
     sent = [
         native(b"a" * 1_000, compression=Compression.ZSTD),
         native(b"b" * 1_000, compression=Compression.ZSTD, magic=MAGIC_RECORDS),
         native(b"c" * 1_000, compression=Compression.LZ4),
     ]
 
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        await write(broker, sent)
-        for knows_zstd, made in ((True, Compression.ZSTD), (False, Compression.GZIP)) * 2:
-            [response] = await reader.fetch(0, knows_zstd=knows_zstd)
-            assert [header.compression for header in headers(response)] == [made, Compression.ZSTD, Compression.LZ4]
-            assert values(response) == [each * 1_000 for each in (b"a", b"b", b"c")]
-
-    with_reader(tmp_path, scenario)
+    await write(broker, sent)
+    for knows_zstd, made in ((True, Compression.ZSTD), (False, Compression.GZIP)) * 2:
+        [response] = await reader.fetch(0, knows_zstd=knows_zstd)
+        assert [header.compression for header in headers(response)] == [made, Compression.ZSTD, Compression.LZ4]
+        assert values(response) == [each * 1_000 for each in (b"a", b"b", b"c")]
 
 
-def test_what_is_transcoded_is_counted_and_what_comes_from_the_cache_beside_it(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        await write(broker, [native(b"a", b"b"), native(b"c"), native(b"d", magic=MAGIC_RECORDS)])
-        [response] = await reader.fetch(0)
-        made = sum(header.size for header in headers(response)[:2])
-        transcoder = reader.transcoder
-        assert (transcoder.fetched.records, transcoder.fetched.bytes) == (3, made)
-        assert (transcoder.cache_hits, transcoder.cache_misses) == (0, 2)
-        await reader.fetch(0)
-        assert (transcoder.fetched.records, transcoder.cache_hits, transcoder.cache_misses) == (3, 2, 2)
-        await transcoder.as_appended(native(b"e"), LogConfig(columns=False))
-        assert (transcoder.produced.records, transcoder.fetched.records) == (1, 3)
-
-    with_reader(tmp_path, scenario)
+@run_by(with_reader)
+async def test_what_is_transcoded_is_counted_and_what_comes_from_the_cache_beside_it(
+    broker: OneBroker, reader: Reader, /
+) -> None:
+    await write(broker, [native(b"a", b"b"), native(b"c"), native(b"d", magic=MAGIC_RECORDS)])
+    [response] = await reader.fetch(0)
+    made = sum(header.size for header in headers(response)[:2])
+    transcoder = reader.transcoder
+    assert (transcoder.fetched.records, transcoder.fetched.bytes) == (3, made)
+    assert (transcoder.cache_hits, transcoder.cache_misses) == (0, 2)
+    await reader.fetch(0)
+    assert (transcoder.fetched.records, transcoder.cache_hits, transcoder.cache_misses) == (3, 2, 2)
+    await transcoder.as_appended(native(b"e"), LogConfig(columns=False))
+    assert (transcoder.produced.records, transcoder.fetched.records) == (1, 3)
 
 
 # -- a log that takes no columns (record.format=kafka) --
@@ -372,57 +357,55 @@ def produce_answers(peer: Peer) -> list[ProduceResponse]:
     return found
 
 
-def test_in_a_topic_for_kafka_s_clients_the_log_has_records_whatever_was_sent(tmp_path: Path) -> None:
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        await broker.told(state(1, isr=(1,), replicas=(1,)))
-        peer = Peer(broker)
-        sent = encode_batch([b"a", b"b"], base_timestamp=NOW, producer_id=7, producer_epoch=0, base_sequence=0)
-        for _ in range(2):  # the second is a repetition
-            await peer.send(apis.PRODUCE, produce(0, records=sent))
-        await peer.send(apis.PRODUCE, produce(0, records=native(b"c", magic=MAGIC_RECORDS)))
-        answers = [answer.responses[0].partition_responses[0] for answer in produce_answers(peer)]
-        assert [(one.error_code, one.base_offset) for one in answers] == [(0, 0), (0, 0), (0, 2)]
-        [response] = broker.fetch(fetch_of(0)).result()
-        assert [header.magic for header in headers(response)] == [MAGIC_RECORDS] * 2
-        assert values(response) == [b"a", b"b", b"c"]
-        assert headers(response)[0].producer_id == 7
+@run_by(with_record_format, record_format="kafka")
+async def test_in_a_topic_for_kafka_s_clients_the_log_has_records_whatever_was_sent(
+    broker: OneBroker, reader: Reader, /
+) -> None:
+    await broker.told(state(1, isr=(1,), replicas=(1,)))
+    peer = Peer(broker)
+    sent = encode_batch([b"a", b"b"], base_timestamp=NOW, producer_id=7, producer_epoch=0, base_sequence=0)
+    for _ in range(2):  # the second is a repetition
+        await peer.send(apis.PRODUCE, produce(0, records=sent))
+    await peer.send(apis.PRODUCE, produce(0, records=native(b"c", magic=MAGIC_RECORDS)))
+    answers = [answer.responses[0].partition_responses[0] for answer in produce_answers(peer)]
+    assert [(one.error_code, one.base_offset) for one in answers] == [(0, 0), (0, 0), (0, 2)]
+    [response] = broker.fetch(fetch_of(0)).result()
+    assert [header.magic for header in headers(response)] == [MAGIC_RECORDS] * 2
+    assert values(response) == [b"a", b"b", b"c"]
+    assert headers(response)[0].producer_id == 7
 
-    with_record_format(tmp_path, "kafka", scenario)
 
-
-def test_what_cannot_become_records_is_refused_by_itself(tmp_path: Path) -> None:
+@run_by(with_record_format, record_format="kafka")
+async def test_what_cannot_become_records_is_refused_by_itself(broker: OneBroker, reader: Reader, /) -> None:
     whole = native(b"some value")
     damaged = whole[:-1] + b"?"
     nonsense = with_honest_crc(whole[:61] + b"\xff" * (len(whole) - 61))
     too_much = said_once(b"v" * 100_000, 600)
 
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        await broker.told(*(state(1, index=index, isr=(1,), replicas=(1,)) for index in range(4)))
-        peer = Peer(broker)
-        parts = [
-            ProducePartition(index, memoryview(records))
-            for index, records in enumerate((damaged, nonsense, too_much, whole))
-        ]
-        await peer.send(apis.PRODUCE, ProduceRequest(None, -1, 1_000, [ProduceTopic(TOPIC, parts)]))
-        [answer] = produce_answers(peer)
-        codes = {part.index: part.error_code for part in answer.responses[0].partition_responses}
-        assert codes == {
-            0: ErrorCode.CORRUPT_MESSAGE,
-            1: ErrorCode.INVALID_RECORD,
-            2: ErrorCode.MESSAGE_TOO_LARGE,
-            3: ErrorCode.NONE,
-        }
-
-    with_record_format(tmp_path, "kafka", scenario)
+    await broker.told(*(state(1, index=index, isr=(1,), replicas=(1,)) for index in range(4)))
+    peer = Peer(broker)
+    parts = [
+        ProducePartition(index, memoryview(records))
+        for index, records in enumerate((damaged, nonsense, too_much, whole))
+    ]
+    await peer.send(apis.PRODUCE, ProduceRequest(None, -1, 1_000, [ProduceTopic(TOPIC, parts)]))
+    [answer] = produce_answers(peer)
+    codes = {part.index: part.error_code for part in answer.responses[0].partition_responses}
+    assert codes == {
+        0: ErrorCode.CORRUPT_MESSAGE,
+        1: ErrorCode.INVALID_RECORD,
+        2: ErrorCode.MESSAGE_TOO_LARGE,
+        3: ErrorCode.NONE,
+    }
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_records_of_old_are_refused_with_the_code_that_kafka_4_has_for_them(tmp_path: Path, magic: int) -> None:
+@run_by(with_reader)
+async def test_records_of_old_are_refused_with_the_code_that_kafka_4_has_for_them(
+    broker: OneBroker, reader: Reader, /, magic: int
+) -> None:
     message = bytes(8) + (22).to_bytes(4, "big") + bytes(4) + bytes([magic]) + bytes(17)
 
-    async def scenario(broker: OneBroker, reader: Reader) -> None:
-        response = await broker.produce(message)
-        assert response.error_code == ErrorCode.INVALID_RECORD
-        assert f"magic {magic}" in response.error_message
-
-    with_reader(tmp_path, scenario)
+    response = await broker.produce(message)
+    assert response.error_code == ErrorCode.INVALID_RECORD
+    assert f"magic {magic}" in response.error_message

@@ -13,8 +13,9 @@ from minibroker.protocol import znodes
 from minibroker.protocol.apis import CREATE_TOPICS, INIT_PRODUCER_ID, METADATA
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
+from tests.running import run_by
 from tests.simulation.simulator.cluster import LOG_DIR, PORT, VirtualCluster
-from tests.simulation.simulator.loop import run
+from tests.simulation.simulator.loop import on_virtual_loop
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.simulation.simulator.zookeeper import VirtualSession
 
@@ -37,119 +38,109 @@ async def connect(world: VirtualWorld) -> Connection:
 
 
 @pytest.mark.parametrize("api", ["InitProducerId", "CreateTopics"])
-def test_requests_that_wait_for_zookeeper_do_not_keep_others_waiting(api: str) -> None:
-    async def scenario() -> None:
-        cluster = await one_broker()
-        world = cluster.client("client")
+@run_by(on_virtual_loop)
+async def test_requests_that_wait_for_zookeeper_do_not_keep_others_waiting(api: str) -> None:
+    cluster = await one_broker()
+    world = cluster.client("client")
 
-        async def program() -> None:
-            await asyncio.sleep(1)
-            session_of(cluster, 0).suspend()
-            waiting: list[asyncio.Future[object]] = []
-            connections = [await connect(world) for _ in range(HANDLERS + 1)]
-            for connection in connections[:HANDLERS]:
-                if api == "InitProducerId":
-                    waiting.append(connection.send(INIT_PRODUCER_ID, m.InitProducerIdRequest(None)))  # type: ignore[arg-type]
-                else:
-                    topic = m.CreatableTopic("orders", 1, 1, [], [])
-                    body = m.CreateTopicsRequest([topic], 5_000, False)
-                    waiting.append(connection.send(CREATE_TOPICS, body))  # type: ignore[arg-type]
-            async with asyncio.timeout(0.5):
-                await connections[-1].request(METADATA, m.MetadataRequest(None))
-            assert not any(future.done() for future in waiting)
-            for future in waiting:  # nor do they wait for ever
-                with pytest.raises(BrokerError) as raised:
-                    await asyncio.wait_for(future, 5.5)
-                assert raised.value.code is ErrorCode.REQUEST_TIMED_OUT
-            session_of(cluster, 0).resume()
-            for connection in connections:
-                connection.close()
-
-        await world.process.run(program())
-
-    run(scenario())
-
-
-def test_producer_ids_are_granted_again_when_zookeeper_is_back() -> None:
-    async def scenario() -> None:
-        cluster = await one_broker()
-        world = cluster.client("client")
-
-        async def program() -> None:
-            await asyncio.sleep(1)
-            session_of(cluster, 0).suspend()
-            connection = await connect(world)
-            asked = [connection.send(INIT_PRODUCER_ID, m.InitProducerIdRequest(None)) for _ in range(3)]
-            await asyncio.sleep(1)
-            session_of(cluster, 0).resume()
-            assert [(await future).producer_id for future in asked] == [0, 1, 2]
+    async def program() -> None:
+        await asyncio.sleep(1)
+        session_of(cluster, 0).suspend()
+        waiting: list[asyncio.Future[object]] = []
+        connections = [await connect(world) for _ in range(HANDLERS + 1)]
+        for connection in connections[:HANDLERS]:
+            if api == "InitProducerId":
+                waiting.append(connection.send(INIT_PRODUCER_ID, m.InitProducerIdRequest(None)))  # type: ignore[arg-type]
+            else:
+                topic = m.CreatableTopic("orders", 1, 1, [], [])
+                body = m.CreateTopicsRequest([topic], 5_000, False)
+                waiting.append(connection.send(CREATE_TOPICS, body))  # type: ignore[arg-type]
+        async with asyncio.timeout(0.5):
+            await connections[-1].request(METADATA, m.MetadataRequest(None))
+        assert not any(future.done() for future in waiting)
+        for future in waiting:  # nor do they wait for ever
+            with pytest.raises(BrokerError) as raised:
+                await asyncio.wait_for(future, 5.5)
+            assert raised.value.code is ErrorCode.REQUEST_TIMED_OUT
+        session_of(cluster, 0).resume()
+        for connection in connections:
             connection.close()
 
-        await world.process.run(program())
-
-    run(scenario())
+    await world.process.run(program())
 
 
-def test_a_registration_that_cannot_be_read_stops_no_other_broker() -> None:
-    async def scenario() -> None:
-        cluster = await one_broker(brokers=3)
-        await cluster.until(cluster.active_controllers)
-        [controller] = cluster.active_controllers()
-        zookeeper = cluster.simulation.zookeeper
-        zookeeper.make(znodes.broker_path(controller), b"not JSON")
-        other = next(b for b in cluster.broker_ids if b != controller)
-        cluster.kill_broker(other)
-        await cluster.start_broker(other)  # it has to find out where the controller is
+@run_by(on_virtual_loop)
+async def test_producer_ids_are_granted_again_when_zookeeper_is_back() -> None:
+    cluster = await one_broker()
+    world = cluster.client("client")
+
+    async def program() -> None:
         await asyncio.sleep(1)
-        assert cluster.living() == [0, 1, 2]
+        session_of(cluster, 0).suspend()
+        connection = await connect(world)
+        asked = [connection.send(INIT_PRODUCER_ID, m.InitProducerIdRequest(None)) for _ in range(3)]
+        await asyncio.sleep(1)
+        session_of(cluster, 0).resume()
+        assert [(await future).producer_id for future in asked] == [0, 1, 2]
+        connection.close()
 
-    run(scenario())
+    await world.process.run(program())
 
 
-def test_a_broker_whose_disk_has_failed_stops_with_that_reason_and_ends_its_session() -> None:
-    async def scenario() -> None:
-        cluster = await one_broker()
-        broker = cluster.broker(0)
-        world_of_client = cluster.client("admin")
+@run_by(on_virtual_loop)
+async def test_a_registration_that_cannot_be_read_stops_no_other_broker() -> None:
+    cluster = await one_broker(brokers=3)
+    await cluster.until(cluster.active_controllers)
+    [controller] = cluster.active_controllers()
+    zookeeper = cluster.simulation.zookeeper
+    zookeeper.make(znodes.broker_path(controller), b"not JSON")
+    other = next(b for b in cluster.broker_ids if b != controller)
+    cluster.kill_broker(other)
+    await cluster.start_broker(other)  # it has to find out where the controller is
+    await asyncio.sleep(1)
+    assert cluster.living() == [0, 1, 2]
 
-        async def create() -> None:
-            async with Admin(cluster.bootstrap, world=world_of_client) as admin:
-                await admin.create_topic("orders", partitions=1, replication_factor=1)
 
-        await world_of_client.process.run(create())
-        broker._logs.online[0]._directory.failure = OSError("the disk is gone")  # as a write that failed would leave it
-        await cluster.stop_broker(0)  # raises nothing: `serve` raises the reason
-        assert not cluster.simulation.zookeeper.has(znodes.broker_path(0))
-        assert ".kafka_cleanshutdown" not in cluster.simulation.host("broker-0").start_process().disk.list(LOG_DIR)
+@run_by(on_virtual_loop)
+async def test_a_broker_whose_disk_has_failed_stops_with_that_reason_and_ends_its_session() -> None:
+    cluster = await one_broker()
+    broker = cluster.broker(0)
+    world_of_client = cluster.client("admin")
 
-    run(scenario())
+    async def create() -> None:
+        async with Admin(cluster.bootstrap, world=world_of_client) as admin:
+            await admin.create_topic("orders", partitions=1, replication_factor=1)
+
+    await world_of_client.process.run(create())
+    broker._logs.online[0]._directory.failure = OSError("the disk is gone")  # as a write that failed would leave it
+    await cluster.stop_broker(0)  # raises nothing: `serve` raises the reason
+    assert not cluster.simulation.zookeeper.has(znodes.broker_path(0))
+    assert ".kafka_cleanshutdown" not in cluster.simulation.host("broker-0").start_process().disk.list(LOG_DIR)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_stop_during_which_something_fails_is_not_marked_clean(fails: bool) -> None:
-    async def scenario() -> None:
-        simulation = Simulation()
-        world = simulation.host("broker-0").start_process()
+@run_by(on_virtual_loop)
+async def test_a_stop_during_which_something_fails_is_not_marked_clean(fails: bool) -> None:
+    simulation = Simulation()
+    world = simulation.host("broker-0").start_process()
 
-        async def break_when_told_to_end() -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                if fails:
-                    raise RuntimeError("could not tidy up")
+    async def break_when_told_to_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if fails:
+                raise RuntimeError("could not tidy up")
 
-        async def start_and_stop() -> None:
-            broker = Broker(world, VirtualCluster(simulation, brokers=1)._config(0))
-            await broker.start()
-            broker._supervisor.start(break_when_told_to_end(), "a task of the broker")
-            served = asyncio.ensure_future(broker.serve())
-            await asyncio.sleep(0.01)
-            served.cancel()  # as the process does when it is told to stop
-            await asyncio.sleep(0.01)
-            await broker.stop()
+    async def start_and_stop() -> None:
+        broker = Broker(world, VirtualCluster(simulation, brokers=1)._config(0))
+        await broker.start()
+        broker._supervisor.start(break_when_told_to_end(), "a task of the broker")
+        served = asyncio.ensure_future(broker.serve())
+        await asyncio.sleep(0.01)
+        served.cancel()  # as the process does when it is told to stop
+        await asyncio.sleep(0.01)
+        await broker.stop()
 
-        await world.process.run(start_and_stop())
-        names = world.disk.list(LOG_DIR)
-        assert (".kafka_cleanshutdown" in names) is not fails
-
-    run(scenario())
+    await world.process.run(start_and_stop())
+    names = world.disk.list(LOG_DIR)
+    assert (".kafka_cleanshutdown" in names) is not fails

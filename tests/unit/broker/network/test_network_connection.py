@@ -323,46 +323,40 @@ def test_every_request_is_handled_once_in_order_and_answered_whatever_happens_wh
     asyncio.run(main())
 
 
-def test_a_peer_is_not_called_slow_for_the_time_that_it_was_not_read_from() -> None:
-    async def main() -> None:
-        cluster = Cluster([True] * REQUESTS, NetworkSettings(frame_timeout_ms=1_000))
-        cluster.pool.start()
-        await asyncio.sleep(0)
-        peer = cluster.peers["0"]
-        peer.deliver(len(peer.stream) - 1)
-        peer.pause_writing()
-        assert not peer.transport.is_reading()
-        cluster.now += 5.0
-        peer.connection.check_deadlines(cluster.now)
-        assert not peer.transport.is_closing()
-        peer.resume_writing()
-        assert peer.transport.is_reading()
-        cluster.now += 0.9
-        peer.connection.check_deadlines(cluster.now)
-        assert not peer.transport.is_closing()
-        cluster.now += 0.1
-        peer.connection.check_deadlines(cluster.now)
-        assert peer.transport.is_closing()
-        await cluster.finish()
-
-    asyncio.run(main())
+async def test_a_peer_is_not_called_slow_for_the_time_that_it_was_not_read_from() -> None:
+    cluster = Cluster([True] * REQUESTS, NetworkSettings(frame_timeout_ms=1_000))
+    cluster.pool.start()
+    await asyncio.sleep(0)
+    peer = cluster.peers["0"]
+    peer.deliver(len(peer.stream) - 1)
+    peer.pause_writing()
+    assert not peer.transport.is_reading()
+    cluster.now += 5.0
+    peer.connection.check_deadlines(cluster.now)
+    assert not peer.transport.is_closing()
+    peer.resume_writing()
+    assert peer.transport.is_reading()
+    cluster.now += 0.9
+    peer.connection.check_deadlines(cluster.now)
+    assert not peer.transport.is_closing()
+    cluster.now += 0.1
+    peer.connection.check_deadlines(cluster.now)
+    assert peer.transport.is_closing()
+    await cluster.finish()
 
 
-def test_what_a_peer_sent_is_handled_even_if_it_is_lost_while_it_was_not_reading_its_responses() -> None:
-    async def main() -> None:
-        cluster = Cluster([True] * REQUESTS)
-        cluster.pool.start()
-        await asyncio.sleep(0)
-        peer = cluster.peers["0"]
-        peer.pause_writing()
-        peer.transport.reading = True  # what had been received before the pause
-        peer.deliver(1_000)
-        assert peer.handled == []
-        peer.lose()
-        await cluster.finish()
-        assert peer.handled == list(range(REQUESTS))
-
-    asyncio.run(main())
+async def test_what_a_peer_sent_is_handled_even_if_it_is_lost_while_it_was_not_reading_its_responses() -> None:
+    cluster = Cluster([True] * REQUESTS)
+    cluster.pool.start()
+    await asyncio.sleep(0)
+    peer = cluster.peers["0"]
+    peer.pause_writing()
+    peer.transport.reading = True  # what had been received before the pause
+    peer.deliver(1_000)
+    assert peer.handled == []
+    peer.lose()
+    await cluster.finish()
+    assert peer.handled == list(range(REQUESTS))
 
 
 @pytest.mark.parametrize("what", ["the peer leaves", "the handler closes the connection", "the handler returns"])
@@ -391,66 +385,57 @@ def test_only_the_first_reason_to_close_a_connection_is_logged(what: str, caplog
     assert ("enough" if "closes" in what else "a frame announced") in record.getMessage()
 
 
-def test_responses_that_are_given_in_the_same_turn_leave_in_one_write() -> None:
-    async def main() -> None:
-        for answered_in_handler in (True, False):
-            cluster = Cluster([answered_in_handler] * REQUESTS, NetworkSettings())
-            cluster.returns_at_once = True
-            cluster.pool.start()
-            await asyncio.sleep(0)
-            peer = cluster.peers["0"]
-            peer.deliver(10_000)
-            while len(peer.handled) < REQUESTS:
-                await asyncio.sleep(0)
-            for _ in range(len(cluster.parked)):
-                cluster.answer(0)
-            await asyncio.sleep(0)
-            assert peer.responses() == list(range(REQUESTS))
-            assert peer.transport.writes == 1
-            await cluster.finish()
-
-    asyncio.run(main())
-
-
-def test_what_a_lost_peer_had_sent_is_handled_even_where_answers_are_held_back_for_others() -> None:
-    async def main() -> None:
-        cluster = Cluster([False] + [True] * REQUESTS, dialect=InOrderAndOverlapping)
+async def test_responses_that_are_given_in_the_same_turn_leave_in_one_write() -> None:
+    for answered_in_handler in (True, False):
+        cluster = Cluster([answered_in_handler] * REQUESTS, NetworkSettings())
         cluster.returns_at_once = True
         cluster.pool.start()
         await asyncio.sleep(0)
         peer = cluster.peers["0"]
-        peer.deliver(1_000)
-        for _ in range(20):
+        peer.deliver(10_000)
+        while len(peer.handled) < REQUESTS:
             await asyncio.sleep(0)
-        assert len(cluster.parked) == 1
-        assert peer.handled == [0, 1, 2], "no more answers are held back than requests may be unanswered"
-        peer.lose()
-        await cluster.finish()
-        assert peer.handled == list(range(REQUESTS))
-        assert not peer.transport.written
-
-    asyncio.run(main())
-
-
-def test_a_refusal_comes_after_the_answers_that_are_held_back() -> None:
-    async def main() -> None:
-        cluster = Cluster([False] + [True] * REQUESTS, dialect=InOrderAndOverlapping)
-        cluster.returns_at_once = True
-        cluster.pool.start()
+        for _ in range(len(cluster.parked)):
+            cluster.answer(0)
         await asyncio.sleep(0)
-        peer = cluster.peers["0"]
-        requests = [apis.encode_request(apis.METADATA, number, None, m.MetadataRequest([])) for number in range(2)]
-        peer.stream = memoryview(b"".join([*requests, b"\0\0\0\x01?"]))
-        peer.deliver(1_000)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert (peer.handled, bytes(peer.transport.written)) == ([0, 1], b"")
-        assert not peer.transport.is_closing()
-        cluster.answer(0)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert peer.responses() == [0, 1]
-        assert peer.transport.is_closing()
+        assert peer.responses() == list(range(REQUESTS))
+        assert peer.transport.writes == 1
         await cluster.finish()
 
-    asyncio.run(main())
+
+async def test_what_a_lost_peer_had_sent_is_handled_even_where_answers_are_held_back_for_others() -> None:
+    cluster = Cluster([False] + [True] * REQUESTS, dialect=InOrderAndOverlapping)
+    cluster.returns_at_once = True
+    cluster.pool.start()
+    await asyncio.sleep(0)
+    peer = cluster.peers["0"]
+    peer.deliver(1_000)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(cluster.parked) == 1
+    assert peer.handled == [0, 1, 2], "no more answers are held back than requests may be unanswered"
+    peer.lose()
+    await cluster.finish()
+    assert peer.handled == list(range(REQUESTS))
+    assert not peer.transport.written
+
+
+async def test_a_refusal_comes_after_the_answers_that_are_held_back() -> None:
+    cluster = Cluster([False] + [True] * REQUESTS, dialect=InOrderAndOverlapping)
+    cluster.returns_at_once = True
+    cluster.pool.start()
+    await asyncio.sleep(0)
+    peer = cluster.peers["0"]
+    requests = [apis.encode_request(apis.METADATA, number, None, m.MetadataRequest([])) for number in range(2)]
+    peer.stream = memoryview(b"".join([*requests, b"\0\0\0\x01?"]))
+    peer.deliver(1_000)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (peer.handled, bytes(peer.transport.written)) == ([0, 1], b"")
+    assert not peer.transport.is_closing()
+    cluster.answer(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert peer.responses() == [0, 1]
+    assert peer.transport.is_closing()
+    await cluster.finish()

@@ -8,6 +8,7 @@ from minibroker.broker.network.metrics import NetworkMetrics
 from minibroker.broker.network.request_channel import Request, RequestChannel
 from minibroker.protocol import apis
 from minibroker.protocol.errors import BrokerError, ErrorCode
+from tests.running import run_by
 from tests.unit.broker.network.test_network_request_channel import Clock, Source, request, run, turn
 
 
@@ -53,53 +54,47 @@ class Pool:
         return source
 
 
-def test_what_is_left_of_a_request_holds_up_its_own_connection_alone() -> None:
-    async def main() -> None:
-        pool = Pool()
+@run_by(run)
+async def test_what_is_left_of_a_request_holds_up_its_own_connection_alone() -> None:
+    pool = Pool()
+    await turn()
+    long = [pool.offer(size=10) for _ in range(20)]
+    short = pool.offer(size=1)
+    while not short.is_handled:
         await turn()
-        long = [pool.offer(size=10) for _ in range(20)]
-        short = pool.offer(size=1)
-        while not short.is_handled:
-            await turn()
-        assert not any(source.is_handled for source in long)
-        assert pool.channel.bytes == 0, "nobody else waits for room because of them"
-        pool.gate.set()
-        while not all(source.is_handled for source in long):
-            await turn()
-        assert pool.channel.bytes == 0
-        assert pool.metrics.per_api[apis.METADATA.key].handled == 21
-        pool.channel.close()
-        await pool.pool.close(1)
-
-    run(main)
+    assert not any(source.is_handled for source in long)
+    assert pool.channel.bytes == 0, "nobody else waits for room because of them"
+    pool.gate.set()
+    while not all(source.is_handled for source in long):
+        await turn()
+    assert pool.channel.bytes == 0
+    assert pool.metrics.per_api[apis.METADATA.key].handled == 21
+    pool.channel.close()
+    await pool.pool.close(1)
 
 
-def test_what_is_left_of_a_request_may_fail_and_is_answered_then() -> None:
-    async def main() -> None:
-        pool = Pool()
-        pool.error = BrokerError(ErrorCode.CORRUPT_MESSAGE, "as it came")
-        pool.gate.set()
-        source = pool.offer(size=10)
-        while not source.is_handled:
-            await turn()
-        assert source.answers == [1]
-        assert pool.metrics.per_api[apis.METADATA.key].errors == 1
-        pool.channel.close()
-        await pool.pool.close(1)
-
-    run(main)
+@run_by(run)
+async def test_what_is_left_of_a_request_may_fail_and_is_answered_then() -> None:
+    pool = Pool()
+    pool.error = BrokerError(ErrorCode.CORRUPT_MESSAGE, "as it came")
+    pool.gate.set()
+    source = pool.offer(size=10)
+    while not source.is_handled:
+        await turn()
+    assert source.answers == [1]
+    assert pool.metrics.per_api[apis.METADATA.key].errors == 1
+    pool.channel.close()
+    await pool.pool.close(1)
 
 
-def test_the_end_waits_for_what_is_left_and_then_cancels_it() -> None:
-    async def main() -> None:
-        pool, other = Pool(), Pool()
-        late, in_time = pool.offer(size=10), other.offer(size=10)
-        asyncio.get_running_loop().call_later(0.01, other.gate.set)
-        for each in (pool, other):
-            each.channel.close()
-            await each.pool.close(0.05)
-        assert in_time.is_handled
-        assert not late.is_handled
-        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("rest of")]
-
-    run(main)
+@run_by(run)
+async def test_the_end_waits_for_what_is_left_and_then_cancels_it() -> None:
+    pool, other = Pool(), Pool()
+    late, in_time = pool.offer(size=10), other.offer(size=10)
+    asyncio.get_running_loop().call_later(0.01, other.gate.set)
+    for each in (pool, other):
+        each.channel.close()
+        await each.pool.close(0.05)
+    assert in_time.is_handled
+    assert not late.is_handled
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("rest of")]

@@ -11,6 +11,7 @@ from minibroker.broker.network.native_dialect import NativeDialect, NativeListen
 from minibroker.broker.network.request_channel import SLICE_S, Request, RequestChannel, Session
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
+from tests.running import run_by
 
 
 class Clock:
@@ -70,201 +71,181 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-def test_an_idle_handler_gets_a_request_without_a_stay_in_the_queue() -> None:
-    async def main() -> None:
-        channel = RequestChannel(10, 1_000, Clock())
-        waiting = channel.wait()
-        channel.offer(request(1), wake=True)
-        assert len(channel) == 0
-        assert number_of(await waiting) == 1
-
-    run(main)
+@run_by(run)
+async def test_an_idle_handler_gets_a_request_without_a_stay_in_the_queue() -> None:
+    channel = RequestChannel(10, 1_000, Clock())
+    waiting = channel.wait()
+    channel.offer(request(1), wake=True)
+    assert len(channel) == 0
+    assert number_of(await waiting) == 1
 
 
-def test_requests_are_taken_in_the_order_of_their_offers() -> None:
-    async def main() -> None:
-        clock = Clock()
-        channel = RequestChannel(10, 1_000, clock)
-        first = channel.wait()
-        for number in range(5):
-            channel.offer(request(number), wake=number % 2 == 0)
-        assert number_of(await first) == 0
-        channel.woken(clock.now)
-        assert [number_of(channel.poll(clock.now)) for _ in range(4)] == [1, 2, 3, 4]
-        assert channel.poll(clock.now) is None
-
-    run(main)
+@run_by(run)
+async def test_requests_are_taken_in_the_order_of_their_offers() -> None:
+    clock = Clock()
+    channel = RequestChannel(10, 1_000, clock)
+    first = channel.wait()
+    for number in range(5):
+        channel.offer(request(number), wake=number % 2 == 0)
+    assert number_of(await first) == 0
+    channel.woken(clock.now)
+    assert [number_of(channel.poll(clock.now)) for _ in range(4)] == [1, 2, 3, 4]
+    assert channel.poll(clock.now) is None
 
 
-def test_sources_that_find_the_channel_full_are_called_in_turn_once_there_is_room() -> None:
-    async def main() -> None:
-        clock = Clock()
-        channel = RequestChannel(2, 1_000, clock)
-        channel.woken(clock.now)
-        called = []
+@run_by(run)
+async def test_sources_that_find_the_channel_full_are_called_in_turn_once_there_is_room() -> None:
+    clock = Clock()
+    channel = RequestChannel(2, 1_000, clock)
+    channel.woken(clock.now)
+    called = []
 
-        def stand_in_line(number: int) -> None:
-            def on_room() -> None:
-                called.append(number)
-                channel.offer(request(number), wake=True)
-
-            assert not channel.has_room(1)
-            channel.get_in_line(Source(on_room), 1)
-
-        for number in (1, 2):
-            assert channel.has_room(1)
+    def stand_in_line(number: int) -> None:
+        def on_room() -> None:
+            called.append(number)
             channel.offer(request(number), wake=True)
-        for number in (3, 4, 5):
-            stand_in_line(number)
-        assert channel.in_line == 3
-        assert number_of(channel.poll(clock.now)) == 1
-        assert called == [3]
-        assert number_of(channel.poll(clock.now)) == 2
-        assert called == [3, 4]
+
         assert not channel.has_room(1)
-        assert [number_of(channel.poll(clock.now)) for _ in range(3)] == [3, 4, 5]
+        channel.get_in_line(Source(on_room), 1)
+
+    for number in (1, 2):
         assert channel.has_room(1)
-
-    run(main)
-
-
-def test_a_place_that_its_owner_does_not_want_any_more_goes_to_the_next_in_line() -> None:
-    async def main() -> None:
-        clock = Clock()
-        channel = RequestChannel(1, 1_000, clock)
-        channel.woken(clock.now)
-        channel.offer(request(1), wake=True)
-        called = []
-        channel.get_in_line(Source(lambda: called.append("left")), 1)
-        channel.get_in_line(Source(lambda: channel.offer(request(2), wake=True)), 1)
-        assert number_of(channel.poll(clock.now)) == 1
-        assert called == ["left"]
-        assert number_of(channel.poll(clock.now)) == 2
-
-    run(main)
+        channel.offer(request(number), wake=True)
+    for number in (3, 4, 5):
+        stand_in_line(number)
+    assert channel.in_line == 3
+    assert number_of(channel.poll(clock.now)) == 1
+    assert called == [3]
+    assert number_of(channel.poll(clock.now)) == 2
+    assert called == [3, 4]
+    assert not channel.has_room(1)
+    assert [number_of(channel.poll(clock.now)) for _ in range(3)] == [3, 4, 5]
+    assert channel.has_room(1)
 
 
-def test_bytes_count_until_the_request_is_handled_and_a_large_request_gets_in_alone() -> None:
-    async def main() -> None:
-        clock = Clock()
-        channel = RequestChannel(10, 100, clock)
-        channel.woken(clock.now)
-        first = request(1, size=60)
-        channel.offer(first, wake=True)
-        assert channel.has_room(40)
-        assert not channel.has_room(41)
-        large = request(2, size=500)
-        channel.get_in_line(Source(lambda: channel.offer(large, wake=True)), 500)
-        assert not channel.has_room(1)  # or the large one would wait for ever
-        assert channel.poll(clock.now) is first
-        assert channel.poll(clock.now) is None
-        channel.handled(first)
-        assert channel.poll(clock.now) is large
-        assert channel.bytes == 500
-        channel.handled(large)
-        assert channel.bytes == 0
-
-    run(main)
+@run_by(run)
+async def test_a_place_that_its_owner_does_not_want_any_more_goes_to_the_next_in_line() -> None:
+    clock = Clock()
+    channel = RequestChannel(1, 1_000, clock)
+    channel.woken(clock.now)
+    channel.offer(request(1), wake=True)
+    called = []
+    channel.get_in_line(Source(lambda: called.append("left")), 1)
+    channel.get_in_line(Source(lambda: channel.offer(request(2), wake=True)), 1)
+    assert number_of(channel.poll(clock.now)) == 1
+    assert called == ["left"]
+    assert number_of(channel.poll(clock.now)) == 2
 
 
-def test_handlers_share_a_slice_and_rest_until_the_loop_has_been_round() -> None:
-    async def main() -> None:
-        clock = Clock()
-        channel = RequestChannel(100, 1_000, clock)
-        first = channel.wait()
-        for number in range(10):
-            channel.offer(request(number), wake=True)
-        await first
-        channel.woken(clock.now)
-        clock.now += SLICE_S * 0.6
-        assert number_of(channel.poll(clock.now)) == 1
-        clock.now += SLICE_S * 0.6
-        assert channel.poll(clock.now) is None
-        waiting = [channel.wait(), channel.wait()]
-        channel.offer(request(10), wake=True)  # which nobody gets before those that wait
-        assert not waiting[0].done()
+@run_by(run)
+async def test_bytes_count_until_the_request_is_handled_and_a_large_request_gets_in_alone() -> None:
+    clock = Clock()
+    channel = RequestChannel(10, 100, clock)
+    channel.woken(clock.now)
+    first = request(1, size=60)
+    channel.offer(first, wake=True)
+    assert channel.has_room(40)
+    assert not channel.has_room(41)
+    large = request(2, size=500)
+    channel.get_in_line(Source(lambda: channel.offer(large, wake=True)), 500)
+    assert not channel.has_room(1)  # or the large one would wait for ever
+    assert channel.poll(clock.now) is first
+    assert channel.poll(clock.now) is None
+    channel.handled(first)
+    assert channel.poll(clock.now) is large
+    assert channel.bytes == 500
+    channel.handled(large)
+    assert channel.bytes == 0
+
+
+@run_by(run)
+async def test_handlers_share_a_slice_and_rest_until_the_loop_has_been_round() -> None:
+    clock = Clock()
+    channel = RequestChannel(100, 1_000, clock)
+    first = channel.wait()
+    for number in range(10):
+        channel.offer(request(number), wake=True)
+    await first
+    channel.woken(clock.now)
+    clock.now += SLICE_S * 0.6
+    assert number_of(channel.poll(clock.now)) == 1
+    clock.now += SLICE_S * 0.6
+    assert channel.poll(clock.now) is None
+    waiting = [channel.wait(), channel.wait()]
+    channel.offer(request(10), wake=True)  # which nobody gets before those that wait
+    assert not waiting[0].done()
+    await turn()
+    assert [number_of(await future) for future in waiting] == [2, 3]
+    channel.woken(clock.now)
+    channel.woken(clock.now)
+    assert number_of(channel.poll(clock.now)) == 4
+
+
+@run_by(run)
+async def test_control_work_comes_first() -> None:
+    clock = Clock()
+    control = RequestChannel(20, 1_000, clock)
+    data = RequestChannel(100, 1_000, clock, gives_way_to=control)
+    handled: list[str] = []
+    sources = {channel: Source() for channel in (control, data)}
+
+    async def handler(request: Request) -> None:
+        plane = "control" if request.source is sources[control] else "data"
+        handled.append(plane)
+        if len(handled) == 20:
+            control.offer(request_of(control), wake=True)
+
+    def request_of(channel: RequestChannel) -> Request:
+        return request(1, source=sources[channel])
+
+    pools = [
+        RequestHandlerPool("data", 2, data, handler, NetworkMetrics(), clock),
+        RequestHandlerPool("control", 1, control, handler, NetworkMetrics(), clock),
+    ]
+    for pool in pools:
+        pool.start()
+    await turn()
+    for _ in range(50):
+        data.offer(request_of(data), wake=True)
+    control.offer(request_of(control), wake=True)
+    while len(handled) < 52:
         await turn()
-        assert [number_of(await future) for future in waiting] == [2, 3]
-        channel.woken(clock.now)
-        channel.woken(clock.now)
-        assert number_of(channel.poll(clock.now)) == 4
-
-    run(main)
-
-
-def test_control_work_comes_first() -> None:
-    async def main() -> None:
-        clock = Clock()
-        control = RequestChannel(20, 1_000, clock)
-        data = RequestChannel(100, 1_000, clock, gives_way_to=control)
-        handled: list[str] = []
-        sources = {channel: Source() for channel in (control, data)}
-
-        async def handler(request: Request) -> None:
-            plane = "control" if request.source is sources[control] else "data"
-            handled.append(plane)
-            if len(handled) == 20:
-                control.offer(request_of(control), wake=True)
-
-        def request_of(channel: RequestChannel) -> Request:
-            return request(1, source=sources[channel])
-
-        pools = [
-            RequestHandlerPool("data", 2, data, handler, NetworkMetrics(), clock),
-            RequestHandlerPool("control", 1, control, handler, NetworkMetrics(), clock),
-        ]
-        for pool in pools:
-            pool.start()
-        await turn()
-        for _ in range(50):
-            data.offer(request_of(data), wake=True)
-        control.offer(request_of(control), wake=True)
-        while len(handled) < 52:
-            await turn()
-        # Both data handlers had been handed a request when the first control request came, one of them when the
-        # second came; they finish that, and nothing else goes before.
-        assert handled[:4] == ["data", "data", "control", "data"]
-        assert "control" in handled[20:22]
-        for channel in (control, data):
-            channel.close()
-        for pool in pools:
-            await pool.close(1)
-
-    run(main)
-
-
-def test_a_closed_channel_gives_out_what_it_has_and_then_ends_its_handlers() -> None:
-    async def main() -> None:
-        clock = Clock()
-        channel = RequestChannel(1, 1_000, clock)
-        channel.woken(clock.now)
-        channel.offer(request(1), wake=True)
-        channel.get_in_line(Source(), 1)
+    # Both data handlers had been handed a request when the first control request came, one of them when the
+    # second came; they finish that, and nothing else goes before.
+    assert handled[:4] == ["data", "data", "control", "data"]
+    assert "control" in handled[20:22]
+    for channel in (control, data):
         channel.close()
-        assert not channel.has_room(1)
-        assert channel.in_line == 0
-        assert number_of(channel.poll(clock.now)) == 1
-        assert await channel.wait() is None
-
-    run(main)
+    for pool in pools:
+        await pool.close(1)
 
 
-def test_a_closed_channel_ends_handlers_that_are_idle_already() -> None:
-    async def main() -> None:
-        channel = RequestChannel(1, 1_000, Clock())
-        idle = [channel.wait(), channel.wait()]
-        channel.close()
-        assert [await future for future in idle] == [None, None]
+@run_by(run)
+async def test_a_closed_channel_gives_out_what_it_has_and_then_ends_its_handlers() -> None:
+    clock = Clock()
+    channel = RequestChannel(1, 1_000, clock)
+    channel.woken(clock.now)
+    channel.offer(request(1), wake=True)
+    channel.get_in_line(Source(), 1)
+    channel.close()
+    assert not channel.has_room(1)
+    assert channel.in_line == 0
+    assert number_of(channel.poll(clock.now)) == 1
+    assert await channel.wait() is None
 
-    run(main)
+
+@run_by(run)
+async def test_a_closed_channel_ends_handlers_that_are_idle_already() -> None:
+    channel = RequestChannel(1, 1_000, Clock())
+    idle = [channel.wait(), channel.wait()]
+    channel.close()
+    assert [await future for future in idle] == [None, None]
 
 
-def test_a_request_is_not_given_to_a_handler_that_was_cancelled() -> None:
-    async def main() -> None:
-        channel = RequestChannel(1, 1_000, Clock())
-        gone, alive = channel.wait(), channel.wait()
-        gone.cancel()
-        channel.offer(request(1), wake=True)
-        assert number_of(await alive) == 1
-
-    run(main)
+@run_by(run)
+async def test_a_request_is_not_given_to_a_handler_that_was_cancelled() -> None:
+    channel = RequestChannel(1, 1_000, Clock())
+    gone, alive = channel.wait(), channel.wait()
+    gone.cancel()
+    channel.offer(request(1), wake=True)
+    assert number_of(await alive) == 1

@@ -32,6 +32,7 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import TopicPartition
 from tests.replication_support import LAG_S, ME, TOPIC, state
+from tests.running import run_by
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.storage_support import GatedExecutor, StorageWorld, batch, open_log, stamped
@@ -153,136 +154,134 @@ def with_leader(tmp_path: Path, scenario: Callable[[Leader, Fetcher], Coroutine[
     run(main())
 
 
-def test_partitions_with_records_are_asked_for_again_without_the_quiet_ones(tmp_path: Path) -> None:
-    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
-        for index in range(4):
-            fetcher.add(leader.partition(index))
-        await leader.asks_for([0, 1, 2, 3])
-        leader.answer(leader.waiting[0], {1: one_record(), 3: one_record()})
-        await leader.asks_for([1, 3], [0, 2])
-        assert [leader.log_end(index) for index in range(4)] == [0, 1, 0, 1]
-        leader.answer(leader.request_for(1, 3), {1: one_record(1)})
-        await leader.asks_for([1], [3], [0, 2])
-        assert leader.log_end(1) == 2
-
-    with_leader(tmp_path, scenario)
-
-
-def test_a_synced_partition_is_asked_for_again_once_it_is_flushed_and_the_others_at_once(tmp_path: Path) -> None:
-    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
-        disk = GatedExecutor()
-        for index in range(2):
-            partition = leader.partition(index)
-            fetcher.add(partition)
-        log = leader.partition(0).log
-        log.configure(LogConfig(synced=True))
-        log.on_flushed = fetcher.wake
-        assert isinstance(log._directory.world, StorageWorld)
-        log._directory.world.executor = disk
-        await leader.asks_for([0, 1])
-        leader.answer(leader.waiting[0], {0: one_record(), 1: one_record()})
-        await leader.asks_for([1])
-        assert (log.log_end_offset, disk.busy) == (1, 1)
-        await disk.release()
-        await leader.asks_for([0], [1])
-        asked = leader.request_for(0).body
-        assert isinstance(asked, FetchRequest)
-        assert asked.topics[0].partitions[0].fetch_offset == 1
-
-    with_leader(tmp_path, scenario)
+@run_by(with_leader)
+async def test_partitions_with_records_are_asked_for_again_without_the_quiet_ones(
+    leader: Leader, fetcher: Fetcher, /
+) -> None:
+    for index in range(4):
+        fetcher.add(leader.partition(index))
+    await leader.asks_for([0, 1, 2, 3])
+    leader.answer(leader.waiting[0], {1: one_record(), 3: one_record()})
+    await leader.asks_for([1, 3], [0, 2])
+    assert [leader.log_end(index) for index in range(4)] == [0, 1, 0, 1]
+    leader.answer(leader.request_for(1, 3), {1: one_record(1)})
+    await leader.asks_for([1], [3], [0, 2])
+    assert leader.log_end(1) == 2
 
 
-def test_a_log_that_cannot_go_on_with_its_leader_costs_no_other_partition(tmp_path: Path) -> None:
-    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
-        for index in range(3):
-            fetcher.add(leader.partition(index))
-        await leader.asks_for([0, 1, 2])
-        leader.answer(leader.waiting[0], {0: one_record(), 1: one_record() + one_record(), 2: one_record()})
-        await leader.asks_for([0, 2], [1])
-        assert not leader.set_aside
-        asked = leader.request_for(1).body
-        assert isinstance(asked, FetchRequest)
-        assert asked.topics[0].partitions[0].suspect, "it is the leader's log that may be damaged"
-        leader.answer(leader.request_for(1), {1: one_record() + one_record()})
-        await until(lambda: leader.set_aside)
-        assert [leader.log_end(index) for index in range(3)] == [1, 0, 1]
-        assert list(leader.set_aside) == [1]
-        assert "a batch of offset 0 and epoch 0 does not continue it" in leader.set_aside[1]
-        assert not fetcher.follows(TopicPartition(TOPIC, 1))
-
-    with_leader(tmp_path, scenario)
-
-
-def test_what_is_answered_at_the_same_time_is_asked_for_together_again(tmp_path: Path) -> None:
-    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
-        for index in range(3):
-            fetcher.add(leader.partition(index))
-        await leader.asks_for([0, 1, 2])
-        leader.answer(leader.waiting[0], {0: one_record()})
-        await leader.asks_for([0], [1, 2])
-        for request in list(leader.waiting):
-            leader.answer(request, {})
-        await leader.asks_for([0, 1, 2])
-
-    with_leader(tmp_path, scenario)
+@run_by(with_leader)
+async def test_a_synced_partition_is_asked_for_again_once_it_is_flushed_and_the_others_at_once(
+    leader: Leader, fetcher: Fetcher, /
+) -> None:
+    disk = GatedExecutor()
+    for index in range(2):
+        partition = leader.partition(index)
+        fetcher.add(partition)
+    log = leader.partition(0).log
+    log.configure(LogConfig(synced=True))
+    log.on_flushed = fetcher.wake
+    assert isinstance(log._directory.world, StorageWorld)
+    log._directory.world.executor = disk
+    await leader.asks_for([0, 1])
+    leader.answer(leader.waiting[0], {0: one_record(), 1: one_record()})
+    await leader.asks_for([1])
+    assert (log.log_end_offset, disk.busy) == (1, 1)
+    await disk.release()
+    await leader.asks_for([0], [1])
+    asked = leader.request_for(0).body
+    assert isinstance(asked, FetchRequest)
+    assert asked.topics[0].partitions[0].fetch_offset == 1
 
 
-def test_requests_sent_at_different_times_run_out_at_the_same_time(tmp_path: Path) -> None:
-    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
-        loop = asyncio.get_running_loop()
-        for index in range(3):
-            fetcher.add(leader.partition(index))
-        await leader.asks_for([0, 1, 2])
-        await asyncio.sleep(0.15)
-        sent_s = loop.time()
-        leader.answer(leader.waiting[0], {0: one_record()})
-        await leader.asks_for([0], [1, 2])
-        first = {wait_ms_of(request) for request in leader.waiting}
-        assert len(first) == 1
-        await asyncio.sleep(0.2)
-        again_s = loop.time()
-        leader.answer(leader.request_for(0), {0: one_record(1)})
-        await leader.asks_for([0], [1, 2])
-        [ends_ms] = first
-        assert 0 < ends_ms <= WAIT_MS - 149
-        later_ms = wait_ms_of(leader.request_for(0))
-        assert later_ms == pytest.approx(ends_ms - (again_s - sent_s) * 1_000, abs=2)
-
-    with_leader(tmp_path, scenario)
+@run_by(with_leader)
+async def test_a_log_that_cannot_go_on_with_its_leader_costs_no_other_partition(
+    leader: Leader, fetcher: Fetcher, /
+) -> None:
+    for index in range(3):
+        fetcher.add(leader.partition(index))
+    await leader.asks_for([0, 1, 2])
+    leader.answer(leader.waiting[0], {0: one_record(), 1: one_record() + one_record(), 2: one_record()})
+    await leader.asks_for([0, 2], [1])
+    assert not leader.set_aside
+    asked = leader.request_for(1).body
+    assert isinstance(asked, FetchRequest)
+    assert asked.topics[0].partitions[0].suspect, "it is the leader's log that may be damaged"
+    leader.answer(leader.request_for(1), {1: one_record() + one_record()})
+    await until(lambda: leader.set_aside)
+    assert [leader.log_end(index) for index in range(3)] == [1, 0, 1]
+    assert list(leader.set_aside) == [1]
+    assert "a batch of offset 0 and epoch 0 does not continue it" in leader.set_aside[1]
+    assert not fetcher.follows(TopicPartition(TOPIC, 1))
 
 
-def test_a_fresh_partition_is_asked_for_at_once_and_a_removed_one_never_again(tmp_path: Path) -> None:
-    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
-        fetcher.add(leader.partition(0))
-        fetcher.add(leader.partition(1))
-        await leader.asks_for([0, 1])
-        fetcher.add(leader.partition(2))
-        await leader.asks_for([0, 1], [2])
-        fetcher.remove(TopicPartition(TOPIC, 0))
-        leader.answer(leader.request_for(0, 1), {0: one_record(), 1: one_record()})
-        await leader.asks_for([1], [2])
-        assert leader.log_end(0) == 0
-        assert leader.log_end(1) == 1
-
-    with_leader(tmp_path, scenario)
+@run_by(with_leader)
+async def test_what_is_answered_at_the_same_time_is_asked_for_together_again(
+    leader: Leader, fetcher: Fetcher, /
+) -> None:
+    for index in range(3):
+        fetcher.add(leader.partition(index))
+    await leader.asks_for([0, 1, 2])
+    leader.answer(leader.waiting[0], {0: one_record()})
+    await leader.asks_for([0], [1, 2])
+    for request in list(leader.waiting):
+        leader.answer(request, {})
+    await leader.asks_for([0, 1, 2])
 
 
-def test_a_new_leader_epoch_is_asked_for_at_once_and_the_old_answer_is_dropped(tmp_path: Path) -> None:
-    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
-        fetcher.add(leader.partition(0))
-        fetcher.add(leader.partition(1))
-        await leader.asks_for([0, 1])
-        old = leader.waiting[0]
-        fetcher.add(leader.partition(0, epoch=1))
-        await leader.asks_for([0, 1], [0])
-        leader.answer(old, {0: one_record(), 1: one_record()})
-        await leader.asks_for([0], [1])
-        assert leader.log_end(0) == 0
-        leader.answer(leader.request_for(0), {0: one_record(epoch=1)})
-        await leader.asks_for([0], [1])
-        assert leader.log_end(0) == 1
+@run_by(with_leader)
+async def test_requests_sent_at_different_times_run_out_at_the_same_time(leader: Leader, fetcher: Fetcher, /) -> None:
+    loop = asyncio.get_running_loop()
+    for index in range(3):
+        fetcher.add(leader.partition(index))
+    await leader.asks_for([0, 1, 2])
+    await asyncio.sleep(0.15)
+    sent_s = loop.time()
+    leader.answer(leader.waiting[0], {0: one_record()})
+    await leader.asks_for([0], [1, 2])
+    first = {wait_ms_of(request) for request in leader.waiting}
+    assert len(first) == 1
+    await asyncio.sleep(0.2)
+    again_s = loop.time()
+    leader.answer(leader.request_for(0), {0: one_record(1)})
+    await leader.asks_for([0], [1, 2])
+    [ends_ms] = first
+    assert 0 < ends_ms <= WAIT_MS - 149
+    later_ms = wait_ms_of(leader.request_for(0))
+    assert later_ms == pytest.approx(ends_ms - (again_s - sent_s) * 1_000, abs=2)
 
-    with_leader(tmp_path, scenario)
+
+@run_by(with_leader)
+async def test_a_fresh_partition_is_asked_for_at_once_and_a_removed_one_never_again(
+    leader: Leader, fetcher: Fetcher, /
+) -> None:
+    fetcher.add(leader.partition(0))
+    fetcher.add(leader.partition(1))
+    await leader.asks_for([0, 1])
+    fetcher.add(leader.partition(2))
+    await leader.asks_for([0, 1], [2])
+    fetcher.remove(TopicPartition(TOPIC, 0))
+    leader.answer(leader.request_for(0, 1), {0: one_record(), 1: one_record()})
+    await leader.asks_for([1], [2])
+    assert leader.log_end(0) == 0
+    assert leader.log_end(1) == 1
+
+
+@run_by(with_leader)
+async def test_a_new_leader_epoch_is_asked_for_at_once_and_the_old_answer_is_dropped(
+    leader: Leader, fetcher: Fetcher, /
+) -> None:
+    fetcher.add(leader.partition(0))
+    fetcher.add(leader.partition(1))
+    await leader.asks_for([0, 1])
+    old = leader.waiting[0]
+    fetcher.add(leader.partition(0, epoch=1))
+    await leader.asks_for([0, 1], [0])
+    leader.answer(old, {0: one_record(), 1: one_record()})
+    await leader.asks_for([0], [1])
+    assert leader.log_end(0) == 0
+    leader.answer(leader.request_for(0), {0: one_record(epoch=1)})
+    await leader.asks_for([0], [1])
+    assert leader.log_end(0) == 1
 
 
 def test_many_partitions_are_cut_into_several_requests(tmp_path: Path) -> None:
@@ -297,79 +296,73 @@ def test_many_partitions_are_cut_into_several_requests(tmp_path: Path) -> None:
     with_leader(tmp_path, scenario)
 
 
-def test_no_more_requests_are_out_than_allowed_and_of_many_the_later_ones_wait_a_short_time(tmp_path: Path) -> None:
-    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
-        for index in range(MAX_REQUESTS + 3):
-            fetcher.add(leader.partition(index))
-            await until(partial(leader.has_waiting, min(index + 1, MAX_REQUESTS)))
-        waits = [wait_ms_of(request) for request in leader.waiting]
-        assert all(wait_ms <= 2 * SHORT_WAIT_MS for wait_ms in waits[MANY_REQUESTS:])
-        assert max(waits[:MANY_REQUESTS]) > 2 * SHORT_WAIT_MS
-        leader.answer(leader.waiting[-1], {})
-        await until(lambda: len(leader.waiting) == MAX_REQUESTS and len(leader.asked) > MAX_REQUESTS)
-        # Those that found no place come with the first that is free.
-        newest = leader.asked[-1]
-        assert set(range(MAX_REQUESTS, MAX_REQUESTS + 3)) <= set(newest)
-
-    with_leader(tmp_path, scenario)
-
-
-def test_a_refused_partition_pauses_and_the_others_go_on(tmp_path: Path) -> None:
-    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
-        fetcher.add(leader.partition(0))
-        await leader.asks_for([0])
-        fetcher.add(leader.partition(1))
-        await leader.asks_for([0], [1])
-        refused_s = asyncio.get_running_loop().time()
-        leader.answer(leader.request_for(0), {}, ErrorCode.UNKNOWN_LEADER_EPOCH)
-        leader.answer(leader.request_for(1), {1: one_record()})
-        await leader.asks_for([1], [0])
-        assert leader.asked[-2:] == [[1], [0]]
-        assert leader.request_for(1).received_at < refused_s + FIRST_BACKOFF_S <= leader.request_for(0).received_at
-
-    with_leader(tmp_path, scenario)
+@run_by(with_leader)
+async def test_no_more_requests_are_out_than_allowed_and_of_many_the_later_ones_wait_a_short_time(
+    leader: Leader, fetcher: Fetcher, /
+) -> None:
+    for index in range(MAX_REQUESTS + 3):
+        fetcher.add(leader.partition(index))
+        await until(partial(leader.has_waiting, min(index + 1, MAX_REQUESTS)))
+    waits = [wait_ms_of(request) for request in leader.waiting]
+    assert all(wait_ms <= 2 * SHORT_WAIT_MS for wait_ms in waits[MANY_REQUESTS:])
+    assert max(waits[:MANY_REQUESTS]) > 2 * SHORT_WAIT_MS
+    leader.answer(leader.waiting[-1], {})
+    await until(lambda: len(leader.waiting) == MAX_REQUESTS and len(leader.asked) > MAX_REQUESTS)
+    # Those that found no place come with the first that is free.
+    newest = leader.asked[-1]
+    assert set(range(MAX_REQUESTS, MAX_REQUESTS + 3)) <= set(newest)
 
 
-def test_a_partition_that_is_to_truncate_and_has_nothing_to_cut_pauses(tmp_path: Path) -> None:
-    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
-        fetcher.add(leader.partition(1))
-        began_s = asyncio.get_running_loop().time()
-        for _ in range(20):
-            await until(lambda: leader.has_waiting(1), 5.0)
-            leader.answer(leader.waiting[0], {}, diverging=EpochEndOffset(0, 5))
-        assert asyncio.get_running_loop().time() - began_s > 1
-
-    with_leader(tmp_path, scenario)
-
-
-def test_after_an_error_everything_is_asked_for_anew(tmp_path: Path) -> None:
-    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
-        for index in range(3):
-            fetcher.add(leader.partition(index))
-        await leader.asks_for([0, 1, 2])
-        leader.answer(leader.waiting[0], {0: one_record()})
-        await leader.asks_for([0], [1, 2])
-        lost, refused = leader.request_for(1, 2), leader.request_for(0)
-        leader.waiting.clear()
-        refused.respond_error(ErrorCode.UNKNOWN_SERVER_ERROR, "a bug")
-        await leader.asks_for([0], [1, 2])
-        assert lost.closed  # nothing is outstanding twice
-
-    with_leader(tmp_path, scenario)
+@run_by(with_leader)
+async def test_a_refused_partition_pauses_and_the_others_go_on(leader: Leader, fetcher: Fetcher, /) -> None:
+    fetcher.add(leader.partition(0))
+    await leader.asks_for([0])
+    fetcher.add(leader.partition(1))
+    await leader.asks_for([0], [1])
+    refused_s = asyncio.get_running_loop().time()
+    leader.answer(leader.request_for(0), {}, ErrorCode.UNKNOWN_LEADER_EPOCH)
+    leader.answer(leader.request_for(1), {1: one_record()})
+    await leader.asks_for([1], [0])
+    assert leader.asked[-2:] == [[1], [0]]
+    assert leader.request_for(1).received_at < refused_s + FIRST_BACKOFF_S <= leader.request_for(0).received_at
 
 
-def test_a_broken_connection_is_opened_again(tmp_path: Path) -> None:
-    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
-        fetcher.add(leader.partition(0))
-        fetcher.add(leader.partition(1))
-        await leader.asks_for([0, 1])
-        broken = leader.waiting.pop()
-        broken.close_connection("the test wants it")
-        await leader.asks_for([0, 1])
-        leader.answer(leader.waiting[0], {1: one_record()})
-        await leader.asks_for([0], [1])
+@run_by(with_leader)
+async def test_a_partition_that_is_to_truncate_and_has_nothing_to_cut_pauses(
+    leader: Leader, fetcher: Fetcher, /
+) -> None:
+    fetcher.add(leader.partition(1))
+    began_s = asyncio.get_running_loop().time()
+    for _ in range(20):
+        await until(lambda: leader.has_waiting(1), 5.0)
+        leader.answer(leader.waiting[0], {}, diverging=EpochEndOffset(0, 5))
+    assert asyncio.get_running_loop().time() - began_s > 1
 
-    with_leader(tmp_path, scenario)
+
+@run_by(with_leader)
+async def test_after_an_error_everything_is_asked_for_anew(leader: Leader, fetcher: Fetcher, /) -> None:
+    for index in range(3):
+        fetcher.add(leader.partition(index))
+    await leader.asks_for([0, 1, 2])
+    leader.answer(leader.waiting[0], {0: one_record()})
+    await leader.asks_for([0], [1, 2])
+    lost, refused = leader.request_for(1, 2), leader.request_for(0)
+    leader.waiting.clear()
+    refused.respond_error(ErrorCode.UNKNOWN_SERVER_ERROR, "a bug")
+    await leader.asks_for([0], [1, 2])
+    assert lost.closed  # nothing is outstanding twice
+
+
+@run_by(with_leader)
+async def test_a_broken_connection_is_opened_again(leader: Leader, fetcher: Fetcher, /) -> None:
+    fetcher.add(leader.partition(0))
+    fetcher.add(leader.partition(1))
+    await leader.asks_for([0, 1])
+    broken = leader.waiting.pop()
+    broken.close_connection("the test wants it")
+    await leader.asks_for([0, 1])
+    leader.answer(leader.waiting[0], {1: one_record()})
+    await leader.asks_for([0], [1])
 
 
 def test_a_leader_that_takes_this_broker_for_none_is_named_in_the_log_once(

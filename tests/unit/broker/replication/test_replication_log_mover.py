@@ -24,6 +24,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import encode_batch
 from tests.replication_support import ORDERS, partition_over
+from tests.running import run_by
 from tests.simulation.seeds import every_seed
 from tests.storage_support import (
     NOW,
@@ -137,47 +138,47 @@ def refused(code: ErrorCode) -> Iterator[None]:
     assert raised.value.code is code
 
 
-def test_a_replica_that_is_moved_has_all_that_it_had_and_is_where_it_was_moved_to_after_a_restart() -> None:
-    async def scenario(moving: Moving) -> None:
-        await moving.open()
-        moving.append(40)
-        moving.log.move_log_start_offset(7)
-        moving.append(1, epoch=3)
-        old = moving.log
-        old.assign_epoch_start(5, 41)  # it leads, and nothing was written in this epoch yet
-        moving.mover.move(ORDERS, THERE)
-        for _ in range(3):
-            moving.append(1, epoch=5)
-            await asyncio.sleep(0)
-        await moving.until_moved()
-        assert moving.moved == [moving.partitions[ORDERS]]
-        log = moving.log
-        assert log.path == f"{THERE}/{ORDERS}"
-        assert offsets(log) == list(range(7, 44))
-        assert log._epochs.entries == old._epochs.entries
-        assert dict(log.producers()).keys() == {0, 1, 2}
-        assert log.recovery_point == 44
-        check_indexes(log)
-        moving.append(10, epoch=5)
-        await moving.close()
-        assert (names(moving.host, HERE), names(moving.host, THERE)) == ([], [str(ORDERS)])
-        again = Moving(moving.host)
-        await again.open()
-        assert again.log.log_dir == THERE
-        assert offsets(again.log) == list(range(7, 54))
-        check_indexes(again.log)
-        again.mover.move(ORDERS, HERE)
-        await again.until_moved(HERE)
-        assert offsets(again.log) == list(range(7, 54))
-        await again.close()
-
-    run(scenario)
+@run_by(run)
+async def test_a_replica_that_is_moved_has_all_that_it_had_and_is_where_it_was_moved_to_after_a_restart(
+    moving: Moving, /
+) -> None:
+    await moving.open()
+    moving.append(40)
+    moving.log.move_log_start_offset(7)
+    moving.append(1, epoch=3)
+    old = moving.log
+    old.assign_epoch_start(5, 41)  # it leads, and nothing was written in this epoch yet
+    moving.mover.move(ORDERS, THERE)
+    for _ in range(3):
+        moving.append(1, epoch=5)
+        await asyncio.sleep(0)
+    await moving.until_moved()
+    assert moving.moved == [moving.partitions[ORDERS]]
+    log = moving.log
+    assert log.path == f"{THERE}/{ORDERS}"
+    assert offsets(log) == list(range(7, 44))
+    assert log._epochs.entries == old._epochs.entries
+    assert dict(log.producers()).keys() == {0, 1, 2}
+    assert log.recovery_point == 44
+    check_indexes(log)
+    moving.append(10, epoch=5)
+    await moving.close()
+    assert (names(moving.host, HERE), names(moving.host, THERE)) == ([], [str(ORDERS)])
+    again = Moving(moving.host)
+    await again.open()
+    assert again.log.log_dir == THERE
+    assert offsets(again.log) == list(range(7, 54))
+    check_indexes(again.log)
+    again.mover.move(ORDERS, HERE)
+    await again.until_moved(HERE)
+    assert offsets(again.log) == list(range(7, 54))
+    await again.close()
 
 
 @every_seed(range(5))
 @pytest.mark.parametrize("config", [CONFIG, SYNCED], ids=["asynchronous", "synced"])
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
-def test_whenever_the_broker_dies_one_directory_has_all_that_the_replica_had(
+async def test_whenever_the_broker_dies_one_directory_has_all_that_the_replica_had(
     config: LogConfig, power: bool, seed: int
 ) -> None:
     """Of a broker that is killed, all; where the power fails, what was flushed. It dies at each change of a disk, one
@@ -219,42 +220,36 @@ def test_whenever_the_broker_dies_one_directory_has_all_that_the_replica_had(
             assert not [name for name in names(host, path) if name.endswith("-future")]
         return has_died
 
-    async def main() -> None:
-        number = seed
-        while await dies_after(number):
-            number += 5
-        assert number > 50
-
-    asyncio.run(main())
+    number = seed
+    while await dies_after(number):
+        number += 5
+    assert number > 50
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_was_flushed_just_before_the_move_ended_survives_a_power_cut_just_after_it(seed: int) -> None:
-    async def main() -> None:
-        host = StorageHost(Random(seed))
-        moving = Moving(host)
-        await moving.open()
-        moving.append(30)
-        moving.mover.move(ORDERS, THERE)
-        old, safe = moving.log, 0
-        while moving.log is old:
-            moving.append()
-            await old.flush()
-            safe = max(safe, old.recovery_point)
-        await moving.until_moved()
-        await moving.die(Random(seed))
-        again = Moving(host)
-        await again.logs.open("cluster")
-        [log] = again.logs.logs()
-        assert log.log_dir == THERE
-        assert log.log_end_offset >= safe
-        assert offsets(log) == list(range(log.log_end_offset))
-        await again.logs.close()
-
-    asyncio.run(main())
+async def test_what_was_flushed_just_before_the_move_ended_survives_a_power_cut_just_after_it(seed: int) -> None:
+    host = StorageHost(Random(seed))
+    moving = Moving(host)
+    await moving.open()
+    moving.append(30)
+    moving.mover.move(ORDERS, THERE)
+    old, safe = moving.log, 0
+    while moving.log is old:
+        moving.append()
+        await old.flush()
+        safe = max(safe, old.recovery_point)
+    await moving.until_moved()
+    await moving.die(Random(seed))
+    again = Moving(host)
+    await again.logs.open("cluster")
+    [log] = again.logs.logs()
+    assert log.log_dir == THERE
+    assert log.log_end_offset >= safe
+    assert offsets(log) == list(range(log.log_end_offset))
+    await again.logs.close()
 
 
-def test_whenever_the_destination_fails_the_replica_is_served_from_where_it_was() -> None:
+async def test_whenever_the_destination_fails_the_replica_is_served_from_where_it_was() -> None:
     async def fails_at(operation: str, after: int) -> bool:
         moving = Moving(StorageHost(Random(after)))
         await moving.open()
@@ -276,130 +271,117 @@ def test_whenever_the_destination_fails_the_replica_is_served_from_where_it_was(
         await moving.close()
         return is_here and bool(blown)
 
-    async def main() -> None:
-        failed = [await fails_at(operation, after) for operation in STRUCK for after in range(7)]
-        assert sum(failed) > 20
-
-    asyncio.run(main())
+    failed = [await fails_at(operation, after) for operation in STRUCK for after in range(7)]
+    assert sum(failed) > 20
 
 
-def test_a_replica_whose_old_directory_fails_after_the_move_is_served_on() -> None:
-    async def scenario(moving: Moving) -> None:
-        await moving.open()
-        moving.append(30)
+@run_by(run)
+async def test_a_replica_whose_old_directory_fails_after_the_move_is_served_on(moving: Moving, /) -> None:
+    await moving.open()
+    moving.append(30)
+    await moving.log.checkpoint()
+    moving.mover.move(ORDERS, THERE)
+    moving.host.medium.faults.break_directory_at(HERE, "rename", errno.EIO, 0, lambda: None)
+    await moving.until_moved()
+    assert list(moving.logs.offline) == [HERE]
+    assert not moving.logs.is_offline(ORDERS)
+    moving.append(5)
+    assert offsets(moving.log) == list(range(35))
+    # What is left there would be back with the directory.
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
+        await moving.logs.delete(ORDERS)
+    await moving.close()
+    again = Moving(moving.host)
+    await again.open()
+    assert (again.log.log_dir, again.log.log_end_offset) == (THERE, 35)
+    await again.close()
+
+
+@run_by(run)
+async def test_a_log_that_is_cut_while_it_is_moved_is_copied_anew(moving: Moving, /) -> None:
+    await moving.open()
+    moving.append(30)
+    moving.mover.move(ORDERS, THERE)
+    while not moving.mover.futures_in(THERE)[0].size:
+        await asyncio.sleep(0)
+    moving.log.truncate_to(2)
+    for number in range(30):  # others, of another leader, until it is as long as before
+        moving.log.append_as_leader(batch(timestamp=NOW - 1 - number), 1, NOW)
+    kept = everything(moving.log)
+    await moving.until_moved()
+    assert everything(moving.log) == kept
+    assert moving.log._epochs.entries == [(0, 0), (1, 2)]
+    await moving.close()
+
+
+@run_by(run)
+async def test_a_log_is_not_compacted_while_it_is_moved_and_goes_on_to_be_afterwards(moving: Moving, /) -> None:
+    async def compacted() -> bool:
+        cleanable = moving.log.candidate(moving.sent, NOW).cleanable
+        return await moving.log.compact(cleanable, KeyMap(100_000, b"0123456789abcdef"), pace)
+
+    async def pace(done: int, stopped: asyncio.Event) -> None:
+        pass
+
+    await moving.open(msgspec.structs.replace(CONFIG, compact=True, delete=False))
+    for _ in range(2):
+        for number in range(20):
+            moving.log.append_as_leader(keyed(number % 5), 0, NOW)
         await moving.log.checkpoint()
-        moving.mover.move(ORDERS, THERE)
-        moving.host.medium.faults.break_directory_at(HERE, "rename", errno.EIO, 0, lambda: None)
-        await moving.until_moved()
-        assert list(moving.logs.offline) == [HERE]
-        assert not moving.logs.is_offline(ORDERS)
-        moving.append(5)
-        assert offsets(moving.log) == list(range(35))
-        # What is left there would be back with the directory.
-        with refused(ErrorCode.KAFKA_STORAGE_ERROR):
-            await moving.logs.delete(ORDERS)
-        await moving.close()
-        again = Moving(moving.host)
-        await again.open()
-        assert (again.log.log_dir, again.log.log_end_offset) == (THERE, 35)
-        await again.close()
-
-    run(scenario)
-
-
-def test_a_log_that_is_cut_while_it_is_moved_is_copied_anew() -> None:
-    async def scenario(moving: Moving) -> None:
-        await moving.open()
-        moving.append(30)
-        moving.mover.move(ORDERS, THERE)
-        while not moving.mover.futures_in(THERE)[0].size:
-            await asyncio.sleep(0)
-        moving.log.truncate_to(2)
-        for number in range(30):  # others, of another leader, until it is as long as before
-            moving.log.append_as_leader(batch(timestamp=NOW - 1 - number), 1, NOW)
-        kept = everything(moving.log)
-        await moving.until_moved()
-        assert everything(moving.log) == kept
-        assert moving.log._epochs.entries == [(0, 0), (1, 2)]
-        await moving.close()
-
-    run(scenario)
-
-
-def test_a_log_is_not_compacted_while_it_is_moved_and_goes_on_to_be_afterwards() -> None:
-    async def scenario(moving: Moving) -> None:
-        async def compacted() -> bool:
-            cleanable = moving.log.candidate(moving.sent, NOW).cleanable
-            return await moving.log.compact(cleanable, KeyMap(100_000, b"0123456789abcdef"), pace)
-
-        async def pace(done: int, stopped: asyncio.Event) -> None:
-            pass
-
-        await moving.open(msgspec.structs.replace(CONFIG, compact=True, delete=False))
-        for _ in range(2):
-            for number in range(20):
-                moving.log.append_as_leader(keyed(number % 5), 0, NOW)
-            await moving.log.checkpoint()
-        moving.sent = moving.log.log_end_offset
-        assert await compacted()
-        first_dirty, kept = moving.log.first_dirty_offset, offsets(moving.log)
-        assert first_dirty > 0
-        assert len(kept) < 40
-        moving.log.append_as_leader(keyed(1), 0, NOW)
-        moving.mover.move(ORDERS, THERE)
-        while not moving.mover.futures_in(THERE)[0].size:
-            await asyncio.sleep(0)
-        assert not await compacted()
-        await moving.until_moved()
-        assert offsets(moving.log) == [*kept, 40]
-        assert moving.log.first_dirty_offset == first_dirty
-        moving.log.roll()
-        await moving.log.checkpoint()
-        moving.sent = moving.log.log_end_offset
-        assert await compacted()
-        assert moving.log.first_dirty_offset == 41
-        await moving.close()
-
-    run(scenario)
+    moving.sent = moving.log.log_end_offset
+    assert await compacted()
+    first_dirty, kept = moving.log.first_dirty_offset, offsets(moving.log)
+    assert first_dirty > 0
+    assert len(kept) < 40
+    moving.log.append_as_leader(keyed(1), 0, NOW)
+    moving.mover.move(ORDERS, THERE)
+    while not moving.mover.futures_in(THERE)[0].size:
+        await asyncio.sleep(0)
+    assert not await compacted()
+    await moving.until_moved()
+    assert offsets(moving.log) == [*kept, 40]
+    assert moving.log.first_dirty_offset == first_dirty
+    moving.log.roll()
+    await moving.log.checkpoint()
+    moving.sent = moving.log.log_end_offset
+    assert await compacted()
+    assert moving.log.first_dirty_offset == 41
+    await moving.close()
 
 
 def keyed(key: int) -> bytes:
     return bytes(encode_batch([b"x" * 40], keys=[b"key-%d" % key], base_timestamp=NOW, timestamp_deltas=[0]))
 
 
-def test_a_log_whose_start_moves_past_what_was_copied_is_copied_from_there() -> None:
-    async def scenario(moving: Moving) -> None:
-        await moving.open()
-        moving.append(30)
-        moving.mover.move(ORDERS, THERE)
-        while not moving.mover.futures_in(THERE)[0].size:
+@run_by(run)
+async def test_a_log_whose_start_moves_past_what_was_copied_is_copied_from_there(moving: Moving, /) -> None:
+    await moving.open()
+    moving.append(30)
+    moving.mover.move(ORDERS, THERE)
+    while not moving.mover.futures_in(THERE)[0].size:
+        await asyncio.sleep(0)
+    moving.log.move_log_start_offset(30)
+    await moving.until_moved()
+    assert (moving.log.log_start_offset, moving.log.log_end_offset) == (30, 30)
+    moving.append(2)
+    assert offsets(moving.log) == [30, 31]
+    await moving.close()
+
+
+@run_by(run)
+async def test_a_replica_that_is_deleted_while_it_is_moved_leaves_nothing_behind(moving: Moving, /) -> None:
+    await moving.open()
+    moving.append(30)
+    moving.mover.move(ORDERS, THERE)
+    while not moving.mover.futures_in(THERE)[0].size:
+        await asyncio.sleep(0)
+    del moving.partitions[ORDERS]
+    await moving.logs.delete(ORDERS)
+    async with asyncio.timeout(2):
+        while moving.mover._moves:
             await asyncio.sleep(0)
-        moving.log.move_log_start_offset(30)
-        await moving.until_moved()
-        assert (moving.log.log_start_offset, moving.log.log_end_offset) == (30, 30)
-        moving.append(2)
-        assert offsets(moving.log) == [30, 31]
-        await moving.close()
-
-    run(scenario)
-
-
-def test_a_replica_that_is_deleted_while_it_is_moved_leaves_nothing_behind() -> None:
-    async def scenario(moving: Moving) -> None:
-        await moving.open()
-        moving.append(30)
-        moving.mover.move(ORDERS, THERE)
-        while not moving.mover.futures_in(THERE)[0].size:
-            await asyncio.sleep(0)
-        del moving.partitions[ORDERS]
-        await moving.logs.delete(ORDERS)
-        async with asyncio.timeout(2):
-            while moving.mover._moves:
-                await asyncio.sleep(0)
-        await moving.close()
-        assert (names(moving.host, HERE), names(moving.host, THERE)) == ([], [])
-
-    run(scenario)
+    await moving.close()
+    assert (names(moving.host, HERE), names(moving.host, THERE)) == ([], [])
 
 
 @pytest.mark.parametrize("position", [3, 16, 30, 400])
@@ -427,51 +409,49 @@ def test_a_log_that_is_damaged_stays_where_it_is_and_the_destination_serves_on(
     assert f"{ORDERS} is not moved to {THERE}" in caplog.text
 
 
-def test_a_move_back_to_where_the_replica_is_ends_the_move_and_the_last_directory_counts() -> None:
-    async def scenario(moving: Moving) -> None:
-        await moving.open()
-        moving.append(30)
+@run_by(run)
+async def test_a_move_back_to_where_the_replica_is_ends_the_move_and_the_last_directory_counts(
+    moving: Moving, /
+) -> None:
+    await moving.open()
+    moving.append(30)
+    moving.mover.move(ORDERS, THERE)
+    assert moving.mover.futures_in(THERE) == [(ORDERS, 0, 30)]
+    assert moving.mover.futures_in(HERE) == []
+    while not moving.mover.futures_in(THERE)[0].size:
+        await asyncio.sleep(0)
+    [future] = moving.mover.futures_in(THERE)
+    assert 0 < future.size < moving.log.size
+    assert 0 < future.offset_lag < 30
+    moving.mover.move(ORDERS, HERE)
+    assert moving.mover.futures_in(THERE) == []
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert moving.log.log_dir == HERE
+    await moving.close()
+    assert names(moving.host, THERE) == []
+
+
+@run_by(run)
+async def test_what_cannot_be_moved_is_refused_as_by_kafka(moving: Moving, /) -> None:
+    await moving.open()
+    moving.append(30)
+    with refused(ErrorCode.LOG_DIR_NOT_FOUND):
+        moving.mover.move(ORDERS, "/disks/c")
+    with refused(ErrorCode.LOG_DIR_NOT_FOUND):
+        moving.mover.move(ORDERS, f"{THERE}/")
+    with refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+        moving.mover.move(TopicPartition("none", 0), THERE)
+    with refused(ErrorCode.REPLICA_NOT_AVAILABLE):
+        moving.mover.move(ELSEWHERE, THERE)
+    moving.mover.move(ORDERS, HERE)
+    assert not moving.mover.futures_in(HERE)
+    for manager in moving.logs.online:
+        if manager.log_dir == THERE:
+            manager.fail(OSError(errno.EIO, "broken"), "a test")
+    with refused(ErrorCode.KAFKA_STORAGE_ERROR):
         moving.mover.move(ORDERS, THERE)
-        assert moving.mover.futures_in(THERE) == [(ORDERS, 0, 30)]
-        assert moving.mover.futures_in(HERE) == []
-        while not moving.mover.futures_in(THERE)[0].size:
-            await asyncio.sleep(0)
-        [future] = moving.mover.futures_in(THERE)
-        assert 0 < future.size < moving.log.size
-        assert 0 < future.offset_lag < 30
-        moving.mover.move(ORDERS, HERE)
-        assert moving.mover.futures_in(THERE) == []
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert moving.log.log_dir == HERE
-        await moving.close()
-        assert names(moving.host, THERE) == []
-
-    run(scenario)
-
-
-def test_what_cannot_be_moved_is_refused_as_by_kafka() -> None:
-    async def scenario(moving: Moving) -> None:
-        await moving.open()
-        moving.append(30)
-        with refused(ErrorCode.LOG_DIR_NOT_FOUND):
-            moving.mover.move(ORDERS, "/disks/c")
-        with refused(ErrorCode.LOG_DIR_NOT_FOUND):
-            moving.mover.move(ORDERS, f"{THERE}/")
-        with refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
-            moving.mover.move(TopicPartition("none", 0), THERE)
-        with refused(ErrorCode.REPLICA_NOT_AVAILABLE):
-            moving.mover.move(ELSEWHERE, THERE)
-        moving.mover.move(ORDERS, HERE)
-        assert not moving.mover.futures_in(HERE)
-        for manager in moving.logs.online:
-            if manager.log_dir == THERE:
-                manager.fail(OSError(errno.EIO, "broken"), "a test")
-        with refused(ErrorCode.KAFKA_STORAGE_ERROR):
-            moving.mover.move(ORDERS, THERE)
-        await moving.close()
-
-    run(scenario)
+    await moving.close()
 
 
 def test_a_disk_that_has_too_little_room_for_the_copy_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:

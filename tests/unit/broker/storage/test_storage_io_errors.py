@@ -111,58 +111,52 @@ WRITES: dict[str, tuple[str, Call]] = {
     ("name", "number"),
     [(n, number) for n, (operation, _) in WRITES.items() for number in ALL if _is_possible(operation, number)],
 )
-def test_what_a_write_has_left_halfway_costs_the_directory_and_what_could_not_be_opened_does_not(
+async def test_what_a_write_has_left_halfway_costs_the_directory_and_what_could_not_be_opened_does_not(
     name: str, number: int
 ) -> None:
     operation, call = WRITES[name]
 
-    async def scenario() -> None:
-        host = StorageHost(Random(1))
-        opened = await asyncio.to_thread(opened_on, host)
-        log = opened.log
-        if call is Log.checkpoint:
-            log.append_as_leader(batch(size=100), 0, NOW)  # in a new segment
-        else:
-            opened.directory.recovery_points.write(opened.directory.recovery_points.stage({log.partition: 8}))
-        end = log.log_end_offset
-        host.medium.faults.fail(operation, number)
-        error = await met(call, log)
-        assert error.code is ErrorCode.KAFKA_STORAGE_ERROR
-        if number not in NO_DESCRIPTORS:
-            assert opened.directory.failure is not None
-            return
-        assert opened.directory.failure is None
-        assert isinstance(error, Shortage)
-        assert log.log_end_offset == end
-        everything(log)
-        await carry_out(call, log)
-        await log.checkpoint()
-        assert log.recovery_point == log.log_end_offset
-        await log.close()
-        again = open_log(
-            "/data/orders-0",
-            world=StorageWorld(host.start_process()),
-            recovery_point=log.recovery_point,
-            log_start_offset=log.log_start_offset,
-        )
-        assert again.log.log_end_offset == log.log_end_offset
-
-    asyncio.run(scenario())
+    host = StorageHost(Random(1))
+    opened = await asyncio.to_thread(opened_on, host)
+    log = opened.log
+    if call is Log.checkpoint:
+        log.append_as_leader(batch(size=100), 0, NOW)  # in a new segment
+    else:
+        opened.directory.recovery_points.write(opened.directory.recovery_points.stage({log.partition: 8}))
+    end = log.log_end_offset
+    host.medium.faults.fail(operation, number)
+    error = await met(call, log)
+    assert error.code is ErrorCode.KAFKA_STORAGE_ERROR
+    if number not in NO_DESCRIPTORS:
+        assert opened.directory.failure is not None
+        return
+    assert opened.directory.failure is None
+    assert isinstance(error, Shortage)
+    assert log.log_end_offset == end
+    everything(log)
+    await carry_out(call, log)
+    await log.checkpoint()
+    assert log.recovery_point == log.log_end_offset
+    await log.close()
+    again = open_log(
+        "/data/orders-0",
+        world=StorageWorld(host.start_process()),
+        recovery_point=log.recovery_point,
+        log_start_offset=log.log_start_offset,
+    )
+    assert again.log.log_end_offset == log.log_end_offset
 
 
 @pytest.mark.slow
-def test_a_flush_for_which_no_file_could_be_opened_is_tried_again_by_itself() -> None:
-    async def scenario() -> None:
-        host = StorageHost(Random(1))
-        log = open_log("/data/orders-0", LogConfig(synced=True, segment_bytes=250), world=StorageWorld(host.disk)).log
-        flushed: list[int] = []
-        log.on_flushed = lambda: flushed.append(log.recovery_point)
-        log.append_as_leader(batch(), 0, NOW)
-        await until(lambda: flushed == [1])
-        log.roll()
-        host.medium.faults.fail("open", errno.EMFILE)
-        log.append_as_leader(batch(), 0, NOW)
-        await until(lambda: flushed[-1] == 2, SHORTAGE_PAUSE_S + 5)
-        await log.close()
-
-    asyncio.run(scenario())
+async def test_a_flush_for_which_no_file_could_be_opened_is_tried_again_by_itself() -> None:
+    host = StorageHost(Random(1))
+    log = open_log("/data/orders-0", LogConfig(synced=True, segment_bytes=250), world=StorageWorld(host.disk)).log
+    flushed: list[int] = []
+    log.on_flushed = lambda: flushed.append(log.recovery_point)
+    log.append_as_leader(batch(), 0, NOW)
+    await until(lambda: flushed == [1])
+    log.roll()
+    host.medium.faults.fail("open", errno.EMFILE)
+    log.append_as_leader(batch(), 0, NOW)
+    await until(lambda: flushed[-1] == 2, SHORTAGE_PAUSE_S + 5)
+    await log.close()

@@ -447,23 +447,20 @@ def test_a_search_through_a_whole_segment_is_done_in_short_steps(
     assert at_once(steps) == answer
 
 
-def test_what_was_the_newest_of_a_segment_is_not_searched_for_again(path: str) -> None:
-    async def run() -> None:
-        log = the_newest_is_gone(path)
-        log.roll()
-        for time in (50, 70):
-            log.append_as_leader(batch(1, timestamp=NOW + time), 0, NOW)
-            at_once(log.newest_record(log.log_end_offset))
-        with pytest.raises(StopIteration):
-            next(log.newest_record(log.log_end_offset))
-        log.truncate_to(50)
-        assert at_once(log.newest_record(50)) == (NOW + 49, 49)
-        log.append_as_leader(batch(1, timestamp=NOW + 70), 0, NOW)
-        assert at_once(log.newest_record(51)) == (NOW + 70, 50)
-        await log.checkpoint()
-        await log.close()
-
-    asyncio.run(run())
+async def test_what_was_the_newest_of_a_segment_is_not_searched_for_again(path: str) -> None:
+    log = the_newest_is_gone(path)
+    log.roll()
+    for time in (50, 70):
+        log.append_as_leader(batch(1, timestamp=NOW + time), 0, NOW)
+        at_once(log.newest_record(log.log_end_offset))
+    with pytest.raises(StopIteration):
+        next(log.newest_record(log.log_end_offset))
+    log.truncate_to(50)
+    assert at_once(log.newest_record(50)) == (NOW + 49, 49)
+    log.append_as_leader(batch(1, timestamp=NOW + 70), 0, NOW)
+    assert at_once(log.newest_record(51)) == (NOW + 70, 50)
+    await log.checkpoint()
+    await log.close()
 
 
 @pytest.mark.parametrize(("search", "answer"), SEARCHES, ids=["newest", "time"])
@@ -592,31 +589,28 @@ def test_an_emptied_log_knows_the_producers_that_it_is_told_of_after_a_crash_too
     )
 
 
-def test_what_an_emptied_log_was_told_goes_with_its_first_segment(path: str) -> None:
-    async def run() -> None:
-        other = open_log(f"{path}-of-another").log
-        other.append_as_leader(batch(5, producer_id=1), 3, NOW)
-        log = open_log(path).log
-        log.truncate_fully_and_start_at(100, 3, other.producers())
-        assert files(path, ".producers") == [100]
-        log.truncate_fully_and_start_at(200, 3, other.producers())
-        assert files(path, ".producers") == [200]
-        log.append_as_leader(batch(), 3, NOW)
-        log.roll()
-        await log.flush()
-        log.move_log_start_offset(201)
-        await log.remove_old_segments(201)
-        assert (files(path, ".producers"), files(path, ".snapshot")) == ([201], [201])
-        assert (
-            open_log(path, recovery_point=201, log_start_offset=201)
-            .log.append_as_leader(batch(5, producer_id=1), 4, NOW)
-            .duplicate
-        )
-        log.truncate_fully_and_start_at(300, 3, other.producers())
-        log.truncate_fully_and_start_at(300, 3)
-        assert (files(path, ".producers"), log.producers()) == ([], [])
-
-    asyncio.run(run())
+async def test_what_an_emptied_log_was_told_goes_with_its_first_segment(path: str) -> None:
+    other = open_log(f"{path}-of-another").log
+    other.append_as_leader(batch(5, producer_id=1), 3, NOW)
+    log = open_log(path).log
+    log.truncate_fully_and_start_at(100, 3, other.producers())
+    assert files(path, ".producers") == [100]
+    log.truncate_fully_and_start_at(200, 3, other.producers())
+    assert files(path, ".producers") == [200]
+    log.append_as_leader(batch(), 3, NOW)
+    log.roll()
+    await log.flush()
+    log.move_log_start_offset(201)
+    await log.remove_old_segments(201)
+    assert (files(path, ".producers"), files(path, ".snapshot")) == ([201], [201])
+    assert (
+        open_log(path, recovery_point=201, log_start_offset=201)
+        .log.append_as_leader(batch(5, producer_id=1), 4, NOW)
+        .duplicate
+    )
+    log.truncate_fully_and_start_at(300, 3, other.producers())
+    log.truncate_fully_and_start_at(300, 3)
+    assert (files(path, ".producers"), log.producers()) == ([], [])
 
 
 def test_a_log_that_is_cut_below_its_start_knows_who_had_written_before_that(path: str) -> None:
@@ -731,34 +725,28 @@ def test_a_flush_covers_what_was_appended_before_it_and_not_what_comes_meanwhile
     assert log.recovery_point == 8
 
 
-def test_a_truncation_meanwhile_annuls_a_flush(path: str) -> None:
+async def test_a_truncation_meanwhile_annuls_a_flush(path: str) -> None:
     opened = open_log(path)
     log = opened.log
 
-    async def run() -> None:
-        log.append_as_leader(batch(5), 0, NOW)
-        log.append_as_leader(batch(5), 0, NOW)
-        await log.flush()
-        log.append_as_leader(batch(5), 0, NOW)
-        opened.world.executor.before = lambda: log.truncate_to(5)
-        await log.flush()
-        assert (log.recovery_point, log.log_end_offset) == (5, 5)
-
-    asyncio.run(run())
+    log.append_as_leader(batch(5), 0, NOW)
+    log.append_as_leader(batch(5), 0, NOW)
+    await log.flush()
+    log.append_as_leader(batch(5), 0, NOW)
+    opened.world.executor.before = lambda: log.truncate_to(5)
+    await log.flush()
+    assert (log.recovery_point, log.log_end_offset) == (5, 5)
 
 
-def test_every_so_many_bytes_are_flushed_in_the_background(path: str) -> None:
+async def test_every_so_many_bytes_are_flushed_in_the_background(path: str) -> None:
     log = open_log(path, LogConfig(flush_bytes=1_000)).log
 
-    async def run() -> None:
-        for number in range(100):
-            log.append_as_leader(batch(1, size=100), 0, NOW)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert log.recovery_point >= number - 10
-        await log.close()
-
-    asyncio.run(run())
+    for number in range(100):
+        log.append_as_leader(batch(1, size=100), 0, NOW)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert log.recovery_point >= number - 10
+    await log.close()
 
 
 # -- durability=synced --
@@ -776,27 +764,24 @@ async def soon() -> None:
         await asyncio.sleep(0)
 
 
-def test_one_flush_is_under_way_and_the_next_covers_all_that_came_meanwhile(path: str) -> None:
-    async def run() -> None:
-        opened, disk = gated(path)
-        log, heard = opened.log, []
-        log.on_flushed = lambda: heard.append(log.safe_end_offset)
+async def test_one_flush_is_under_way_and_the_next_covers_all_that_came_meanwhile(path: str) -> None:
+    opened, disk = gated(path)
+    log, heard = opened.log, []
+    log.on_flushed = lambda: heard.append(log.safe_end_offset)
+    log.append_as_leader(batch(2), 0, NOW)
+    await soon()
+    assert (log.safe_end_offset, log.is_safe, log.log_end_offset, disk.busy) == (0, False, 2, 1)
+    for _ in range(3):
         log.append_as_leader(batch(2), 0, NOW)
         await soon()
-        assert (log.safe_end_offset, log.is_safe, log.log_end_offset, disk.busy) == (0, False, 2, 1)
-        for _ in range(3):
-            log.append_as_leader(batch(2), 0, NOW)
-            await soon()
-        assert disk.busy == 1
-        opened.world.clock.now_ms += 7_000
-        assert log.flushing_for_s == 7
-        await disk.release()
-        assert (log.safe_end_offset, disk.busy, log.flushing_for_s) == (2, 1, 0)
-        await disk.release()
-        assert (log.safe_end_offset, log.is_safe, disk.busy, disk.ran) == (8, True, 0, 2)
-        assert heard == [2, 8]
-
-    asyncio.run(run())
+    assert disk.busy == 1
+    opened.world.clock.now_ms += 7_000
+    assert log.flushing_for_s == 7
+    await disk.release()
+    assert (log.safe_end_offset, disk.busy, log.flushing_for_s) == (2, 1, 0)
+    await disk.release()
+    assert (log.safe_end_offset, log.is_safe, disk.busy, disk.ran) == (8, True, 0, 2)
+    assert heard == [2, 8]
 
 
 def test_a_replicated_log_counts_as_far_as_it_goes_and_is_not_flushed_for_it(path: str) -> None:
@@ -805,81 +790,71 @@ def test_a_replicated_log_counts_as_far_as_it_goes_and_is_not_flushed_for_it(pat
     assert (log.safe_end_offset, log.is_safe, log.recovery_point) == (2, True, 0)
 
 
-def test_what_was_recovered_counts_once_it_is_flushed_which_begins_as_soon_as_the_setting_is_known(path: str) -> None:
-    async def run() -> None:
-        flushed_log = open_log(path).log
-        flushed_log.append_as_leader(batch(5), 0, NOW)
-        await flushed_log.flush()
-        flushed_log.append_as_leader(batch(5), 0, NOW)
-        log = open_log(path, recovery_point=5).log
-        assert log.safe_end_offset == 10
-        log.configure(SYNCED)
-        assert log.safe_end_offset == 5
-        await soon()
-        assert log.safe_end_offset == 10
+async def test_what_was_recovered_counts_once_it_is_flushed_which_begins_as_soon_as_the_setting_is_known(
+    path: str,
+) -> None:
+    flushed_log = open_log(path).log
+    flushed_log.append_as_leader(batch(5), 0, NOW)
+    await flushed_log.flush()
+    flushed_log.append_as_leader(batch(5), 0, NOW)
+    log = open_log(path, recovery_point=5).log
+    assert log.safe_end_offset == 10
+    log.configure(SYNCED)
+    assert log.safe_end_offset == 5
+    await soon()
+    assert log.safe_end_offset == 10
 
-    asyncio.run(run())
 
-
-def test_a_synced_log_is_safe_again_after_it_was_cut_or_emptied(path: str) -> None:
-    async def run() -> None:
-        opened, disk = gated(path)
-        log = opened.log
-        for _ in range(2):
-            log.append_as_leader(batch(5), 0, NOW)
-        await soon()
-        log.truncate_to(5)  # annuls the flush that is under way
-        for _ in range(2):
-            await disk.release()
-        assert (log.safe_end_offset, log.is_safe, disk.busy) == (5, True, 0)
-        log.truncate_to(0)
-        assert (log.safe_end_offset, log.is_safe) == (0, True)
-        log.truncate_fully_and_start_at(100)
-        await soon()
-        assert (log.safe_end_offset, log.is_safe) == (0, False)
+async def test_a_synced_log_is_safe_again_after_it_was_cut_or_emptied(path: str) -> None:
+    opened, disk = gated(path)
+    log = opened.log
+    for _ in range(2):
+        log.append_as_leader(batch(5), 0, NOW)
+    await soon()
+    log.truncate_to(5)  # annuls the flush that is under way
+    for _ in range(2):
         await disk.release()
-        assert (log.safe_end_offset, log.is_safe) == (100, True)
-
-    asyncio.run(run())
-
-
-def test_after_a_flush_that_failed_no_other_is_tried_and_nothing_more_counts(path: str) -> None:
-    async def run() -> None:
-        disk = FailingDisk()
-        opened, executor = gated(path, world=StorageWorld(disk))
-        log = opened.log
-        for _ in range(2):
-            log.append_as_leader(batch(), 0, NOW)
-            await soon()
-        disk.fail = "sync"
-        await executor.release()
-        assert isinstance(opened.directory.failure, OSError)
-        disk.fail = ""
-        assert (log.safe_end_offset, executor.busy) == (0, 0)
-        await log.close()
-
-    asyncio.run(run())
+    assert (log.safe_end_offset, log.is_safe, disk.busy) == (5, True, 0)
+    log.truncate_to(0)
+    assert (log.safe_end_offset, log.is_safe) == (0, True)
+    log.truncate_fully_and_start_at(100)
+    await soon()
+    assert (log.safe_end_offset, log.is_safe) == (0, False)
+    await disk.release()
+    assert (log.safe_end_offset, log.is_safe) == (100, True)
 
 
-def test_a_directory_flushes_so_many_logs_at_once_and_the_others_in_turn(tmp_path: Path) -> None:
-    async def run() -> None:
-        world = StorageWorld()
-        executor = world.executor = GatedExecutor()
-        first = open_log(str(tmp_path / "orders-0"), SYNCED, world=world)
-        logs = [first.log]
-        for number in range(1, FLUSHES_AT_ONCE + 3):
-            log = open_log(str(tmp_path / f"orders-{number}"), SYNCED, world=world).log
-            log._directory = first.directory
-            logs.append(log)
-        for log in logs:
-            log.append_as_leader(batch(), 0, NOW)
+async def test_after_a_flush_that_failed_no_other_is_tried_and_nothing_more_counts(path: str) -> None:
+    disk = FailingDisk()
+    opened, executor = gated(path, world=StorageWorld(disk))
+    log = opened.log
+    for _ in range(2):
+        log.append_as_leader(batch(), 0, NOW)
         await soon()
-        for number in range(len(logs)):
-            assert executor.busy == min(FLUSHES_AT_ONCE, len(logs) - number)
-            await executor.release()
-            assert sum(log.is_safe for log in logs) == number + 1
+    disk.fail = "sync"
+    await executor.release()
+    assert isinstance(opened.directory.failure, OSError)
+    disk.fail = ""
+    assert (log.safe_end_offset, executor.busy) == (0, 0)
+    await log.close()
 
-    asyncio.run(run())
+
+async def test_a_directory_flushes_so_many_logs_at_once_and_the_others_in_turn(tmp_path: Path) -> None:
+    world = StorageWorld()
+    executor = world.executor = GatedExecutor()
+    first = open_log(str(tmp_path / "orders-0"), SYNCED, world=world)
+    logs = [first.log]
+    for number in range(1, FLUSHES_AT_ONCE + 3):
+        log = open_log(str(tmp_path / f"orders-{number}"), SYNCED, world=world).log
+        log._directory = first.directory
+        logs.append(log)
+    for log in logs:
+        log.append_as_leader(batch(), 0, NOW)
+    await soon()
+    for number in range(len(logs)):
+        assert executor.busy == min(FLUSHES_AT_ONCE, len(logs) - number)
+        await executor.release()
+        assert sum(log.is_safe for log in logs) == number + 1
 
 
 def test_a_checkpoint_writes_epochs_and_producers_and_then_has_nothing_to_do(path: str) -> None:
@@ -1150,23 +1125,19 @@ def test_a_segment_without_timestamps_is_as_old_as_its_file(path: str) -> None:
     assert log.extents()[0].newest_ms > NOW - 70
 
 
-def test_a_segment_without_timestamps_is_closed_when_it_was_begun_long_ago(path: str) -> None:
-    async def run() -> None:
-        opened = open_log(path, LogConfig(segment_ms=1_000))
-        for _ in range(4):
-            opened.log.append_as_leader(batch(1, timestamp=-1), 0, NOW)
-            opened.world.clock.now_ms += 600
-        assert [extent.base_offset for extent in opened.log.extents()] == [0, 2]
-
-    asyncio.run(run())
+async def test_a_segment_without_timestamps_is_closed_when_it_was_begun_long_ago(path: str) -> None:
+    opened = open_log(path, LogConfig(segment_ms=1_000))
+    for _ in range(4):
+        opened.log.append_as_leader(batch(1, timestamp=-1), 0, NOW)
+        opened.world.clock.now_ms += 600
+    assert [extent.base_offset for extent in opened.log.extents()] == [0, 2]
 
 
 @pytest.mark.parametrize("jitter_ms", [1_000_000, 2**63 - 1])
-def test_a_jitter_above_the_age_of_a_segment_does_not_close_one_with_every_batch(path: str, jitter_ms: int) -> None:
-    async def run() -> None:
-        log = open_log(path, LogConfig(segment_ms=1_000_000, segment_jitter_ms=jitter_ms)).log
-        for number in range(200):
-            log.append_as_leader(batch(1, timestamp=NOW + number), 0, NOW)
-        assert len(log.extents()) < 10
-
-    asyncio.run(run())
+async def test_a_jitter_above_the_age_of_a_segment_does_not_close_one_with_every_batch(
+    path: str, jitter_ms: int
+) -> None:
+    log = open_log(path, LogConfig(segment_ms=1_000_000, segment_jitter_ms=jitter_ms)).log
+    for number in range(200):
+        log.append_as_leader(batch(1, timestamp=NOW + number), 0, NOW)
+    assert len(log.extents()) < 10

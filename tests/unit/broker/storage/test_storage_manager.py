@@ -17,6 +17,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Disk
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
+from tests.running import run_by
 from tests.storage_support import NOW, PARTITION, FailingDisk, StorageWorld, batch, everything, flip, stamped
 
 OTHER = TopicPartition("other.topic-x", 12)
@@ -105,40 +106,34 @@ def test_logs_are_there_again_after_a_restart(data: Path) -> None:
     live(data, look)
 
 
-def test_the_clean_marker_carries_the_broker_epoch_and_is_gone_while_the_broker_runs(data: Path) -> None:
-    async def run() -> None:
-        first = Broker(data)
-        await first.logs.open("cluster")
-        assert not first.logs.was_clean
-        await first.logs.close(broker_epoch=77)
-        assert (data / CLEAN_MARKER).read_bytes() == sealed(b'{"version":0,"brokerEpoch":77}')
-        second = Broker(data)
+async def test_the_clean_marker_carries_the_broker_epoch_and_is_gone_while_the_broker_runs(data: Path) -> None:
+    first = Broker(data)
+    await first.logs.open("cluster")
+    assert not first.logs.was_clean
+    await first.logs.close(broker_epoch=77)
+    assert (data / CLEAN_MARKER).read_bytes() == sealed(b'{"version":0,"brokerEpoch":77}')
+    second = Broker(data)
+    await second.logs.open("cluster")
+    assert (second.logs.was_clean, second.logs.previous_broker_epoch) == (True, 77)
+    assert not (data / CLEAN_MARKER).exists()
+    await second.logs.close(clean=False)
+    third = Broker(data)
+    await third.logs.open("cluster")
+    assert (third.logs.was_clean, third.logs.previous_broker_epoch) == (False, -1)
+    await third.logs.close()
+
+
+async def test_two_brokers_cannot_have_the_same_directory(data: Path) -> None:
+    first, second = Broker(data), Broker(data)
+    await first.logs.open("cluster")
+    with pytest.raises(DataDirectoryUnusable, match=f"{data} is in use by another broker process: stop it"):
         await second.logs.open("cluster")
-        assert (second.logs.was_clean, second.logs.previous_broker_epoch) == (True, 77)
-        assert not (data / CLEAN_MARKER).exists()
-        await second.logs.close(clean=False)
-        third = Broker(data)
-        await third.logs.open("cluster")
-        assert (third.logs.was_clean, third.logs.previous_broker_epoch) == (False, -1)
-        await third.logs.close()
-
-    asyncio.run(run())
-
-
-def test_two_brokers_cannot_have_the_same_directory(data: Path) -> None:
-    async def run() -> None:
-        first, second = Broker(data), Broker(data)
-        await first.logs.open("cluster")
-        with pytest.raises(DataDirectoryUnusable, match=f"{data} is in use by another broker process: stop it"):
-            await second.logs.open("cluster")
-        await second.logs.close()
-        assert not (data / CLEAN_MARKER).exists()
-        await first.logs.close()
-        second = Broker(data)
-        await second.logs.open("cluster")
-        await second.logs.close()
-
-    asyncio.run(run())
+    await second.logs.close()
+    assert not (data / CLEAN_MARKER).exists()
+    await first.logs.close()
+    second = Broker(data)
+    await second.logs.open("cluster")
+    await second.logs.close()
 
 
 @pytest.mark.parametrize(
@@ -178,14 +173,12 @@ def test_a_damaged_meta_properties_and_an_unusable_path_say_what_to_do(data: Pat
     asyncio.run(run())
 
 
-def test_a_log_of_another_topic_with_the_same_name_is_not_handed_out(data: Path) -> None:
-    async def run(broker: Broker) -> None:
-        log = await broker.log(topic_id="first")
-        assert await broker.log(topic_id="first") is log
-        assert await broker.log(topic_id="") is log
-        assert await refusal(broker.log(topic_id="second")) is ErrorCode.INCONSISTENT_TOPIC_ID
-
-    live(data, run)
+@run_by(live)
+async def test_a_log_of_another_topic_with_the_same_name_is_not_handed_out(broker: Broker, /, data: Path) -> None:
+    log = await broker.log(topic_id="first")
+    assert await broker.log(topic_id="first") is log
+    assert await broker.log(topic_id="") is log
+    assert await refusal(broker.log(topic_id="second")) is ErrorCode.INCONSISTENT_TOPIC_ID
 
 
 def test_a_topic_id_that_becomes_known_later_is_written_down(data: Path) -> None:
@@ -201,11 +194,9 @@ def test_a_topic_id_that_becomes_known_later_is_written_down(data: Path) -> None
 
 
 @pytest.mark.parametrize("topic", ["..", "", "a/b", "x" * 250, "\0"])
-def test_no_path_leaves_the_directory(data: Path, topic: str) -> None:
-    async def run(broker: Broker) -> None:
-        assert await refusal(broker.log(TopicPartition(topic, 0))) is ErrorCode.INVALID_TOPIC_EXCEPTION
-
-    live(data, run)
+@run_by(live)
+async def test_no_path_leaves_the_directory(broker: Broker, /, data: Path, topic: str) -> None:
+    assert await refusal(broker.log(TopicPartition(topic, 0))) is ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
 def test_the_longest_topic_name_can_be_created_and_deleted(data: Path) -> None:
@@ -219,12 +210,10 @@ def test_the_longest_topic_name_can_be_created_and_deleted(data: Path) -> None:
     assert not [name for name in os.listdir(data) if name.startswith("x")]
 
 
-def test_creating_the_same_log_twice_at_once_makes_one(data: Path) -> None:
-    async def run(broker: Broker) -> None:
-        first, second = await asyncio.gather(broker.log(), broker.log())
-        assert first is second
-
-    live(data, run)
+@run_by(live)
+async def test_creating_the_same_log_twice_at_once_makes_one(broker: Broker, /, data: Path) -> None:
+    first, second = await asyncio.gather(broker.log(), broker.log())
+    assert first is second
 
 
 def test_a_deleted_log_is_gone_and_a_new_one_of_that_name_is_empty(data: Path) -> None:
@@ -247,16 +236,14 @@ def test_a_deleted_log_is_gone_and_a_new_one_of_that_name_is_empty(data: Path) -
     assert not [name for name in os.listdir(data) if name.endswith("-delete")]
 
 
-def test_deleting_waits_for_a_creation_under_way(data: Path) -> None:
-    async def run(broker: Broker) -> None:
-        creation = asyncio.create_task(broker.log())
-        await asyncio.sleep(0)
-        await broker.logs.delete(PARTITION)
-        await creation
-        assert broker.logs.get(PARTITION) is None
-        assert not (data / "orders-0").exists()
-
-    live(data, run)
+@run_by(live)
+async def test_deleting_waits_for_a_creation_under_way(broker: Broker, /, data: Path) -> None:
+    creation = asyncio.create_task(broker.log())
+    await asyncio.sleep(0)
+    await broker.logs.delete(PARTITION)
+    await creation
+    assert broker.logs.get(PARTITION) is None
+    assert not (data / "orders-0").exists()
 
 
 def test_what_an_interrupted_deletion_left_is_removed_and_what_is_not_ours_is_left_alone(
@@ -620,13 +607,11 @@ def test_a_moved_start_is_not_believed_past_a_truncation(data: Path) -> None:
     live(data, look)
 
 
-def test_the_lock_of_a_partition_lasts_no_longer_than_it_is_needed(data: Path) -> None:
-    async def run(broker: Broker) -> None:
-        await asyncio.gather(*(broker.log() for _ in range(3)), broker.logs.delete(PARTITION))
-        await broker.logs.delete(PARTITION)
-        assert len(broker.logs._partition_locks) == 0
-
-    live(data, run)
+@run_by(live)
+async def test_the_lock_of_a_partition_lasts_no_longer_than_it_is_needed(broker: Broker, /, data: Path) -> None:
+    await asyncio.gather(*(broker.log() for _ in range(3)), broker.logs.delete(PARTITION))
+    await broker.logs.delete(PARTITION)
+    assert len(broker.logs._partition_locks) == 0
 
 
 def test_a_moved_start_survives_a_restart(data: Path) -> None:
@@ -640,32 +625,25 @@ def test_a_moved_start_survives_a_restart(data: Path) -> None:
     live(data, look)
 
 
-def test_logs_are_flushed_and_the_recovery_points_written_at_every_interval(data: Path) -> None:
-    async def run() -> None:
-        broker = Broker(data, interval_ms=1)
-        await broker.logs.open("cluster")
-        log = await broker.log(records=3)
-        checkpoint = data / "recovery-point-offset-checkpoint"
-        async with asyncio.timeout(60):
-            while b"orders 0 3\n" not in checkpoint.read_bytes():
-                await asyncio.sleep(0.001)
-        assert log.recovery_point == 3
-        await broker.logs.close(clean=False)
-
-    asyncio.run(run())
+async def test_logs_are_flushed_and_the_recovery_points_written_at_every_interval(data: Path) -> None:
+    broker = Broker(data, interval_ms=1)
+    await broker.logs.open("cluster")
+    log = await broker.log(records=3)
+    checkpoint = data / "recovery-point-offset-checkpoint"
+    async with asyncio.timeout(60):
+        while b"orders 0 3\n" not in checkpoint.read_bytes():
+            await asyncio.sleep(0.001)
+    assert log.recovery_point == 3
+    await broker.logs.close(clean=False)
 
 
-def test_a_truncation_below_a_recovery_point_on_disk_lowers_that_first(data: Path) -> None:
-    async def run(broker: Broker) -> None:
-        log = await broker.log(records=5)
-        await broker.log(OTHER, records=4)
-        await broker.logs.checkpoint_recovery_points()
-        log.truncate_to(2)
-        assert (data / "recovery-point-offset-checkpoint").read_bytes() == sealed(
-            b"0\n2\norders 0 2\nother.topic-x 12 4\n"
-        )
-
-    live(data, run)
+@run_by(live)
+async def test_a_truncation_below_a_recovery_point_on_disk_lowers_that_first(broker: Broker, /, data: Path) -> None:
+    log = await broker.log(records=5)
+    await broker.log(OTHER, records=4)
+    await broker.logs.checkpoint_recovery_points()
+    log.truncate_to(2)
+    assert (data / "recovery-point-offset-checkpoint").read_bytes() == sealed(b"0\n2\norders 0 2\nother.topic-x 12 4\n")
 
 
 @pytest.mark.parametrize("failure", ["write", "sync"])

@@ -90,25 +90,22 @@ def test_constructors_refuse_text_that_cannot_be_sent(what: str) -> None:
     assert is_clear(caught.value)
 
 
-def test_calls_refuse_text_that_cannot_be_sent() -> None:
+async def test_calls_refuse_text_that_cannot_be_sent() -> None:
     async def called(call: Callable[[Clients], object], clients: Clients) -> None:
         result: Any = call(clients)
         if inspect.isawaitable(result):
             async with asyncio.timeout(5):
                 await result
 
-    async def main() -> None:
-        async with ScriptedCluster(1) as cluster:
-            cluster.add_topic("orders")
-            clients = Clients(cluster.bootstrap)
-            async with clients.producer, clients.text, clients.consumer, clients.admin:
-                for what, call in CALLS.items():
-                    with pytest.raises((InvalidSetting, BrokerError, SerializationFailed)) as caught:
-                        await called(call, clients)
-                    assert is_clear(caught.value), what
-                await clients.producer.send("orders", b"as well as ever")
-
-    asyncio.run(main())
+    async with ScriptedCluster(1) as cluster:
+        cluster.add_topic("orders")
+        clients = Clients(cluster.bootstrap)
+        async with clients.producer, clients.text, clients.consumer, clients.admin:
+            for what, call in CALLS.items():
+                with pytest.raises((InvalidSetting, BrokerError, SerializationFailed)) as caught:
+                    await called(call, clients)
+                assert is_clear(caught.value), what
+            await clients.producer.send("orders", b"as well as ever")
 
 
 def test_commands_print_what_the_locale_does_not_know_as_escapes() -> None:

@@ -18,6 +18,7 @@ from minibroker.client.fetching.records import ConsumerBatch
 from minibroker.protocol.apis import OFFSET_COMMIT
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.unit.client.consuming.test_consumer import fill
 from tests.unit.client.scripted_broker import HANG, ScriptedCluster, reject
 from tests.waiting import until
@@ -70,54 +71,46 @@ def run(scenario: Callable[[ScriptedCluster], Coroutine[Any, Any, None]]) -> Non
     asyncio.run(main())
 
 
-def test_at_the_end_all_is_committed_and_the_next_one_finds_nothing() -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        output = Output()
-        assert await consuming(cluster, output, exit_at_end=True) == 13
-        assert committed(cluster) == {0: 10, 1: 3}
-        assert await consuming(cluster, again := Output(), exit_at_end=True) == 0
-        assert again.records == []
-        assert cluster.groups.group("billing").members == {}
-
-    run(scenario)
+@run_by(run)
+async def test_at_the_end_all_is_committed_and_the_next_one_finds_nothing(cluster: ScriptedCluster, /) -> None:
+    output = Output()
+    assert await consuming(cluster, output, exit_at_end=True) == 13
+    assert committed(cluster) == {0: 10, 1: 3}
+    assert await consuming(cluster, again := Output(), exit_at_end=True) == 0
+    assert again.records == []
+    assert cluster.groups.group("billing").members == {}
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 12, 13])
-def test_a_count_that_ends_within_a_batch_commits_just_that_many(count: int) -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        first, rest = Output(), Output()
-        assert await consuming(cluster, first, count) == count
-        assert committed(cluster) == first.next_offsets()
-        assert await consuming(cluster, rest, exit_at_end=True) == 13 - count
-        assert sorted(first.records + rest.records) == [*((0, n) for n in range(10)), *((1, n) for n in range(3))]
-
-    run(scenario)
+@run_by(run)
+async def test_a_count_that_ends_within_a_batch_commits_just_that_many(cluster: ScriptedCluster, /, count: int) -> None:
+    first, rest = Output(), Output()
+    assert await consuming(cluster, first, count) == count
+    assert committed(cluster) == first.next_offsets()
+    assert await consuming(cluster, rest, exit_at_end=True) == 13 - count
+    assert sorted(first.records + rest.records) == [*((0, n) for n in range(10)), *((1, n) for n in range(3))]
 
 
-def test_an_interruption_commits_what_was_written() -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        output = Output()
-        task = consuming(cluster, output)
-        await until(lambda: len(output.records) == 13)
-        assert committed(cluster) == {}
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert committed(cluster) == {0: 10, 1: 3}
-        assert output.told == [13]
-
-    run(scenario)
+@run_by(run)
+async def test_an_interruption_commits_what_was_written(cluster: ScriptedCluster, /) -> None:
+    output = Output()
+    task = consuming(cluster, output)
+    await until(lambda: len(output.records) == 13)
+    assert committed(cluster) == {}
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert committed(cluster) == {0: 10, 1: 3}
+    assert output.told == [13]
 
 
-def test_what_a_reader_that_went_away_did_not_get_is_not_committed() -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        output = Output(fails_after=4)
-        with pytest.raises(BrokenPipeError):
-            await consuming(cluster, output)
-        assert committed(cluster) == output.next_offsets()
-        assert len(output.records) < 13
-
-    run(scenario)
+@run_by(run)
+async def test_what_a_reader_that_went_away_did_not_get_is_not_committed(cluster: ScriptedCluster, /) -> None:
+    output = Output(fails_after=4)
+    with pytest.raises(BrokenPipeError):
+        await consuming(cluster, output)
+    assert committed(cluster) == output.next_offsets()
+    assert len(output.records) < 13
 
 
 def test_what_was_written_is_committed_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,13 +150,11 @@ def test_a_commit_that_fails_is_told_and_made_up_for(
     assert "OFFSET_METADATA_TOO_LARGE" in warnings[0]
 
 
-def test_a_last_commit_that_fails_is_an_error() -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        cluster.script(OFFSET_COMMIT, reject(ErrorCode.OFFSET_METADATA_TOO_LARGE))
-        with pytest.raises(CommitFailed, match="OFFSET_METADATA_TOO_LARGE"):
-            await consuming(cluster, Output(), exit_at_end=True)
-
-    run(scenario)
+@run_by(run)
+async def test_a_last_commit_that_fails_is_an_error(cluster: ScriptedCluster, /) -> None:
+    cluster.script(OFFSET_COMMIT, reject(ErrorCode.OFFSET_METADATA_TOO_LARGE))
+    with pytest.raises(CommitFailed, match="OFFSET_METADATA_TOO_LARGE"):
+        await consuming(cluster, Output(), exit_at_end=True)
 
 
 def test_an_interruption_does_not_wait_for_ever_for_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,24 +173,22 @@ def test_an_interruption_does_not_wait_for_ever_for_a_coordinator(monkeypatch: p
 
 
 @pytest.mark.slow
-def test_partitions_that_go_to_another_member_are_committed_first() -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        output = Output()
-        task = consuming(cluster, output)
-        await until(lambda: len(output.records) == 13)
-        async with Consumer(cluster.bootstrap, group="billing", topics=["orders"]) as other:
-            asking = asyncio.ensure_future(anext(other))
-            await until(lambda: len(other.assignment()) == 1)
-            (taken,) = other.assignment()
-            assert committed(cluster)[taken.partition] == (10, 3)[taken.partition]
-            assert await other.position(TopicPartition("orders", taken.partition)) == (10, 3)[taken.partition]
-            asking.cancel()
-            await asyncio.wait([asking])
-        task.cancel()
-        await asyncio.wait([task])
-        assert committed(cluster) == {0: 10, 1: 3}
-
-    run(scenario)
+@run_by(run)
+async def test_partitions_that_go_to_another_member_are_committed_first(cluster: ScriptedCluster, /) -> None:
+    output = Output()
+    task = consuming(cluster, output)
+    await until(lambda: len(output.records) == 13)
+    async with Consumer(cluster.bootstrap, group="billing", topics=["orders"]) as other:
+        asking = asyncio.ensure_future(anext(other))
+        await until(lambda: len(other.assignment()) == 1)
+        (taken,) = other.assignment()
+        assert committed(cluster)[taken.partition] == (10, 3)[taken.partition]
+        assert await other.position(TopicPartition("orders", taken.partition)) == (10, 3)[taken.partition]
+        asking.cancel()
+        await asyncio.wait([asking])
+    task.cancel()
+    await asyncio.wait([task])
+    assert committed(cluster) == {0: 10, 1: 3}
 
 
 @pytest.mark.parametrize(

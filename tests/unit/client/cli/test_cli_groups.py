@@ -25,6 +25,7 @@ from minibroker.protocol.consumer_protocol import (
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.unit.client.administering.administered_groups import GroupCluster
 from tests.unit.client.scripted_broker import DROP, HANG
 
@@ -92,23 +93,21 @@ def table(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-def test_groups_are_listed_by_name_and_state() -> None:
-    async def scenario(cluster: GroupCluster, command: Command) -> None:
-        cluster.committed["audit"] = {}
-        cluster.members["audit"] = [member("a")]
-        assert table((await command("list")).out) == [
-            ["group", "state", "protocol"],
-            ["audit", "Stable", "consumer"],
-            ["billing", "Empty", "consumer"],
-        ]
-        assert json.loads((await command("list", "--state", "Stable", "--format", "json")).out) == [
-            {"group": "audit", "protocol_type": "consumer", "state": "Stable"}
-        ]
-        ended = await command("list", "--state", "stable")
-        assert ended.code == 2
-        assert "give one of PreparingRebalance, CompletingRebalance, Stable, Empty, Dead" in ended.err
-
-    run(scenario)
+@run_by(run)
+async def test_groups_are_listed_by_name_and_state(cluster: GroupCluster, command: Command, /) -> None:
+    cluster.committed["audit"] = {}
+    cluster.members["audit"] = [member("a")]
+    assert table((await command("list")).out) == [
+        ["group", "state", "protocol"],
+        ["audit", "Stable", "consumer"],
+        ["billing", "Empty", "consumer"],
+    ]
+    assert json.loads((await command("list", "--state", "Stable", "--format", "json")).out) == [
+        {"group": "audit", "protocol_type": "consumer", "state": "Stable"}
+    ]
+    ended = await command("list", "--state", "stable")
+    assert ended.code == 2
+    assert "give one of PreparingRebalance, CompletingRebalance, Stable, Empty, Dead" in ended.err
 
 
 def test_a_broker_that_does_not_answer_is_named_after_the_groups_of_the_others(
@@ -126,80 +125,76 @@ def test_a_broker_that_does_not_answer_is_named_after_the_groups_of_the_others(
     run(scenario)
 
 
-def test_a_group_without_members_is_described_with_what_it_has_committed_and_its_lag() -> None:
-    async def scenario(cluster: GroupCluster, command: Command) -> None:
-        lines = table((await command("describe", "billing")).out)
-        port = cluster.nodes[1].port
-        assert " ".join(lines[0]) == (
-            f"group billing: Empty, coordinator broker 1 (127.0.0.1:{port}), 0 members, lag 6"
-        )
-        assert lines[2:] == [
-            ["topic", "partition", "committed", "end", "lag", "member"],
-            ["orders", "0", "4", "10", "6", "-"],
-            ["orders", "1", "4", "4", "0", "-"],
-            ["orders", "2", "-", "0", "-", "-"],
-        ]
-
-    run(scenario)
+@run_by(run)
+async def test_a_group_without_members_is_described_with_what_it_has_committed_and_its_lag(
+    cluster: GroupCluster, command: Command, /
+) -> None:
+    lines = table((await command("describe", "billing")).out)
+    port = cluster.nodes[1].port
+    assert " ".join(lines[0]) == (f"group billing: Empty, coordinator broker 1 (127.0.0.1:{port}), 0 members, lag 6")
+    assert lines[2:] == [
+        ["topic", "partition", "committed", "end", "lag", "member"],
+        ["orders", "0", "4", "10", "6", "-"],
+        ["orders", "1", "4", "4", "0", "-"],
+        ["orders", "2", "-", "0", "-", "-"],
+    ]
 
 
-def test_members_are_described_with_what_they_read_and_partitions_without_a_commit_have_no_lag() -> None:
-    async def scenario(cluster: GroupCluster, command: Command) -> None:
-        cluster.members["billing"] = [member("b", P2, P0), member("a", P1, instance="till-4"), member("c")]
-        first, _, *rest = table((await command("describe", "billing")).out)
-        assert " ".join(first).endswith("assignor range, 3 members, lag 6")
-        assert rest == [
-            ["member", "instance", "client", "host", "partitions"],
-            ["a-1", "till-4", "a", "10.0.0.7", "orders", "1"],
-            ["b-1", "-", "b", "10.0.0.7", "orders", "0,2"],
-            ["c-1", "-", "c", "10.0.0.7", "-"],
-            [],
-            ["topic", "partition", "committed", "end", "lag", "member"],
-            ["orders", "0", "4", "10", "6", "b-1"],
-            ["orders", "1", "4", "4", "0", "a-1"],
-            ["orders", "2", "-", "0", "-", "b-1"],
-        ]
-        found = json.loads((await command("describe", "billing", "--format", "json")).out)
-        assert (found["state"], found["assignor"], found["lag"], found["coordinator"]["id"]) == (
-            "Stable",
-            "range",
-            6,
-            1,
-        )
-        assert found["members"][1]["partitions"] == [P0._asdict(), P2._asdict()]
-        assert found["members"][0]["topics"] == ["orders"]
-        assert [each["lag"] for each in found["partitions"]] == [6, 0, None]
-
-    run(scenario)
-
-
-def test_a_commit_beyond_the_end_is_a_negative_lag_which_no_sum_hides() -> None:
-    async def scenario(cluster: GroupCluster, command: Command) -> None:
-        cluster.committed["billing"][P1] = 9
-        lines = table((await command("describe", "billing")).out)
-        assert " ".join(lines[0]).endswith("lag 6 (1 partition committed beyond the end)")
-        assert ["orders", "1", "9", "4", "-5", "-"] in lines
-
-    run(scenario)
+@run_by(run)
+async def test_members_are_described_with_what_they_read_and_partitions_without_a_commit_have_no_lag(
+    cluster: GroupCluster, command: Command, /
+) -> None:
+    cluster.members["billing"] = [member("b", P2, P0), member("a", P1, instance="till-4"), member("c")]
+    first, _, *rest = table((await command("describe", "billing")).out)
+    assert " ".join(first).endswith("assignor range, 3 members, lag 6")
+    assert rest == [
+        ["member", "instance", "client", "host", "partitions"],
+        ["a-1", "till-4", "a", "10.0.0.7", "orders", "1"],
+        ["b-1", "-", "b", "10.0.0.7", "orders", "0,2"],
+        ["c-1", "-", "c", "10.0.0.7", "-"],
+        [],
+        ["topic", "partition", "committed", "end", "lag", "member"],
+        ["orders", "0", "4", "10", "6", "b-1"],
+        ["orders", "1", "4", "4", "0", "a-1"],
+        ["orders", "2", "-", "0", "-", "b-1"],
+    ]
+    found = json.loads((await command("describe", "billing", "--format", "json")).out)
+    assert (found["state"], found["assignor"], found["lag"], found["coordinator"]["id"]) == (
+        "Stable",
+        "range",
+        6,
+        1,
+    )
+    assert found["members"][1]["partitions"] == [P0._asdict(), P2._asdict()]
+    assert found["members"][0]["topics"] == ["orders"]
+    assert [each["lag"] for each in found["partitions"]] == [6, 0, None]
 
 
-def test_each_part_of_a_member_that_can_be_read_is_shown() -> None:
+@run_by(run)
+async def test_a_commit_beyond_the_end_is_a_negative_lag_which_no_sum_hides(
+    cluster: GroupCluster, command: Command, /
+) -> None:
+    cluster.committed["billing"][P1] = 9
+    lines = table((await command("describe", "billing")).out)
+    assert " ".join(lines[0]).endswith("lag 6 (1 partition committed beyond the end)")
+    assert ["orders", "1", "9", "4", "-5", "-"] in lines
+
+
+@run_by(run)
+async def test_each_part_of_a_member_that_can_be_read_is_shown(cluster: GroupCluster, command: Command, /) -> None:
     """Faust writes version 4 of a subscription with the fields of version 0."""
     faust = b"\x00\x04" + encode_subscription(ConsumerProtocolSubscription(["orders"]), 0)[2:]
     assignment = encode_assignment(ConsumerProtocolAssignment([P0]), 0)
 
-    async def scenario(cluster: GroupCluster, command: Command) -> None:
-        one, other, third = member("a", P0), member("b"), member("c")
-        one.member_metadata, one.member_assignment = faust, assignment + b"more"
-        other.member_metadata, other.member_assignment = b"?", encode_assignment(ConsumerProtocolAssignment([P1]))
-        third.member_assignment = b"?"
-        cluster.members["billing"] = [one, other, third]
-        found = json.loads((await command("describe", "billing", "--format", "json")).out)
-        assert [each["topics"] for each in found["members"]] == [["orders"], None, ["orders"]]
-        assert [each["partitions"] for each in found["members"]] == [[P0._asdict()], [P1._asdict()], None]
-        assert [each["member_id"] for each in found["partitions"]] == ["a-1", "b-1", None]
-
-    run(scenario)
+    one, other, third = member("a", P0), member("b"), member("c")
+    one.member_metadata, one.member_assignment = faust, assignment + b"more"
+    other.member_metadata, other.member_assignment = b"?", encode_assignment(ConsumerProtocolAssignment([P1]))
+    third.member_assignment = b"?"
+    cluster.members["billing"] = [one, other, third]
+    found = json.loads((await command("describe", "billing", "--format", "json")).out)
+    assert [each["topics"] for each in found["members"]] == [["orders"], None, ["orders"]]
+    assert [each["partitions"] for each in found["members"]] == [[P0._asdict()], [P1._asdict()], None]
+    assert [each["member_id"] for each in found["partitions"]] == ["a-1", "b-1", None]
 
 
 def test_names_are_printed_without_what_a_terminal_would_obey() -> None:
@@ -208,25 +203,25 @@ def test_names_are_printed_without_what_a_terminal_would_obey() -> None:
     assert printable("naïve 日本") == "naïve 日本"
 
 
-def test_partitions_with_records_and_without_a_commit_are_counted_and_no_lag_of_0_hides_them() -> None:
-    async def scenario(cluster: GroupCluster, command: Command) -> None:
-        del cluster.committed["billing"][P0]
-        lines = table((await command("describe", "billing")).out)
-        assert " ".join(lines[0]).endswith("0 members, lag 0 (1 partition without a commit)")
-        assert lines[3:] == [
-            ["orders", "0", "-", "10", "-", "-"],
-            ["orders", "1", "4", "4", "0", "-"],
-            ["orders", "2", "-", "0", "-", "-"],
-        ]
-        cluster.committed["billing"] = {}
-        cluster.members["billing"] = [member("a", P0, P1, P2)]
-        lines = table((await command("describe", "billing")).out)
-        assert " ".join(lines[0]).endswith("1 member, lag - (2 partitions without a commit)")
-        found = json.loads((await command("describe", "billing", "--format", "json")).out)
-        assert found["lag"] is None
-        assert [each["lag"] for each in found["partitions"]] == [None, None, None]
-
-    run(scenario)
+@run_by(run)
+async def test_partitions_with_records_and_without_a_commit_are_counted_and_no_lag_of_0_hides_them(
+    cluster: GroupCluster, command: Command, /
+) -> None:
+    del cluster.committed["billing"][P0]
+    lines = table((await command("describe", "billing")).out)
+    assert " ".join(lines[0]).endswith("0 members, lag 0 (1 partition without a commit)")
+    assert lines[3:] == [
+        ["orders", "0", "-", "10", "-", "-"],
+        ["orders", "1", "4", "4", "0", "-"],
+        ["orders", "2", "-", "0", "-", "-"],
+    ]
+    cluster.committed["billing"] = {}
+    cluster.members["billing"] = [member("a", P0, P1, P2)]
+    lines = table((await command("describe", "billing")).out)
+    assert " ".join(lines[0]).endswith("1 member, lag - (2 partitions without a commit)")
+    found = json.loads((await command("describe", "billing", "--format", "json")).out)
+    assert found["lag"] is None
+    assert [each["lag"] for each in found["partitions"]] == [None, None, None]
 
 
 def test_a_leader_that_does_not_answer_and_a_topic_that_is_gone_do_not_hide_the_rest(
@@ -273,27 +268,27 @@ def test_watching_prints_a_line_each_time_where_there_is_no_terminal(monkeypatch
     run(scenario)
 
 
-def test_where_one_of_several_groups_is_not_there_none_is_deleted_and_that_is_said() -> None:
-    async def scenario(cluster: GroupCluster, command: Command) -> None:
-        ended = await command("delete", "billing", "no", "--yes")
+@run_by(run)
+async def test_where_one_of_several_groups_is_not_there_none_is_deleted_and_that_is_said(
+    cluster: GroupCluster, command: Command, /
+) -> None:
+    ended = await command("delete", "billing", "no", "--yes")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith("error: GROUP_ID_NOT_FOUND: there is no group no. Nothing was deleted. ")
+    assert "billing" in cluster.committed
+
+
+@run_by(run)
+async def test_a_group_that_is_not_there_is_one_line_whatever_is_asked(
+    cluster: GroupCluster, command: Command, /
+) -> None:
+    for arguments in (["describe", "no"], ["describe", "no", "--watch"], ["delete", "no", "--yes"]):
+        ended = await command(*arguments)
         assert (ended.code, ended.out) == (1, "")
-        assert ended.err.startswith("error: GROUP_ID_NOT_FOUND: there is no group no. Nothing was deleted. ")
-        assert "billing" in cluster.committed
-
-    run(scenario)
-
-
-def test_a_group_that_is_not_there_is_one_line_whatever_is_asked() -> None:
-    async def scenario(cluster: GroupCluster, command: Command) -> None:
-        for arguments in (["describe", "no"], ["describe", "no", "--watch"], ["delete", "no", "--yes"]):
-            ended = await command(*arguments)
-            assert (ended.code, ended.out) == (1, "")
-            assert ended.err == (
-                "error: GROUP_ID_NOT_FOUND: there is no group no. "
-                f"`minibroker groups list --bootstrap {cluster.bootstrap}` has the names of the groups.\n"
-            )
-
-    run(scenario)
+        assert ended.err == (
+            "error: GROUP_ID_NOT_FOUND: there is no group no. "
+            f"`minibroker groups list --bootstrap {cluster.bootstrap}` has the names of the groups.\n"
+        )
 
 
 @pytest.mark.parametrize(
@@ -310,70 +305,64 @@ def test_a_group_that_is_not_there_is_one_line_whatever_is_asked() -> None:
         (["--shift-by", "-100"], [(0, 10), (0, 4)]),
     ],
 )
-def test_offsets_are_reset_within_the_logs(target: list[str], new: list[tuple[int, int]]) -> None:
-    async def scenario(cluster: GroupCluster, command: Command) -> None:
-        rows = [["orders", "0", "4", *map(str, new[0])], ["orders", "1", "4", *map(str, new[1])]]
-        dry = await command("reset-offsets", "billing", "--all", *target, "--dry-run")
-        assert (dry.code, table(dry.out)[1:]) == (0, rows)
-        assert cluster.committed["billing"] == {P0: 4, P1: 4}
-        assert cluster.requests(OFFSET_COMMIT) == []
-        done = await command("reset-offsets", "billing", "--all", *target, "--yes", "--format", "json")
-        assert [(each["old"], each["new"], each["lag"]) for each in json.loads(done.out)] == [
-            (4, *new[0]),
-            (4, *new[1]),
-        ]
-        assert cluster.committed["billing"] == {P0: new[0][0], P1: new[1][0]}
-
-    run(scenario)
-
-
-def test_a_reset_shows_what_it_would_do_and_asks() -> None:
-    async def scenario(cluster: GroupCluster, command: Command) -> None:
-        arguments = ("reset-offsets", "billing", "--topic", "orders", "-p", "2", "-p", "0", "--to", "earliest")
-        plan = [
-            ["topic", "partition", "old", "new", "lag"],
-            ["orders", "0", "4", "0", "10"],
-            ["orders", "2", "-", "0", "0"],
-        ]
-        refused = await command(*arguments, answer="n")
-        assert (refused.code, table(refused.out)) == (1, plan)
-        assert "Reset these offsets of group billing? [y/N]" in refused.err
-        assert "nothing was done" in refused.err
-        nobody = await command(*arguments)
-        assert "repeat with --yes" in nobody.err
-        assert cluster.committed["billing"] == {P0: 4, P1: 4}
-        agreed = await command(*arguments, answer="y")
-        assert (agreed.code, agreed.out.splitlines()[-1]) == (0, "reset 2 offsets of billing")
-        assert cluster.committed["billing"] == {P0: 0, P1: 4, P2: 0}
-
-    run(scenario)
+@run_by(run)
+async def test_offsets_are_reset_within_the_logs(
+    cluster: GroupCluster, command: Command, /, target: list[str], new: list[tuple[int, int]]
+) -> None:
+    rows = [["orders", "0", "4", *map(str, new[0])], ["orders", "1", "4", *map(str, new[1])]]
+    dry = await command("reset-offsets", "billing", "--all", *target, "--dry-run")
+    assert (dry.code, table(dry.out)[1:]) == (0, rows)
+    assert cluster.committed["billing"] == {P0: 4, P1: 4}
+    assert cluster.requests(OFFSET_COMMIT) == []
+    done = await command("reset-offsets", "billing", "--all", *target, "--yes", "--format", "json")
+    assert [(each["old"], each["new"], each["lag"]) for each in json.loads(done.out)] == [
+        (4, *new[0]),
+        (4, *new[1]),
+    ]
+    assert cluster.committed["billing"] == {P0: new[0][0], P1: new[1][0]}
 
 
-def test_a_new_group_begins_where_it_is_told_to() -> None:
-    async def scenario(cluster: GroupCluster, command: Command) -> None:
-        ended = await command("reset-offsets", "new", "--topic", "orders", "--to", "latest", "--yes")
-        assert (ended.code, ended.err) == (0, "")
-        assert cluster.committed["new"] == {P0: 10, P1: 4, P2: 0}
+@run_by(run)
+async def test_a_reset_shows_what_it_would_do_and_asks(cluster: GroupCluster, command: Command, /) -> None:
+    arguments = ("reset-offsets", "billing", "--topic", "orders", "-p", "2", "-p", "0", "--to", "earliest")
+    plan = [
+        ["topic", "partition", "old", "new", "lag"],
+        ["orders", "0", "4", "0", "10"],
+        ["orders", "2", "-", "0", "0"],
+    ]
+    refused = await command(*arguments, answer="n")
+    assert (refused.code, table(refused.out)) == (1, plan)
+    assert "Reset these offsets of group billing? [y/N]" in refused.err
+    assert "nothing was done" in refused.err
+    nobody = await command(*arguments)
+    assert "repeat with --yes" in nobody.err
+    assert cluster.committed["billing"] == {P0: 4, P1: 4}
+    agreed = await command(*arguments, answer="y")
+    assert (agreed.code, agreed.out.splitlines()[-1]) == (0, "reset 2 offsets of billing")
+    assert cluster.committed["billing"] == {P0: 0, P1: 4, P2: 0}
 
-    run(scenario)
+
+@run_by(run)
+async def test_a_new_group_begins_where_it_is_told_to(cluster: GroupCluster, command: Command, /) -> None:
+    ended = await command("reset-offsets", "new", "--topic", "orders", "--to", "latest", "--yes")
+    assert (ended.code, ended.err) == (0, "")
+    assert cluster.committed["new"] == {P0: 10, P1: 4, P2: 0}
 
 
-def test_a_group_with_members_is_left_alone() -> None:
-    async def scenario(cluster: GroupCluster, command: Command) -> None:
-        cluster.members["billing"] = [member("a", P0)]
-        for arguments in (
-            ["reset-offsets", "billing", "--all", "--to", "earliest", "--yes"],
-            ["reset-offsets", "billing", "--all", "--to", "earliest", "--dry-run"],
-            ["delete", "billing", "--yes"],
-        ):
-            assert await command(*arguments) == (
-                1,
-                "",
-                "error: NON_EMPTY_GROUP: group billing has members: a-1 (a at 10.0.0.7). Stop them first\n",
-            )
-        assert cluster.committed["billing"] == {P0: 4, P1: 4}
-
-    run(scenario)
+@run_by(run)
+async def test_a_group_with_members_is_left_alone(cluster: GroupCluster, command: Command, /) -> None:
+    cluster.members["billing"] = [member("a", P0)]
+    for arguments in (
+        ["reset-offsets", "billing", "--all", "--to", "earliest", "--yes"],
+        ["reset-offsets", "billing", "--all", "--to", "earliest", "--dry-run"],
+        ["delete", "billing", "--yes"],
+    ):
+        assert await command(*arguments) == (
+            1,
+            "",
+            "error: NON_EMPTY_GROUP: group billing has members: a-1 (a at 10.0.0.7). Stop them first\n",
+        )
+    assert cluster.committed["billing"] == {P0: 4, P1: 4}
 
 
 @pytest.mark.parametrize(
@@ -392,36 +381,34 @@ def test_a_group_with_members_is_left_alone() -> None:
         (["--shift-by", "1", "-t", "orders"], 1, "has committed nothing in orders-2, so there is no offset to shift"),
     ],
 )
-def test_what_cannot_be_reset_is_said_before_anything_is_done(arguments: list[str], code: int, said: str) -> None:
-    async def scenario(cluster: GroupCluster, command: Command) -> None:
-        ended = await command("reset-offsets", "billing", *arguments, "--yes")
-        assert (ended.code, ended.out) == (code, "")
-        assert said in ended.err
-        assert cluster.requests(OFFSET_COMMIT) == []
-
-    run(scenario)
-
-
-def test_a_group_that_has_committed_nothing_has_nothing_to_reset() -> None:
-    async def scenario(cluster: GroupCluster, command: Command) -> None:
-        ended = await command("reset-offsets", "no", "--all", "--to", "latest", "--yes")
-        assert (ended.code, ended.out) == (1, "")
-        assert "group no has committed nothing: see `minibroker groups list" in ended.err
-
-    run(scenario)
+@run_by(run)
+async def test_what_cannot_be_reset_is_said_before_anything_is_done(
+    cluster: GroupCluster, command: Command, /, arguments: list[str], code: int, said: str
+) -> None:
+    ended = await command("reset-offsets", "billing", *arguments, "--yes")
+    assert (ended.code, ended.out) == (code, "")
+    assert said in ended.err
+    assert cluster.requests(OFFSET_COMMIT) == []
 
 
-def test_groups_are_deleted_after_a_question() -> None:
-    async def scenario(cluster: GroupCluster, command: Command) -> None:
-        cluster.committed["audit"] = {}
-        cluster.committed["stock"] = {}
-        assert (
-            "Delete the group billing with all committed offsets? Confirmation is impossible"
-            in (await command("delete", "billing")).err
-        )
-        assert (await command("delete", "billing", answer="yes")).out == "deleted billing\n"
-        gone = await command("delete", "audit", "stock", "--yes", "--format", "json")
-        assert json.loads(gone.out) == {"deleted": ["audit", "stock"]}
-        assert cluster.committed == {}
+@run_by(run)
+async def test_a_group_that_has_committed_nothing_has_nothing_to_reset(
+    cluster: GroupCluster, command: Command, /
+) -> None:
+    ended = await command("reset-offsets", "no", "--all", "--to", "latest", "--yes")
+    assert (ended.code, ended.out) == (1, "")
+    assert "group no has committed nothing: see `minibroker groups list" in ended.err
 
-    run(scenario)
+
+@run_by(run)
+async def test_groups_are_deleted_after_a_question(cluster: GroupCluster, command: Command, /) -> None:
+    cluster.committed["audit"] = {}
+    cluster.committed["stock"] = {}
+    assert (
+        "Delete the group billing with all committed offsets? Confirmation is impossible"
+        in (await command("delete", "billing")).err
+    )
+    assert (await command("delete", "billing", answer="yes")).out == "deleted billing\n"
+    gone = await command("delete", "audit", "stock", "--yes", "--format", "json")
+    assert json.loads(gone.out) == {"deleted": ["audit", "stock"]}
+    assert cluster.committed == {}

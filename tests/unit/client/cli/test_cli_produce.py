@@ -17,6 +17,7 @@ from minibroker.client.errors import DeliveryTimedOut
 from minibroker.client.producer import Producer
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from tests.running import run_by
 from tests.unit.client.scripted_broker import HANG, ORDINARY, ScriptedCluster, reject
 from tests.waiting import until
 
@@ -98,64 +99,58 @@ def produced(cluster: ScriptedCluster, pipe: Pipe, tally: Tally) -> asyncio.Task
     return asyncio.create_task(produce_lines(*arguments))
 
 
-def test_every_line_is_acknowledged_at_the_end(pipe: Pipe) -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        tally = Tally()
-        task = produced(cluster, pipe, tally)
-        pipe.write(b"one\n\nthree")
-        pipe.end()
-        assert (await task)[:3] == ("orders", 3, 8)
-        assert str(tally) == "3 of 3 lines acknowledged"
-        assert cluster.log("orders").values() == [b"one", b"", b"three"]
-
-    run(scenario)
+@run_by(run)
+async def test_every_line_is_acknowledged_at_the_end(cluster: ScriptedCluster, /, pipe: Pipe) -> None:
+    tally = Tally()
+    task = produced(cluster, pipe, tally)
+    pipe.write(b"one\n\nthree")
+    pipe.end()
+    assert (await task)[:3] == ("orders", 3, 8)
+    assert str(tally) == "3 of 3 lines acknowledged"
+    assert cluster.log("orders").values() == [b"one", b"", b"three"]
 
 
 @pytest.mark.slow
-def test_lines_that_a_broker_refuses_are_named_with_the_reason_once_before_the_input_ends(pipe: Pipe) -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        tally = Tally()
-        task = produced(cluster, pipe, tally)
-        pipe.write(b"one\ntwo\n")
-        await until(lambda: tally.acknowledged == 2)
-        cluster.script(PRODUCE, reject(ErrorCode.INVALID_RECORD), reject(ErrorCode.INVALID_RECORD))
-        pipe.write(b"three\nfour\n")
-        with pytest.raises(MinibrokerError) as raised:
-            await task
-        assert str(raised.value).startswith("2 of 4 lines acknowledged, 2 not: lines 3 to 4: INVALID_RECORD")
-        assert str(raised.value).count("INVALID_RECORD") == 1
-        assert str(raised.value).endswith(". No line after 4 was sent")
-        assert explain(raised.value)[0] == FAILURE
-
-    run(scenario)
-
-
-def test_lines_that_a_broker_refuses_at_the_end_are_named_too(pipe: Pipe) -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        cluster.script(PRODUCE, reject(ErrorCode.INVALID_RECORD))
-        pipe.write(b"one\n")
-        pipe.end()
-        with pytest.raises(
-            MinibrokerError, match="^0 of 1 lines acknowledged, 1 not: line 1: INVALID_RECORD"
-        ) as raised:
-            await produced(cluster, pipe, Tally())
-        assert "was sent" not in str(raised.value)
-
-    run(scenario)
+@run_by(run)
+async def test_lines_that_a_broker_refuses_are_named_with_the_reason_once_before_the_input_ends(
+    cluster: ScriptedCluster, /, pipe: Pipe
+) -> None:
+    tally = Tally()
+    task = produced(cluster, pipe, tally)
+    pipe.write(b"one\ntwo\n")
+    await until(lambda: tally.acknowledged == 2)
+    cluster.script(PRODUCE, reject(ErrorCode.INVALID_RECORD), reject(ErrorCode.INVALID_RECORD))
+    pipe.write(b"three\nfour\n")
+    with pytest.raises(MinibrokerError) as raised:
+        await task
+    assert str(raised.value).startswith("2 of 4 lines acknowledged, 2 not: lines 3 to 4: INVALID_RECORD")
+    assert str(raised.value).count("INVALID_RECORD") == 1
+    assert str(raised.value).endswith(". No line after 4 was sent")
+    assert explain(raised.value)[0] == FAILURE
 
 
-def test_a_line_that_cannot_be_sent_is_the_last_and_those_before_it_are_acknowledged(pipe: Pipe) -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        task = produced(cluster, pipe, Tally())
-        lines = b"one\n" + b"x" * 2_000_000 + b"\nthree\n"
-        await asyncio.gather(asyncio.to_thread(pipe.write, lines), asyncio.wait((task,)))
-        with pytest.raises(MinibrokerError) as raised:
-            await task
-        assert str(raised.value).startswith("1 of 2 lines acknowledged, 1 not: line 2: MESSAGE_TOO_LARGE")
-        assert str(raised.value).endswith(". No line after 2 was sent")
-        assert cluster.log("orders").values() == [b"one"]
+@run_by(run)
+async def test_lines_that_a_broker_refuses_at_the_end_are_named_too(cluster: ScriptedCluster, /, pipe: Pipe) -> None:
+    cluster.script(PRODUCE, reject(ErrorCode.INVALID_RECORD))
+    pipe.write(b"one\n")
+    pipe.end()
+    with pytest.raises(MinibrokerError, match="^0 of 1 lines acknowledged, 1 not: line 1: INVALID_RECORD") as raised:
+        await produced(cluster, pipe, Tally())
+    assert "was sent" not in str(raised.value)
 
-    run(scenario)
+
+@run_by(run)
+async def test_a_line_that_cannot_be_sent_is_the_last_and_those_before_it_are_acknowledged(
+    cluster: ScriptedCluster, /, pipe: Pipe
+) -> None:
+    task = produced(cluster, pipe, Tally())
+    lines = b"one\n" + b"x" * 2_000_000 + b"\nthree\n"
+    await asyncio.gather(asyncio.to_thread(pipe.write, lines), asyncio.wait((task,)))
+    with pytest.raises(MinibrokerError) as raised:
+        await task
+    assert str(raised.value).startswith("1 of 2 lines acknowledged, 1 not: line 2: MESSAGE_TOO_LARGE")
+    assert str(raised.value).endswith(". No line after 2 was sent")
+    assert cluster.log("orders").values() == [b"one"]
 
 
 def test_an_input_that_cannot_be_read_on_does_not_hide_what_became_of_the_lines_before(
@@ -172,19 +167,17 @@ def test_an_input_that_cannot_be_read_on_does_not_hide_what_became_of_the_lines_
     run(scenario)
 
 
-def test_an_interruption_sends_what_was_read_before_it_counts(pipe: Pipe) -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        tally = Tally()
-        task = produced(cluster, pipe, tally)
-        pipe.write(b"one\ntwo\nunfinished")
-        await until(lambda: tally.lines == 2)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert str(tally) == "2 of 2 lines acknowledged"
-        assert cluster.log("orders").values() == [b"one", b"two"]
-
-    run(scenario)
+@run_by(run)
+async def test_an_interruption_sends_what_was_read_before_it_counts(cluster: ScriptedCluster, /, pipe: Pipe) -> None:
+    tally = Tally()
+    task = produced(cluster, pipe, tally)
+    pipe.write(b"one\ntwo\nunfinished")
+    await until(lambda: tally.lines == 2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert str(tally) == "2 of 2 lines acknowledged"
+    assert cluster.log("orders").values() == [b"one", b"two"]
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -13,6 +13,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, Closed
 from minibroker.protocol.apis import DELETE_GROUPS, METADATA, OFFSET_COMMIT, OFFSET_FETCH
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.unit.client.administering.administered_groups import GroupCluster
 from tests.unit.client.scripted_broker import DROP, HANG
 
@@ -43,73 +44,65 @@ async def begun(call: Awaitable[object], cluster: GroupCluster, api: Any) -> asy
     return task
 
 
-def test_a_change_that_waits_is_over_with_its_client_and_not_tried_again() -> None:
-    async def scenario(cluster: GroupCluster) -> None:
-        cluster.script(DELETE_GROUPS, DROP, *[HANG] * 5)
-        async with Admin(cluster.bootstrap, retry_backoff_ms=10) as admin:
-            deleting = await begun(admin.delete_groups(["billing"]), cluster, DELETE_GROUPS)
-        asked = len(cluster.received)
-        with pytest.raises(Closed, match="the admin client is closed"):
-            await deleting
-        await asyncio.sleep(0.1)  # far longer than the back-off
-        assert len(cluster.received) == asked
-
-    run(scenario)
+@run_by(run)
+async def test_a_change_that_waits_is_over_with_its_client_and_not_tried_again(cluster: GroupCluster, /) -> None:
+    cluster.script(DELETE_GROUPS, DROP, *[HANG] * 5)
+    async with Admin(cluster.bootstrap, retry_backoff_ms=10) as admin:
+        deleting = await begun(admin.delete_groups(["billing"]), cluster, DELETE_GROUPS)
+    asked = len(cluster.received)
+    with pytest.raises(Closed, match="the admin client is closed"):
+        await deleting
+    await asyncio.sleep(0.1)  # far longer than the back-off
+    assert len(cluster.received) == asked
 
 
-def test_a_commit_and_a_question_for_a_topic_that_is_not_known_are_over_with_their_consumer() -> None:
-    async def scenario(cluster: GroupCluster) -> None:
-        cluster.script(OFFSET_COMMIT, *[HANG] * 5)
-        cluster.script(OFFSET_FETCH, *[HANG] * 5)
-        consumer = Consumer(cluster.bootstrap, group="billing", partitions=[P0], retry_backoff_ms=10)
-        await consumer.start()
-        committing = await begun(consumer.commit({P0: 1}), cluster, OFFSET_COMMIT)
-        cluster.script(METADATA, *[HANG] * 20)
-        asking = asyncio.ensure_future(consumer.committed(OTHER))
-        await asyncio.sleep(0)
-        await consumer.close(timeout_ms=10)
-        for call in (committing, asking):
-            with pytest.raises(Closed):
-                await call
+@run_by(run)
+async def test_a_commit_and_a_question_for_a_topic_that_is_not_known_are_over_with_their_consumer(
+    cluster: GroupCluster, /
+) -> None:
+    cluster.script(OFFSET_COMMIT, *[HANG] * 5)
+    cluster.script(OFFSET_FETCH, *[HANG] * 5)
+    consumer = Consumer(cluster.bootstrap, group="billing", partitions=[P0], retry_backoff_ms=10)
+    await consumer.start()
+    committing = await begun(consumer.commit({P0: 1}), cluster, OFFSET_COMMIT)
+    cluster.script(METADATA, *[HANG] * 20)
+    asking = asyncio.ensure_future(consumer.committed(OTHER))
+    await asyncio.sleep(0)
+    await consumer.close(timeout_ms=10)
+    for call in (committing, asking):
+        with pytest.raises(Closed):
+            await call
 
-    run(scenario)
+
+@run_by(run)
+async def test_who_cancels_a_call_and_whose_client_crashes_hears_of_that(cluster: GroupCluster, /) -> None:
+    cluster.script(DELETE_GROUPS, *[HANG] * 5)
+    admin = Admin(cluster.bootstrap)
+    await admin.start()
+    cancelled = await begun(admin.delete_groups(["billing"]), cluster, DELETE_GROUPS)
+    crashed = await begun(admin.delete_groups(["billing"]), cluster, DELETE_GROUPS)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    assert cancelled.cancelled()
+    admin._crashed(ZeroDivisionError("a bug"))
+    with pytest.raises(ClientCrashed, match="a bug"):
+        await crashed
+    await admin.close()
 
 
-def test_who_cancels_a_call_and_whose_client_crashes_hears_of_that() -> None:
-    async def scenario(cluster: GroupCluster) -> None:
-        cluster.script(DELETE_GROUPS, *[HANG] * 5)
-        admin = Admin(cluster.bootstrap)
-        await admin.start()
-        cancelled = await begun(admin.delete_groups(["billing"]), cluster, DELETE_GROUPS)
-        crashed = await begun(admin.delete_groups(["billing"]), cluster, DELETE_GROUPS)
-        cancelled.cancel()
-        await asyncio.wait([cancelled])
-        assert cancelled.cancelled()
-        admin._crashed(ZeroDivisionError("a bug"))
-        with pytest.raises(ClientCrashed, match="a bug"):
-            await crashed
+@run_by(run)
+async def test_a_cancellation_that_comes_with_the_end_of_the_client_is_no_less_one(cluster: GroupCluster, /) -> None:
+    cluster.script(DELETE_GROUPS, *[HANG] * 5)
+    async with Admin(cluster.bootstrap) as admin:
+        call = await begun(admin.delete_groups(["billing"]), cluster, DELETE_GROUPS)
+        call.cancel()
+    await asyncio.wait([call])
+    assert call.cancelled()
+
+
+@run_by(run)
+async def test_who_closes_the_client_within_a_call_of_its_own_goes_on(cluster: GroupCluster, /) -> None:
+    admin = Admin(cluster.bootstrap)
+    await admin.start()
+    async with admin._calls.begin(admin._not_running):
         await admin.close()
-
-    run(scenario)
-
-
-def test_a_cancellation_that_comes_with_the_end_of_the_client_is_no_less_one() -> None:
-    async def scenario(cluster: GroupCluster) -> None:
-        cluster.script(DELETE_GROUPS, *[HANG] * 5)
-        async with Admin(cluster.bootstrap) as admin:
-            call = await begun(admin.delete_groups(["billing"]), cluster, DELETE_GROUPS)
-            call.cancel()
-        await asyncio.wait([call])
-        assert call.cancelled()
-
-    run(scenario)
-
-
-def test_who_closes_the_client_within_a_call_of_its_own_goes_on() -> None:
-    async def scenario(cluster: GroupCluster) -> None:
-        admin = Admin(cluster.bootstrap)
-        await admin.start()
-        async with admin._calls.begin(admin._not_running):
-            await admin.close()
-
-    run(scenario)

@@ -15,6 +15,7 @@ from minibroker.client.producer import Producer
 from minibroker.protocol.apis import METADATA, PRODUCE
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import encode_batch
+from tests.running import run_by
 from tests.unit.client.scripted_broker import HANG, Log, ScriptedCluster
 
 P0 = TopicPartition("orders", 0)
@@ -48,111 +49,101 @@ async def elsewhere(call: Call) -> None:
     await asyncio.to_thread(asyncio.run, main())
 
 
-def test_a_producer_refuses_every_call_from_another_event_loop() -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        async with Producer(cluster.bootstrap) as producer:
-            await producer.send("orders", b"first")
+@run_by(run)
+async def test_a_producer_refuses_every_call_from_another_event_loop(cluster: ScriptedCluster, /) -> None:
+    async with Producer(cluster.bootstrap) as producer:
+        await producer.send("orders", b"first")
 
-            async def send() -> None:
-                producer.send("orders", b"lost")
+        async def send() -> None:
+            producer.send("orders", b"lost")
 
-            async def send_with_key() -> None:
-                producer.send("orders", b"lost", key=b"k")
+        async def send_with_key() -> None:
+            producer.send("orders", b"lost", key=b"k")
 
-            for call in (send, send_with_key, producer.drain, producer.flush, producer.close):
-                await asyncio.sleep(0.005)  # `send` looks once a millisecond
-                await elsewhere(call)
-            await producer.send("orders", b"second")
-        assert cluster.log("orders").values() == [b"first", b"second"]
-
-    run(scenario)
+        for call in (send, send_with_key, producer.drain, producer.flush, producer.close):
+            await asyncio.sleep(0.005)  # `send` looks once a millisecond
+            await elsewhere(call)
+        await producer.send("orders", b"second")
+    assert cluster.log("orders").values() == [b"first", b"second"]
 
 
 @pytest.mark.slow
-def test_send_on_its_fast_path_refuses_another_event_loop_too() -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        async with Producer(cluster.bootstrap, linger_ms=500) as producer:
-            await producer.send("orders", b"known by now")
-            await producer.send("orders", b"a", key=b"k")
-            for key in (None, b"k"):
-                producer.send("orders", b"opens a batch", key=key)
+@run_by(run)
+async def test_send_on_its_fast_path_refuses_another_event_loop_too(cluster: ScriptedCluster, /) -> None:
+    async with Producer(cluster.bootstrap, linger_ms=500) as producer:
+        await producer.send("orders", b"known by now")
+        await producer.send("orders", b"a", key=b"k")
+        for key in (None, b"k"):
+            producer.send("orders", b"opens a batch", key=key)
 
-                async def send(key: bytes | None = key) -> None:
-                    producer.send("orders", b"lost", key=key)
+            async def send(key: bytes | None = key) -> None:
+                producer.send("orders", b"lost", key=key)
 
-                await asyncio.sleep(0.005)
-                await elsewhere(send)
-                await producer.flush()
-        assert b"lost" not in cluster.log("orders").values()
-
-    run(scenario)
+            await asyncio.sleep(0.005)
+            await elsewhere(send)
+            await producer.flush()
+    assert b"lost" not in cluster.log("orders").values()
 
 
-def test_send_from_a_thread_without_event_loop_is_refused() -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        async with Producer(cluster.bootstrap) as producer:
-            with pytest.raises(WrongEventLoop, match=r"no event loop runs.*run_coroutine_threadsafe"):
-                await asyncio.to_thread(producer.send, "orders", b"lost")
-
-    run(scenario)
+@run_by(run)
+async def test_send_from_a_thread_without_event_loop_is_refused(cluster: ScriptedCluster, /) -> None:
+    async with Producer(cluster.bootstrap) as producer:
+        with pytest.raises(WrongEventLoop, match=r"no event loop runs.*run_coroutine_threadsafe"):
+            await asyncio.to_thread(producer.send, "orders", b"lost")
 
 
 @pytest.mark.slow
-def test_a_delivery_that_has_no_ending_yet_cannot_be_awaited_in_another_event_loop() -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        cluster.script(PRODUCE, HANG)
-        async with Producer(cluster.bootstrap, request_timeout_ms=500) as producer:
-            delivery = producer.send("orders", b"v")
+@run_by(run)
+async def test_a_delivery_that_has_no_ending_yet_cannot_be_awaited_in_another_event_loop(
+    cluster: ScriptedCluster, /
+) -> None:
+    cluster.script(PRODUCE, HANG)
+    async with Producer(cluster.bootstrap, request_timeout_ms=500) as producer:
+        delivery = producer.send("orders", b"v")
 
-            async def wait() -> None:
-                await delivery
+        async def wait() -> None:
+            await delivery
 
-            await elsewhere(wait)
-            metadata = await delivery
-            assert await asyncio.to_thread(asyncio.run, _result(delivery)) == metadata
-
-    run(scenario)
+        await elsewhere(wait)
+        metadata = await delivery
+        assert await asyncio.to_thread(asyncio.run, _result(delivery)) == metadata
 
 
 async def _result(delivery: Awaitable[object]) -> object:
     return await delivery
 
 
-def test_a_consumer_refuses_every_call_from_another_event_loop() -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        fill(cluster.log("orders"), b"a")
-        async with Consumer(cluster.bootstrap, topics=["orders"]) as consumer:
+@run_by(run)
+async def test_a_consumer_refuses_every_call_from_another_event_loop(cluster: ScriptedCluster, /) -> None:
+    fill(cluster.log("orders"), b"a")
+    async with Consumer(cluster.bootstrap, topics=["orders"]) as consumer:
 
-            async def seek() -> None:
-                consumer.seek(P0, 0)
+        async def seek() -> None:
+            consumer.seek(P0, 0)
 
-            calls: list[Call] = [
-                lambda: anext(consumer),
-                lambda: anext(consumer.batches()),
-                lambda: consumer.position(P0),
-                lambda: consumer.end_offsets([P0]),
-                lambda: consumer.offsets_for_times({P0: 0}),
-                seek,
-                consumer.close,
-            ]
-            for call in calls:
-                await elsewhere(call)
-            assert (await anext(consumer)).value == b"a"
-
-    run(scenario)
+        calls: list[Call] = [
+            lambda: anext(consumer),
+            lambda: anext(consumer.batches()),
+            lambda: consumer.position(P0),
+            lambda: consumer.end_offsets([P0]),
+            lambda: consumer.offsets_for_times({P0: 0}),
+            seek,
+            consumer.close,
+        ]
+        for call in calls:
+            await elsewhere(call)
+        assert (await anext(consumer)).value == b"a"
 
 
-def test_an_admin_refuses_every_call_from_another_event_loop() -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        async with Admin(cluster.bootstrap) as admin:
-            asked = len(cluster.requests(METADATA))
-            for call in (admin.list_topics, lambda: admin.create_topic("t"), lambda: admin.delete_topic("t")):
-                await elsewhere(call)
-            await elsewhere(admin.close)
-            assert len(cluster.requests(METADATA)) == asked
-            assert await admin.list_topics() == ["orders"]
-
-    run(scenario)
+@run_by(run)
+async def test_an_admin_refuses_every_call_from_another_event_loop(cluster: ScriptedCluster, /) -> None:
+    async with Admin(cluster.bootstrap) as admin:
+        asked = len(cluster.requests(METADATA))
+        for call in (admin.list_topics, lambda: admin.create_topic("t"), lambda: admin.delete_topic("t")):
+            await elsewhere(call)
+        await elsewhere(admin.close)
+        assert len(cluster.requests(METADATA)) == asked
+        assert await admin.list_topics() == ["orders"]
 
 
 def test_the_loop_in_which_a_client_is_started_is_its_own_wherever_it_was_made() -> None:
@@ -178,17 +169,15 @@ def test_the_loop_in_which_a_client_is_started_is_its_own_wherever_it_was_made()
         first.run(cluster.__aexit__(None, None, None))
 
 
-def test_of_a_loop_that_is_closed_the_error_says_that_nothing_more_is_sent() -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        producer = Producer(cluster.bootstrap)
+@run_by(run)
+async def test_of_a_loop_that_is_closed_the_error_says_that_nothing_more_is_sent(cluster: ScriptedCluster, /) -> None:
+    producer = Producer(cluster.bootstrap)
 
-        async def other() -> None:
-            await producer.start()
-            await producer._runtime.close()  # so that no open socket is left of it
+    async def other() -> None:
+        await producer.start()
+        await producer._runtime.close()  # so that no open socket is left of it
 
-        await asyncio.to_thread(asyncio.run, other())
-        with pytest.raises(WrongEventLoop, match="That loop is closed"):
-            await producer.close()
-        producer._state = "closed"
-
-    run(scenario)
+    await asyncio.to_thread(asyncio.run, other())
+    with pytest.raises(WrongEventLoop, match="That loop is closed"):
+        await producer.close()
+    producer._state = "closed"

@@ -14,6 +14,7 @@ from minibroker.client.errors import ClientCrashed, Closed
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.unit.client.scripted_broker import HANG, ScriptedCluster
 from tests.waiting import until
 
@@ -55,115 +56,105 @@ def run(scenario: Callable[[ScriptedCluster], Coroutine[Any, Any, None]]) -> Non
 
 
 @every_client
-def test_a_client_says_in_which_state_it_is_where_it_cannot_be_used(make: Make) -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        client = make(cluster.bootstrap)
-        with pytest.raises(Closed, match=f"is not started: use it within `async with {type(client).__name__}"):
-            await use(client)
-        async with client:
-            await use(client)
-        with pytest.raises(Closed, match="is closed: by `close`, of another task perhaps"):
-            await use(client)
-        await client.close()
-
-    run(scenario)
+@run_by(run)
+async def test_a_client_says_in_which_state_it_is_where_it_cannot_be_used(
+    cluster: ScriptedCluster, /, make: Make
+) -> None:
+    client = make(cluster.bootstrap)
+    with pytest.raises(Closed, match=f"is not started: use it within `async with {type(client).__name__}"):
+        await use(client)
+    async with client:
+        await use(client)
+    with pytest.raises(Closed, match="is closed: by `close`, of another task perhaps"):
+        await use(client)
+    await client.close()
 
 
 @every_client
-def test_a_client_is_started_once(make: Make) -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        async with make(cluster.bootstrap) as client:
-            with pytest.raises(Closed, match="was started before and is running; make a new one"):
-                await client.start()
-            await use(client)
-        with pytest.raises(Closed, match="was started before and is closed; make a new one"):
+@run_by(run)
+async def test_a_client_is_started_once(cluster: ScriptedCluster, /, make: Make) -> None:
+    async with make(cluster.bootstrap) as client:
+        with pytest.raises(Closed, match="was started before and is running; make a new one"):
             await client.start()
-
-    run(scenario)
+        await use(client)
+    with pytest.raises(Closed, match="was started before and is closed; make a new one"):
+        await client.start()
 
 
 @pytest.mark.slow
 @every_client
-def test_a_client_that_reaches_nobody_is_closed(make: Make) -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        await cluster.nodes[0].stop()
-        client = make(cluster.bootstrap)
-        with pytest.raises(NetworkError):
-            await client.start()
-        assert " closed, " in repr(client)
-
-    run(scenario)
+@run_by(run)
+async def test_a_client_that_reaches_nobody_is_closed(cluster: ScriptedCluster, /, make: Make) -> None:
+    await cluster.nodes[0].stop()
+    client = make(cluster.bootstrap)
+    with pytest.raises(NetworkError):
+        await client.start()
+    assert " closed, " in repr(client)
 
 
 @every_client
-def test_a_client_that_is_closed_while_it_starts_does_not_start(make: Make) -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        cluster.rules.append(lambda received: HANG)
-        client = make(cluster.bootstrap)
-        starting = asyncio.create_task(client.start())
-        await cluster.until(lambda: bool(cluster.received))
-        async with asyncio.timeout(1):
-            await client.close()
-            with pytest.raises(Closed):
-                await starting
-        assert " closed, " in repr(client)
-
-    run(scenario)
+@run_by(run)
+async def test_a_client_that_is_closed_while_it_starts_does_not_start(cluster: ScriptedCluster, /, make: Make) -> None:
+    cluster.rules.append(lambda received: HANG)
+    client = make(cluster.bootstrap)
+    starting = asyncio.create_task(client.start())
+    await cluster.until(lambda: bool(cluster.received))
+    async with asyncio.timeout(1):
+        await client.close()
+        with pytest.raises(Closed):
+            await starting
+    assert " closed, " in repr(client)
 
 
 @every_client
-def test_a_client_whose_closing_is_cancelled_leaves_no_connection(make: Make) -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        for steps in range(1, 9):
-            client = make(cluster.bootstrap)
-            await client.start()
-            await use(client)
-            closing = asyncio.create_task(client.close())
-            for _ in range(steps):  # passes of the loop: cancelled at each point of the way
-                await asyncio.sleep(0)
-            closing.cancel()
-            await asyncio.wait([closing])
-            slots = list(client._runtime.connections._slots.values())
-            await until(lambda slots=slots: all(slot.connection is None or slot.connection.closed for slot in slots), 5)  # type: ignore[misc]
-
-    run(scenario)
-
-
-@every_client
-def test_a_bug_in_a_task_is_named_by_whatever_is_called_next(make: Make) -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
+@run_by(run)
+async def test_a_client_whose_closing_is_cancelled_leaves_no_connection(
+    cluster: ScriptedCluster, /, make: Make
+) -> None:
+    for steps in range(1, 9):
         client = make(cluster.bootstrap)
         await client.start()
-        await _crash(client)
-        with pytest.raises(ClientCrashed, match="stopped because of a bug: .*planted") as caught:
-            await use(client)
-        assert isinstance(caught.value.__cause__, ZeroDivisionError)
-        assert " crashed, " in repr(client)
-        if isinstance(client, Producer):
-            with pytest.raises(ClientCrashed):
-                await client.close()
-        else:
-            await client.close()
-
-    run(scenario)
+        await use(client)
+        closing = asyncio.create_task(client.close())
+        for _ in range(steps):  # passes of the loop: cancelled at each point of the way
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        slots = list(client._runtime.connections._slots.values())
+        await until(lambda slots=slots: all(slot.connection is None or slot.connection.closed for slot in slots), 5)  # type: ignore[misc]
 
 
 @every_client
-def test_a_client_whose_task_dies_while_it_starts_does_not_start(make: Make) -> None:
-    async def scenario(cluster: ScriptedCluster) -> None:
-        client = make(cluster.bootstrap)
-        reach = client._reach
+@run_by(run)
+async def test_a_bug_in_a_task_is_named_by_whatever_is_called_next(cluster: ScriptedCluster, /, make: Make) -> None:
+    client = make(cluster.bootstrap)
+    await client.start()
+    await _crash(client)
+    with pytest.raises(ClientCrashed, match="stopped because of a bug: .*planted") as caught:
+        await use(client)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert " crashed, " in repr(client)
+    if isinstance(client, Producer):
+        with pytest.raises(ClientCrashed):
+            await client.close()
+    else:
+        await client.close()
 
-        async def reach_and_crash() -> None:
-            await reach()
-            await _crash(client)
 
-        client._reach = reach_and_crash  # type: ignore[method-assign]
-        with pytest.raises(ClientCrashed, match="planted"):
-            await client.start()
-        assert " closed, " in repr(client)
+@every_client
+@run_by(run)
+async def test_a_client_whose_task_dies_while_it_starts_does_not_start(cluster: ScriptedCluster, /, make: Make) -> None:
+    client = make(cluster.bootstrap)
+    reach = client._reach
 
-    run(scenario)
+    async def reach_and_crash() -> None:
+        await reach()
+        await _crash(client)
+
+    client._reach = reach_and_crash  # type: ignore[method-assign]
+    with pytest.raises(ClientCrashed, match="planted"):
+        await client.start()
+    assert " closed, " in repr(client)
 
 
 async def _crash(client: AnyClient) -> None:

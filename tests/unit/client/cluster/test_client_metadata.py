@@ -17,6 +17,7 @@ from minibroker.protocol.apis import METADATA
 from minibroker.protocol.connections.rpc import RequestTimedOut
 from minibroker.protocol.errors import ErrorCode, NetworkError
 from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
 from tests.unit.client.scripted_broker import DROP, HANG, ScriptedCluster
 
 
@@ -208,27 +209,25 @@ def run(scenario: Callable[[ScriptedCluster, ClientRuntime], Coroutine[Any, Any,
     asyncio.run(main())
 
 
-def test_any_bootstrap_address_will_do() -> None:
-    async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
-        await scripted.nodes[0].stop()
-        await scripted.nodes[1].stop()
-        await runtime.start()
-        assert list(runtime.metadata.cluster.brokers) == [2]
-
-    run(scenario)
+@run_by(run)
+async def test_any_bootstrap_address_will_do(scripted: ScriptedCluster, runtime: ClientRuntime, /) -> None:
+    await scripted.nodes[0].stop()
+    await scripted.nodes[1].stop()
+    await runtime.start()
+    assert list(runtime.metadata.cluster.brokers) == [2]
 
 
-def test_a_refresh_asks_another_broker_where_one_drops_it() -> None:
-    async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
-        await runtime.start()
-        scripted.script(METADATA, DROP, DROP)
-        runtime.metadata.want("orders")
-        while "orders" not in runtime.metadata.cluster.topics:
-            await runtime.metadata.refreshed()
-        assert runtime.metadata.last_error is None
-        assert len({received.node_id for received in scripted.received[1:]}) == 3
-
-    run(scenario)
+@run_by(run)
+async def test_a_refresh_asks_another_broker_where_one_drops_it(
+    scripted: ScriptedCluster, runtime: ClientRuntime, /
+) -> None:
+    await runtime.start()
+    scripted.script(METADATA, DROP, DROP)
+    runtime.metadata.want("orders")
+    while "orders" not in runtime.metadata.cluster.topics:
+        await runtime.metadata.refreshed()
+    assert runtime.metadata.last_error is None
+    assert len({received.node_id for received in scripted.received[1:]}) == 3
 
 
 def test_a_broker_that_does_not_answer_is_asked_last_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,21 +259,18 @@ def test_brokers_that_were_reached_and_do_not_answer_are_not_said_to_be_down(mon
     ("said", "why"),
     [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "it speaks HTTP, as a broker's metrics port does"), (b"", "closed by the")],
 )
-def test_what_is_no_broker_is_not_said_to_wait_for_zookeeper(said: bytes, why: str) -> None:
+async def test_what_is_no_broker_is_not_said_to_wait_for_zookeeper(said: bytes, why: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(said)
         writer.close()
 
-    async def main() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(NetworkError, match=f"{why}.*give the address of a running broker") as failed:
-            await Admin(f"127.0.0.1:{port}").start()
-        assert not isinstance(failed.value, RequestTimedOut)
-        server.close()
-
-    asyncio.run(main())
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(NetworkError, match=f"{why}.*give the address of a running broker") as failed:
+        await Admin(f"127.0.0.1:{port}").start()
+    assert not isinstance(failed.value, RequestTimedOut)
+    server.close()
 
 
 def test_a_broker_that_did_not_answer_once_is_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,99 +289,93 @@ def test_a_broker_that_did_not_answer_once_is_asked_again_after_a_while(monkeypa
     run(scenario)
 
 
-def test_the_bootstrap_addresses_are_asked_when_no_known_broker_answers() -> None:
-    async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
-        await runtime.start()
-        moved = scripted.nodes.pop(2)
-        known = runtime.metadata.cluster.brokers
-        runtime.metadata.cluster = runtime.metadata.cluster._replace(brokers={2: known[2]})
-        await moved.stop()
-        await runtime.metadata.request_any(METADATA, m.MetadataRequest([]))
-        assert scripted.received[-1].node_id in (0, 1)
+@run_by(run)
+async def test_the_bootstrap_addresses_are_asked_when_no_known_broker_answers(
+    scripted: ScriptedCluster, runtime: ClientRuntime, /
+) -> None:
+    await runtime.start()
+    moved = scripted.nodes.pop(2)
+    known = runtime.metadata.cluster.brokers
+    runtime.metadata.cluster = runtime.metadata.cluster._replace(brokers={2: known[2]})
+    await moved.stop()
+    await runtime.metadata.request_any(METADATA, m.MetadataRequest([]))
+    assert scripted.received[-1].node_id in (0, 1)
 
-    run(scenario)
 
-
-def test_a_refresh_that_fails_is_repeated_until_it_succeeds() -> None:
-    async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
-        await runtime.start()
-        for node in scripted.nodes.values():
-            await node.stop()
+@run_by(run)
+async def test_a_refresh_that_fails_is_repeated_until_it_succeeds(
+    scripted: ScriptedCluster, runtime: ClientRuntime, /
+) -> None:
+    await runtime.start()
+    for node in scripted.nodes.values():
+        await node.stop()
+    await runtime.metadata.refreshed()
+    error = runtime.metadata.last_error
+    assert isinstance(error, NetworkError)
+    await scripted.nodes[1].start()
+    while runtime.metadata.last_error is not None:
         await runtime.metadata.refreshed()
-        error = runtime.metadata.last_error
-        assert isinstance(error, NetworkError)
-        await scripted.nodes[1].start()
-        while runtime.metadata.last_error is not None:
-            await runtime.metadata.refreshed()
-        assert list(runtime.metadata.cluster.brokers) == [1]
-
-    run(scenario)
+    assert list(runtime.metadata.cluster.brokers) == [1]
 
 
-def test_old_metadata_is_refreshed_without_being_asked() -> None:
-    async def main() -> None:
-        async with asyncio.timeout(30), ScriptedCluster() as scripted:
-            runtime = ClientRuntime(
-                scripted.bootstrap,
-                client_id="test",
-                request_timeout_ms=5_000,
-                retry_backoff_ms=10,
-                metadata_max_age_ms=20,
-                world=None,
-                on_crash=lambda error: None,
-            )
-            await runtime.start()
-            await scripted.until(lambda: len(scripted.requests(METADATA)) >= 4)
-            await runtime.close()
-
-    asyncio.run(main())
-
-
-def test_a_peer_that_speaks_another_protocol_is_named() -> None:
-    async def main() -> None:
-        async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            await writer.drain()
-            writer.close()
-
-        server = await asyncio.start_server(speak, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
+async def test_old_metadata_is_refreshed_without_being_asked() -> None:
+    async with asyncio.timeout(30), ScriptedCluster() as scripted:
         runtime = ClientRuntime(
-            f"127.0.0.1:{port}",
+            scripted.bootstrap,
             client_id="test",
-            request_timeout_ms=100,
+            request_timeout_ms=5_000,
             retry_backoff_ms=10,
-            metadata_max_age_ms=1_000,
+            metadata_max_age_ms=20,
             world=None,
             on_crash=lambda error: None,
         )
-        with pytest.raises(NetworkError, match=str(port)):
-            await runtime.start()
-        await runtime.close()
-        server.close()
-        await server.wait_closed()
-
-    asyncio.run(main())
-
-
-def test_an_advertised_address_that_cannot_be_reached_is_explained() -> None:
-    async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
         await runtime.start()
-        elsewhere = scripted.nodes[1]
-        address = runtime.metadata.cluster.brokers[1]
-        await elsewhere.stop()
-        runtime.connections.advertised({1: address})
-        with pytest.raises(NetworkError, match=rf"{address}.*broker 1 advertises.*advertised\.listeners"):
-            await runtime.connections.open(address, Purpose.REQUESTS)
-        assert runtime.connections.error(address, Purpose.REQUESTS) is not None
-        await elsewhere.start()
-        while runtime.connections.error(address, Purpose.REQUESTS) is not None:
-            runtime.connections.get(address, Purpose.REQUESTS)
-            await asyncio.sleep(0.01)
-        await elsewhere.stop()
-        await asyncio.sleep(0.05)
-        with pytest.raises(NetworkError) as raised:
-            await runtime.connections.open(address, Purpose.PRODUCE)
-        assert "advertises" not in str(raised.value)  # it was reached: it is down, not misnamed
+        await scripted.until(lambda: len(scripted.requests(METADATA)) >= 4)
+        await runtime.close()
 
-    run(scenario)
+
+async def test_a_peer_that_speaks_another_protocol_is_named() -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(speak, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    runtime = ClientRuntime(
+        f"127.0.0.1:{port}",
+        client_id="test",
+        request_timeout_ms=100,
+        retry_backoff_ms=10,
+        metadata_max_age_ms=1_000,
+        world=None,
+        on_crash=lambda error: None,
+    )
+    with pytest.raises(NetworkError, match=str(port)):
+        await runtime.start()
+    await runtime.close()
+    server.close()
+    await server.wait_closed()
+
+
+@run_by(run)
+async def test_an_advertised_address_that_cannot_be_reached_is_explained(
+    scripted: ScriptedCluster, runtime: ClientRuntime, /
+) -> None:
+    await runtime.start()
+    elsewhere = scripted.nodes[1]
+    address = runtime.metadata.cluster.brokers[1]
+    await elsewhere.stop()
+    runtime.connections.advertised({1: address})
+    with pytest.raises(NetworkError, match=rf"{address}.*broker 1 advertises.*advertised\.listeners"):
+        await runtime.connections.open(address, Purpose.REQUESTS)
+    assert runtime.connections.error(address, Purpose.REQUESTS) is not None
+    await elsewhere.start()
+    while runtime.connections.error(address, Purpose.REQUESTS) is not None:
+        runtime.connections.get(address, Purpose.REQUESTS)
+        await asyncio.sleep(0.01)
+    await elsewhere.stop()
+    await asyncio.sleep(0.05)
+    with pytest.raises(NetworkError) as raised:
+        await runtime.connections.open(address, Purpose.PRODUCE)
+    assert "advertises" not in str(raised.value)  # it was reached: it is down, not misnamed
