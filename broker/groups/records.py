@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from minibroker.protocol.errors import InvalidMessage
+from minibroker.protocol.kafka.primitives import Reader, write_unsigned_varint
 from minibroker.protocol.messages import Buffer
 
 OFFSET_KEY_VERSION = 1
@@ -29,7 +31,7 @@ _INT32 = struct.Struct(">i")
 _INT64 = struct.Struct(">q")
 
 
-class MalformedRecord(ValueError):
+class MalformedRecord(InvalidMessage):
     """The bytes are not a record of this topic. The message names the expected content."""
 
 
@@ -103,19 +105,10 @@ def encode_offset_value(value: OffsetValue) -> bytes:
     if topic_id is None:
         return b"".join((_INT16.pack(OFFSET_VALUE_VERSION), *fields, _string(value.metadata), timestamp))
     metadata = value.metadata.encode()
-    return b"".join(
-        (
-            _INT16.pack(OFFSET_VALUE_VERSION_WITH_TOPIC_ID),
-            *fields,
-            _unsigned_varint(len(metadata) + 1),
-            metadata,
-            timestamp,
-            _unsigned_varint(1),
-            _unsigned_varint(TOPIC_ID_TAG),
-            _unsigned_varint(TOPIC_ID_BYTES),
-            topic_id,
-        )
-    )
+    out = bytearray(b"".join((_INT16.pack(OFFSET_VALUE_VERSION_WITH_TOPIC_ID), *fields)))
+    write_unsigned_varint(out, len(metadata) + 1)
+    tagged_fields = bytes((1, TOPIC_ID_TAG, TOPIC_ID_BYTES))
+    return b"".join((out, metadata, timestamp, tagged_fields, topic_id))
 
 
 def encode_group_value(value: GroupValue) -> bytes:
@@ -164,15 +157,6 @@ def _bytes(data: Buffer) -> bytes:
     return _INT32.pack(len(data)) + bytes(data)
 
 
-def _unsigned_varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 # --- read --------------------------------------------------------------------------------------------------------
 
 
@@ -181,9 +165,9 @@ def decode_key(data: bytes) -> Key:
     reader = _RecordReader(data)
     version = reader.int16()
     if version in (0, OFFSET_KEY_VERSION):
-        return OffsetKey(reader.string(), reader.string(), reader.int32())
+        return OffsetKey(reader.text(), reader.text(), reader.int32())
     if version == GROUP_KEY_VERSION:
-        return GroupKey(reader.string())
+        return GroupKey(reader.text())
     return UnknownKey(version)
 
 
@@ -195,7 +179,7 @@ def decode_offset_value(data: bytes) -> OffsetValue:
         raise MalformedRecord(f"an offset's value has version {version}: 0 to 4 are known")
     offset = reader.int64()
     leader_epoch = reader.int32() if version >= 3 else -1
-    metadata = reader.compact_string() if version >= 4 else reader.string()
+    metadata = reader.compact_text() if version >= 4 else reader.text()
     timestamp = reader.int64()
     if version == 1:
         reader.int64()  # the retention of this offset, which the broker's setting overrides
@@ -213,14 +197,14 @@ def decode_group_value(data: bytes) -> GroupValue:
     version = reader.int16()
     if not 0 <= version <= GROUP_VALUE_VERSION:
         raise MalformedRecord(f"a group's value has version {version}: 0 to 3 are known")
-    protocol_type, generation_id = reader.string(), reader.int32()
-    protocol_name, leader = reader.nullable_string(), reader.nullable_string()
+    protocol_type, generation_id = reader.text(), reader.int32()
+    protocol_name, leader = reader.nullable_text(), reader.nullable_text()
     state_timestamp_ms = reader.int64() if version >= 2 else -1
     members = []
     for _ in range(reader.int32()):
-        member_id = reader.string()
-        group_instance_id = reader.nullable_string() if version >= 3 else None
-        client_id, client_host = reader.string(), reader.string()
+        member_id = reader.text()
+        group_instance_id = reader.nullable_text() if version >= 3 else None
+        client_id, client_host = reader.text(), reader.text()
         rebalance_timeout_ms = reader.int32() if version >= 1 else -1
         session_timeout_ms = reader.int32()
         if rebalance_timeout_ms < 0:
@@ -240,68 +224,42 @@ def decode_group_value(data: bytes) -> GroupValue:
     return GroupValue(protocol_type, generation_id, protocol_name, leader, state_timestamp_ms, members)
 
 
-class _RecordReader:
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._position = 0
+class _RecordReader(Reader):
+    """Reads the fields of one key or value."""
+
+    def problem(self, what: str) -> MalformedRecord:
+        return MalformedRecord(f"at byte {self.position}: {what}")
 
     def int16(self) -> int:
-        return self._unpack(_INT16)
+        return int(self.unpack(_INT16)[0])
 
     def int32(self) -> int:
-        return self._unpack(_INT32)
+        return int(self.unpack(_INT32)[0])
 
     def int64(self) -> int:
-        return self._unpack(_INT64)
+        return int(self.unpack(_INT64)[0])
 
-    def string(self) -> str:
-        text = self.nullable_string()
+    def text(self) -> str:
+        text = self.nullable_text()
         if text is None:
-            raise MalformedRecord(f"null at byte {self._position}, where text is required")
+            raise self.problem("null, where text is required")
         return text
 
-    def nullable_string(self) -> str | None:
+    def nullable_text(self) -> str | None:
         size = self.int16()
-        return None if size < 0 else self._text(size)
+        return None if size < 0 else self._decoded(size)
 
-    def compact_string(self) -> str:
-        return self._text(self._unsigned_varint() - 1)
+    def compact_text(self) -> str:
+        return self._decoded(self.unsigned_varint() - 1)
 
     def blob(self) -> bytes:
-        return self._take(self.int32())
+        return bytes(self.take(self.int32()))
 
     def tagged_fields(self) -> dict[int, bytes]:
-        fields = {}
-        for _ in range(self._unsigned_varint()):
-            tag = self._unsigned_varint()
-            fields[tag] = self._take(self._unsigned_varint())
-        return fields
+        return {self.unsigned_varint(): bytes(self.take(self.unsigned_varint())) for _ in range(self.tag_count())}
 
-    def _unpack(self, layout: struct.Struct) -> int:
-        value: int = layout.unpack(self._take(layout.size))[0]
-        return value
-
-    def _take(self, size: int) -> bytes:
-        end = self._position + size
-        if size < 0 or end > len(self._data):
-            left = len(self._data) - self._position
-            raise MalformedRecord(f"{size} bytes should follow at byte {self._position}, but {left} are left")
-        data = self._data[self._position : end]
-        self._position = end
-        return data
-
-    def _text(self, size: int) -> str:
+    def _decoded(self, size: int) -> str:
         try:
-            return self._take(size).decode()
+            return bytes(self.take(size)).decode()
         except UnicodeDecodeError as error:
-            raise MalformedRecord(f"text before byte {self._position} is not UTF-8") from error
-
-    def _unsigned_varint(self) -> int:
-        value = shift = 0
-        while shift < 35:
-            byte = self._take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if not byte & 0x80:
-                return value
-            shift += 7
-        raise MalformedRecord(f"a number before byte {self._position} has no end")
+            raise self.problem("text is not UTF-8") from error

@@ -21,13 +21,6 @@ from minibroker.protocol.messages import (
     BrokerHandshakeResponse,
     ControlledShutdownRequest,
     EnvelopeRequest,
-    FetchRequest,
-    LeaderAndIsrRequest,
-    ListOffsetsRequest,
-    Message,
-    OffsetForLeaderEpochRequest,
-    StopReplicaRequest,
-    UpdateMetadataRequest,
 )
 from minibroker.protocol.model import ANONYMOUS, Principal
 
@@ -36,20 +29,16 @@ logger = logging.getLogger("minibroker.handlers")
 LOG_INTERVAL_S = 1.0
 
 
-def why_refused(api: Api[Any, Any], body: Message, principal: Principal) -> str | None:
+def why_refused(api: Api[Any, Any], body: Any, principal: Principal) -> str | None:
     """Return why this principal may not send this request, or None. A broker speaks for itself alone."""
     claims: int | None = None
     if api.caller is Caller.READER:
-        assert isinstance(body, FetchRequest | ListOffsetsRequest | OffsetForLeaderEpochRequest)
         if body.replica_id < 0:
             return None
         claims = body.replica_id
     elif api.caller is Caller.BROKER:
-        if isinstance(body, EnvelopeRequest | ControlledShutdownRequest):
-            claims = body.broker_id
-        else:
-            assert isinstance(body, LeaderAndIsrRequest | StopReplicaRequest | UpdateMetadataRequest)
-            claims = body.controller_id
+        is_from_broker = isinstance(body, EnvelopeRequest | ControlledShutdownRequest)
+        claims = body.broker_id if is_from_broker else body.controller_id
     if claims is None or claims == principal.broker_id:
         return None
     return f"{api.name} in the name of broker {claims}, over a connection that is {principal}"

@@ -19,25 +19,11 @@ from minibroker.broker.network.request_channel import Request, Session
 from minibroker.protocol import apis
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage
 from minibroker.protocol.messages import (
-    AlterPartitionReassignmentsRequest,
-    CreatePartitionsRequest,
-    CreateTopicsRequest,
-    DeleteTopicsRequest,
-    ElectLeadersRequest,
     EnvelopeRequest,
     EnvelopeResponse,
-    ListPartitionReassignmentsRequest,
 )
 from minibroker.protocol.model import ANONYMOUS, Principal
 
-Forwarded = (
-    CreateTopicsRequest
-    | DeleteTopicsRequest
-    | CreatePartitionsRequest
-    | ElectLeadersRequest
-    | AlterPartitionReassignmentsRequest
-    | ListPartitionReassignmentsRequest
-)
 CONTROLLER_HANDLERS: dict[int, Callable[[Services, Request, Any], Awaitable[None]]] = {
     apis.CREATE_TOPICS.key: handle_create_topics,
     apis.DELETE_TOPICS.key: handle_delete_topics,
@@ -49,7 +35,7 @@ CONTROLLER_HANDLERS: dict[int, Callable[[Services, Request, Any], Awaitable[None
 """The forwarded APIs and the controller's handlers for them."""
 
 
-async def handle_or_forward(services: Services, request: Request, body: Forwarded) -> None:
+async def handle_or_forward(services: Services, request: Request, body: Any) -> None:
     """Handle the request if this broker is the controller, otherwise forward it."""
     if services.administration.is_active:
         await CONTROLLER_HANDLERS[request.api.key](services, request, body)

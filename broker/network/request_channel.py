@@ -176,10 +176,6 @@ class Request:
         """Whether the peer is gone, so that an answer would be lost. (Answering is still allowed.)"""
         return self._source.closed
 
-    @property
-    def answered(self) -> bool:
-        return self._answered
-
     def respond(self, body: m.Message) -> None:
         """Send the answer: once, now or from any later callback. It leaves at once, before earlier requests' answers if
         those are not ready (and the dialect allows it). Does nothing if the connection is gone, or if the handler has
