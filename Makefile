@@ -7,11 +7,14 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
 IS_NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
+# Compiled modules are kept: each broker that a test starts would compile them anew, and each worker the tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The first Python that is 3.11 or newer; or name one: make PYTHON=/path/to/python3.
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test test-all check budgets up bench faults controller-faults group-faults cut-connections full-disk isolation power-cuts \
+.PHONY: setup demo test test-all test-slow check budgets up bench faults controller-faults group-faults cut-connections full-disk isolation power-cuts \
 	spark-faults hostile kafka-clients kafka-peers simulate simulate-nightly mutants mutants-seen image spark-image compose-test spark-compose-test settings diagrams clean
 
 setup: $(STAMP)
@@ -41,8 +44,10 @@ PYTEST := $(BIN)/pytest -n auto --dist loadscope --no-loadscope-reorder
 test: setup
 	$(PYTEST) -m "not slow"
 
-# The rest, too. Much of it waits for processes, so a core has room for more than one test at a time.
-test-all: test
+test-all: test test-slow
+
+# The rest. Much of it waits for processes, so a core has room for more than one test at a time.
+test-slow: setup
 	$(PYTEST) -n $$($(BIN)/python -c 'import os; print((os.cpu_count() or 1) + 1)') -m slow
 
 check: setup
@@ -110,10 +115,12 @@ hostile: setup
 	$(BIN)/python -m tests.faults.slow_connections
 
 # Other people's clients (kcat, librdkafka, Java's, franz-go, kafkajs, Kafka's console tools, Spark's connector), each built
-# from its own packages, at a cluster whose leader and coordinator are killed. CLIENTS=kcat,java-newest runs some of them.
+# from its own packages, at a cluster whose leader and coordinator are killed. CLIENTS=kcat,java-newest runs some of them;
+# CLIENT_OPTIONS=--brief tries one strategy of each client's groups.
 CLIENTS :=
+CLIENT_OPTIONS :=
 kafka-clients: setup
-	$(BIN)/python -m tests.kafka_clients.matrix $(if $(CLIENTS),--only $(CLIENTS))
+	$(BIN)/python -m tests.kafka_clients.matrix $(if $(CLIENTS),--only $(CLIENTS)) $(CLIENT_OPTIONS)
 
 # The test suites of kafka-python, kafka-go, franz-go and librdkafka, from their packages, at our brokers.
 # PEERS=kafka-python,kafka-go runs some of them.
