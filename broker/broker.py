@@ -375,7 +375,7 @@ class Broker:
         self._topic_purgatory.close()
         self._timer.close()
 
-    # -- between the parts --
+    # -- connections between the parts --
 
     async def _broker_config_changed(self, config: BrokerConfig) -> None:
         assert self._replicas is not None

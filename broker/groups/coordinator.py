@@ -593,7 +593,7 @@ class GroupCoordinator(TermListener):
             if member.session_end_s > now_s:
                 self._watch_session(term, group, member)
             else:
-                self._remove(term, group, member_id, f"not heard of for {member.session_timeout_ms} ms")
+                self._remove(term, group, member_id, f"no heartbeat for {member.session_timeout_ms} ms")
 
         left_ms = max(int((member.session_end_s - self._clock.monotonic()) * 1_000) + 1, 1)
         operation = DelayedHeartbeat(left_ms, is_over, expired)
@@ -608,7 +608,7 @@ class GroupCoordinator(TermListener):
 
         def expired() -> None:
             if not is_over():
-                self._remove(term, group, member_id, "it did not join with the id that it was given")
+                self._remove(term, group, member_id, "it did not join with the id that it received")
 
         operation = DelayedHeartbeat(joining.session_timeout_ms, is_over, expired)
         self._heartbeats.try_complete_else_watch(operation, [(group, member_id)])

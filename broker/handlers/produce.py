@@ -160,5 +160,5 @@ def _refuse_zstd(records: Buffer, version: int) -> None:
     if compression == Compression.ZSTD:
         raise BrokerError(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
-            f"zstd in version {version} of Produce, older than zstd: upgrade the producer, or use another codec",
+            f"zstd in version {version} of Produce, older than zstd: upgrade the producer or use another codec",
         )

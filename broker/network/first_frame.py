@@ -21,9 +21,9 @@ _PREFIX_BYTES = _LENGTH_BYTES + 1
 _KAFKAS = 0x00
 _STRANGERS = {
     b"\x16\x03": "a TLS handshake: listeners are PLAINTEXT, so set the client's security.protocol to that",
-    b"GET ": "HTTP, where Kafka's protocol is spoken: metrics are at metrics.listener",
-    b"HEAD": "HTTP, where Kafka's protocol is spoken: metrics are at metrics.listener",
-    b"POST": "HTTP, where Kafka's protocol is spoken",
+    b"GET ": "HTTP, but this listener serves Kafka's protocol: metrics are at metrics.listener",
+    b"HEAD": "HTTP, but this listener serves Kafka's protocol: metrics are at metrics.listener",
+    b"POST": "HTTP, but this listener serves Kafka's protocol",
 }
 """Common strays. Their first bytes would parse as a frame length of 1 GB."""
 

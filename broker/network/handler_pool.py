@@ -138,8 +138,8 @@ class RequestHandlerPool:
         except asyncio.CancelledError:
             if _this_task_is_cancelled():
                 raise
-            logger.exception("%r was cancelled by something that its handler waited for", request)
-            request.fail(ErrorCode.UNKNOWN_SERVER_ERROR, "what the handler waited for was cancelled")
+            logger.exception("%r was cancelled by a task that its handler awaited", request)
+            request.fail(ErrorCode.UNKNOWN_SERVER_ERROR, "a task that the handler awaited was cancelled")
         except Exception as error:
             logger.exception("%r failed in its handler", request)
             request.fail(ErrorCode.UNKNOWN_SERVER_ERROR, f"{type(error).__name__} in the handler")

@@ -467,7 +467,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
         else:
             if self._frame_since is not None:
-                self._frame_since = self._processor.clock()  # the pause was ours
+                self._frame_since = self._processor.clock()  # the broker caused the pause
             self._transport.resume_reading()
 
     def _dispatch(self, wake: bool) -> None:

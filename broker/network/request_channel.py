@@ -191,7 +191,7 @@ class Request:
             if not self._source.closed:
                 answer = self._source.dialect.encode_error(self, code, message)
                 if answer is None:
-                    self.close_connection(f"{code.name}, and no answer is awaited: {message}")
+                    self.close_connection(f"{code.name}, and the client expects no answer: {message}")
             self._finish(answer)
 
     def respond_nothing(self) -> None:

@@ -155,7 +155,7 @@ def _why_not_bound(name: str, host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{what}: this machine does not have that address. Use one that it has, or 0.0.0.0 for all of them"
     if error.errno == errno.EACCES:
-        return f"{what}: not permitted. Use a port from 1024 on"
+        return f"{what}: not permitted. Use a port of 1024 or higher"
     if isinstance(error, socket.gaierror):
         return f"{what}: the name {host!r} is not known. Use an address of this machine, or 0.0.0.0 for all of them"
     return f"{what}: {error.strerror or error}"

@@ -147,7 +147,7 @@ class Timer:
                     break
                 try:
                     entry.value()
-                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - reported, see the essay
+                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - reported, see the head of this module
                     _report(self._loop, f"{entry.value!r} failed when its timeout had passed", error)
                 # A callback may have moved the wheel's clock with `add`, or emptied the wheel with `close`, which ends
                 # this loop as usual.
@@ -380,7 +380,7 @@ class Purgatory(Generic[Operation]):
         try:
             operation.try_complete_after(checked)
         # A CancelledError cannot be this task's, because nothing here awaits: it is the result of another task.
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - reported, see the essay
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - reported, see the head of this module
             _report(self._loop, f"{operation!r} in purgatory {self.name} failed when checked", error)
 
     def _check_keys(self) -> None:

@@ -46,7 +46,7 @@ def altered(
         elif operation not in (AlterOperation.SET, AlterOperation.APPEND, AlterOperation.SUBTRACT):
             raise BrokerError(
                 ErrorCode.INVALID_REQUEST,
-                f"{operation} is no operation on {name!r}: give 0 (set), 1 (delete), 2 (append) or 3 (subtract)",
+                f"{operation} is not an operation on {name!r}: give 0 (set), 1 (delete), 2 (append) or 3 (subtract)",
             )
         elif value is None:
             raise BrokerError(ErrorCode.INVALID_REQUEST, f"{name!r} has no value: give one, or delete the setting")
@@ -160,7 +160,7 @@ def altered_other_broker(
         if not listeners:
             raise BrokerError(
                 ErrorCode.INVALID_REQUEST,
-                f"broker {broker_id} is not registered now, so its listeners are not known: ask again when it is, or "
+                f"broker {broker_id} is not registered now, so its listeners are unknown: try again when it is, or "
                 f"delete {ADVERTISED_LISTENERS}",
             )
         try:

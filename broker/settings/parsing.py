@@ -123,7 +123,7 @@ def coarser_unit_problem(name: str, value: str) -> str | None:
         return None
     setting = _COARSER_UNITS[name].setting
     return (
-        f"broker setting {name} is read only when a broker starts, and only if {setting} is not given there: set "
+        f"broker setting {name} is read only when a broker starts, and only if {setting} is unset: set "
         f"{setting}={_milliseconds(name, value.strip())} instead"
     )
 

@@ -1,4 +1,4 @@
-"""Producer ids, unique in the cluster for ever: brokers take them in blocks from `/latest_producer_id_block`."""
+"""Producer ids, never repeated in a cluster: brokers take them in blocks from `/latest_producer_id_block`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,9 +12,9 @@ RETRY_S = 0.1
 
 
 class ProducerIds:
-    """Hands out ids of this broker's block and fetches the next block when it is used up (ZkProducerIdManager).
+    """Hands out the ids of this broker's block and fetches the next block when it is used up (ZkProducerIdManager).
 
-    An id is handed out once only: a block whose write may or may not have succeeded is never used.
+    Each id is handed out once: a block whose write may or may not have succeeded is never used.
     """
 
     def __init__(self, broker_id: int, sessions: Callable[[], Awaitable[ZooKeeperSession]]) -> None:
@@ -25,7 +25,7 @@ class ProducerIds:
         self._lock = asyncio.Lock()
 
     async def next(self) -> int:
-        """Waits as long as ZooKeeper is away, if a new block is needed."""
+        """Return the next id. If a new block is needed, this waits until ZooKeeper is available."""
         async with self._lock:
             if self._next == self._end:
                 block = await self._take_block()

@@ -201,7 +201,7 @@ async def test_bad_input_closes_the_connection_without_an_answer(
     ("frame", "said"),
     [
         (b"\x16\x03\x01\x02\0\x01\0\x01\xfc", "a TLS handshake: listeners are PLAINTEXT"),
-        (b"GET / HTTP/1.1\r\n\r\n", "HTTP, where Kafka's protocol is spoken: metrics are at metrics.listener"),
+        (b"GET / HTTP/1.1\r\n\r\n", "HTTP, but this listener serves Kafka's protocol: metrics are at metrics.listener"),
     ],
 )
 def test_who_speaks_something_else_altogether_is_named_in_the_log(
