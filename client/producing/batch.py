@@ -1,7 +1,4 @@
-"""A batch: records of one partition that travel together, and what a broker's answer means for it. Pure.
-
-The accumulator fills, numbers, orders and ends batches.
-"""
+"""A batch: records of one partition that travel together, and the meaning of a broker's answer for it. Pure."""
 
 from __future__ import annotations
 
@@ -37,12 +34,12 @@ class Identity(NamedTuple):
 
 
 class BatchVerdict(Enum):
-    """What becomes of a batch after an answer."""
+    """The consequence of an answer for a batch."""
 
     DELIVERED = "delivered"
     RETRY = "retry"
     RENUMBER = "renumber"
-    """It is certainly not in the log, and its number has lost its meaning: retry under a new one, in a new epoch."""
+    """It is certainly not in the log, and its number is invalid: retry under a new number, in a new epoch."""
     SPLIT = "split"
     """It is too large as a whole: retry in two halves."""
     FAIL = "fail"
@@ -70,17 +67,17 @@ NOT_APPENDED = frozenset(
         ErrorCode.INCONSISTENT_TOPIC_ID,
     }
 )
-"""Answers given before anything is appended. All others (even NOT_LEADER_OR_FOLLOWER: the leadership may have moved
-after the append) leave open whether the batch was."""
+"""Errors that a broker returns before it appends. After any other error the batch may have been appended; even after
+NOT_LEADER_OR_FOLLOWER, since the leadership may have moved after the append."""
 
 
 def judge_batch(
     code: ErrorCode, *, record_count: int, is_first: bool, maybe_appended: bool, is_idempotent: bool
 ) -> BatchVerdict:
-    """What to do with a batch that was answered with `code`.
+    """Return what to do with a batch whose answer is `code`.
 
-    `is_first`: every earlier batch of the partition has ended. `maybe_appended`: some attempt, this one included, may
-    have appended it.
+    `is_first`: every earlier batch of the partition has ended. `maybe_appended`: an attempt, perhaps this one, may have
+    appended it.
     """
     if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
         return BatchVerdict.DELIVERED
@@ -94,14 +91,15 @@ def judge_batch(
 
 
 def is_void(sent_under: str, topic_id: str) -> bool:
-    """Whether what was sent to the topic of the first id can be in no log of the topic that has the name now."""
+    """Return whether an attempt under the first id was for another topic than the one that has the name now."""
     return sent_under not in ("", topic_id)
 
 
 class Batch:
-    """Records of one partition that travel together, as columns; or held records of a topic not known yet.
+    """Records of one partition that travel together, as columns; or held records of a topic that is not known yet.
 
-    It ends once: `is_done` with `error` None or set, or with `forwarded` set (then its records end elsewhere).
+    It ends once: `is_done` with or without an `error`, or with `forwarded` set, and then its records end in other
+    batches.
     """
 
     __slots__ = (
@@ -154,28 +152,27 @@ class Batch:
         self.topic = topic
         self.partition = partition
         self.order = order
-        """Place in the partition. The halves of a split batch extend the order of the whole."""
+        """Its place in the partition. The halves of a split batch extend the order of the whole."""
         self.created_at = created_at
         self.generation = generation
-        """How many flushes had begun when the first record was added."""
+        """The number of flushes that had begun when the first record was added."""
         self.is_placed = is_placed
-        """The partitioner chose the partition, for each record; otherwise the caller did."""
-
+        """The partitioner chose the partition of each record; otherwise the caller did."""
         self.check_caller = check_caller
-        """To be called before waiting for the end: raises where the caller could never hear of it."""
+        """Called before a wait for the end. Raises if the caller would wait for ever."""
 
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] | None = None
         self.timestamps: list[int] = []
         self.headers: list[Sequence[Header] | None] | None = None
         self.partitions: list[int | None] | None = [] if partition == UNASSIGNED else None
-        """Of a held batch: for each record the partition that `send` was given."""
+        """The partition that `send` was given for each record, in a held batch."""
         self.is_bulk = False
-        """Of a held batch: these are the records of one `send_batch`, with the same partition, and no headers."""
+        """A held batch with the records of one `send_batch`, which have the same partition and no headers."""
 
         self.granted = 0
         self.room = 0
-        """Bytes granted and not used. The fast path in `Producer.send` counts it down."""
+        """Bytes granted and not used. The fast path of `Producer.send` counts it down."""
         self.is_closed = False
         self.count = 0
         """The number of records, once closed."""
@@ -186,7 +183,7 @@ class Batch:
         self.encoded: bytearray | None = None
         self.maybe_appended = False
         self.topic_id = ""
-        """The id under which it was sent last; empty: never sent, or the topic has none."""
+        """The topic id of the last attempt; empty: there was no attempt, or the topic has no id."""
 
         self.is_done = False
         self.base_offset = -1
@@ -194,26 +191,26 @@ class Batch:
         self.error: MinibrokerError | None = None
         self.forwarded: list[tuple[Batch, int]] | None = None
         self.awaited: set[int] | None = None
-        """Records whose Delivery is or was awaited: their failure is raised there, and not by flush."""
+        """Records whose Delivery is or was awaited, which raises their failure; `flush` does not."""
         self.is_wholly_awaited = False
-        """All of them are."""
+        """All records are awaited."""
         self.told: set[int] | None = None
-        """Records of whose failure somebody was told."""
+        """Records whose failure was reported to a caller."""
         self.told_changed: Callable[[Batch], None] | None = None
-        """Once it has failed: called when somebody was told of that, or is not there to be told any more."""
+        """Called, once the batch has failed, when the failure was reported or a caller that awaited it is gone."""
         self.listeners: list[Callable[[], None]] | None = None
-        """Called once, when the batch has ended or is forwarded."""
+        """Called once, when the batch has ended or was forwarded."""
 
     def __repr__(self) -> str:
         return f"Batch({self.topic}-{self.partition} {self.order}, {counted(self.count or len(self.values), 'record')})"
 
     @property
     def size(self) -> int:
-        """Bytes, at most, before compression."""
+        """An upper bound of its bytes before compression."""
         return self.granted - self.room
 
     def encode(self, compression: Compression) -> bytearray:
-        """The record batch, made once for all attempts under the same number. Raises as `encode_batch`."""
+        """Return the record batch, encoded once for all attempts under the same number. Raises as `encode_batch`."""
         if self.encoded is None:
             producer_id, epoch = self.identity or (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
             self.encoded = encode_batch(
@@ -230,7 +227,7 @@ class Batch:
         return self.encoded
 
     def take_failures(self) -> list[FailedRecord]:
-        """The records that failed and are not awaited. Somebody is told of them now."""
+        """Return the failed records that are not awaited, and mark them as reported."""
         if self.is_wholly_awaited:
             return []
         awaited = self.awaited or ()
@@ -243,7 +240,7 @@ class Batch:
         return failures
 
     def failed(self, indexes: Iterable[int]) -> list[FailedRecord]:
-        """These records, of a batch that has failed."""
+        """Return these records of a failed batch."""
         assert self.error is not None
         return [
             FailedRecord(
@@ -261,7 +258,7 @@ class Batch:
         ]
 
     def part(self, start: int, end: int) -> Batch:
-        """The records from `start` to before `end`, under the numbers that they have, as a batch of its own."""
+        """Return a batch with the records from `start` to before `end`, under the numbers that they have."""
         part = Batch(
             self.topic,
             self.partition,
@@ -286,13 +283,13 @@ class Batch:
         return part
 
     def number_anew(self) -> None:
-        """Forget the number; the batch gets another when it is taken again."""
+        """Forget the number. The batch gets another one when it is taken again."""
         self.identity = None
         self.sequence = NO_SEQUENCE
         self.encoded = None
 
     def forget_attempts(self) -> None:
-        """All of them went to another topic."""
+        """Forget the attempts, which were for another topic."""
         self.maybe_appended = False
         self.topic_id = ""
         self.number_anew()
@@ -307,10 +304,10 @@ class Batch:
         self.error = error
         self.encoded = None
         if error is None:
-            # A Delivery keeps the batch alive: of its columns only the timestamps are part of a result.
+            # A Delivery keeps the batch alive, and needs only the timestamps of its columns.
             self.values = []
             self.keys = self.headers = None
-        self.is_done = True  # after all else: a blocking producer's deliveries look from other threads
+        self.is_done = True  # last: other threads look at it, for a blocking producer
         self._tell()
 
     def forward(self, targets: list[tuple[Batch, int]]) -> None:
@@ -328,22 +325,22 @@ class Batch:
         self.awaited.add(index)
 
     def mark_run_awaited(self, first: int, count: int) -> None:
-        """The same for `count` records from `first` on."""
+        """Mark `count` records from `first` on as awaited."""
         if self.is_closed and count == self.count:
             self.is_wholly_awaited = True
         elif not self.is_wholly_awaited:
             self.awaited = (self.awaited or set()).union(range(first, first + count))
 
     def mark_told(self, first: int, count: int = 1) -> None:
-        """Somebody is told that `count` records from `first` on have failed."""
+        """Mark the failure of `count` records from `first` on as reported."""
         self.told = self.told or set()
         self.told.update(range(first, first + count))
         if self.told_changed is not None:
             self.told_changed(self)
 
     def wait_given_up(self, first: int, count: int = 1) -> None:
-        """Somebody who waited for `count` records from `first` on is gone. Who still waits marks them again when their
-        end comes; if it has come, it may be that nobody was told."""
+        """Note that a caller no longer waits for `count` records from `first` on. If another caller still waits, it
+        marks them again at their end. If they have ended already, their failure may not have been reported."""
         if self.is_wholly_awaited:
             self.is_wholly_awaited = False
             self.awaited = set(range(self.count))
@@ -355,5 +352,5 @@ class Batch:
 
     @property
     def unreported(self) -> int:
-        """How many records are not awaited."""
+        """The number of records that are not awaited."""
         return 0 if self.is_wholly_awaited else self.count - len(self.awaited or ())

@@ -1,8 +1,8 @@
-"""Many records at once, as columns: what `Producer.send_batch` is given, checked, sized and divided. Pure.
+"""The records of a `send_batch` as columns: checked, measured and divided. Pure.
 
-The problem: a call with thousands of records must not look at each of them in Python, and yet know that every value is
-bytes, where a batch is full, and which records go to which partition. So each question is one pass in C over a column:
-`set(map(type, ...))` for the types, a running sum of lengths in which a batch's end is found by bisection,
+The problem: a call with thousands of records must check that every value is bytes, find the end of each batch, and
+group the records by partition, without a step of Python for each record. So each of these is one pass in C over a
+column: `set(map(type, ...))` for the types, a running sum of lengths in which bisection finds the end of a batch, and
 `itemgetter(*indexes)` for the records of one partition. Rejected: numpy, which has no column of byte strings, and would
 be a dependency of each client.
 """
@@ -39,7 +39,7 @@ _INT = {int}
 
 
 class Columns:
-    """Records as columns of equal length. They are not copied: nobody may change them as long as this is used."""
+    """Records as columns of equal length. The columns are not copied, and must not change while this is used."""
 
     __slots__ = ("_ends", "_longest", "keys", "timestamps", "values")
 
@@ -52,18 +52,18 @@ class Columns:
             lengths = list(map(add, lengths, _lengths(keys)))
         self._longest = max(lengths, default=0)
         self._ends = list(accumulate(lengths, initial=0))
-        """Bytes of keys and values before each record, and of all of them."""
+        """Bytes of keys and values before each record, and of all records."""
 
     def __len__(self) -> int:
         return len(self.values)
 
     def size(self, start: int, end: int) -> int:
-        """Bytes, at most, of the records from `start` to before `end`."""
+        """Return an upper bound of the bytes of the records from `start` to before `end`."""
         return self._ends[end] - self._ends[start] + RECORD_OVERHEAD * (end - start)
 
     def end_within(self, start: int, room: int) -> int:
-        """The end of the longest run of records from `start` on that takes no more than `room` bytes; `start` if there
-        is no room for the first."""
+        """Return the end of the longest run of records from `start` on that fits in `room` bytes; `start` if the first
+        does not fit."""
         count = len(self.values)
         if self.size(start, count) <= room:
             return count
@@ -71,13 +71,13 @@ class Columns:
         return start + fitting - 1
 
     def first_above(self, size: int) -> int | None:
-        """The first record that takes more than `size` bytes."""
+        """Return the index of the first record of more than `size` bytes; None if there is none."""
         if self._longest + RECORD_OVERHEAD <= size:
             return None
         return next(index for index in range(len(self.values)) if self.size(index, index + 1) > size)
 
     def pick(self, indexes: Sequence[int]) -> Columns:
-        """These records, in this order."""
+        """Return these records, in this order."""
         if len(indexes) == 1:
             (index,) = indexes
             keys = None if self.keys is None else [self.keys[index]]
@@ -90,13 +90,13 @@ class Columns:
 
 def _lengths(column: Column) -> list[int]:
     try:
-        return list(map(len, column))  # type: ignore[arg-type]  # a null is seen by its error: it is rare
+        return list(map(len, column))  # type: ignore[arg-type]  # nulls are rare, and noticed by their error
     except TypeError:
         return [0 if data is None else len(data) for data in column]
 
 
 def grouped(targets: Sequence[int]) -> dict[int, list[int]]:
-    """The indexes of each target, ascending; targets in the order in which they first appear."""
+    """Return the indexes of each target, ascending; targets are in the order of their first appearance."""
     groups: dict[int, list[int]] = {target: [] for target in dict.fromkeys(targets)}
     appends = {target: group.append for target, group in groups.items()}
     for index, target in enumerate(targets):
@@ -104,13 +104,13 @@ def grouped(targets: Sequence[int]) -> dict[int, list[int]]:
     return groups
 
 
-# --- what users pass ------------------------------------------------------------------------------------------------
+# --- checks of arguments --------------------------------------------------------------------------------------------
 
 
 def checked_column(name: str, data: object) -> Column:
-    """A list of bytes and None, from a list of what is like bytes, or a pyarrow array of binary or string.
+    """Return a list of bytes and None, from a list of bytes-like objects or a pyarrow array of binary or string.
 
-    Raises TypeError naming the first element that is neither.
+    Raises TypeError naming the first element of another type.
     """
     if is_arrow(data):
         return from_arrow(name, data)
@@ -125,7 +125,7 @@ def checked_column(name: str, data: object) -> Column:
 
 
 def checked_list(name: str, data: object) -> list[Any]:
-    """A list of whatever it is. Raises TypeError for a single value, of which a list could be made by mistake."""
+    """Return the iterable as a list. Raises TypeError for a single value, such as a str, that only looks iterable."""
     if isinstance(data, list):
         return data
     if isinstance(data, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(data, Iterable):
@@ -134,8 +134,8 @@ def checked_list(name: str, data: object) -> list[Any]:
 
 
 def checked_timestamps(timestamps_ms: object) -> list[int]:
-    """A list of timestamps, from one or from a pyarrow array of integers or timestamps. Raises TypeError for what is
-    neither, BrokerError (INVALID_TIMESTAMP) for a time that cannot be."""
+    """Return a list of timestamps, from a list or a pyarrow array of integers or timestamps. Raises TypeError for other
+    types, and BrokerError (INVALID_TIMESTAMP) for a time out of range."""
     column = _arrow_times(timestamps_ms) if is_arrow(timestamps_ms) else checked_list("timestamps_ms", timestamps_ms)
     types = set(map(type, column))
     if types and not (types == _INT and min(column) >= 0 and max(column) < MAX_TIMESTAMP_MS):
@@ -153,7 +153,7 @@ def checked_timestamps(timestamps_ms: object) -> list[int]:
 
 
 def _arrow_times(data: Any) -> list[Any]:
-    """The milliseconds of a pyarrow array of integers, or of timestamps of whatever unit."""
+    """Return the milliseconds of a pyarrow array of integers, or of timestamps of any unit."""
     kind = str(getattr(data, "type", _kind(data)))
     unit = kind.partition("[")[2][:2].rstrip("],") if kind.startswith("timestamp[") else ""
     if not unit and not kind.startswith(("int", "uint")):
@@ -172,7 +172,7 @@ def _kind(data: object) -> str:
 
 
 def as_bytes(name: str, data: object) -> bytes:
-    """`data`, which `name` is about, as bytes. Raises TypeError."""
+    """Return `data` as bytes. Raises TypeError, which calls it `name`."""
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)
     hint = f"; encode the text: {name}.encode()" if isinstance(data, str) else ""
@@ -180,15 +180,15 @@ def as_bytes(name: str, data: object) -> bytes:
 
 
 def is_arrow(data: object) -> bool:
-    """Whether it is a pyarrow Array or ChunkedArray. pyarrow is not imported for that: whoever has one, has it."""
+    """Return whether it is a pyarrow Array or ChunkedArray, without importing pyarrow."""
     return type(data).__module__.partition(".")[0] == "pyarrow" and hasattr(data, "to_pylist")
 
 
 def from_arrow(name: str, data: Any) -> Column:
-    """The elements of a pyarrow array of binary or string. Raises TypeError for any other, and for a table.
+    """Return the elements of a pyarrow array of binary or string. Raises TypeError for another type, and for a table.
 
-    They are cut out of its buffers: `to_pylist` makes an object of Arrow's for each element first, and takes several
-    times as long.
+    They are cut out of the array's buffers. `to_pylist` creates an Arrow object for each element first, and takes
+    several times as long.
     """
     if not hasattr(data, "type"):
         raise TypeError(f'{name} must be a list, or a pyarrow array: pass one column of the {_kind(data)}, ["column"]')

@@ -1,7 +1,7 @@
-"""What `Producer.send` and `Producer.send_batch` return.
+"""The results of `Producer.send` and `Producer.send_batch`, as awaitables.
 
-Of a Delivery there is one for each record, so it is two words: a batch, and an index in it. Of a BatchDelivery there is
-one for thousands.
+Each record has a Delivery, so a Delivery is only two words: a batch, and an index in it. A BatchDelivery serves
+thousands of records.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ import msgspec
 
 from minibroker.client.errors import DeliveryFailed, FailedRecord, InvalidSetting
 from minibroker.client.log import Logger
-from minibroker.client.producing.accumulator import Part
 from minibroker.client.producing.batch import Batch
+from minibroker.client.producing.filling import Part
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.words import counted
 
@@ -31,39 +31,39 @@ class RecordMetadata(NamedTuple):
     topic: str
     partition: int
     offset: int
-    """-1 if the broker did not say: with acks=0, and for a retry of a batch that it appended long ago."""
+    """-1 if the broker did not report it: with acks=0, and for a retry of a batch that it appended long ago."""
     timestamp_ms: int
     """The record's, or the broker's if the topic has `message.timestamp.type=LogAppendTime`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartMetadata:
-    """Where some records of a `send_batch` are: in one partition, one after the other."""
+    """The place of some records of a `send_batch`, which are in one partition, one after the other."""
 
     partition: int
     base_offset: int
-    """The first one's; -1 if the broker did not say, as in RecordMetadata."""
+    """The offset of the first record; -1 if the broker did not report it, as in RecordMetadata."""
     count: int
     indexes: Sequence[int]
-    """Which records of the call they are, ascending: the record `indexes[i]` is at `base_offset + i`."""
+    """The indexes of the records in the call, ascending: record `indexes[i]` is at `base_offset + i`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchMetadata:
-    """Where the acknowledged records of a `send_batch` are."""
+    """The places of the acknowledged records of a `send_batch`."""
 
     topic: str
     parts: tuple[PartMetadata, ...]
-    """Those of a partition in the order of their offsets. There may be several, where records of other calls are in
-    between."""
+    """Parts of one partition are in the order of their offsets. A partition has several parts if records of other calls
+    are in between."""
 
     @property
     def record_count(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return sum(part.count for part in self.parts)
 
     def offsets(self) -> list[tuple[int, int]]:
-        """Partition and offset of each record, in the order of the call (without those that failed)."""
+        """Return partition and offset of each record, in the order of the call, without those that failed."""
         places = [
             (index, part.partition, -1 if part.base_offset < 0 else part.base_offset + place)
             for part in self.parts
@@ -95,7 +95,7 @@ OnDelivery = Callable[[RecordMetadata | None, MinibrokerError | None], None]
 if TYPE_CHECKING:
 
     class _Coroutine(Coroutine[Any, Any, RecordMetadata]):
-        """What a Delivery is to asyncio, by its methods; a Struct cannot derive from it."""
+        """The type of a Delivery for asyncio. A Struct cannot derive from Coroutine, but has its methods."""
 
         def __init__(self, batch: Batch, index: int) -> None: ...
 
@@ -106,27 +106,27 @@ else:
 
 
 class Delivery(_Coroutine, gc=False, eq=False):
-    """An awaitable that ends when the record is acknowledged, or has failed for good.
+    """An awaitable that ends when the record is acknowledged, or has failed permanently.
 
     `await` returns RecordMetadata, or raises BrokerError, DeliveryTimedOut or Closed; and WrongEventLoop, before the
     end, if the producer was started in another event loop. It may be awaited any number of times, by several tasks,
-    before and after the end; cancelling one of them does not affect the others. A record that fails while nobody awaits
-    its Delivery, as after a wait that was cancelled or timed out, is reported by `flush`, `drain` or `close`.
+    before and after the end. Cancelling one of them does not affect the others. If no task awaits it when the record
+    fails, for instance after a wait that was cancelled or timed out, `flush`, `drain` or `close` reports the failure.
 
-    `asyncio.create_task`, `TaskGroup.create_task`, `gather`, `wait_for` and `shield` take it as they take a coroutine.
-    Not awaiting it is no error.
+    `asyncio.create_task`, `TaskGroup.create_task`, `gather`, `wait_for` and `shield` accept it as a coroutine. It need
+    not be awaited.
     """
 
-    # Rejected: a future for each record (three times as slow), and a shared one for each batch: cancelling one task
-    # that waits for it would cancel it for all. The garbage collector need not look at deliveries (gc=False), since a
-    # batch never refers to them. As a coroutine (`send`, `throw`, `close`) a Delivery has no state of its own: each
-    # step looks at the batch anew.
+    # Rejected: a future for each record, which takes three times as long; a future for each batch, since cancelling one
+    # task that waits for it cancels it for all. The garbage collector need not track deliveries (gc=False), since no
+    # batch refers to them. As a coroutine (`send`, `throw`, `close`) a Delivery has no state of its own: each step
+    # looks at the batch anew.
 
     _batch: Batch
     _index: int
 
     def done(self) -> bool:
-        """Whether the record is acknowledged or has failed: then `await` returns, or raises, at once."""
+        """Return whether the record is acknowledged or has failed, so that `await` does not wait."""
         return self._place()[0].is_done
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
@@ -150,12 +150,12 @@ class Delivery(_Coroutine, gc=False, eq=False):
         return _metadata(batch, index)
 
     def _wait_given_up(self) -> None:
-        """As by a time limit: nobody has been told what becomes of the record."""
+        """Note that a wait ended, for instance by a timeout, before the outcome was reported."""
         batch, index = self._place()
         batch.wait_given_up(index)
 
     def send(self, value: None) -> asyncio.Future[None]:
-        """For tasks: a step. It returns a future to wait for, or raises StopIteration with the result, or an error."""
+        """Take a step, for a task: return a future to wait for, or raise StopIteration with the result, or an error."""
         step: asyncio.Future[None] = next(self.__await__())
         return step
 
@@ -165,12 +165,12 @@ class Delivery(_Coroutine, gc=False, eq=False):
         value: BaseException | object = None,
         traceback: TracebackType | None = None,
     ) -> Any:
-        """For tasks: how they are cancelled."""
+        """Cancel, for a task."""
         self._wait_given_up()
         _throw(kind, value)
 
     def close(self) -> None:
-        """For tasks: there is nothing to undo."""
+        """Do nothing, for a task: there is nothing to undo."""
 
     def __repr__(self) -> str:
         batch, index = self._place()
@@ -183,12 +183,12 @@ class Delivery(_Coroutine, gc=False, eq=False):
         return f"<Delivery {where} acknowledged{offset}>"
 
     def _waiting_for(self) -> Batch | None:
-        """The batch that has not ended."""
+        """Return the record's batch, if it has not ended."""
         batch = self._place()[0]
         return None if batch.is_done else batch
 
     def _place(self) -> tuple[Batch, int]:
-        """Where the record is now."""
+        """Return the batch that has the record now, and the index in it."""
         batch, index = self._batch, self._index
         while batch.forwarded is not None:
             batch, index = batch.forwarded[index]
@@ -196,11 +196,11 @@ class Delivery(_Coroutine, gc=False, eq=False):
 
 
 class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
-    """An awaitable that ends when all records of a `send_batch` are acknowledged, or have failed for good.
+    """An awaitable that ends when all records of a `send_batch` are acknowledged, or have failed permanently.
 
-    `await` returns BatchMetadata, or raises BatchDeliveryFailed if any of them failed, which says which ones, and where
-    the others are; and WrongEventLoop as a Delivery. It may be awaited, again and by several tasks, as a Delivery. What
-    fails while nobody awaits it is reported by `flush`, `drain` or `close`.
+    `await` returns BatchMetadata, or raises BatchDeliveryFailed, which has the failed records and the places of the
+    others; and WrongEventLoop as a Delivery. It may be awaited repeatedly and by several tasks, as a Delivery. If no
+    task awaits it when records fail, `flush`, `drain` or `close` reports the failures.
     """
 
     __slots__ = ("_parts", "_topic")
@@ -210,19 +210,19 @@ class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
         self._parts = parts
 
     def __len__(self) -> int:
-        """How many records there are."""
+        """Return the number of records."""
         return sum(len(part.indexes) for part in self._parts)
 
     def __bool__(self) -> bool:
         return True
 
     def _waiting_for(self) -> Batch | None:
-        """The first batch that has not ended."""
+        """Return the first batch that has not ended."""
         self._follow()
         return next((part.batch for part in self._parts if not part.batch.is_done), None)
 
     def done(self) -> bool:
-        """Whether every record is acknowledged or has failed: then `await` returns, or raises, at once."""
+        """Return whether every record is acknowledged or has failed, so that `await` does not wait."""
         self._follow()
         return all(part.batch.is_done for part in self._parts)
 
@@ -253,7 +253,7 @@ class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
             batch.wait_given_up(first, len(indexes))
 
     def send(self, value: None) -> asyncio.Future[None]:
-        """For tasks: a step, as of a Delivery."""
+        """Take a step, for a task, as `Delivery.send`."""
         step: asyncio.Future[None] = next(self.__await__())
         return step
 
@@ -263,12 +263,12 @@ class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
         value: BaseException | object = None,
         traceback: TracebackType | None = None,
     ) -> Any:
-        """For tasks: how they are cancelled."""
+        """Cancel, for a task."""
         self._wait_given_up()
         _throw(kind, value)
 
     def close(self) -> None:
-        """For tasks: there is nothing to undo."""
+        """Do nothing, for a task: there is nothing to undo."""
 
     def __repr__(self) -> str:
         self._follow()
@@ -277,7 +277,7 @@ class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
         return f"<BatchDelivery {self._topic}, {counted(len(self), 'record')}: {waiting} waiting, {failed} failed>"
 
     def _follow(self) -> None:
-        """Where batches were forwarded, look at what they have become."""
+        """Replace forwarded batches by those to which they were forwarded."""
         while any(part.batch.forwarded is not None for part in self._parts):
             parts: list[Part] = []
             for part in self._parts:
@@ -307,7 +307,7 @@ class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
 
 
 def _runs(part: Part) -> list[Part]:
-    """What a part of a forwarded batch has become."""
+    """Return the parts that a part of a forwarded batch has become."""
     targets = part.batch.forwarded
     assert targets is not None
     runs: list[tuple[Batch, int, list[int]]] = []
@@ -329,7 +329,7 @@ def _as_range(ascending: list[int]) -> Sequence[int]:
 
 
 def _joined(before: PartMetadata, after: PartMetadata) -> PartMetadata | None:
-    """Both as one, if the second follows on the first."""
+    """Return both as one part, if the second follows the first in the log."""
     if before.partition != after.partition or before.base_offset < 0:
         return None
     if before.base_offset + before.count != after.base_offset:
@@ -347,8 +347,8 @@ def _joined(before: PartMetadata, after: PartMetadata) -> PartMetadata | None:
 
 
 def own_copy(error: MinibrokerError) -> MinibrokerError:
-    """A batch's error, for one who is told. Were its own raised, it would refer by its traceback to the Delivery, which
-    the garbage collector does not look at, and so to itself."""
+    """Return a copy of a batch's error to raise. The original would get a traceback that refers to the Delivery, and so
+    to itself, and the garbage collector does not track a Delivery."""
     own = copy(error)
     own.__cause__ = error.__cause__
     return own
@@ -378,8 +378,8 @@ def check_on_delivery(on_delivery: object) -> None:
 def tell_on_delivery(
     batch: Batch, index: int, on_delivery: OnDelivery, call_soon: Callable[[Callable[[], None]], object]
 ) -> None:
-    """Have `on_delivery` called once the record has ended: by the event loop, as batches end in the middle of the
-    sender's work, which a callback must not disturb by sending more."""
+    """Arrange that `on_delivery` is called once the record has ended. The event loop calls it: batches end in the
+    middle of the sender's work, and a callback may send more."""
 
     def ended() -> None:
         if batch.forwarded is not None:
@@ -404,12 +404,12 @@ def _tell(batch: Batch, index: int, on_delivery: OnDelivery) -> None:
             batch.mark_awaited(index)
             batch.mark_told(index)
     except Exception:
-        # Nobody could catch it: the caller of `send` has gone on. A failed record stays unreported, so `flush` will.
+        # The caller of `send` cannot catch it any more. A failed record stays unreported, and `flush` reports it.
         logger.exception("on_delivery=%r raised for a record of %s", on_delivery, batch.topic)
 
 
 def _ending(batch: Batch) -> asyncio.Future[None]:
-    """A future of the caller's own that ends when the batch has ended or is forwarded."""
+    """Return a new future that ends when the batch has ended or was forwarded."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def end() -> None:

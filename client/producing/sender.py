@@ -1,10 +1,11 @@
-"""The task that sends what the accumulator holds, and deals with the answers: Kafka's Sender.
+"""The task that sends the accumulator's batches and handles the answers: Kafka's Sender.
 
-It works in steps (`LeaderRequests`): handle the answers that came, place records whose topic became known, fail what
-is too late, send to every leader that can take a request, and sleep until something happens or is due.
+It works in steps (`LeaderRequests`): handle the answers that arrived, place the records of topics that became known,
+fail the batches that have expired, send to every leader that can take a request, and sleep until something happens or
+is due.
 
-After a leader's death the order of events is: its connection breaks; every batch in flight is put back; another broker
-is asked for metadata at once; as soon as that names another leader the batches go there, whatever their back-off.
+When a leader crashes, its connection breaks, and every batch in flight is put back. The sender asks another broker for
+metadata at once. As soon as that names another leader, the batches go there, whatever their back-off.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from minibroker.client.cluster.retries import exponential_backoff_s
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import DeliveryTimedOut
 from minibroker.client.log import Logger
-from minibroker.client.producing.accumulator import Accumulator, PartitionQueue
+from minibroker.client.producing.accumulator import Accumulator
 from minibroker.client.producing.batch import UNASSIGNED, Batch, BatchVerdict, Identity
+from minibroker.client.producing.queues import PartitionQueue
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import INIT_PRODUCER_ID, PRODUCE
@@ -40,14 +42,14 @@ from minibroker.protocol.records.compression import Compression
 logger = Logger("minibroker.client")
 
 ANSWER_GRACE_S = 1.0
-"""How much longer than the timeout in its request a broker may take to answer before the connection is given up."""
+"""A broker may answer this much later than the timeout in the request. Then the connection is closed."""
 
 FULL_SOCKET_PAUSE_S = 0.005
-"""With acks=0 only the socket tells that a broker is busy."""
+"""Pause if the socket is full: with acks=0 that is the only sign that a broker is busy."""
 
 
 class Sender:
-    """See the module. `on_progress` is called after every step: batches may have ended."""
+    """See the module. `on_progress` is called after every step, in which batches may have ended."""
 
     def __init__(
         self,
@@ -72,11 +74,11 @@ class Sender:
         self._max_in_flight = max_in_flight
         self._max_block_s = max_block_s
         self._availability_timeout_s = availability_timeout_s
-        """0: whoever leads is available."""
+        """0: every leader counts as available."""
         self._held_up_since: dict[int, float] = {}
-        """Leaders for which something was ready, and that could take no request since."""
+        """Leaders that have not been able to take a request since this time, although a batch was ready."""
         self._unavailable: frozenset[int] = frozenset()
-        """Those for longer than `availability_timeout_s`."""
+        """Leaders that have been held up for longer than `availability_timeout_s`."""
         self._on_progress = on_progress
         self._requests: LeaderRequests[Batch, m.ProduceResponse] = LeaderRequests(
             runtime, PRODUCE, Purpose.PRODUCE, partition_of=_partition_of
@@ -85,24 +87,25 @@ class Sender:
         self._identity_error: MinibrokerError | None = None
         self._next_expiry = 0.0
         self._send_due = 0.0
-        """When to look again for what may be sent, if nothing happens before."""
+        """When to look again for batches to send, if nothing happens before."""
         self._last_errors: dict[tuple[str, int], MinibrokerError] = {}
-        """Why the last attempt for a partition failed: the cause of a DeliveryTimedOut."""
+        """The error of the last attempt for a partition: the cause of a DeliveryTimedOut."""
         self._stalls: Stalls[tuple[str, int]] = Stalls(runtime.connections.client_id, _name, is_regular=True)
         self._oldest: dict[tuple[str, int], Batch] = {}
-        """The first batches that had not ended when stalls were last looked for: the same now where nothing moves."""
+        """The oldest batch of each partition at the last look for stalls. If it is still the oldest, the partition
+        stalls."""
         self._next_look = 0.0
 
     def wake(self) -> None:
-        """Something may be ready to be sent."""
+        """Look for batches that are ready."""
         self._requests.wake()
 
     async def run(self) -> None:
-        """The task: steps until it is cancelled."""
+        """Run steps until cancelled."""
         await self._requests.run(self._step)
 
     def _step(self, now: float) -> float:
-        """Do what can be done now. Returns when to do so again if nothing happens before."""
+        """Do what can be done now. Return when to do so again if nothing happens before."""
         for request, answer in self._requests.ended():
             self._settle(request, answer, now)
         due = self._place_held(now)
@@ -129,7 +132,8 @@ class Sender:
     # -- before sending --
 
     def _place_held(self, now: float) -> float:
-        """Give partitions to the records of topics that were not known, or give them up. Returns when to look again."""
+        """Place the records of topics that are known by now, and fail those of topics that stay unknown. Return when to
+        look again."""
         due = inf
         for topic, held_since in self._accumulator.held_topics():
             self._metadata.want(topic)
@@ -161,14 +165,14 @@ class Sender:
         self._accumulator.topic_is_known(topic, info.topic_id, max(info.partitions) + 1, available)
 
     def _end_pauses(self, now: float) -> None:
-        """A partition that backs off from one leader need not wait for another."""
+        """End the back-off of partitions that have another leader than the one that failed."""
         for queue in self._accumulator.backing_off(now):
             leader = self._metadata.cluster.leader(queue.topic, queue.partition)
             if leader is not None and leader != queue.tried:
                 queue.retry_at = now
 
     def failed_so_far(self, batch: Batch) -> str:
-        """Where the records of a batch that waits are to go, and the error of the last attempt, if there is one."""
+        """Return the partition of a waiting batch, and the error of the last attempt, if there is one."""
         cause, reason = self._why(batch)
         where = batch.topic if batch.partition == UNASSIGNED else _name((batch.topic, batch.partition))
         return where if cause is None else f"{where}: {reason}"
@@ -181,7 +185,7 @@ class Sender:
         return error
 
     def _why(self, batch: Batch) -> tuple[MinibrokerError | None, str]:
-        """What keeps a batch from being acknowledged, as far as is known: the error, if there is one, and a text."""
+        """Return why a batch is not acknowledged, as far as is known: the error, if there is one, and a text."""
         topic, partition = batch.topic, batch.partition
         error = self._metadata.cluster.errors.get(topic) if partition == UNASSIGNED else None
         cause = (
@@ -206,7 +210,7 @@ class Sender:
         return None, f"nothing was sent to its leader, broker {leader.node_id}, yet: raise delivery_timeout_ms"
 
     def _look_for_stalls(self, now: float) -> None:
-        """A partition whose first batch is still the same is stuck; so is one whose first batch has failed since."""
+        """Report the partitions whose oldest batch is still the same, or has failed since the last look."""
         before, self._oldest = self._oldest, self._accumulator.oldest(now)
         self._stalls.give_up(
             [key for key, batch in before.items() if key not in self._oldest and batch.error is not None]
@@ -219,15 +223,14 @@ class Sender:
         self._stalls.look(now, stuck, lambda key: self._why(self._oldest[key])[1])
 
     def _unreachable(self, batch: Batch) -> NetworkError | None:
-        """Why there is no connection to the leader."""
+        """Return why there is no connection to the leader; None if there is one."""
         leader = self._metadata.cluster.leader(batch.topic, batch.partition)
         return None if leader is None else self._requests.connection_error(leader.node_id)
 
     # -- sending --
 
     def _send_ready(self, now: float) -> bool:
-        """Send one request to each leader that can take one and for which something is ready. Returns whether any was
-        sent."""
+        """Send one request to each leader that can take one and has a batch ready. Return whether any was sent."""
         ready = self._accumulator.ready(now)
         self._send_due = inf if ready.next_check_at is None else ready.next_check_at
         nodes: dict[int, list[tuple[Leader, PartitionQueue]]] = {}
@@ -240,7 +243,7 @@ class Sender:
                 self._metadata.want(queue.topic)
                 self._metadata.request_refresh()
             elif not queue.in_flight or queue.tried is None or queue.tried[0] == leader.node_id:
-                # What is in flight to the former leader must be answered before anything goes to the new one.
+                # Batches in flight to the former leader must be answered before any goes to the new one.
                 nodes.setdefault(leader.node_id, []).append((leader, queue))
         sent = False
         for node_id in [node_id for node_id in self._held_up_since if node_id not in nodes]:
@@ -256,8 +259,9 @@ class Sender:
         return sent
 
     def _note_unavailable(self, now: float) -> float:
-        """Keep records that may go anywhere from leaders that take nothing (KIP-794: a broker is unavailable that could
-        not be sent what was ready for `partitioner.availability.timeout.ms`). Returns when another may become so."""
+        """Keep records that may go anywhere from unavailable leaders: those that could take no request for
+        `partitioner.availability.timeout.ms` although a batch was ready (KIP-794). Return when another leader may
+        become unavailable."""
         if not self._availability_timeout_s:
             return inf
         since = self._held_up_since
@@ -272,7 +276,7 @@ class Sender:
         )
 
     def _usable(self, node_id: int, now: float) -> Connection | None:
-        """The connection to a leader, if it can take a request now."""
+        """Return the connection to a leader, if it can take a request now."""
         connection, usable_at = self._requests.connection(node_id, now)
         self._send_due = min(self._send_due, usable_at)
         if connection is None or connection.in_flight >= self._max_in_flight:
@@ -285,7 +289,7 @@ class Sender:
     def _send(
         self, node_id: int, connection: Connection, queues: Sequence[tuple[Leader, PartitionQueue]], now: float
     ) -> None:
-        """Send a request with the first batch of each queue, as far as they fit."""
+        """Send a request with the first batch of each queue, as many as fit."""
         topics: dict[str, m.ProduceTopic] = {}
         batches: list[Batch] = []
         size = 0
@@ -384,7 +388,8 @@ class Sender:
             self._identity_task = self._runtime.tasks.start(self._ask_for_identity(), "producer id")
 
     async def _ask_for_identity(self) -> None:
-        """Ask until a broker grants one: what waits for it fails by its delivery timeout, with the reason."""
+        """Ask until a broker grants a producer id. Batches that wait for it fail by their delivery timeout, with the
+        reason."""
         retries = self._runtime.retries()
         while True:
             try:

@@ -23,10 +23,11 @@ from minibroker.client.fetching.fetch_state import PartitionState
 from minibroker.client.fetching.fetcher import Fetcher
 from minibroker.client.group import auto_commit
 from minibroker.client.group.commits import Commits
-from minibroker.client.producing import accumulator
 from minibroker.client.producing import batch as client_batch
+from minibroker.client.producing import choosing
 from minibroker.client.producing.accumulator import Accumulator
 from minibroker.client.producing.batch import SEQUENCE_MASK, Batch, BatchVerdict
+from minibroker.client.producing.filling import Filling
 from minibroker.controller.controller import Controller
 from minibroker.controller.decisions import deletion
 from minibroker.controller.decisions.cluster_state import ClusterState
@@ -187,8 +188,8 @@ def position_lost_with_the_leader(patches: Patches) -> None:
 def send_batch_reuses_numbers(patches: Patches) -> None:
     filled: set[Any] = set()
 
-    @patches.instead_of(Accumulator, "_fill")
-    def fill(original: Any, self: Accumulator, state: Any, batch: Any, columns: Any, start: int) -> int:
+    @patches.instead_of(Filling, "_fill")
+    def fill(original: Any, self: Filling, state: Any, batch: Any, columns: Any, start: int) -> int:
         if start > 0:
             filled.add(batch)
         return original(self, state, batch, columns, start)  # type: ignore[no-any-return]
@@ -204,8 +205,8 @@ def send_batch_reuses_numbers(patches: Patches) -> None:
 
 @mutant("duplicate", "where send_batch goes on in another batch, the last record of the one before is sent again")
 def send_batch_splits_one_record_early(patches: Patches) -> None:
-    @patches.instead_of(Accumulator, "_extend")
-    def extend(original: Any, self: Accumulator, batch: Any, columns: Any, start: int, end: int, size: int) -> None:
+    @patches.instead_of(Filling, "_extend")
+    def extend(original: Any, self: Filling, batch: Any, columns: Any, start: int, end: int, size: int) -> None:
         original(self, batch, columns, start, end, size)
         if start > 0:
             batch.values[-(end - start)] = columns.values[start - 1]
@@ -213,7 +214,7 @@ def send_batch_splits_one_record_early(patches: Patches) -> None:
 
 @mutant("lost key order", "send_batch puts records with keys where the hash of the next record's key says")
 def send_batch_groups_by_another_key(patches: Patches) -> None:
-    @patches.instead_of(accumulator, "partitions_of")
+    @patches.instead_of(choosing, "partitions_of")
     def partitions_of(original: Any, keys: Any, *rest: Any) -> Any:
         return original([*keys[1:], keys[0]] if keys else keys, *rest)
 

@@ -11,15 +11,12 @@ from minibroker.client.errors import BufferFull, Closed
 from minibroker.client.fetching import fetch_state
 from minibroker.client.producing import accumulator as module
 from minibroker.client.producing import batch as batch_module
-from minibroker.client.producing import columns, partitioners
-from minibroker.client.producing.accumulator import (
-    GRANT,
-    LAST_PRODUCER_EPOCH,
-    Accumulator,
-    PartitionQueue,
-)
+from minibroker.client.producing import buffer, choosing, columns, filling, partitioners, queues
+from minibroker.client.producing.accumulator import Accumulator
 from minibroker.client.producing.batch import UNASSIGNED, Batch, BatchVerdict, Identity, judge_batch
+from minibroker.client.producing.buffer import GRANT
 from minibroker.client.producing.partitioners import Partitioner, WithoutKey, crc32
+from minibroker.client.producing.queues import LAST_PRODUCER_EPOCH, PartitionQueue
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.records import decode_batch
 from minibroker.protocol.records.compression import Compression
@@ -90,7 +87,7 @@ def queue_of(accumulator: Accumulator, partition: int = 0) -> PartitionQueue:
 
 
 def test_what_decides_in_the_client_imports_neither_asyncio_nor_time_nor_os() -> None:
-    for pure in (module, batch_module, columns, fetch_state, partitioners):
+    for pure in (module, batch_module, buffer, choosing, columns, fetch_state, filling, partitioners, queues):
         assert pure.__file__ is not None
         tree = ast.parse(Path(pure.__file__).read_text())
         names = {
