@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import heapq
 import signal
@@ -454,8 +455,7 @@ def on_virtual_loop(
 
 def _run(loop: VirtualLoop, main: Coroutine[Any, Any, T]) -> T:
     gc.collect()  # what the run before has left: its caller had it in hand until it returned
-    if not gc.get_freeze_count():
-        gc.freeze()  # no collection need look at all that was imported; for what comes later see tests/conftest.py
+    _freeze_imports()
     try:
         result = loop.run_until_complete(main)
         loop.cancel_strays()
@@ -469,6 +469,13 @@ def _run(loop: VirtualLoop, main: Coroutine[Any, Any, T]) -> T:
     if failures := loop.failures():
         raise ExceptionGroup("failed in callbacks, or in tasks that nobody awaited", failures)
     return result
+
+
+@functools.cache
+def _freeze_imports() -> None:
+    """No collection need look at what was imported; for what comes later see tests/conftest.py. Once: asking whether
+    anything is frozen counts every object that is, which took longer than most runs."""
+    gc.freeze()
 
 
 def _owner(handle: asyncio.Handle) -> Process | None:
