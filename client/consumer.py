@@ -5,39 +5,26 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
-from operator import length_hint
 from typing import Any, Literal
 
-from minibroker.client.cluster.calls import ends_with_its_client
-from minibroker.client.cluster.connections import Purpose
-from minibroker.client.cluster.coordinators import Coordinators
-from minibroker.client.cluster.lifecycle import Client
 from minibroker.client.cluster.offsets import OffsetAndTimestamp, list_offsets
-from minibroker.client.errors import (
-    ApiTimedOut,
-    CorruptBatch,
-    DeserializationFailed,
-    InvalidSetting,
-    WithinListener,
-    no_such_partition,
-)
-from minibroker.client.fetching.activity import Activity
-from minibroker.client.fetching.fetch_state import FetchedBatch, PartitionState
+from minibroker.client.cluster.calls import ends_with_its_client
+from minibroker.client.cluster.lifecycle import Client
+from minibroker.client.errors import ApiTimedOut, InvalidSetting
+from minibroker.client.fetching.fetch_state import PartitionState
 from minibroker.client.fetching.fetcher import UNKNOWN_TOPIC_PATIENCE_S, Fetcher
+from minibroker.client.fetching.in_hand import InHand
+from minibroker.client.fetching.reader import Reader
 from minibroker.client.fetching.records import ConsumerBatch, Record
-from minibroker.client.group.assignors import Assignor, AssignorCallable, assignor_of
-from minibroker.client.group.auto_commit import AutoCommit, positions
-from minibroker.client.group.commits import Commits, Nobody, OffsetAndMetadata, check_offsets
+from minibroker.client.group.assignors import Strategy
+from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.group.consumer_status import ConsumerStatus, describe
+from minibroker.client.group.group_settings import checked_group_settings
 from minibroker.client.group.listener import RebalanceListener, checked_listener
-from minibroker.client.group.member import GroupMember
-from minibroker.client.group.starting_points import begin_by_hand
-from minibroker.client.group.subscription import Subscribed, checked_subscription
-from minibroker.client.group.waits import watch
+from minibroker.client.group.session import GroupSession
+from minibroker.client.group.subscription import Selection, checked_subscription
 from minibroker.client.log import Logger
 from minibroker.client.serializers import DeserializerChoice, choose_deserializer
 from minibroker.client.settings import (
@@ -48,25 +35,17 @@ from minibroker.client.settings import (
     check_ms,
     check_partition,
     check_partitions,
-    check_text,
     knows_other_names,
 )
-from minibroker.client.stalls import LOOK_EVERY_S, STALL_S, Stalls
+from minibroker.client.tasks import weakly
 from minibroker.protocol import messages as m
-from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
-from minibroker.protocol.records import CorruptRecord, decode_batch
 from minibroker.protocol.world import World
 
 logger = Logger("minibroker.client")
 
-Strategy = str | Assignor | AssignorCallable
-
 ENDING_LOOP_S = 0.5
-"""For so long `close` commits and leaves the group while the event loop ends."""
-
-YIELD_S = 0.05
-"""A user that never waits, as there are always records, gives way to the tasks of its loop that often."""
+"""Limit for committing and leaving the group in `close` while the event loop ends."""
 
 
 class Consumer(Client):
@@ -160,38 +139,28 @@ class Consumer(Client):
         metadata_max_age_ms: float = 30_000,
         world: World | None = None,
     ) -> None:
-        if [topics, pattern, partitions].count(None) < 2:
-            raise InvalidSetting("topics", topics, "give one of topics, pattern and partitions")
-        for name, value in (("topics", topics), ("pattern", pattern), ("partitions", partitions)):
-            if value is not None and not value:
-                raise InvalidSetting(name, value, 'give at least one, as in topics=["name"]')
-        self._subscribed: Subscribed | None = None
-        if topics is not None or pattern is not None:
-            self._subscribed = checked_subscription(topics, pattern)
-        self._assigned: list[TopicPartition] | None = None
-        """By hand; None: not by hand."""
-        if partitions is not None:
-            self._assigned = check_partitions("partitions", partitions)
+        self._reads = Selection(topics, pattern, partitions)
         check_boolean("enable_auto_commit", enable_auto_commit)
         check_choice("auto_offset_reset", auto_offset_reset, ["earliest", "latest", "none"])
         check_integer("fetch_min_bytes", fetch_min_bytes, 0, 1 << 30)
         check_integer("fetch_max_bytes", fetch_max_bytes, 1, 128 * 1024 * 1024)
         check_integer("max_partition_fetch_bytes", max_partition_fetch_bytes, 1, 128 * 1024 * 1024)
         check_integer("fetch_max_buffer_bytes", fetch_max_buffer_bytes, 1, 1 << 40)
-        self._deserialize_key = choose_deserializer("key_deserializer", key_deserializer)
-        self._deserialize_value = choose_deserializer("value_deserializer", value_deserializer)
+        deserialize_key = choose_deserializer("key_deserializer", key_deserializer)
+        deserialize_value = choose_deserializer("value_deserializer", value_deserializer)
         self._max_poll_records = check_integer("max_poll_records", max_poll_records, 1, 1 << 30)
         self._api_timeout_s = check_ms("default_api_timeout_ms", default_api_timeout_ms, lowest=1)
-        # Whatever is read how: a mistake is not to come out on the day that a group is added.
+        # Validate these even without a group, so that mistakes surface now.
         auto_commit_interval_s = check_ms("auto_commit_interval_ms", auto_commit_interval_ms, lowest=1)
-        session_timeout_s = check_ms("session_timeout_ms", session_timeout_ms, lowest=1)
-        heartbeat_interval_s = check_ms("heartbeat_interval_ms", heartbeat_interval_ms, lowest=1)
-        if heartbeat_interval_s >= session_timeout_s:
-            rule = f"must be less than session_timeout_ms={session_timeout_ms}, better a third of it"
-            raise InvalidSetting("heartbeat_interval_ms", heartbeat_interval_ms, rule)
-        max_poll_interval_s = check_ms("max_poll_interval_ms", max_poll_interval_ms, lowest=1)
-        assignors = _assignors(partition_assignment_strategy)
-        _checked_instance_id(group_instance_id)
+        settings = checked_group_settings(
+            group,
+            group_instance_id,
+            partition_assignment_strategy,
+            session_timeout_ms,
+            heartbeat_interval_ms,
+            max_poll_interval_ms,
+            self._api_timeout_s,
+        )
         checked_listener(listener)
         for name, of_member in (("group_instance_id", group_instance_id), ("listener", listener)):
             if of_member is not None and group is None:
@@ -219,66 +188,33 @@ class Consumer(Client):
             max_partition_fetch_bytes=max_partition_fetch_bytes,
             max_buffer_bytes=fetch_max_buffer_bytes,
         )
-        self._activity = Activity(self._runtime.clock)
-        self._stalls: Stalls[str] = Stalls(client_id, remedy="")
-        self._group = group
-        self._commits: Commits | None = None
-        self._member: GroupMember | None = None
-        self._auto_commit: AutoCommit | None = None
-        self._commit_tasks: dict[asyncio.Task[None], None] = {}
-        self._errors = self._fetcher.errors
-        """To be raised by the next call for records."""
+        self._in_hand = InHand(self._runtime.clock, self._fetcher, client_id)
+        self._session: GroupSession | None = None
         if group is not None:
-            if not isinstance(group, str) or not group:
-                raise InvalidSetting("group", group, "give a name: a str that is not empty")
-            check_text("group", group)
-            coordinators = Coordinators(self._runtime, Purpose.COORDINATOR)
-            self._commits = Commits(self._runtime, coordinators, group)
-            if enable_auto_commit:
-                self._auto_commit = AutoCommit(
-                    self._fetcher,
-                    self._commits,
-                    self._activity,
-                    self._runtime.clock,
-                    client_id,
-                    auto_commit_interval_s,
-                )
-            if self._assigned is None:
-                self._member = GroupMember(
-                    self._runtime,
-                    self._fetcher,
-                    self._activity,
-                    coordinators,
-                    self._commits,
-                    self._errors,
-                    group=group,
-                    group_instance_id=group_instance_id,
-                    assignors=assignors,
-                    session_timeout_s=session_timeout_s,
-                    heartbeat_interval_s=heartbeat_interval_s,
-                    max_poll_interval_s=max_poll_interval_s,
-                    api_timeout_s=self._api_timeout_s,
-                    auto_commit=None if self._auto_commit is None else self._auto_commit.commit,
-                )
-                self._member.listen(listener)
-                self._commits.committer = self._member.standing
-        self._yielded_at = 0.0
-        self._batch: ConsumerBatch | None = None
-        """The batch that is being handed out by records, in partition `_current`."""
+            self._session = GroupSession(
+                self._runtime,
+                self._fetcher,
+                self._in_hand,
+                settings,
+                has_member=partitions is None,
+                auto_commit_interval_s=auto_commit_interval_s if enable_auto_commit else None,
+            )
+        self._member = None if self._session is None else self._session.member
+        if self._member is not None:
+            self._member.listen(listener)
+        self._reader = Reader(
+            self._runtime,
+            self._fetcher,
+            self._in_hand,
+            self._fetcher.errors,
+            deserialize_key,
+            deserialize_value,
+            check_running=weakly(self._check_running),
+            check_readable=weakly(self._check_readable),
+            yields=group is not None,
+        )
         self._records: Iterator[Record] = iter(())
-        self._current: PartitionState | None = None
-        self._generation = 0
-        """That of `_current` when the batch was taken. Once `_current` has another, the fetcher has moved the partition
-        (another topic of that name, a truncation, a rebalance): the positions of the batch no longer count. The move
-        has exhausted the rest of its records (`PartitionState.move`), so there is no check for each record."""
-        self._before: dict[TopicPartition, int] = {}
-        """Positions before what is in the user's hands."""
-        self._vouched: dict[TopicPartition, int] = {}
-        """What the user has committed with that in hand: so far it has been worked on."""
-        self._was_polled = False
-        """That is what `poll` has returned."""
-        self._reader: asyncio.Task[Any] | None = None
-        """The task to which the latest batch was given."""
+        """The records of `_in_hand`, or an exhausted iterator."""
 
     async def start(self) -> None:
         """Reach a broker and find the topics' partitions. A member joins its group in the background.
@@ -291,52 +227,37 @@ class Consumer(Client):
     async def _reach(self) -> None:
         self._want()
         await super()._reach()
-        await self._find_topics()
+        await self._reads.found(self._runtime, min(UNKNOWN_TOPIC_PATIENCE_S, self._api_timeout_s))
 
     def _want(self) -> None:
-        metadata = self._runtime.metadata
-        topics = () if self._subscribed is None else self._subscribed.topics
-        for topic in (*topics, *(partition.topic for partition in self._assigned or ())):
-            metadata.want(topic)
-        metadata.want_all(self._subscribed is not None and self._subscribed.pattern is not None)
-        self._fetcher.named = topics
+        self._reads.want(self._runtime.metadata)
+        self._fetcher.named = self._reads.topics
 
     def _go(self) -> None:
-        tasks = self._runtime.tasks
-        if self._member is not None:
-            tasks.start(self._member.beat(), "heart")
-            tasks.start(self._member.run(), "group member")
-            tasks.start(watch(self._member, self._runtime, self._activity), "waits of the group member")
-        if self._auto_commit is not None:
-            tasks.start(self._auto_commit.run(), "auto-commit")
+        if self._session is not None:
+            self._session.go()
         if not self._runtime.loop_is_ending:
             self._apply()
-        elif self._member is not None:
-            self._member.go_on()
-        elif self._commits is not None:
-            self._begin_by_hand([state for state in self._fetcher.states.values() if state.awaits_committed])
-        tasks.start(self._fetcher.run(), "fetcher")
-
-    def _begin_by_hand(self, states: Sequence[PartitionState]) -> None:
-        assert self._commits is not None
-        begin = begin_by_hand(self._fetcher, self._commits, states, self._api_timeout_s, self._errors)
-        self._runtime.tasks.start(begin, "find committed offsets")
+        elif self._session is not None:
+            self._session.go_on()
+        self._runtime.tasks.start(self._fetcher.run(), "fetcher")
 
     def _apply(self) -> None:
-        """Begin to read what was subscribed to, or assigned."""
+        """Begin to read the selection."""
         self._want()
-        if self._assigned is not None:
-            kept = set(self._assigned)
+        subscribed, assigned = self._reads.subscribed, self._reads.assigned
+        if assigned is not None:
+            kept = set(assigned)
             self._fetcher.remove([partition for partition in self._fetcher.states if partition not in kept])
-            if self._commits is None:
-                new = [partition for partition in self._assigned if partition not in self._fetcher.states]
+            if self._session is None:
+                new = [partition for partition in assigned if partition not in self._fetcher.states]
                 self._fetcher.assign_partitions(new)
             else:
-                self._begin_by_hand(self._fetcher.add_held(self._assigned))
+                self._session.begin_by_hand(self._fetcher.add_held(assigned))
         elif self._member is not None:
-            self._member.subscribe(self._subscribed)
-        elif self._subscribed is not None:
-            self._fetcher.assign_topics(self._subscribed.topics, self._subscribed.pattern)
+            self._member.subscribe(subscribed)
+        elif subscribed is not None:
+            self._fetcher.assign_topics(subscribed.topics, subscribed.pattern)
         else:
             self._fetcher.assign_topics(())
         self._fetcher.adopt_topics()
@@ -358,21 +279,8 @@ class Consumer(Client):
         cancelled there. Then it comes again.
         """
         cause = sys.exc_info()[1]
-        timeout_s, is_done = check_ms("timeout_ms", timeout_ms), cause is None and self._is_done_with()
+        timeout_s, is_done = check_ms("timeout_ms", timeout_ms), cause is None and self._in_hand.is_done_with()
         await self._close(timeout_s, is_done=is_done, cause=cause)
-
-    def _is_done_with(self) -> bool:
-        """What was handed out last, as far as can be told. (A helper task, as `wait_for` makes one, has ended well.)"""
-        reader = self._reader
-        if reader is None or reader is asyncio.current_task():
-            return True
-        if not reader.done() or reader.cancelled():
-            return False
-        failure = reader.exception()
-        if failure is not None:  # asyncio takes it for told from here on
-            who = self._runtime.connections.client_id
-            logger.warning("%s: the task that reads has failed; what it was given last comes again: %r", who, failure)
-        return failure is None
 
     async def _close(self, timeout_s: float, *, is_done: bool, cause: BaseException | None = None) -> None:
         """`is_done`: what was handed out last has been worked on. `cause`: why the consumer is closed."""
@@ -392,13 +300,15 @@ class Consumer(Client):
         deadline = self._runtime.clock.monotonic() + timeout_s
         before = self._raised_by_listener()
         try:
-            if was_running and self._commits is not None:
-                await self._within(self._say_goodbye(is_done), timeout_s, "leaving the group", self._undone)
+            if was_running and self._session is not None:
+                self._in_hand.put_down(is_done)
+                goodbye = self._session.say_goodbye()
+                await self._within(goodbye, timeout_s, "leaving the group", self._session.undone)
         finally:
             self._state = "closed"
             self._calls.end()
-            for task in self._commit_tasks:
-                task.cancel()
+            if self._session is not None:
+                self._session.cancel_commits()
             self._tell()
             least_s = ENDING_LOOP_S if self._runtime.loop_is_ending else 1.0
             left_s = max(least_s, deadline - self._runtime.clock.monotonic())
@@ -413,13 +323,14 @@ class Consumer(Client):
         raised = self._raised_by_listener()
         if raised is None or raised is before:
             return
-        self._errors[:] = [error for error in self._errors if error is not raised]
+        errors = self._fetcher.errors
+        errors[:] = [error for error in errors if error is not raised]
         if cause is None:
             raise raised
         cause.add_note(f"While the consumer was closed its listener raised {raised!r}")
 
     def _raised_by_listener(self) -> Exception | None:
-        return None if self._member is None else self._member.listener_calls.last_raised
+        return None if self._session is None else self._session.raised_by_listener
 
     async def _within(
         self, work: Coroutine[Any, Any, None], timeout_s: float, doing: str, undone: Callable[[], str] = str
@@ -439,78 +350,6 @@ class Consumer(Client):
                 why = why if self._runtime.loop_is_ending else ""
                 what = f": {text}" if (text := undone()) else ""
                 logger.warning("%s: close: gave up %s after %.1f s%s%s", who, doing, took_s, why, what)
-
-    def _undone(self) -> str:
-        """What `_say_goodbye` has not done."""
-        undone = []
-        if self._auto_commit is not None and (count := len(self._auto_commit.news())):
-            undone.append(f"{count} partition{'s were' if count > 1 else ' was'} not committed")
-        if self._member is not None and self._assigned is None and self._member.standing.state.is_in_group:
-            undone.append(self._member.not_left())
-        return "; ".join(undone)
-
-    async def _say_goodbye(self, is_done: bool) -> None:
-        self._put_down(is_done)
-        assert self._commits is not None
-        await self._commits.drained()
-        if self._member is not None and self._assigned is None:
-            self._member.subscribe(None)
-            await self._member.left()
-        elif self._auto_commit is not None:
-            await self._auto_commit.commit(self._api_timeout_s)
-
-    def _put_down(self, is_done: bool) -> None:
-        """Nothing is in the user's hands any more."""
-        if is_done:
-            self._drop_batch()
-        else:
-            self._take_back()
-        self._activity.done()
-
-    def _take_back(self) -> None:
-        """What is in the user's hands has not been worked on."""
-        if not self._activity.holds:
-            return
-        if self._current is not None and self._is_handing_out(self._current) and not self._was_polled:
-            last = self._current.last_taken
-            if last is not None:
-                self._before[self._current.partition] = last
-        self._drop_batch()
-        for partition, before in self._before.items():
-            position = max(before, self._vouched.get(partition, before))
-            state = self._fetcher.states.get(partition)
-            if state is not None and state.position is not None and state.position > position:
-                self._fetcher.go_back(state, position)
-
-    async def _find_topics(self) -> None:
-        patience_s = min(UNKNOWN_TOPIC_PATIENCE_S, self._api_timeout_s)
-        clock, metadata = self._runtime.clock, self._runtime.metadata
-        deadline = clock.monotonic() + patience_s
-        stalls: Stalls[str] = Stalls(self._runtime.connections.client_id)
-        while (problem := self._missing()) is not None:
-            if not ERRORS[problem.code].retriable or clock.monotonic() >= deadline:
-                raise problem
-            waiting = {"the start": str(problem)}
-            stalls.look(clock.monotonic(), waiting, waiting.__getitem__)
-            try:
-                async with asyncio.timeout(max(0.0, min(deadline - clock.monotonic(), STALL_S))):
-                    await metadata.refreshed()
-            except TimeoutError:
-                continue
-        stalls.look(clock.monotonic(), (), str)
-
-    def _missing(self) -> BrokerError | None:
-        cluster = self._runtime.metadata.cluster
-        for topic in () if self._subscribed is None else self._subscribed.topics:
-            if topic not in cluster.topics:
-                return BrokerError(cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), topic)
-        for partition in self._assigned or ():
-            info, code = cluster.topics.get(partition.topic), cluster.errors.get(partition.topic)
-            if info is None or (code is not None and partition.partition not in info.partitions):
-                return BrokerError(code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(partition))
-            if partition.partition not in info.partitions:
-                return no_such_partition(partition, len(info.partitions))
-        return None
 
     def __repr__(self) -> str:
         states = self._fetcher.states.values()
@@ -534,7 +373,7 @@ class Consumer(Client):
         self._check_running()
         if (topics is None) == (pattern is None):
             raise InvalidSetting("topics", topics, "give either topics or pattern")
-        if self._assigned is not None:
+        if self._reads.assigned is not None:
             raise InvalidSetting(
                 "topics", topics, "this consumer's partitions are assigned by hand: unsubscribe() first"
             )
@@ -544,30 +383,23 @@ class Consumer(Client):
             self._member.listen(checked)
         elif checked is not None:
             raise InvalidSetting("listener", listener, 'is for members of a group: give group="name", too')
-        self._subscribed = subscribed
+        self._reads.subscribed = subscribed
         self._apply()
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read these partitions instead of those before, whatever other consumers read; those that are in both are read
         on. With a group, they begin where it has committed. Raises InvalidSetting."""
         self._check_running()
-        if self._subscribed is not None:
+        if self._reads.subscribed is not None:
             raise InvalidSetting(
                 "partitions", partitions, "this consumer has subscribed to topics: unsubscribe() first"
             )
         checked = check_partitions("partitions", partitions)
         if not checked:
             raise InvalidSetting("partitions", partitions, "give at least one; unsubscribe() reads nothing")
-        if self._assigned is None and self._member is not None and self._member.standing.state.is_in_group:
-            rule = f"this consumer is still leaving group {self._member.group}: await unsubscribe() again first"
-            raise InvalidSetting("partitions", partitions, rule)
-        if self._commits is not None and self._member is not None and self._assigned is None:
-            self._commits.committer = Nobody(self._commits.group)
-        if self._auto_commit is not None and self._assigned is not None:
-            gone = {partition: at for partition, at in positions(self._fetcher).items() if partition not in checked}
-            if gone:
-                self.commit_nowait(gone)
-        self._assigned = checked
+        if self._session is not None:
+            self._session.assigns_by_hand(checked)
+        self._reads.assigned = checked
         self._apply()
 
     async def unsubscribe(self) -> None:
@@ -575,41 +407,43 @@ class Consumer(Client):
         listener. Waits for brokers for at most `default_api_timeout_ms`. Where this is cancelled, the group is left all
         the same, in the background. A static member stays in the group until its session ends, as in Kafka. Raises
         WithinListener, and what the listener raises."""
-        await self._unsubscribe(is_done=sys.exc_info()[1] is None and self._is_done_with())
+        await self._unsubscribe(is_done=sys.exc_info()[1] is None and self._in_hand.is_done_with())
 
     @ends_with_its_client
     async def _unsubscribe(self, *, is_done: bool) -> None:
         """`is_done` as for `_close`."""
         self._check_running()
         self._check_not_within_listener("unsubscribe")
-        self._put_down(is_done)
+        self._in_hand.put_down(is_done)
         before = self._raised_by_listener()
-        if self._member is not None and self._assigned is None:
-            self._subscribed = None
-            self._member.subscribe(None)
-            await self._member.left()
-        elif self._auto_commit is not None:
-            await self._auto_commit.commit(self._api_timeout_s)
-        if self._commits is not None and self._member is not None:
-            self._commits.committer = self._member.standing
-        self._subscribed = self._assigned = None
+        if self._session is not None:
+            if self._session.is_member:
+                self._reads.subscribed = None
+            await self._session.leave()
+            self._session.assigns_no_more()
+        self._reads.clear()
         self._fetcher.assign_none()
         self._tell_of_listener(before)
 
     def _check_not_within_listener(self, call: str) -> None:
-        if self._member is not None and self._member.listener_calls.is_caller_within:
-            raise WithinListener(call)
+        if self._session is not None:
+            self._session.check_not_within_listener(call)
 
     def _check_not_listener(self, call: str) -> None:
-        """Records come only once the listener has returned."""
-        if self._member is not None and self._member.listener_calls.is_caller_the_listener:
-            raise WithinListener(call)
+        if self._session is not None:
+            self._session.check_not_listener(call)
+
+    def _check_readable(self) -> None:
+        if self._member is not None and (fenced := self._member.standing.fenced) is not None:
+            raise fenced.with_traceback(None)
+        if self._reads.is_empty:
+            raise InvalidSetting("topics", None, "there is nothing to read: call subscribe() or assign() first")
 
     def subscription(self) -> list[str]:
         """The topics that are subscribed to, sorted; of a pattern, those that match it now."""
-        if self._subscribed is None:
+        if self._reads.subscribed is None:
             return []
-        return sorted(self._subscribed.names(self._runtime.metadata.cluster.existing()))
+        return sorted(self._reads.subscribed.names(self._runtime.metadata.cluster.existing()))
 
     # -- reading --
 
@@ -627,18 +461,16 @@ class Consumer(Client):
         while True:
             for record in self._records:
                 return record
-            await self._hand_out()
+            self._records = await self._hand_out()
 
     async def _hand_out(self) -> Iterator[Record]:
-        """What is left of the batch whose records are being taken, or else the next one's: taking them moves the
-        position, in whatever thread. Raises as `__anext__`."""
+        """The records of the open batch, or of the next one. Raises as `__anext__`."""
         self._check_not_listener("anext")
-        while not length_hint(self._records):
-            self._end_batch()
-            found = await self._next_batch()
-            if found is not None:
-                self._begin_batch(*found)
-        return self._records
+        return await self._reader.records()
+
+    async def _whole_batch(self) -> ConsumerBatch:
+        self._check_not_listener("anext")
+        return await self._reader.batch()
 
     def batches(self) -> AsyncIterator[ConsumerBatch]:
         """Iterate by batches, as they were produced. May be mixed with iterating by records. Raises as `__anext__`."""
@@ -651,197 +483,7 @@ class Consumer(Client):
         limit = self._max_poll_records if max_records is None else check_integer("max_records", max_records, 1, 1 << 30)
         self._check_running()
         self._check_not_listener("poll")
-        self._activity.asks()
-        self._before.clear()
-        self._vouched.clear()
-        if self._current is not None and self._current.position is not None:
-            self._before[self._current.partition] = self._current.position
-        taken: list[Record] = []
-        try:
-            while len(taken) < limit:
-                some = list(islice(self._records, limit - len(taken)))
-                if some:
-                    taken += some
-                    continue
-                self._end_batch()
-                if taken and (self._errors or (found := self._take_batch()) is None):
-                    break  # an error is for the next call
-                if not taken and (found := await self._poll_batch(timeout_s)) is None:
-                    break
-                assert found is not None
-                self._begin_batch(*found)
-        except MinibrokerError:
-            if not taken:
-                raise
-            # The next call will meet it again, as it fetches from there again.
-        finally:
-            self._activity.asked(is_given=bool(taken))
-            self._was_polled = True
-        return taken
-
-    async def _poll_batch(self, timeout_s: float) -> tuple[PartitionState, ConsumerBatch] | None:
-        try:
-            return await self._next_batch(timeout_s)
-        except TimeoutError:
-            await asyncio.sleep(0)  # a loop over poll(0) must not keep the tasks from working
-            return None
-
-    def _begin_batch(self, state: PartitionState, batch: ConsumerBatch) -> None:
-        self._current, self._batch, self._generation = state, batch, state.generation
-        self._records = self._activity.records = state.hand_out(batch)
-        self._before.setdefault(state.partition, batch.offsets[0])
-
-    async def _whole_batch(self) -> ConsumerBatch:
-        self._check_not_listener("anext")
-        while True:
-            state, batch = self._current, self._batch
-            rest = length_hint(self._records) if self._is_handing_out(state) else 0
-            self._end_batch()
-            if state is not None and batch is not None and rest and not self._activity.is_quiet:
-                found: tuple[PartitionState, ConsumerBatch] | None = (state, batch.since(len(batch) - rest))
-                self._activity.asks()
-                self._activity.asked(is_given=True)
-            else:
-                found = await self._next_batch()
-            if found is not None:
-                state, batch = found
-                self._before[state.partition] = batch.offsets[0]
-                state.position = batch.next_offset
-                return batch
-
-    def _end_batch(self) -> None:
-        """The records handed out last are consumed, and with them the rest of the batch, which holds no records."""
-        if self._current is not None and self._batch is not None and self._is_handing_out(self._current):
-            self._current.pass_over(self._batch.next_offset)
-        self._drop_batch()
-
-    def _is_handing_out(self, state: PartitionState | None) -> bool:
-        """Whether a batch of that partition is being handed out, and the partition was not moved since."""
-        return state is not None and state is self._current and state.generation == self._generation
-
-    def _drop_batch(self) -> None:
-        if self._current is not None:
-            self._current.hand_out_no_more()
-        self._current = self._batch = None
-
-    async def _next_batch(self, timeout_s: float | None = None) -> tuple[PartitionState, ConsumerBatch] | None:
-        """The next batch with records. The caller sets the position of its partition. None: another task iterates over
-        this consumer, too, and a batch is being handed out since. Raises TimeoutError where none is there in time: it
-        looks at least once."""
-        self._check_running()
-        self._activity.asks()
-        self._before.clear()
-        self._vouched.clear()
-        self._was_polled = False
-        found = None
-        try:
-            if self._commits is not None and self._activity.asked_at > self._yielded_at + YIELD_S:
-                await asyncio.sleep(0)
-                self._yielded_at = self._activity.asked_at
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    if self._state != "running":
-                        raise self._not_running()
-                    if self._current is not None:
-                        return None
-                    found = self._take_batch()
-                    if found is not None:
-                        return found
-                    await self._something()
-                    self._yielded_at = self._runtime.clock.monotonic()
-        finally:
-            self._activity.asked(is_given=found is not None)
-            self._reader = asyncio.current_task()
-
-    async def _something(self) -> None:
-        """Until there is something to look at. That all partitions are paused is told, as a call that waits for records
-        all the same waits in vain."""
-        states = self._fetcher.states.values()
-        paused = ["records"] if states and all(state.is_paused for state in states) else []
-        if paused or self._stalls.is_any:
-            now = self._runtime.clock.monotonic()
-            self._stalls.look(now, paused, lambda _: f"all {len(states)} partitions are paused: call resume()")
-        if not paused:
-            await self._fetcher.pulse.wait()
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_EVERY_S):
-                await self._fetcher.pulse.wait()
-
-    def _take_batch(self) -> tuple[PartitionState, ConsumerBatch] | None:
-        """The next batch with records, if one is there. Raises what is to be told."""
-        if self._errors:
-            raise self._errors.pop(0).with_traceback(None)
-        if self._member is not None and (fenced := self._member.standing.fenced) is not None:
-            raise fenced.with_traceback(None)
-        if self._subscribed is None and self._assigned is None:
-            raise InvalidSetting("topics", None, "there is nothing to read: call subscribe() or assign() first")
-        while not self._activity.is_quiet:
-            fetched = self._fetcher.take()
-            if fetched is None:
-                return None
-            batch = self._decoded(fetched)
-            if batch is None:
-                continue
-            if len(batch):
-                return fetched.state, self._deserialized(fetched, batch)
-            fetched.state.pass_over(batch.next_offset)
-        return None
-
-    def _decoded(self, fetched: FetchedBatch) -> ConsumerBatch | None:
-        """The records of a batch that are at or after the position. None: it is corrupt, and fetched once more."""
-        state, header = fetched.state, fetched.header
-        topic, partition = state.partition
-        if header.is_control:
-            return ConsumerBatch(topic, partition, (), (), None, (), None, header.next_offset)
-        try:
-            decoded = decode_batch(fetched.buffer, header, fetched.start)
-        except CorruptRecord as error:
-            assert state.position is not None
-            self._fetcher.go_back(state, state.position)
-            problem = f"at offsets {header.base_offset} to {header.last_offset}: {error}"
-            remedy = f"Try again, or skip it with seek({state.partition!r}, {header.next_offset})"
-            told = CorruptBatch(state.partition, problem, remedy, header.next_offset)
-            if self._fetcher.is_first_suspicion(state, told):
-                return None
-            raise told from error
-        state.suspicion = None
-        batch = ConsumerBatch(
-            topic,
-            partition,
-            decoded.offsets,
-            decoded.timestamps,
-            decoded.keys,
-            decoded.values,
-            decoded.headers,
-            header.next_offset,
-        )
-        position = state.position
-        assert position is not None
-        if header.base_offset < position:  # brokers return whole batches
-            return batch.since(bisect_left(decoded.offsets, position))
-        return batch
-
-    def _give_back(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Go on at these offsets: what was returned from there on has not reached the user."""
-        for partition, offset in offsets.items():
-            state = self._fetcher.states.get(partition)
-            if state is not None and state.position is not None and state.position > offset:
-                self._fetcher.go_back(state, offset)
-
-    def _deserialized(self, fetched: FetchedBatch, batch: ConsumerBatch) -> ConsumerBatch:
-        """The batch, up to the first record that cannot be read; what follows is put back. Raises DeserializationFailed
-        if that is the first of all: it was put back, too, so it is raised again unless the user goes elsewhere."""
-        if self._deserialize_key is None and self._deserialize_value is None:
-            return batch
-        try:
-            return batch.deserialized(self._deserialize_key, self._deserialize_value)
-        except DeserializationFailed as error:
-            self._fetcher.put_back(fetched)
-            readable = bisect_left(batch.offsets, error.offset)
-            if readable == 0:
-                raise
-            return batch.until(readable).deserialized(self._deserialize_key, self._deserialize_value)
+        return await self._reader.poll(timeout_s, limit)
 
     # -- positions --
 
@@ -903,8 +545,8 @@ class Consumer(Client):
         self._check_usable()
         states = [self._state_of(partition) for partition in partitions] or list(self._fetcher.states.values())
         for state in states:
-            if state is self._current:
-                self._drop_batch()
+            if state is self._in_hand.state:
+                self._in_hand.drop()
             self._fetcher.move(state, position, reset, epoch)
             state.handed_out_of = ""
             state.saved = None  # the user's choice is news to the group
@@ -928,8 +570,8 @@ class Consumer(Client):
         """Return no records of these partitions until `resume`."""
         for state in [self._state_of(partition) for partition in partitions]:
             state.is_paused = True
-            if self._is_handing_out(state):
-                self._drop_batch()
+            if self._in_hand.is_open(state):
+                self._in_hand.drop()
                 assert state.position is not None
                 self._fetcher.go_back(state, state.position)
 
@@ -957,84 +599,38 @@ class Consumer(Client):
         that is raised for what was handed out and not committed, until it has an assignment again. Raises
         InvalidSetting without a group.
         """
-        commits = self._commits_of_group()
-        to_commit, lost = self._to_commit(offsets)
-        if to_commit or lost:
-            await commits.commit(commits.ticket(to_commit, self._topic_id_of(offsets), lost), self._api_timeout_s)
+        await self._session_of_group().commit(offsets)
 
     def commit_nowait(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
     ) -> asyncio.Future[None]:
         """As `commit`, but in the background: await what this returns, or not; a failure is a WARNING in any case.
         Commits are carried out in the order of the calls."""
-        commits = self._commits_of_group()
-        to_commit, lost = self._to_commit(offsets)
-        ticket = commits.ticket(to_commit, self._topic_id_of(offsets), lost)
-        task = asyncio.get_running_loop().create_task(commits.commit(ticket, self._api_timeout_s), name="commit")
-        self._commit_tasks[task] = None
-        running, who = self._commit_tasks, self._runtime.connections.client_id
-
-        def ended(task: asyncio.Task[None]) -> None:
-            running.pop(task, None)
-            commits.give_back(ticket)
-            if not task.cancelled() and (error := task.exception()) is not None:
-                logger.warning("%s: commit_nowait: %s", who, error)
-
-        task.add_done_callback(ended)
-        return task
+        return self._session_of_group().commit_nowait(offsets)
 
     @ends_with_its_client
     async def committed(self, *partitions: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed for each partition, assigned or not; None: nothing, or only for an earlier topic
         of that name. Without arguments, for all that are assigned. Raises BrokerError, NetworkError, and InvalidSetting
         without a group."""
-        commits = self._commits_of_group()
-        asked = check_partitions("partitions", partitions) or self.assignment()
-        metadata = self._runtime.metadata
-        with metadata.wanted(partition.topic for partition in asked):
-            deadline = self._runtime.clock.monotonic() + self._api_timeout_s
-            if any(partition.topic not in metadata.cluster.topics for partition in asked):
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._api_timeout_s):
-                        await metadata.refreshed()
-            found = await commits.fetch(asked, max(0.001, deadline - self._runtime.clock.monotonic()))
-        return {
-            partition: None if (at := found.get(partition)) is None or at.is_of_older_topic else at.offset
-            for partition in asked
-        }
+        session = self._session_of_group()
+        return await session.committed(check_partitions("partitions", partitions) or self.assignment())
 
-    def _commits_of_group(self) -> Commits:
+    def _session_of_group(self) -> GroupSession:
         self._check_usable()
-        if self._commits is None:
+        if self._session is None:
             raise InvalidSetting("group", None, 'offsets are committed for a group: Consumer(..., group="name")')
-        return self._commits
-
-    def _topic_id_of(self, offsets: object) -> Callable[[TopicPartition], str]:
-        """Which topic the offsets are in that are to be committed. Those that the user gives are of records that it
-        has, perhaps of a topic that was created again since; positions are never."""
-        return self._fetcher.topic_id if offsets is None else self._fetcher.handed_out_of
-
-    def _to_commit(
-        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None
-    ) -> tuple[dict[TopicPartition, OffsetAndMetadata], Mapping[TopicPartition, MinibrokerError]]:
-        """And what was to be committed, but was lost, with the reason: there are positions of the present assignment,
-        or of the one that was lost."""
-        to_commit = positions(self._fetcher) if offsets is None else check_offsets(offsets)
-        self._vouched |= {partition: committed.offset for partition, committed in to_commit.items()}
-        if offsets is None and not to_commit and self._member is not None:
-            return {}, self._member.standing.lost_positions()
-        return to_commit, {}
+        return self._session
 
     def status(self) -> ConsumerStatus:
         """Why nothing arrives, in words, if nothing does. Asks nobody: what this consumer knows."""
         return describe(
             state=self._state,
             fetcher=self._fetcher,
-            member=self._member if self._assigned is None else None,
-            subscribed=self._subscribed,
-            assigned=self._assigned,
+            member=self._member if self._reads.assigned is None else None,
+            reads=self._reads,
             runtime=self._runtime,
-            activity=self._activity,
+            in_hand=self._in_hand,
         )
 
     @ends_with_its_client
@@ -1079,21 +675,6 @@ class Consumer(Client):
                 "partition", partition, f"it is not assigned to this consumer; {self.status().summary}"
             )
         return state
-
-
-def _assignors(strategy: Strategy | list[Strategy] | tuple[Strategy, ...]) -> list[Assignor]:
-    choices: list[Strategy] = [*strategy] if isinstance(strategy, (list, tuple)) else [strategy]
-    assignors = {assignor.name: assignor for assignor in map(assignor_of, choices)}
-    if not assignors:
-        raise InvalidSetting("partition_assignment_strategy", strategy, "give at least one")
-    return list(assignors.values())
-
-
-def _checked_instance_id(instance_id: str | None) -> str | None:
-    if instance_id is not None and (not isinstance(instance_id, str) or not 1 <= len(instance_id) <= 1_000):
-        rule = "use 1 to 1,000 characters, another for each member of the group"
-        raise InvalidSetting("group_instance_id", instance_id, rule)
-    return None if instance_id is None else check_text("group_instance_id", instance_id)
 
 
 class _Batches:

@@ -214,7 +214,7 @@ class Fetcher:
     def cut(self) -> None:
         """Hand out no more of the batches that are being taken record by record."""
         for state in self.states.values():
-            if state.is_handed_out:
+            if state.open is not None and state.open.left:
                 assert state.position is not None
                 self.go_back(state, state.position)
 
@@ -434,9 +434,7 @@ class Fetcher:
         seem_gone = {
             state.partition: self.topic_id(state.partition)
             for state in absent
-            if not state.is_gone
-            and not (state.fetched or state.is_handed_out)
-            and now >= (state.absent_since or now) + UNKNOWN_FOR_S
+            if not state.is_gone and not state.has_records and now >= (state.absent_since or now) + UNKNOWN_FOR_S
         }
         if seem_gone and self._search_again_at == inf and (self._search is None or self._search.done()):
             self._search = self._runtime.tasks.start(self._search_for(seem_gone), "search for deleted topics")
@@ -454,7 +452,7 @@ class Fetcher:
         gone: dict[str, list[PartitionState]] = {}
         for partition in missing:
             state = self.states.get(partition)
-            if state is not None and self._is_absent(state) and not (state.fetched or state.is_handed_out):
+            if state is not None and self._is_absent(state) and not state.has_records:
                 gone.setdefault(partition.topic, []).append(state)
         for topic, states in gone.items():
             self._is_gone(topic, states)

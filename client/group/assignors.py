@@ -212,9 +212,20 @@ ASSIGNORS: dict[str, Assignor] = {
 """By name."""
 
 
-def assignor_of(choice: str | Assignor | AssignorCallable) -> Assignor:
-    """The assignor that a user means by a name, a callable (which goes by its `__name__`, the same for all members), or
-    an Assignor. Raises InvalidSetting."""
+Strategy = str | Assignor | AssignorCallable
+"""The name of an assignor, a callable (known by its `__name__`, the same for all members), or an Assignor."""
+
+
+def assignors_of(strategy: Strategy | list[Strategy] | tuple[Strategy, ...]) -> list[Assignor]:
+    """Return the assignors that `partition_assignment_strategy` names. Raises InvalidSetting."""
+    choices: list[Strategy] = [*strategy] if isinstance(strategy, (list, tuple)) else [strategy]
+    assignors = {assignor.name: assignor for assignor in map(assignor_of, choices)}
+    if not assignors:
+        raise InvalidSetting("partition_assignment_strategy", strategy, "give at least one")
+    return list(assignors.values())
+
+
+def assignor_of(choice: Strategy) -> Assignor:
     if isinstance(choice, str):
         if choice not in ASSIGNORS:
             raise InvalidSetting(

@@ -17,9 +17,9 @@ from __future__ import annotations
 import asyncio
 
 from minibroker.client.errors import CommitFailed
-from minibroker.client.fetching.activity import Activity
 from minibroker.client.fetching.fetch_state import PartitionState
 from minibroker.client.fetching.fetcher import Fetcher
+from minibroker.client.fetching.in_hand import InHand
 from minibroker.client.group.commits import Commits, OffsetAndMetadata
 from minibroker.client.log import Logger
 from minibroker.protocol.errors import MinibrokerError
@@ -59,12 +59,12 @@ class AutoCommit:
     """See the module."""
 
     def __init__(
-        self, fetcher: Fetcher, commits: Commits, activity: Activity, clock: Clock, who: str, interval_s: float
+        self, fetcher: Fetcher, commits: Commits, in_hand: InHand, clock: Clock, who: str, interval_s: float
     ) -> None:
         self._clock = clock
         self._fetcher = fetcher
         self._commits = commits
-        self._activity = activity
+        self._in_hand = in_hand
         self._who = who
         self._interval_s = interval_s
         self._last: dict[TopicPartition, _Noted] = {}
@@ -76,8 +76,8 @@ class AutoCommit:
         """The task."""
         while True:
             await asyncio.sleep(self._interval_s)
-            while self._activity.holds:
-                await self._activity.freed.wait()
+            while self._in_hand.holds:
+                await self._in_hand.freed.wait()
             await self.commit(PATIENCE_S)
             if self._commits.is_by_hand and self._clock.monotonic() >= self._repeated_at + REPEAT_S:
                 await self._repeat()

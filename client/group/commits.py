@@ -72,7 +72,7 @@ def check_offsets(
 _NOT_THIS_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INCONSISTENT_TOPIC_ID)
 
 
-class _Ticket:
+class Ticket:
     """A commit, as it was asked for."""
 
     def __init__(
@@ -178,7 +178,7 @@ class Commits:
         self.committer: Committer = Nobody(group)
         self.on_committed: Callable[[TopicPartition, str, int], None] | None = None
         """Called with each offset that the coordinator has, and the id of its topic, if that was given."""
-        self._queue: OrderedDict[_Ticket, None] = OrderedDict()
+        self._queue: OrderedDict[Ticket, None] = OrderedDict()
         """The commits that are under way, in the order of the calls."""
         self._drained = Pulse()
         self._unknown_since: dict[tuple[TopicPartition, str], float] = {}
@@ -197,10 +197,10 @@ class Commits:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         topic_id: Callable[[TopicPartition], str],
         lost: Mapping[TopicPartition, MinibrokerError] = MappingProxyType({}),
-    ) -> _Ticket:
+    ) -> Ticket:
         """A place in the queue, for `commit`. `topic_id`: of the topic that a partition's offset is in; empty: of
         whichever has the name. `lost`: partitions that cannot be committed any more, and why: the commit fails."""
-        ticket = _Ticket(
+        ticket = Ticket(
             dict(offsets),
             {partition: self.committer.claim(partition) for partition in offsets},
             {partition: topic_id(partition) for partition in offsets},
@@ -210,7 +210,7 @@ class Commits:
         self._call_next()
         return ticket
 
-    def give_back(self, ticket: _Ticket) -> None:
+    def give_back(self, ticket: Ticket) -> None:
         """The commit is over, or will not be made. May be called again."""
         self._queue.pop(ticket, None)
         self._call_next()
@@ -227,7 +227,7 @@ class Commits:
         while self._queue:
             await self._drained.wait()
 
-    async def commit(self, ticket: _Ticket, timeout_s: float) -> None:
+    async def commit(self, ticket: Ticket, timeout_s: float) -> None:
         """Returns once the coordinator has all of them. Raises CommitFailed, naming those that it does not have."""
         deadline = self._runtime.clock.monotonic() + timeout_s
         try:
@@ -263,7 +263,7 @@ class Commits:
         finally:
             self.give_back(ticket)
 
-    async def _turn(self, ticket: _Ticket, timeout_s: float) -> None:
+    async def _turn(self, ticket: Ticket, timeout_s: float) -> None:
         """Until all earlier commits are over. Raises CommitFailed."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -272,7 +272,7 @@ class Commits:
             why = ApiTimedOut(f"an earlier commit of this consumer has not ended within {timeout_s:g} s")
             raise CommitFailed(self.group, {**dict.fromkeys(ticket.offsets, why), **ticket.lost}) from None
 
-    async def _commit(self, ticket: _Ticket, deadline: float) -> dict[TopicPartition, MinibrokerError]:
+    async def _commit(self, ticket: Ticket, deadline: float) -> dict[TopicPartition, MinibrokerError]:
         """Why some of them are not committed."""
         clock = self._runtime.clock
         pending = dict(ticket.offsets)

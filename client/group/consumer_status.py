@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from minibroker.client.cluster.runtime import ClientRuntime
-from minibroker.client.fetching.activity import Activity
 from minibroker.client.fetching.fetch_state import PartitionState
 from minibroker.client.fetching.fetcher import Fetcher
+from minibroker.client.fetching.in_hand import InHand
 from minibroker.client.group.member import GroupMember
-from minibroker.client.group.subscription import Subscribed
+from minibroker.client.group.subscription import Selection
 from minibroker.client.group.waits import waits_for
 from minibroker.protocol.model import TopicPartition
 
@@ -44,13 +44,12 @@ def describe(
     state: str,
     fetcher: Fetcher,
     member: GroupMember | None,
-    subscribed: Subscribed | None,
-    assigned: Sequence[TopicPartition] | None,
+    reads: Selection,
     runtime: ClientRuntime,
-    activity: Activity,
+    in_hand: InHand,
 ) -> ConsumerStatus:
     partitions = {partition: _of_partition(fetcher, fetcher.states[partition]) for partition in sorted(fetcher.states)}
-    summary = _summary(state, partitions, member, subscribed, assigned, runtime, activity)
+    summary = _summary(state, partitions, member, reads, runtime, in_hand)
     if member is None:
         return ConsumerStatus(summary, None, "", -1, None, partitions)
     standing = member.standing
@@ -63,19 +62,18 @@ def _summary(
     state: str,
     partitions: dict[TopicPartition, str],
     member: GroupMember | None,
-    subscribed: Subscribed | None,
-    assigned: Sequence[TopicPartition] | None,
+    reads: Selection,
     runtime: ClientRuntime,
-    activity: Activity,
+    in_hand: InHand,
 ) -> str:
     if state != "running":
         return f"the consumer is {state}"
-    if subscribed is None and assigned is None:
+    if reads.is_empty:
         return "there is nothing to read: call subscribe() or assign()"
-    if member is not None and (wait := waits_for(member, runtime, activity)) is not None:
+    if member is not None and (wait := waits_for(member, runtime, in_hand)) is not None:
         return wait.text
     if not partitions:
-        return _of_nothing(member, subscribed, runtime)
+        return _of_nothing(member, reads, runtime)
     counted = Counter(partitions.values())
     if len(counted) == 1:
         (why,) = counted
@@ -85,9 +83,9 @@ def _summary(
     )
 
 
-def _of_nothing(member: GroupMember | None, subscribed: Subscribed | None, runtime: ClientRuntime) -> str:
+def _of_nothing(member: GroupMember | None, reads: Selection, runtime: ClientRuntime) -> str:
     """No partitions are assigned."""
-    topics = runtime.metadata.cluster.existing()
+    topics, subscribed = runtime.metadata.cluster.existing(), reads.subscribed
     names = [] if subscribed is None else subscribed.names(topics)
     missing = [name for name in names if name not in topics]
     if missing:
@@ -115,7 +113,7 @@ def _of_partition(fetcher: Fetcher, state: PartitionState) -> str:
         return "the committed offset is being looked up, or the listener being told"
     if state.error is not None:
         return f"the next call for records raises: {state.error}"
-    if state.fetched or state.is_handed_out:
+    if state.has_records:
         return _READY
     if (why := fetcher.why_waiting(state)) is not None:
         return why

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from minibroker.client.cluster.connections import OVERDUE_S
 from minibroker.client.cluster.coordinators import Coordinators
 from minibroker.client.cluster.runtime import ClientRuntime
-from minibroker.client.fetching.activity import Activity
+from minibroker.client.fetching.in_hand import InHand
 from minibroker.client.log import Logger, defer
 from minibroker.client.tasks import Waker
 from minibroker.protocol.apis import HEARTBEAT, LEAVE_GROUP
@@ -77,28 +78,26 @@ class Heart:
 
     def __init__(
         self,
-        bootstrap: str,
-        activity: Activity,
+        runtime: ClientRuntime,
+        in_hand: InHand,
         tell: Callable[[News], None],
         *,
-        client_id: str,
-        session_timeout_s: float,
         heartbeat_interval_s: float,
         max_poll_interval_s: float,
-        request_timeout_s: float,
-        retry_backoff_s: float,
-        metadata_max_age_s: float,
     ) -> None:
-        self._bootstrap = bootstrap
-        self._activity = activity
+        self._runtime = partial(
+            ClientRuntime,
+            runtime.bootstrap,
+            client_id=runtime.connections.client_id,
+            request_timeout_ms=runtime.request_timeout_s * 1_000,
+            retry_backoff_ms=runtime.retry_backoff_s * 1_000,
+            metadata_max_age_ms=runtime.metadata_max_age_s * 1_000,
+        )
+        self._client_id = runtime.connections.client_id
+        self._in_hand = in_hand
         self._tell = tell
-        self._client_id = client_id
-        self._session_timeout_s = session_timeout_s
         self._interval_s = heartbeat_interval_s
         self._max_poll_interval_s = max_poll_interval_s
-        self._request_timeout_s = request_timeout_s
-        self._retry_backoff_s = retry_backoff_s
-        self._metadata_max_age_s = metadata_max_age_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beside: Beside | None = None
         # What follows is the heart's own.
@@ -131,17 +130,9 @@ class Heart:
         if (loop := asyncio.get_running_loop()) is not self._loop:
             defer(loop)
         crashed: list[BaseException] = []
-        runtime = ClientRuntime(
-            self._bootstrap,
-            client_id=self._client_id,
-            request_timeout_ms=self._request_timeout_s * 1_000,
-            retry_backoff_ms=self._retry_backoff_s * 1_000,
-            metadata_max_age_ms=self._metadata_max_age_s * 1_000,
-            world=world,
-            on_crash=crashed.append,
-        )
+        runtime = self._runtime(world=world, on_crash=crashed.append)
         self._waker = Waker()
-        self._mark, self._marked_at = self._activity.mark(), world.clock.monotonic()
+        self._mark, self._marked_at = self._in_hand.mark(), world.clock.monotonic()
         runtime.metadata.request_refresh()  # as long as the bootstrap addresses are those of living brokers
         runtime.go_on()
         beats = asyncio.get_running_loop().create_task(self._beats(runtime), name="heartbeats")
@@ -162,10 +153,10 @@ class Heart:
 
     def _slept_s(self, now: float) -> float:
         """How long the user has asked for nothing."""
-        mark = self._activity.mark()
-        if self._activity.asking or mark != self._mark:
+        mark = self._in_hand.mark()
+        if self._in_hand.asking or mark != self._mark:
             self._mark, self._marked_at = mark, now
-        return now - max(self._marked_at, self._activity.asked_at)
+        return now - max(self._marked_at, self._in_hand.asked_at)
 
     async def _beats(self, runtime: ClientRuntime) -> None:
         assert self._waker is not None

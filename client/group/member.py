@@ -4,7 +4,7 @@ AbstractCoordinator and ConsumerCoordinator).
 The problem: a rebalance takes partitions from a member while its user may be processing a record. If the rebalance ran
 beside the user, two members would work on one partition at the same time, and the user's commit would come too late.
 
-The choice: partitions are taken away only while the user holds no records (see `activity`): it waits for the next
+The choice: partitions are taken away only while the user holds no records (see `in_hand`): it waits for the next
 ones, or has not asked for any yet. A rebalance happens in the loop over the consumer, as in Kafka's `poll`. The member
 waits for that moment by itself, so the user need not call anything, and its heartbeats continue while records are
 processed (see `heart`). Other members wait for it, at most `max_poll_interval_ms`. Steps that take nothing away do not
@@ -28,10 +28,11 @@ from minibroker.client.cluster.coordinators import Coordinators
 from minibroker.client.cluster.retries import exponential_backoff_s
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import MaxPollIntervalExceeded
-from minibroker.client.fetching.activity import Activity
 from minibroker.client.fetching.fetcher import Fetcher
-from minibroker.client.group.assignors import Assignor, RebalanceProtocol, Subscription
+from minibroker.client.fetching.in_hand import InHand
+from minibroker.client.group.assignors import RebalanceProtocol, Subscription
 from minibroker.client.group.commits import Commits
+from minibroker.client.group.group_settings import GroupSettings
 from minibroker.client.group.heart import Heard, Heart, Membership, News, Overslept, Refused, Unreachable, leave
 from minibroker.client.group.listener import ListenerCalls, RebalanceListener
 from minibroker.client.group.standing import Setback, Standing
@@ -82,63 +83,41 @@ class GroupMember:
         self,
         runtime: ClientRuntime,
         fetcher: Fetcher,
-        activity: Activity,
+        in_hand: InHand,
         coordinators: Coordinators,
         commits: Commits,
-        errors: list[BaseException],
-        *,
-        group: str,
-        group_instance_id: str | None,
-        assignors: Sequence[Assignor],
-        session_timeout_s: float,
-        heartbeat_interval_s: float,
-        max_poll_interval_s: float,
-        api_timeout_s: float,
+        settings: GroupSettings,
         auto_commit: Callable[[float], Coroutine[Any, Any, None]] | None,
     ) -> None:
-        self.group = group
+        self.group = settings.group
         self._runtime = runtime
         self._clock = runtime.clock
         self._metadata = runtime.metadata
         self._fetcher = fetcher
-        self._activity = activity
+        self._in_hand = in_hand
         self._coordinators = coordinators
         self._commits = commits
-        self._instance_id = group_instance_id
-        self._assignors = {assignor.name: assignor for assignor in assignors}
-        self._is_cooperative = all(assignor.protocol is RebalanceProtocol.COOPERATIVE for assignor in assignors)
+        self._instance_id = settings.group_instance_id
+        self._assignors = {assignor.name: assignor for assignor in settings.assignors}
+        self._is_cooperative = all(a.protocol is RebalanceProtocol.COOPERATIVE for a in settings.assignors)
         """A member uses a protocol only if all its assignors support it, as in Kafka."""
-        self._session_timeout_s = session_timeout_s
-        self._rebalance_timeout_s = max_poll_interval_s
-        self._patience_s = min(REQUEST_PATIENCE_S, api_timeout_s / 3)
+        self._session_timeout_ms = round(settings.session_timeout_s * 1_000)
+        self._rebalance_timeout_s = settings.max_poll_interval_s
+        self._patience_s = min(REQUEST_PATIENCE_S, settings.api_timeout_s / 3)
         """Limit for each step of leaving: `unsubscribe` waits for three of them."""
         self._auto_commit = auto_commit
         self._heart = Heart(
-            runtime.bootstrap,
-            activity,
+            runtime,
+            in_hand,
             self._hear,
-            client_id=runtime.connections.client_id,
-            session_timeout_s=session_timeout_s,
-            heartbeat_interval_s=heartbeat_interval_s,
-            max_poll_interval_s=max_poll_interval_s,
-            request_timeout_s=runtime.request_timeout_s,
-            retry_backoff_s=runtime.retry_backoff_s,
-            metadata_max_age_s=runtime.metadata_max_age_s,
+            heartbeat_interval_s=settings.heartbeat_interval_s,
+            max_poll_interval_s=settings.max_poll_interval_s,
         )
         self._waker = Waker()
-        self._errors = errors
-        self.standing = Standing(
-            runtime,
-            fetcher,
-            activity,
-            self._waker,
-            errors,
-            group=group,
-            group_instance_id=group_instance_id,
-            is_cooperative=self._is_cooperative,
-        )
+        self._errors = fetcher.errors
+        self.standing = Standing(runtime, fetcher, in_hand, self._waker, settings, is_cooperative=self._is_cooperative)
         self.listener_calls = ListenerCalls(
-            runtime.clock, self.standing.who, max_poll_interval_s, errors, self.standing.stirred
+            runtime.clock, self.standing.who, self._rebalance_timeout_s, fetcher.errors, self.standing.stirred
         )
         self.subscribed: Subscribed | None = None
         self._topics = TopicWatch(runtime.metadata)
@@ -216,7 +195,7 @@ class GroupMember:
 
     def not_left(self) -> str:
         """The consequence for the group if this member does not leave."""
-        waits = f"it waits for session_timeout_ms={round(self._session_timeout_s * 1_000)} before it goes on"
+        waits = f"it waits for session_timeout_ms={self._session_timeout_ms} before it goes on"
         return f"group {self.group} was not left: {waits}"
 
     async def _leave(self) -> None:
@@ -229,7 +208,7 @@ class GroupMember:
         stays = "leaves" if self._instance_id is None else "ends; its place is kept for it until the session is over"
         logger.info("%s: %s", standing.who, stays)
         self._heart.beat(None)
-        self._activity.is_quiet = False
+        self._in_hand.is_quiet = False
         await leave(self._coordinators, membership, "it has unsubscribed, or is being closed", self._patience_s)
         standing.left_generation(keeps_id=False)
         self._topics.leads_no_more()
@@ -298,7 +277,7 @@ class GroupMember:
             kept = [partition for partition in owned if partition in self._fetcher.states]
             request = g.JoinGroupRequest(
                 self.group,
-                round(self._session_timeout_s * 1_000),
+                self._session_timeout_ms,
                 round(self._rebalance_timeout_s * 1_000),
                 standing.member_id,
                 self._instance_id,
@@ -409,7 +388,7 @@ class GroupMember:
         self._fetcher.release(state for p, state in self._fetcher.states.items() if subscribed.includes(p.topic))
         # M9: records of all partitions are handed out again.
         standing.move(S.STABLE)
-        self._activity.is_quiet = False
+        self._in_hand.is_quiet = False
         self._fetcher.pulse.notify()
         logger.info(
             "%s: generation %d as %s, with %d partitions, %d of them new",
@@ -522,21 +501,21 @@ class GroupMember:
         self._topics.leads_no_more()
         lost = sorted(self._fetcher.states)
         if lost:
-            while self._activity.holds:
-                await self._activity.freed.wait()
+            while self._in_hand.holds:
+                await self._in_hand.freed.wait()
             standing.stirred.notify()
             await self.listener_calls.call("on_partitions_lost", lost)
             if self.subscribed is not None:
                 standing.note_uncommitted(lost)
             self._remove(lost)
         if standing.end_loss(lost) is S.REFUSED:
-            self._activity.on_ask = self._go_on
+            self._in_hand.on_ask = self._go_on
         self._fetcher.pulse.notify()
 
     def _go_on(self) -> None:
         """The user asks for records again."""
         if not self._errors:
-            self._activity.on_ask = None
+            self._in_hand.on_ask = None
             if self.standing.state is S.REFUSED:
                 self.standing.move(S.UNJOINED)
                 self._waker.wake()
@@ -547,11 +526,11 @@ class GroupMember:
         if not partitions:
             return
         standing, before = self.standing, self.standing.state
-        self._activity.is_quiet = True
+        self._in_hand.is_quiet = True
         self._fetcher.cut()
-        while self._activity.holds:
+        while self._in_hand.holds:
             self._check()
-            await self._activity.freed.wait()
+            await self._in_hand.freed.wait()
         if before in _REVOKING:
             standing.move(_REVOKING[before])
         standing.stirred.notify()
@@ -568,7 +547,7 @@ class GroupMember:
                 standing.move(before)
         self._remove(partitions)
         if self._fetcher.states:
-            self._activity.is_quiet = False
+            self._in_hand.is_quiet = False
             self._fetcher.pulse.notify()
 
     def _remove(self, partitions: Sequence[TopicPartition]) -> None:

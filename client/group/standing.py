@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from minibroker.client.cluster.runtime import ClientRuntime
-from minibroker.client.fetching.activity import Activity
 from minibroker.client.fetching.fetch_state import PartitionState
 from minibroker.client.fetching.fetcher import Fetcher
+from minibroker.client.fetching.in_hand import InHand
+from minibroker.client.group.group_settings import GroupSettings
 from minibroker.client.group.heart import Membership
 from minibroker.client.group.states import AFTER_LOSS, MOVES, MemberState, Reaction, reaction
 from minibroker.client.log import Logger
@@ -42,23 +43,20 @@ class Standing:
         self,
         runtime: ClientRuntime,
         fetcher: Fetcher,
-        activity: Activity,
+        in_hand: InHand,
         waker: Waker,
-        errors: list[BaseException],
+        settings: GroupSettings,
         *,
-        group: str,
-        group_instance_id: str | None,
         is_cooperative: bool,
     ) -> None:
-        self.who = f"{runtime.connections.client_id} in group {group}"
+        self.who = f"{runtime.connections.client_id} in group {settings.group}"
         self._clock = runtime.clock
         self._fetcher = fetcher
-        self._activity = activity
+        self._in_hand = in_hand
         self._waker = waker
-        self._errors = errors
-        """Raised by the iteration, one at a time."""
-        self._group = group
-        self._instance_id = group_instance_id
+        self._errors = fetcher.errors
+        self._group = settings.group
+        self._instance_id = settings.group_instance_id
         self._is_cooperative = is_cooperative
         self.state = S.UNJOINED
         self.unsettled_since = self._clock.monotonic()
@@ -119,9 +117,9 @@ class Standing:
         if self.state is not S.LOST:
             self._loss = _Loss(what, error)
             self.move(S.LOST)
-            self._activity.is_quiet = True
+            self._in_hand.is_quiet = True
             self._fetcher.cut()
-            self._activity.freed.notify()
+            self._in_hand.freed.notify()
             self._waker.wake()
 
     def begin_loss(self) -> None:

@@ -1,14 +1,19 @@
-"""The topics that a consumer has subscribed to, and which of their changes require a rebalance."""
+"""What a consumer reads, and which changes of its topics require a rebalance."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from minibroker.client.cluster.metadata import Metadata, TopicInfo
-from minibroker.client.errors import InvalidSetting
-from minibroker.client.settings import check_names
+from minibroker.client.cluster.metadata import Cluster, Metadata, TopicInfo
+from minibroker.client.cluster.runtime import ClientRuntime
+from minibroker.client.errors import InvalidSetting, no_such_partition
+from minibroker.client.settings import check_names, check_partitions
+from minibroker.client.stalls import STALL_S, Stalls
+from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 
 _Size = tuple[str, int]
@@ -46,6 +51,75 @@ def checked_subscription(topics: Sequence[str] | None, pattern: str | re.Pattern
     if isinstance(compiled.pattern, bytes):
         raise InvalidSetting("pattern", pattern, "names of topics are text: give a pattern of str, not of bytes")
     return Subscribed((), compiled)
+
+
+class Selection:
+    """What a consumer reads (Kafka's SubscriptionState): a subscription, partitions assigned by hand, or nothing."""
+
+    def __init__(
+        self,
+        topics: Sequence[str] | None,
+        pattern: str | re.Pattern[str] | None,
+        partitions: Sequence[TopicPartition] | None,
+    ) -> None:
+        """Raises InvalidSetting."""
+        if [topics, pattern, partitions].count(None) < 2:
+            raise InvalidSetting("topics", topics, "give one of topics, pattern and partitions")
+        for name, value in (("topics", topics), ("pattern", pattern), ("partitions", partitions)):
+            if value is not None and not value:
+                raise InvalidSetting(name, value, 'give at least one, as in topics=["name"]')
+        self.subscribed: Subscribed | None = None
+        if topics is not None or pattern is not None:
+            self.subscribed = checked_subscription(topics, pattern)
+        self.assigned: list[TopicPartition] | None = None
+        if partitions is not None:
+            self.assigned = check_partitions("partitions", partitions)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.subscribed is None and self.assigned is None
+
+    def clear(self) -> None:
+        self.subscribed = self.assigned = None
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are subscribed to by name."""
+        return () if self.subscribed is None else self.subscribed.topics
+
+    def want(self, metadata: Metadata) -> None:
+        """Keep the metadata of these topics up to date."""
+        for topic in (*self.topics, *(partition.topic for partition in self.assigned or ())):
+            metadata.want(topic)
+        metadata.want_all(self.subscribed is not None and self.subscribed.pattern is not None)
+
+    async def found(self, runtime: ClientRuntime, patience_s: float) -> None:
+        """Wait until metadata has all topics and partitions. Raises BrokerError after `patience_s`, or at once if the
+        error is not retriable."""
+        clock, metadata = runtime.clock, runtime.metadata
+        deadline = clock.monotonic() + patience_s
+        stalls: Stalls[str] = Stalls(runtime.connections.client_id)
+        while (problem := self._missing(metadata.cluster)) is not None:
+            if not ERRORS[problem.code].retriable or clock.monotonic() >= deadline:
+                raise problem
+            waiting = {"the start": str(problem)}
+            stalls.look(clock.monotonic(), waiting, waiting.__getitem__)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, min(deadline - clock.monotonic(), STALL_S))):
+                    await metadata.refreshed()
+        stalls.look(clock.monotonic(), (), str)
+
+    def _missing(self, cluster: Cluster) -> BrokerError | None:
+        for topic in self.topics:
+            if topic not in cluster.topics:
+                return BrokerError(cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), topic)
+        for partition in self.assigned or ():
+            info, code = cluster.topics.get(partition.topic), cluster.errors.get(partition.topic)
+            if info is None or (code is not None and partition.partition not in info.partitions):
+                return BrokerError(code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(partition))
+            if partition.partition not in info.partitions:
+                return no_such_partition(partition, len(info.partitions))
+        return None
 
 
 class TopicWatch:

@@ -6,7 +6,7 @@ import asyncio
 from typing import NamedTuple
 
 from minibroker.client.cluster.runtime import ClientRuntime
-from minibroker.client.fetching.activity import Activity
+from minibroker.client.fetching.in_hand import InHand
 from minibroker.client.group.member import GroupMember
 from minibroker.client.group.states import MemberState
 from minibroker.client.stalls import LOOK_EVERY_S, STALL_S, Stalls
@@ -21,7 +21,7 @@ class Wait(NamedTuple):
     """The member waits for its own user: no reason to log."""
 
 
-def waits_for(member: GroupMember, runtime: ClientRuntime, activity: Activity) -> Wait | None:
+def waits_for(member: GroupMember, runtime: ClientRuntime, in_hand: InHand) -> Wait | None:
     """What keeps a subscribed member from having its assignment; None if it has it."""
     now = runtime.clock.monotonic()
     standing = member.standing
@@ -35,7 +35,7 @@ def waits_for(member: GroupMember, runtime: ClientRuntime, activity: Activity) -
         return Wait(said, is_users=True)
     began = standing.unsettled_since
     since = f"for {now - began:.1f} s"
-    if activity.holds and activity.is_quiet:
+    if in_hand.holds and in_hand.is_quiet:
         said = (
             f"group {group} rebalances, and waits {since} until this consumer is asked for the next records: "
             "only then are those that it has handed out done with"
@@ -65,11 +65,11 @@ def waits_for(member: GroupMember, runtime: ClientRuntime, activity: Activity) -
     return None
 
 
-async def watch(member: GroupMember, runtime: ClientRuntime, activity: Activity) -> None:
+async def watch(member: GroupMember, runtime: ClientRuntime, in_hand: InHand) -> None:
     """The task that logs a WARNING if the member waits longer than STALL_S, unless it waits for its own user."""
     stalls: Stalls[str] = Stalls(runtime.connections.client_id, remedy="")
     while True:
-        wait = None if member.subscribed is None else waits_for(member, runtime, activity)
+        wait = None if member.subscribed is None else waits_for(member, runtime, in_hand)
         waiting = {} if wait is None or wait.is_users else {f"group {member.group}": wait.text}
         stalls.look(runtime.clock.monotonic(), waiting, waiting.__getitem__)
         if waiting:

@@ -29,9 +29,9 @@ from typing import Literal
 
 from minibroker.client.cluster.offsets import OffsetAndTimestamp
 from minibroker.client.consumer import Consumer as AsyncConsumer
-from minibroker.client.consumer import Strategy
 from minibroker.client.errors import Closed, InvalidSetting, WithinListener
 from minibroker.client.fetching.records import ConsumerBatch, Record
+from minibroker.client.group.assignors import Strategy
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.group.consumer_status import ConsumerStatus
 from minibroker.client.group.listener import RebalanceListener as AsyncRebalanceListener
@@ -421,10 +421,10 @@ class Consumer(Facade[AsyncConsumer]):
         first: dict[TopicPartition, int] = {}
         for record in records:
             first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
-        self._client._give_back(first)
+        self._client._in_hand.give_back(first)
 
     def _give_back_batch(self, batch: ConsumerBatch) -> None:
-        self._client._give_back({TopicPartition(batch.topic, batch.partition): batch.offsets[0]})
+        self._client._in_hand.give_back({TopicPartition(batch.topic, batch.partition): batch.offsets[0]})
 
     # -- positions --
 

@@ -21,6 +21,8 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.errors import Closed
 from minibroker.client.fetching.fetch_state import PartitionState
 from minibroker.client.fetching.fetcher import Fetcher
+from minibroker.client.fetching.in_hand import InHand
+from minibroker.client.fetching.reader import Reader
 from minibroker.client.group import auto_commit
 from minibroker.client.group.commits import Commits
 from minibroker.client.producing import batch as client_batch
@@ -80,15 +82,15 @@ def second_close_ends_the_first(patches: Patches) -> None:
 
 @mutant("records that nobody worked on", "closing commits what another task is in the middle of")
 def closing_counts_what_others_hold(patches: Patches) -> None:
-    @patches.instead_of(Consumer, "_is_done_with")
-    def is_done_with(original: Any, self: Consumer) -> bool:
+    @patches.instead_of(InHand, "is_done_with")
+    def is_done_with(original: Any, self: InHand) -> bool:
         return True
 
 
 @mutant("a committed offset that goes back", "leaving a consumer in an error takes back what was committed in hand")
 def committed_in_hand_is_taken_back(patches: Patches) -> None:
-    @patches.instead_of(Consumer, "_take_back")
-    def take_back(original: Any, self: Consumer) -> None:
+    @patches.instead_of(InHand, "_take_back")
+    def take_back(original: Any, self: InHand) -> None:
         self._vouched.clear()
         original(self)
 
@@ -103,10 +105,11 @@ def told_failures_keep_their_room(patches: Patches) -> None:
 
 @mutant("a look that finds nothing", "a member that polls without waiting is told so before it has looked")
 def glances_find_nothing(patches: Patches) -> None:
-    @patches.instead_of(Consumer, "_next_batch")
-    async def next_batch(original: Any, self: Consumer, timeout_s: float | None = None) -> Any:
-        async with asyncio.timeout(timeout_s):
-            return await original(self)
+    @patches.instead_of(Reader, "_next_batch")
+    async def next_batch(original: Any, self: Reader, timeout_s: float | None = None) -> Any:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                return await original(self)
 
 
 @mutant("commits of nothing", "what is not subscribed to any more is not committed before it is given up")
@@ -317,13 +320,13 @@ def deletion_by_name_alone(patches: Patches) -> None:
     "records of a topic that was created again are skipped",
 )
 def batch_outlives_its_generation(patches: Patches) -> None:
-    @patches.instead_of(Consumer, "_is_handing_out")
-    def is_handing_out(original: Any, self: Consumer, state: Any) -> bool:
-        return state is not None and state is self._current
+    @patches.instead_of(InHand, "is_open")
+    def is_open(original: Any, self: InHand, state: Any) -> bool:
+        return state is not None and state is self.state
 
     @patches.instead_of(PartitionState, "move")
     def move(original: Any, self: PartitionState, *rest: Any, **named: Any) -> None:
-        self._handed_out = iter(())
+        self.open = None
         original(self, *rest, **named)
 
 

@@ -76,9 +76,9 @@ async def test_a_coordinator_killed_in_the_middle_of_a_commit(seed: int) -> None
     work = await GroupWork.start()
     await work.until(lambda: work.written > 10)
     node = work.coordinator()
-    commits = work.members[0].consumer._commits
-    assert commits is not None
-    while not commits._queue:
+    session = work.members[0].consumer._session
+    assert session is not None
+    while not session.commits._queue:
         await asyncio.sleep(0.000_2)
     await asyncio.sleep(0.000_3 * seed)
     work.cluster.kill_broker(node)
