@@ -16,6 +16,7 @@ from minibroker.client.errors import ApiTimedOut, InvalidSetting
 from minibroker.client.fetching.fetch_state import PartitionState
 from minibroker.client.fetching.fetcher import UNKNOWN_TOPIC_PATIENCE_S, Fetcher
 from minibroker.client.fetching.in_hand import InHand
+from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.fetching.reader import Reader
 from minibroker.client.fetching.records import ConsumerBatch, Record
 from minibroker.client.group.assignors import Strategy
@@ -179,21 +180,24 @@ class Consumer(Client):
             metadata_max_age_ms=metadata_max_age_ms,
             world=world,
         )
+        self._partitions = FetchedPartitions(
+            self._runtime, auto_offset_reset=auto_offset_reset, max_partition_bytes=max_partition_fetch_bytes
+        )
         self._fetcher = Fetcher(
             self._runtime,
-            auto_offset_reset=auto_offset_reset,
+            self._partitions,
             fetch_min_bytes=fetch_min_bytes,
             fetch_max_wait_s=check_ms("fetch_max_wait_ms", fetch_max_wait_ms),
             fetch_max_bytes=fetch_max_bytes,
             max_partition_fetch_bytes=max_partition_fetch_bytes,
             max_buffer_bytes=fetch_max_buffer_bytes,
         )
-        self._in_hand = InHand(self._runtime.clock, self._fetcher, client_id)
+        self._in_hand = InHand(self._runtime.clock, self._partitions, client_id)
         self._session: GroupSession | None = None
         if group is not None:
             self._session = GroupSession(
                 self._runtime,
-                self._fetcher,
+                self._partitions,
                 self._in_hand,
                 settings,
                 has_member=partitions is None,
@@ -204,9 +208,9 @@ class Consumer(Client):
             self._member.listen(listener)
         self._reader = Reader(
             self._runtime,
-            self._fetcher,
+            self._partitions,
             self._in_hand,
-            self._fetcher.errors,
+            self._partitions.errors,
             deserialize_key,
             deserialize_value,
             check_running=weakly(self._check_running),
@@ -231,7 +235,7 @@ class Consumer(Client):
 
     def _want(self) -> None:
         self._reads.want(self._runtime.metadata)
-        self._fetcher.named = self._reads.topics
+        self._partitions.named = self._reads.topics
 
     def _go(self) -> None:
         if self._session is not None:
@@ -248,24 +252,24 @@ class Consumer(Client):
         subscribed, assigned = self._reads.subscribed, self._reads.assigned
         if assigned is not None:
             kept = set(assigned)
-            self._fetcher.remove([partition for partition in self._fetcher.states if partition not in kept])
+            self._partitions.remove([partition for partition in self._partitions.states if partition not in kept])
             if self._session is None:
-                new = [partition for partition in assigned if partition not in self._fetcher.states]
-                self._fetcher.assign_partitions(new)
+                new = [partition for partition in assigned if partition not in self._partitions.states]
+                self._partitions.assign_partitions(new)
             else:
-                self._session.begin_by_hand(self._fetcher.add_held(assigned))
+                self._session.begin_by_hand(self._partitions.add_held(assigned))
         elif self._member is not None:
             self._member.subscribe(subscribed)
         elif subscribed is not None:
-            self._fetcher.assign_topics(subscribed.topics, subscribed.pattern)
+            self._partitions.assign_topics(subscribed.topics, subscribed.pattern)
         else:
-            self._fetcher.assign_topics(())
-        self._fetcher.adopt_topics()
-        self._fetcher.wake()
+            self._partitions.assign_topics(())
+        self._partitions.adopt_topics()
+        self._partitions.wake()
         self._tell()
 
     def _tell(self) -> None:
-        self._fetcher.pulse.notify()
+        self._partitions.pulse.notify()
 
     async def close(self, timeout_ms: float = 30_000) -> None:
         """Commit what is to be committed by itself, give up the partitions, leave the group, and end all tasks and
@@ -323,7 +327,7 @@ class Consumer(Client):
         raised = self._raised_by_listener()
         if raised is None or raised is before:
             return
-        errors = self._fetcher.errors
+        errors = self._partitions.errors
         errors[:] = [error for error in errors if error is not raised]
         if cause is None:
             raise raised
@@ -352,7 +356,7 @@ class Consumer(Client):
                 logger.warning("%s: close: gave up %s after %.1f s%s%s", who, doing, took_s, why, what)
 
     def __repr__(self) -> str:
-        states = self._fetcher.states.values()
+        states = self._partitions.states.values()
         return (
             f"<Consumer {self._state}, bootstrap={self._runtime.bootstrap}, partitions={len(states)}, "
             f"batches_waiting={sum(len(state.fetched) for state in states)}>"
@@ -422,7 +426,7 @@ class Consumer(Client):
             await self._session.leave()
             self._session.assigns_no_more()
         self._reads.clear()
-        self._fetcher.assign_none()
+        self._partitions.assign_none()
         self._tell_of_listener(before)
 
     def _check_not_within_listener(self, call: str) -> None:
@@ -489,7 +493,7 @@ class Consumer(Client):
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions that are read, sorted."""
-        return sorted(self._fetcher.states)
+        return sorted(self._partitions.states)
 
     @ends_with_its_client
     async def position(self, partition: TopicPartition) -> int:
@@ -501,7 +505,7 @@ class Consumer(Client):
                 while state.position is None:
                     if state.error is not None:
                         raise state.error.with_traceback(None)
-                    await self._fetcher.pulse.wait()
+                    await self._partitions.pulse.wait()
                     state = self._state_of(partition)  # it may be gone by now
         except TimeoutError as error:
             raise ApiTimedOut(
@@ -543,11 +547,11 @@ class Consumer(Client):
         epoch: int = NO_EPOCH,
     ) -> None:
         self._check_usable()
-        states = [self._state_of(partition) for partition in partitions] or list(self._fetcher.states.values())
+        states = [self._state_of(partition) for partition in partitions] or list(self._partitions.states.values())
         for state in states:
             if state is self._in_hand.state:
                 self._in_hand.drop()
-            self._fetcher.move(state, position, reset, epoch)
+            self._partitions.move(state, position, reset, epoch)
             state.handed_out_of = ""
             state.saved = None  # the user's choice is news to the group
 
@@ -573,18 +577,18 @@ class Consumer(Client):
             if self._in_hand.is_open(state):
                 self._in_hand.drop()
                 assert state.position is not None
-                self._fetcher.go_back(state, state.position)
+                self._partitions.go_back(state, state.position)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Undo `pause`."""
         for state in [self._state_of(partition) for partition in partitions]:
             state.is_paused = False
-        self._fetcher.wake()
-        self._fetcher.pulse.notify()
+        self._partitions.wake()
+        self._partitions.pulse.notify()
 
     def paused(self) -> list[TopicPartition]:
         """The partitions that are paused, sorted."""
-        return sorted(partition for partition, state in self._fetcher.states.items() if state.is_paused)
+        return sorted(partition for partition, state in self._partitions.states.items() if state.is_paused)
 
     # -- commits --
 
@@ -627,6 +631,7 @@ class Consumer(Client):
         return describe(
             state=self._state,
             fetcher=self._fetcher,
+            states=self._partitions.states,
             member=self._member if self._reads.assigned is None else None,
             reads=self._reads,
             runtime=self._runtime,
@@ -669,7 +674,7 @@ class Consumer(Client):
 
     def _state_of(self, partition: TopicPartition) -> PartitionState:
         self._check_usable()
-        state = self._fetcher.states.get(check_partition("partition", partition))
+        state = self._partitions.states.get(check_partition("partition", partition))
         if state is None:
             raise InvalidSetting(
                 "partition", partition, f"it is not assigned to this consumer; {self.status().summary}"

@@ -14,8 +14,7 @@ consumed: what is dropped by a seek was never decoded.
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil, inf
 from typing import NamedTuple
@@ -27,9 +26,9 @@ from minibroker.client.cluster.offsets import CONSUMER, READ_UNCOMMITTED, Found,
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import CorruptBatch, LogTruncated, no_such_partition
 from minibroker.client.fetching.fetch_state import FetchedBatch, PartitionState, due_fetches
+from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.log import Logger
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
-from minibroker.client.tasks import Pulse
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import FETCH
 from minibroker.protocol.connections.rpc import Connection
@@ -37,7 +36,6 @@ from minibroker.protocol.errors import (
     ERRORS,
     BrokerError,
     ErrorCode,
-    MinibrokerError,
     error_of,
 )
 from minibroker.protocol.fetch_schedule import MAX_REQUESTS, cut, most_in_a_request, schedule
@@ -52,8 +50,6 @@ UNKNOWN_TOPIC_PATIENCE_S = 10.0
 DOUBTS_OF_BROKERS = (ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.UNKNOWN_LEADER_EPOCH)
 """Answers of a broker that may have been deposed, or has not heard of a leader epoch that the client knows."""
 
-RESETS = {"earliest": m.EARLIEST_TIMESTAMP, "latest": m.LATEST_TIMESTAMP}
-
 
 class _Doubt(NamedTuple):
     """An answer that would invalidate a position, kept until it is confirmed that the leader leads (KIP-320)."""
@@ -62,14 +58,6 @@ class _Doubt(NamedTuple):
     fetch_offset: int
     leader: Leader
     consequence: Callable[[], None]
-
-
-class _Gone(NamedTuple):
-    """A topic that was read as a whole, and does not exist any more."""
-
-    topic_id: str
-    states: list[PartitionState]
-    """Where it was read: if brokers were wrong, it is read on."""
 
 
 class _Asked(NamedTuple):
@@ -83,13 +71,13 @@ class _Asked(NamedTuple):
 
 
 class Fetcher:
-    """See the module. `pulse` beats when there may be something to take."""
+    """See the module."""
 
     def __init__(
         self,
         runtime: ClientRuntime,
+        partitions: FetchedPartitions,
         *,
-        auto_offset_reset: str,
         fetch_min_bytes: int,
         fetch_max_wait_s: float,
         fetch_max_bytes: int,
@@ -99,14 +87,12 @@ class Fetcher:
         self._runtime = runtime
         self._metadata = runtime.metadata
         self._clock = runtime.clock
-        self._reset = RESETS.get(auto_offset_reset)
+        self._partitions = partitions
         self._min_bytes = fetch_min_bytes
         self._max_wait_s = fetch_max_wait_s
         self._max_bytes = fetch_max_bytes
         self._max_partition_bytes = max_partition_fetch_bytes
         self._max_buffer_bytes = max_buffer_bytes
-        self._is_full = False
-        """So much is fetched ahead that nothing more is."""
         self._began = self._clock.monotonic()
         self._requests: LeaderRequests[_Asked, m.FetchResponse] = LeaderRequests(
             runtime,
@@ -115,228 +101,18 @@ class Fetcher:
             partition_of=lambda asked: asked.state.partition,
             overdue_s=fetch_max_wait_s + OVERDUE_S,
         )
+        partitions.wake = self._requests.wake
         self._confirmation: asyncio.Task[None] | None = None
         self._doubts: dict[PartitionState, _Doubt] = {}
         """Those to be confirmed next."""
-        self._with_data: dict[PartitionState, None] = {}
-        """Partitions with batches to take, in the order of their turns."""
-        self._stopped: dict[PartitionState, None] = {}
-        """Partitions with an error to raise."""
-        self._topics: dict[str, str] = {}
-        """The ids, as last seen, of all topics of which something is fetched."""
-        self._whole_topics: dict[str, None] = {}
-        self._pattern: re.Pattern[str] | None = None
-        self._gone: dict[str, _Gone] = {}
         self._search: asyncio.Task[None] | None = None
         self._search_again_at = inf
         """Not before; infinity: it may be now."""
         """Asks all brokers for what seems to be gone."""
         self._missing_since: dict[str, float] = {}
         """Topics in `named` that are not there, and since when."""
-        self.named: Collection[str] = ()
-        """Topics that the user has named, whether or not something of them is fetched."""
-        self.errors: list[BaseException] = []
-        """To be raised to the user, one at a time, whatever else there is to take."""
         self._stalls: Stalls[TopicPartition] = Stalls(runtime.connections.client_id, is_regular=True)
         self._next_look = 0.0
-        self.states: dict[TopicPartition, PartitionState] = {}
-        self.pulse = Pulse()
-
-    # -- what is fetched --
-
-    def assign_topics(self, topics: Sequence[str], pattern: re.Pattern[str] | None = None) -> None:
-        """All partitions of these topics, or of those that match, those that are added later included (from their
-        beginning). Others that were assigned are fetched no more."""
-        for topic in self._whole_topics.keys() - set(topics):
-            if pattern is None or pattern.fullmatch(topic) is None:
-                del self._whole_topics[topic]
-        for topic in topics:
-            self._add_topic(topic)
-        self._pattern = pattern
-        self._gone = {
-            topic: gone
-            for topic, gone in self._gone.items()
-            if topic in self._whole_topics or (pattern is not None and pattern.fullmatch(topic) is not None)
-        }
-        self.remove([partition for partition in self.states if partition.topic not in self._whole_topics])
-
-    def _add_topic(self, topic: str) -> None:
-        self._whole_topics.setdefault(topic)
-        self._topics.setdefault(topic, "")
-        self._metadata.want(topic)
-
-    def assign_partitions(self, partitions: Sequence[TopicPartition]) -> None:
-        for partition in partitions:
-            self._topics.setdefault(partition.topic, "")
-            self._metadata.want(partition.topic)
-            self._add(partition, self._reset)
-
-    def _add(self, partition: TopicPartition, reset: int | None) -> None:
-        self.states[partition] = PartitionState(partition, reset)
-
-    def add_held(self, partitions: Sequence[TopicPartition]) -> list[PartitionState]:
-        """As `assign_partitions`, but nothing is fetched until they are released. Those that are there are left alone
-        and not returned."""
-        added = []
-        for partition in partitions:
-            if partition not in self.states:
-                info = self._metadata.cluster.topics.get(partition.topic)
-                self._topics.setdefault(partition.topic, "" if info is None else info.topic_id)
-                self._metadata.want(partition.topic)
-                self._add(partition, self._reset)
-                state = self.states[partition]
-                state.is_held = state.awaits_committed = True
-                added.append(state)
-        return added
-
-    def release(self, states: Iterable[PartitionState]) -> None:
-        for state in states:
-            state.is_held = False
-        self.wake()
-        self.pulse.notify()
-
-    def remove(self, partitions: Iterable[TopicPartition]) -> None:
-        """Fetch them no more. What is left of them is not handed out."""
-        for partition in list(partitions):
-            state = self.states.pop(partition, None)
-            if state is not None:
-                self.move(state, None)
-                self._doubts.pop(state, None)
-        for topic in self._topics.keys() - self._whole_topics.keys() - {partition.topic for partition in self.states}:
-            del self._topics[topic]
-
-    def assign_none(self) -> None:
-        self._whole_topics.clear()
-        self._gone.clear()
-        self._pattern = None
-        self.remove(self.states)
-
-    def cut(self) -> None:
-        """Hand out no more of the batches that are being taken record by record."""
-        for state in self.states.values():
-            if state.open is not None and state.open.left:
-                assert state.position is not None
-                self.go_back(state, state.position)
-
-    def topic_id(self, partition: TopicPartition) -> str:
-        """Of the topic that is fetched under this name; empty: not known."""
-        return self._topics.get(partition.topic, "")
-
-    def handed_out_of(self, partition: TopicPartition) -> str:
-        """The id of the topic of which the user has records, though it may have been created again since."""
-        state = self.states.get(partition)
-        return (state.handed_out_of if state is not None else "") or self.topic_id(partition)
-
-    @property
-    def reset(self) -> int | None:
-        """The timestamp that `auto_offset_reset` stands for; None for "none"."""
-        return self._reset
-
-    @staticmethod
-    def _no_position(partition: TopicPartition) -> MinibrokerError:
-        return BrokerError(
-            ErrorCode.OFFSET_OUT_OF_RANGE,
-            f'{partition} has no position, and auto_offset_reset="none" forbids choosing one: call seek()',
-        )
-
-    def adopt_topics(self) -> None:
-        """Take over what metadata says of the topics' partitions."""
-        existing = self._metadata.cluster.existing()
-        if self._pattern is not None:
-            for topic, found in sorted(existing.items()):
-                if not found.is_internal and topic not in self._whole_topics and self._pattern.fullmatch(topic):
-                    self._add_topic(topic)
-        for topic in self._topics:
-            info = existing.get(topic)
-            if info is None:
-                continue
-            gone = self._gone.pop(topic, None)
-            if gone is not None:
-                logger.info("%s: topic %s exists again", self._runtime.connections.client_id, topic)
-                self._topics[topic] = gone.topic_id
-                self.states |= {state.partition: state for state in gone.states}
-            known_id, self._topics[topic] = self._topics[topic], info.topic_id or self._topics[topic]
-            known = [state for state in self.states.values() if state.partition.topic == topic]
-            if topic in self._whole_topics:
-                for index in sorted(info.partitions):
-                    partition = TopicPartition(topic, index)
-                    if partition not in self.states:
-                        is_new = bool(known) or self._metadata.is_new(topic)
-                        self._add(partition, m.EARLIEST_TIMESTAMP if is_new else self._reset)
-            if known_id and info.topic_id and known_id != info.topic_id:
-                for state in known:
-                    self._topic_was_recreated(state, state.partition.partition in info.partitions)
-
-    def _topic_was_recreated(self, state: PartitionState, is_there: bool) -> None:
-        """There is another topic of that name: what was fetched or is being handed out is not from it."""
-        self.move(state, None, None if self._reset is None else m.EARLIEST_TIMESTAMP)
-        if not is_there and state.partition.topic in self._whole_topics:
-            del self.states[state.partition]
-        elif self._reset is None:
-            error_text = (
-                f"{state.partition.topic} was deleted and created again, so the position in {state.partition} means "
-                'nothing there, and auto_offset_reset="none" forbids choosing one: call seek()'
-            )
-            self._stop(state, BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, error_text))
-
-    def move(
-        self, state: PartitionState, position: int | None, reset: int | None = None, epoch: int = NO_EPOCH
-    ) -> None:
-        """Go on elsewhere; what was fetched but not handed out yet is dropped."""
-        state.move(position, reset, epoch)
-        self._was_moved(state)
-
-    def go_back(self, state: PartitionState, position: int) -> None:
-        """Fetch again from `position`, up to which all was read; what was not handed out yet is dropped."""
-        state.go_back(position)
-        self._was_moved(state)
-
-    def _was_moved(self, state: PartitionState) -> None:
-        self._with_data.pop(state, None)
-        self._stopped.pop(state, None)
-        self.wake()
-
-    def _stop(self, state: PartitionState, error: MinibrokerError) -> None:
-        """Fetch nothing more for the partition until the user has been told."""
-        state.error = error
-        self._stopped[state] = None
-
-    def wake(self) -> None:
-        self._requests.wake()
-
-    # -- what was fetched --
-
-    def take(self) -> FetchedBatch | None:
-        """The next batch, from each partition in turn; None: there is none. Raises the error that stopped a
-        partition."""
-        for state in self._stopped:
-            if not state.is_paused and not state.is_held and not state.fetched:
-                error, state.error = state.error, None
-                del self._stopped[state]
-                self.wake()
-                assert error is not None
-                raise error
-        for state in self._with_data:
-            if not state.is_paused and not state.is_held:
-                batch = state.fetched.popleft()
-                del self._with_data[state]
-                if state.fetched:
-                    self._with_data[state] = None
-                before = state.fetched_bytes
-                state.fetched_bytes -= batch.end - batch.start
-                half = self._max_partition_bytes // 2
-                if state.fetched_bytes <= half < before or not state.fetched or self._is_full:
-                    self.wake()
-                state.handed_out_of = self.topic_id(state.partition)
-                return batch
-        return None
-
-    def put_back(self, batch: FetchedBatch) -> None:
-        """Undo `take`: it is the first that is taken of its partition, from the position on."""
-        state = batch.state
-        state.fetched.appendleft(batch)
-        state.fetched_bytes += batch.end - batch.start
-        self._with_data.setdefault(state, None)
 
     # -- the task --
 
@@ -350,13 +126,13 @@ class Fetcher:
         is_due = now >= self._search_again_at
         if self._requests.take_news() or is_due:
             self._search_again_at = inf if is_due else self._search_again_at
-            self.adopt_topics()
+            self._partitions.adopt_topics()
             self._look_for_unknown(now)
         times = [self._look_up(now), self._send(now), self._requests.look_for_overdue(now), self._search_again_at]
         if self._doubts and (self._confirmation is None or self._confirmation.done()):
             doubts, self._doubts = self._doubts, {}
             self._confirmation = self._runtime.tasks.start(self._confirm(doubts), "confirm leaders")
-        self.pulse.notify()
+        self._partitions.pulse.notify()
         if now >= self._next_look:
             self._next_look = now + LOOK_EVERY_S
             self._look_for_stalls(now)
@@ -368,7 +144,7 @@ class Fetcher:
         mute = {asked.state for request in self._requests.overdue(now) for asked in request.parts}
         waiting = {
             partition: why
-            for partition, state in self.states.items()
+            for partition, state in self._partitions.states.items()
             if (why := self.why_waiting(state, is_mute=state in mute or state.position is None)) is not None
         }
         self._stalls.look(now, waiting, waiting.__getitem__)
@@ -404,22 +180,26 @@ class Fetcher:
         """Tell the user about a topic or partition that has been gone for long. An error is raised only where nothing
         else is left to read (Kafka's client raises none at all, and waits without end)."""
         cluster, wrong_since = self._metadata.cluster, self._metadata.wrong_since
-        there = {state.partition.topic for state in self.states.values()}
-        problems = {state: problem for state in self.states.values() if (problem := self._problem(state)) is not None}
+        there = {state.partition.topic for state in self._partitions.states.values()}
+        problems = {
+            state: problem
+            for state in self._partitions.states.values()
+            if (problem := self._problem(state)) is not None
+        }
         absent = [state for state in problems if self._is_absent(state)]
-        is_all_gone = len(absent) == len(self.states)
+        is_all_gone = len(absent) == len(self._partitions.states)
         missing = [
             topic
-            for topic in self.named
-            if topic not in there and (is_all_gone if topic in self._gone else topic not in cluster.topics)
+            for topic in self._partitions.named
+            if topic not in there and (is_all_gone if topic in self._partitions.gone else topic not in cluster.topics)
         ]
         self._missing_since = {topic: self._missing_since.get(topic, wrong_since.get(topic, now)) for topic in missing}
         for topic, missing_since in self._missing_since.items():
             if now >= missing_since + UNKNOWN_TOPIC_PATIENCE_S:
                 code = cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-                self.errors.append(BrokerError(code, f"for {now - missing_since:.0f} s: {topic}"))
+                self._partitions.errors.append(BrokerError(code, f"for {now - missing_since:.0f} s: {topic}"))
                 self._missing_since[topic] = now  # after that the patience begins anew
-        for state in self.states.values():
+        for state in self._partitions.states.values():
             if state not in problems:
                 state.absent_since, state.is_gone = None, False
         for state, problem in problems.items():
@@ -427,12 +207,12 @@ class Fetcher:
             if state.absent_since is None:
                 state.absent_since = now if began is None else began
             if now >= state.absent_since + UNKNOWN_TOPIC_PATIENCE_S and (is_all_gone or state not in absent):
-                self._stop(state, problem(f"for {now - (began or state.absent_since):.0f} s: "))
+                self._partitions.stop(state, problem(f"for {now - (began or state.absent_since):.0f} s: "))
                 state.absent_since = now  # after that the patience begins anew
         if missing or (absent and is_all_gone):
             self._metadata.request_refresh()
         seem_gone = {
-            state.partition: self.topic_id(state.partition)
+            state.partition: self._partitions.topic_id(state.partition)
             for state in absent
             if not state.is_gone and not state.has_records and now >= (state.absent_since or now) + UNKNOWN_FOR_S
         }
@@ -451,36 +231,12 @@ class Fetcher:
             self._search_again_at = self._clock.monotonic() + UNKNOWN_FOR_S
         gone: dict[str, list[PartitionState]] = {}
         for partition in missing:
-            state = self.states.get(partition)
+            state = self._partitions.states.get(partition)
             if state is not None and self._is_absent(state) and not state.has_records:
                 gone.setdefault(partition.topic, []).append(state)
         for topic, states in gone.items():
-            self._is_gone(topic, states)
-        self.wake()
-
-    def _is_gone(self, topic: str, states: list[PartitionState]) -> None:
-        exists = topic in self._metadata.cluster.existing()
-        self.tell_of_gone(", ".join(str(state.partition) for state in states) if exists else f"topic {topic}")
-        if exists or topic not in self._whole_topics:
-            for state in states:
-                state.is_gone = True
-            return
-        self._gone[topic] = _Gone(self._topics[topic], states)
-        for state in states:
-            del self.states[state.partition]
-            self._with_data.pop(state, None)
-            self._stopped.pop(state, None)
-            self._doubts.pop(state, None)
-        if topic not in self.named:  # it is of the pattern
-            del self._whole_topics[topic], self._topics[topic]
-            self._metadata.unwant(topic)
-
-    def tell_of_gone(self, what: str) -> None:
-        logger.warning(
-            "%s: %s does not exist any more, and is not read; once it is created again, it is read from its beginning",
-            self._runtime.connections.client_id,
-            what,
-        )
+            self._partitions.are_gone(topic, states)
+        self._requests.wake()
 
     def _problem(self, state: PartitionState) -> Callable[[str], BrokerError] | None:
         """What is wrong with a partition's metadata that time alone will not cure: an error whose text begins with
@@ -510,18 +266,20 @@ class Fetcher:
         answer. Returns when to look again if nothing happens before."""
         next_at = inf
         by_leader: dict[Leader, list[_Asked]] = {}
-        for state in self.states.values():
+        for state in self._partitions.states.values():
             if state.position is not None or state.is_gone or state.error is not None or state.awaits_committed:
                 continue
             if state.reset is None:
                 if not state.is_held:  # else the user is being told of the partition, and may call `seek`
-                    self._stop(state, self._no_position(state.partition))
+                    rule = 'has no position, and auto_offset_reset="none" forbids choosing one: call seek()'
+                    error = BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{state.partition} {rule}")
+                    self._partitions.stop(state, error)
                 continue
             leader = self._metadata.cluster.leader(*state.partition)
             if leader is None:
                 code = self._metadata.cluster.errors.get(state.partition.topic)
                 if code is not None and not ERRORS[code].retriable:
-                    self._stop(state, BrokerError(code, f"finding offsets of {state.partition}"))
+                    self._partitions.stop(state, BrokerError(code, f"finding offsets of {state.partition}"))
                 else:
                     self._metadata.request_refresh()
             elif leader == state.tried and state.outstanding_generation == state.generation:
@@ -539,11 +297,11 @@ class Fetcher:
     def _send(self, now: float) -> float:
         """Send the fetches that are due. Returns when to look again if nothing happens before."""
         max_bytes = min(self._max_bytes, self._buffer_left())
-        self._is_full = max_bytes <= 0
-        if self._is_full:
+        self._partitions.is_full = max_bytes <= 0
+        if self._partitions.is_full:
             return inf  # `take` wakes this
         due = due_fetches(
-            self.states.values(),
+            self._partitions.states.values(),
             self._metadata.cluster.leader,
             now,
             max_bytes=self._max_bytes,
@@ -569,12 +327,12 @@ class Fetcher:
 
     def _buffer_left(self) -> int:
         """How many bytes may be fetched ahead. What paused partitions have is dropped before it is in the way."""
-        left = self._max_buffer_bytes - sum(state.fetched_bytes for state in self.states.values())
+        left = self._max_buffer_bytes - sum(state.fetched_bytes for state in self._partitions.states.values())
         if left <= 0:
-            for state in self.states.values():
+            for state in self._partitions.states.values():
                 if state.is_paused and state.fetched and state.position is not None:
                     left += state.fetched_bytes
-                    self.go_back(state, state.position)
+                    self._partitions.go_back(state, state.position)
         return left
 
     def _scheduled(
@@ -586,7 +344,7 @@ class Fetcher:
             return [(asked, longest_wait_ms)]
         busy = [entry for entry in asked if entry[0].is_busy]
         quiet = [entry for entry in asked if not entry[0].is_busy]
-        most = most_in_a_request(len(self.states))
+        most = most_in_a_request(len(self._partitions.states))
         return schedule(
             [*([busy] if busy else []), *cut(quiet, most)],
             most=most,
@@ -627,7 +385,7 @@ class Fetcher:
             self._min_bytes,
             max_bytes,
             READ_UNCOMMITTED,
-            [m.FetchTopic(name, self._topics[name], partitions) for name, partitions in topics.items()],
+            [m.FetchTopic(name, self._partitions.topics[name], partitions) for name, partitions in topics.items()],
         )
         timeout_s = self._runtime.request_timeout_s + self._max_wait_s
         self._requests.send(node_id, connection, message, parts, timeout_s, now)
@@ -652,7 +410,7 @@ class Fetcher:
                 for partition in topic.partitions
             }
         for state, generation, offset, leader in request.parts:
-            if state.generation != generation or self.states.get(state.partition) is not state:
+            if state.generation != generation or self._partitions.states.get(state.partition) is not state:
                 continue  # the user went elsewhere
             partition = answers.get(state.partition)
             if partition is None:  # an error for all, or an answer that leaves out what was asked for
@@ -673,26 +431,18 @@ class Fetcher:
         if not records:
             return
         # To the end of the next request: a broker fills its answer in the order of the request.
-        self.states[state.partition] = self.states.pop(state.partition)
+        self._partitions.states[state.partition] = self._partitions.states.pop(state.partition)
         batches, trouble = placed_batches(records, offset, answer.high_watermark, leader.epoch, state.arrived_epoch)
         if not batches:  # else what comes before the trouble is well, and the next request begins with it
             told = CorruptBatch(state.partition, f"at or after offset {offset}: {trouble}", "Use seek() to skip it")
-            if not self.is_first_suspicion(state, told):
-                self._stop(state, told)
+            if not self._partitions.is_first_suspicion(state, told):
+                self._partitions.stop(state, told)
             return
         for header, start, end in batches:
             # Control batches hold no records for the user, but the position passes them.
             state.arrived(FetchedBatch(state, header, records, start, end))
         if state.fetched:
-            self._with_data.setdefault(state, None)
-
-    def is_first_suspicion(self, state: PartitionState, error: MinibrokerError) -> bool:
-        """What was fetched is corrupt, and is fetched once more: the leader is asked to look at its disk first, and
-        where that is damaged, another broker leads (if one can). False: that was so before. It is for the user."""
-        is_first, state.suspicion = state.suspicion is None, error
-        if not is_first:
-            state.suspicion = None  # if the user tries again
-        return is_first
+            self._partitions.has_data(state)
 
     def _failed(
         self,
@@ -714,17 +464,19 @@ class Fetcher:
         if code is ErrorCode.CORRUPT_MESSAGE:  # and no other broker can lead
             what = f"at or after offset {state.fetch_offset}: the leader's log is damaged there"
             told = state.suspicion or CorruptBatch(state.partition, what, "Use seek() to skip it")
-            if not self.is_first_suspicion(state, told):
-                self._stop(state, told)
+            if not self._partitions.is_first_suspicion(state, told):
+                self._partitions.stop(state, told)
             return
         info = ERRORS[code]
         if code in DOUBTS_OF_BROKERS:
             self._doubt(state, leader, lambda: None)  # the others may know
         if not info.retriable:
-            self._stop(state, BrokerError(code, f"fetching {state.partition} at offset {state.fetch_offset}"))
+            self._partitions.stop(
+                state, BrokerError(code, f"fetching {state.partition} at offset {state.fetch_offset}")
+            )
             return
         if info.refresh_metadata:
-            self._requests.leader_moved(state.partition, answer, self._topics[state.partition.topic])
+            self._requests.leader_moved(state.partition, answer, self._partitions.topics[state.partition.topic])
 
     def _doubt(self, state: PartitionState, leader: Leader, consequence: Callable[[], None]) -> None:
         """The leader's answer would invalidate the position, but perhaps it is cut off from the others and has been
@@ -737,19 +489,20 @@ class Fetcher:
         believed = await self._metadata.confirmed({state.partition: doubt.leader for state, doubt in doubts.items()})
         for state, doubt in doubts.items():
             is_same = (state.generation, state.fetch_offset) == (doubt.generation, doubt.fetch_offset)
+            is_same = is_same and self._partitions.states.get(state.partition) is state
             if is_same and state.partition in believed:
                 doubt.consequence()
-        self.wake()
+        self._requests.wake()
 
     def _out_of_range(self, state: PartitionState, answer: m.FetchPartitionResponse | None) -> None:
-        if self._reset is None:
+        if self._partitions.reset is None:
             log = "" if answer is None else f"; the log is {answer.log_start_offset} to {answer.high_watermark}"
             code = ErrorCode.OFFSET_OUT_OF_RANGE
-            self._stop(state, BrokerError(code, f"{state.partition} at offset {state.fetch_offset}{log}"))
+            self._partitions.stop(state, BrokerError(code, f"{state.partition} at offset {state.fetch_offset}{log}"))
             return
         who, goes_on = (
             self._runtime.connections.client_id,
-            "beginning" if self._reset == m.EARLIEST_TIMESTAMP else "end",
+            "beginning" if self._partitions.reset == m.EARLIEST_TIMESTAMP else "end",
         )
         if answer is not None and state.fetch_offset < answer.log_start_offset:
             logger.warning(
@@ -772,7 +525,7 @@ class Fetcher:
                 answer.high_watermark,
                 goes_on,
             )
-        self.move(state, None, self._reset)
+        self._partitions.move(state, None, self._partitions.reset)
 
     def _diverged(self, state: PartitionState, leader: m.EpochEndOffset) -> None:
         """The log no longer has all that was fetched (KIP-320): go on where the two histories part. The user is told
@@ -780,10 +533,10 @@ class Fetcher:
         position, diverging_offset = state.position, state.diverging_offset(leader)
         assert position is not None
         if diverging_offset >= position:
-            self.go_back(state, position)
-        elif self._reset is None:
-            self.go_back(state, position)
-            self._stop(state, LogTruncated(state.partition, position, diverging_offset))
+            self._partitions.go_back(state, position)
+        elif self._partitions.reset is None:
+            self._partitions.go_back(state, position)
+            self._partitions.stop(state, LogTruncated(state.partition, position, diverging_offset))
         else:
             logger.warning(
                 "%s: records of %s that were read are no longer in the log, from offset %d on, up to %d: lost in an "
@@ -794,7 +547,7 @@ class Fetcher:
                 position,
                 diverging_offset,
             )
-            self.go_back(state, diverging_offset)
+            self._partitions.go_back(state, diverging_offset)
 
     async def _find_positions(self, leader: Leader, asked: Sequence[_Asked]) -> None:
         timestamps = {state.partition: timestamp for state, _, timestamp, _ in asked}
@@ -805,14 +558,14 @@ class Fetcher:
             state.outstanding_generation = -1
             result = results[state.partition]
             if isinstance(result, Found) and result.result is None and timestamp >= 0:
-                self.move(state, None, m.LATEST_TIMESTAMP)  # there is no record as late as that
+                self._partitions.move(state, None, m.LATEST_TIMESTAMP)  # there is no record as late as that
             elif isinstance(result, Found):
                 at = result.result or OffsetAndTimestamp(0, -1)
-                self.move(state, at.offset, epoch=NO_EPOCH if at.leader_epoch is None else at.leader_epoch)
+                self._partitions.move(state, at.offset, epoch=NO_EPOCH if at.leader_epoch is None else at.leader_epoch)
             elif isinstance(result, BrokerError) and not result.retriable:
-                self._stop(state, result)
+                self._partitions.stop(state, result)
             else:
                 state.trouble = str(result)
                 state.retry_at = self._clock.monotonic() + self._runtime.retry_backoff_s
                 self._metadata.request_refresh()
-        self.wake()
+        self._requests.wake()

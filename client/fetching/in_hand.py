@@ -13,7 +13,7 @@ from operator import length_hint
 from typing import Any
 
 from minibroker.client.fetching.fetch_state import OpenBatch, PartitionState
-from minibroker.client.fetching.fetcher import Fetcher
+from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.fetching.records import ConsumerBatch, Record
 from minibroker.client.log import Logger
 from minibroker.client.tasks import Pulse
@@ -26,9 +26,9 @@ logger = Logger("minibroker.client")
 class InHand:
     """Written in the consumer's event loop; the heart's thread also reads `mark`, `asking` and `asked_at`."""
 
-    def __init__(self, clock: Clock, fetcher: Fetcher, who: str) -> None:
+    def __init__(self, clock: Clock, partitions: FetchedPartitions, who: str) -> None:
         self._clock = clock
-        self._fetcher = fetcher
+        self._partitions = partitions
         self._who = who
         self.state: PartitionState | None = None
         """The partition of the open batch, even if the fetcher has closed that batch (see `is_open`)."""
@@ -175,6 +175,6 @@ class InHand:
         """Go back to these offsets where the positions are beyond them. The records from there on have not reached the
         user, or it has not finished with them."""
         for partition, offset in offsets.items():
-            state = self._fetcher.states.get(partition)
+            state = self._partitions.states.get(partition)
             if state is not None and state.position is not None and state.position > offset:
-                self._fetcher.go_back(state, offset)
+                self._partitions.go_back(state, offset)

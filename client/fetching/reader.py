@@ -15,8 +15,8 @@ from operator import length_hint
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import CorruptBatch, DeserializationFailed
 from minibroker.client.fetching.fetch_state import FetchedBatch, PartitionState
-from minibroker.client.fetching.fetcher import Fetcher
 from minibroker.client.fetching.in_hand import InHand
+from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.fetching.records import ConsumerBatch, Record
 from minibroker.client.serializers import Deserializer
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
@@ -36,7 +36,7 @@ class Reader:
     def __init__(
         self,
         runtime: ClientRuntime,
-        fetcher: Fetcher,
+        partitions: FetchedPartitions,
         in_hand: InHand,
         errors: list[BaseException],
         deserialize_key: Deserializer | None,
@@ -47,7 +47,7 @@ class Reader:
         yields: bool,
     ) -> None:
         self._clock = runtime.clock
-        self._fetcher = fetcher
+        self._partitions = partitions
         self._in_hand = in_hand
         self._errors = errors
         """To be raised by the next call for records, one at a time."""
@@ -140,17 +140,17 @@ class Reader:
     async def _something(self) -> None:
         """Wait until there may be a batch or an error. If all partitions are paused, log that: the call may wait
         forever."""
-        states = self._fetcher.states.values()
+        states = self._partitions.states.values()
         paused = ["records"] if states and all(state.is_paused for state in states) else []
         if paused or self._stalls.is_any:
             now = self._clock.monotonic()
             self._stalls.look(now, paused, lambda _: f"all {len(states)} partitions are paused: call resume()")
         if not paused:
-            await self._fetcher.pulse.wait()
+            await self._partitions.pulse.wait()
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_EVERY_S):
-                await self._fetcher.pulse.wait()
+                await self._partitions.pulse.wait()
 
     def _take(self) -> _Found | None:
         """Return the next batch with records, if there is one. Raises pending errors."""
@@ -158,7 +158,7 @@ class Reader:
             raise self._errors.pop(0).with_traceback(None)
         self._check_readable()
         while not self._in_hand.is_quiet:
-            fetched = self._fetcher.take()
+            fetched = self._partitions.take()
             if fetched is None:
                 return None
             batch = self._decoded(fetched)
@@ -180,11 +180,11 @@ class Reader:
         try:
             decoded = decode_batch(fetched.buffer, header, fetched.start)
         except CorruptRecord as error:
-            self._fetcher.go_back(state, position)
+            self._partitions.go_back(state, position)
             problem = f"at offsets {header.base_offset} to {header.last_offset}: {error}"
             remedy = f"Try again, or skip it with seek({state.partition!r}, {header.next_offset})"
             corrupt = CorruptBatch(state.partition, problem, remedy, header.next_offset)
-            if self._fetcher.is_first_suspicion(state, corrupt):
+            if self._partitions.is_first_suspicion(state, corrupt):
                 return None
             raise corrupt from error
         state.suspicion = None
@@ -210,7 +210,7 @@ class Reader:
         try:
             return batch.deserialized(self._deserialize_key, self._deserialize_value)
         except DeserializationFailed as error:
-            self._fetcher.put_back(fetched)
+            self._partitions.put_back(fetched)
             readable = bisect_left(batch.offsets, error.offset)
             if readable == 0:
                 raise

@@ -18,8 +18,8 @@ import asyncio
 
 from minibroker.client.errors import CommitFailed
 from minibroker.client.fetching.fetch_state import PartitionState
-from minibroker.client.fetching.fetcher import Fetcher
 from minibroker.client.fetching.in_hand import InHand
+from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.group.commits import Commits, OffsetAndMetadata
 from minibroker.client.log import Logger
 from minibroker.protocol.errors import MinibrokerError
@@ -34,9 +34,9 @@ REPEAT_S = 20.0
 """Unchanged offsets are committed this often: a third of the least `offsets.retention.minutes`, 1."""
 
 
-def positions(fetcher: Fetcher) -> dict[TopicPartition, OffsetAndMetadata]:
+def positions(partitions: FetchedPartitions) -> dict[TopicPartition, OffsetAndMetadata]:
     """What `commit` without offsets commits: where the consumer is, in all partitions in which that is known."""
-    return {p: position for p, state in fetcher.states.items() if (position := _position(state)) is not None}
+    return {p: position for p, state in partitions.states.items() if (position := _position(state)) is not None}
 
 
 def _position(state: PartitionState) -> OffsetAndMetadata | None:
@@ -59,10 +59,16 @@ class AutoCommit:
     """See the module."""
 
     def __init__(
-        self, fetcher: Fetcher, commits: Commits, in_hand: InHand, clock: Clock, who: str, interval_s: float
+        self,
+        partitions: FetchedPartitions,
+        commits: Commits,
+        in_hand: InHand,
+        clock: Clock,
+        who: str,
+        interval_s: float,
     ) -> None:
         self._clock = clock
-        self._fetcher = fetcher
+        self._partitions = partitions
         self._commits = commits
         self._in_hand = in_hand
         self._who = who
@@ -88,14 +94,14 @@ class AutoCommit:
 
     def _noted(self) -> dict[TopicPartition, _Noted]:
         return {
-            partition: (self._fetcher.states.get(partition), self._fetcher.topic_id(partition), offset)
-            for partition, offset in positions(self._fetcher).items()
+            partition: (self._partitions.states.get(partition), self._partitions.topic_id(partition), offset)
+            for partition, offset in positions(self._partitions).items()
         }
 
     def _committed(self, partition: TopicPartition, topic_id: str, offset: int) -> None:
         """Note any commit of this consumer, the user's too: a position that has not gone beyond it since would set the
         group back."""
-        state, of_position = self._fetcher.states.get(partition), self._fetcher.topic_id(partition)
+        state, of_position = self._partitions.states.get(partition), self._partitions.topic_id(partition)
         position = None if state is None else _position(state)
         if position is not None and offset >= position.offset and topic_id in ("", of_position):
             self._last[partition] = (state, of_position, position)
@@ -111,7 +117,7 @@ class AutoCommit:
         offsets = {partition: offset for partition, (*_, offset) in news.items()}
         failed: dict[TopicPartition, MinibrokerError] = {}
         try:
-            await self._commits.commit(self._commits.ticket(offsets, self._fetcher.topic_id), patience_s)
+            await self._commits.commit(self._commits.ticket(offsets, self._partitions.topic_id), patience_s)
         except CommitFailed as error:
             failed = error.errors
         self._last |= {partition: one for partition, one in news.items() if partition not in failed}
@@ -122,7 +128,7 @@ class AutoCommit:
         """Commit what the group has, so that it does not expire; the position where it has nothing."""
         began = self._clock.monotonic()
         try:
-            await self._commits.repeat(positions(self._fetcher), self._fetcher.topic_id, PATIENCE_S)
+            await self._commits.repeat(positions(self._partitions), self._partitions.topic_id, PATIENCE_S)
         except CommitFailed as error:
             self._warn(error.errors)
         else:

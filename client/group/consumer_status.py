@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from minibroker.client.cluster.runtime import ClientRuntime
@@ -43,12 +43,13 @@ def describe(
     *,
     state: str,
     fetcher: Fetcher,
+    states: Mapping[TopicPartition, PartitionState],
     member: GroupMember | None,
     reads: Selection,
     runtime: ClientRuntime,
     in_hand: InHand,
 ) -> ConsumerStatus:
-    partitions = {partition: _of_partition(fetcher, fetcher.states[partition]) for partition in sorted(fetcher.states)}
+    partitions = {partition: _of_partition(fetcher, states[partition]) for partition in sorted(states)}
     summary = _summary(state, partitions, member, reads, runtime, in_hand)
     if member is None:
         return ConsumerStatus(summary, None, "", -1, None, partitions)

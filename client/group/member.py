@@ -28,8 +28,8 @@ from minibroker.client.cluster.coordinators import Coordinators
 from minibroker.client.cluster.retries import exponential_backoff_s
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import MaxPollIntervalExceeded
-from minibroker.client.fetching.fetcher import Fetcher
 from minibroker.client.fetching.in_hand import InHand
+from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.group.assignors import RebalanceProtocol, Subscription
 from minibroker.client.group.commits import Commits
 from minibroker.client.group.group_settings import GroupSettings
@@ -82,7 +82,7 @@ class GroupMember:
     def __init__(
         self,
         runtime: ClientRuntime,
-        fetcher: Fetcher,
+        partitions: FetchedPartitions,
         in_hand: InHand,
         coordinators: Coordinators,
         commits: Commits,
@@ -93,7 +93,7 @@ class GroupMember:
         self._runtime = runtime
         self._clock = runtime.clock
         self._metadata = runtime.metadata
-        self._fetcher = fetcher
+        self._partitions = partitions
         self._in_hand = in_hand
         self._coordinators = coordinators
         self._commits = commits
@@ -114,10 +114,12 @@ class GroupMember:
             max_poll_interval_s=settings.max_poll_interval_s,
         )
         self._waker = Waker()
-        self._errors = fetcher.errors
-        self.standing = Standing(runtime, fetcher, in_hand, self._waker, settings, is_cooperative=self._is_cooperative)
+        self._errors = partitions.errors
+        self.standing = Standing(
+            runtime, partitions, in_hand, self._waker, settings, is_cooperative=self._is_cooperative
+        )
         self.listener_calls = ListenerCalls(
-            runtime.clock, self.standing.who, self._rebalance_timeout_s, fetcher.errors, self.standing.stirred
+            runtime.clock, self.standing.who, self._rebalance_timeout_s, partitions.errors, self.standing.stirred
         )
         self.subscribed: Subscribed | None = None
         self._topics = TopicWatch(runtime.metadata)
@@ -137,10 +139,10 @@ class GroupMember:
         standing = self.standing
         self.subscribed = subscribed
         if subscribed is not None:
-            for partition, state in self._fetcher.states.items():
+            for partition, state in self._partitions.states.items():
                 if not subscribed.includes(partition.topic):  # held until it is revoked, or subscribed to again (M8)
                     state.is_held = True
-            self._fetcher.cut()
+            self._partitions.cut()
         else:
             standing.forget_uncommitted()  # the user gives up its positions, lost or not
         standing.why_rejoin = "the subscription has changed"
@@ -201,7 +203,7 @@ class GroupMember:
     async def _leave(self) -> None:
         standing = self.standing
         standing.move(S.LEAVING)
-        await self._give_up(list(self._fetcher.states))
+        await self._give_up(list(self._partitions.states))
         if standing.state is S.LOST:
             return
         membership = Membership(self.group, standing.generation_id, standing.member_id, self._instance_id)
@@ -246,14 +248,14 @@ class GroupMember:
         logger.info("%s: joins: %s", standing.who, why)
         standing.move(S.PREPARING)
         # M2: revoke all partitions (eager), or those of topics that are no longer subscribed to (cooperative).
-        owned = sorted(self._fetcher.states)
+        owned = sorted(self._partitions.states)
         generation_id = standing.generation_id
         self._check()
         topics: list[str] | None = None
         while topics != (now := self.subscribed.names(self._metadata.cluster.topics)):  # it may change during the wait
             topics = now
             self._topics.joins_for(topics)
-            gone = [p for p in sorted(self._fetcher.states) if not self._is_cooperative or p.topic not in topics]
+            gone = [p for p in sorted(self._partitions.states) if not self._is_cooperative or p.topic not in topics]
             await self._give_up(gone)
             self._check()
         joined = await self._join(topics, owned, generation_id)
@@ -274,7 +276,7 @@ class GroupMember:
         standing.why_rejoin = None  # news from here on, such as another subscription, requires another rebalance
         standing.move(S.JOINING)
         while True:
-            kept = [partition for partition in owned if partition in self._fetcher.states]
+            kept = [partition for partition in owned if partition in self._partitions.states]
             request = g.JoinGroupRequest(
                 self.group,
                 self._session_timeout_ms,
@@ -370,13 +372,13 @@ class GroupMember:
         standing = self.standing
         standing.move(S.RECONCILING)
         # M6: cooperative: revoke the partitions that move to other members, which get them in another rebalance.
-        gone = sorted(set(self._fetcher.states) - set(assigned))
+        gone = sorted(set(self._partitions.states) - set(assigned))
         if gone:
             await self._give_up(gone)
             self._check()
             standing.why_rejoin = f"{counted(len(gone), 'partition')} given up, for others"
         # M7: new partitions begin at the group's committed offsets.
-        added = [partition for partition in assigned if partition not in self._fetcher.states]
+        added = [partition for partition in assigned if partition not in self._partitions.states]
         if added:
             await self._begin_at_committed(added)
         standing.forget_uncommitted()  # from here on, a commit is about this assignment
@@ -385,11 +387,11 @@ class GroupMember:
         self._check()
         subscribed = self.subscribed  # it may have changed since the member joined
         assert subscribed is not None
-        self._fetcher.release(state for p, state in self._fetcher.states.items() if subscribed.includes(p.topic))
+        self._partitions.release(state for p, state in self._partitions.states.items() if subscribed.includes(p.topic))
         # M9: records of all partitions are handed out again.
         standing.move(S.STABLE)
         self._in_hand.is_quiet = False
-        self._fetcher.pulse.notify()
+        self._partitions.pulse.notify()
         logger.info(
             "%s: generation %d as %s, with %d partitions, %d of them new",
             standing.who,
@@ -412,14 +414,14 @@ class GroupMember:
                     standing.lose(Reaction.RAISE, error)
                     raise _Interrupted from error
         standing.trouble = None
-        states = self._fetcher.add_held(added)
-        begin_at_committed(self._fetcher, states, committed)
-        if self._fetcher.reset is None:
+        states = self._partitions.add_held(added)
+        begin_at_committed(self._partitions, states, committed)
+        if self._partitions.reset is None:
             return
         for state in states:
             is_of_older_topic = state.partition in committed and committed[state.partition].is_of_older_topic
             if state.position is None and (is_of_older_topic or self._topics.is_new(state.partition)):
-                self._fetcher.move(state, None, m.EARLIEST_TIMESTAMP)  # none of its records was there before
+                self._partitions.move(state, None, m.EARLIEST_TIMESTAMP)  # none of its records was there before
 
     # -- requests to the coordinator --
 
@@ -499,7 +501,7 @@ class GroupMember:
         self._heart.beat(None)
         standing.begin_loss()
         self._topics.leads_no_more()
-        lost = sorted(self._fetcher.states)
+        lost = sorted(self._partitions.states)
         if lost:
             while self._in_hand.holds:
                 await self._in_hand.freed.wait()
@@ -510,7 +512,7 @@ class GroupMember:
             self._remove(lost)
         if standing.end_loss(lost) is S.REFUSED:
             self._in_hand.on_ask = self._go_on
-        self._fetcher.pulse.notify()
+        self._partitions.pulse.notify()
 
     def _go_on(self) -> None:
         """The user asks for records again."""
@@ -527,7 +529,7 @@ class GroupMember:
             return
         standing, before = self.standing, self.standing.state
         self._in_hand.is_quiet = True
-        self._fetcher.cut()
+        self._partitions.cut()
         while self._in_hand.holds:
             self._check()
             await self._in_hand.freed.wait()
@@ -546,14 +548,14 @@ class GroupMember:
             if standing.state is _REVOKING.get(before):
                 standing.move(before)
         self._remove(partitions)
-        if self._fetcher.states:
+        if self._partitions.states:
             self._in_hand.is_quiet = False
-            self._fetcher.pulse.notify()
+            self._partitions.pulse.notify()
 
     def _remove(self, partitions: Sequence[TopicPartition]) -> None:
         for topic in sorted({partition.topic for partition in partitions} - self._metadata.cluster.existing().keys()):
-            self._fetcher.tell_of_gone(f"topic {topic}")
-        self._fetcher.remove(partitions)
+            self._partitions.warn_of_gone(f"topic {topic}")
+        self._partitions.remove(partitions)
 
 
 _REVOKING = {S.PREPARING: S.REVOKING, S.RECONCILING: S.REVOKING_ASSIGNED}

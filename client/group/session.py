@@ -12,8 +12,8 @@ from minibroker.client.cluster.coordinators import Coordinators
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import InvalidSetting, WithinListener
 from minibroker.client.fetching.fetch_state import PartitionState
-from minibroker.client.fetching.fetcher import Fetcher
 from minibroker.client.fetching.in_hand import InHand
+from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.group.auto_commit import AutoCommit, positions
 from minibroker.client.group.commits import Commits, Nobody, OffsetAndMetadata, Ticket, check_offsets
 from minibroker.client.group.group_settings import GroupSettings
@@ -39,7 +39,7 @@ class GroupSession:
     def __init__(
         self,
         runtime: ClientRuntime,
-        fetcher: Fetcher,
+        partitions: FetchedPartitions,
         in_hand: InHand,
         settings: GroupSettings,
         *,
@@ -47,7 +47,7 @@ class GroupSession:
         auto_commit_interval_s: float | None,
     ) -> None:
         self._runtime = runtime
-        self._fetcher = fetcher
+        self._partitions = partitions
         self._in_hand = in_hand
         self._api_timeout_s = settings.api_timeout_s
         self._commit_tasks: dict[asyncio.Task[None], None] = {}
@@ -56,12 +56,14 @@ class GroupSession:
         self._auto_commit: AutoCommit | None = None
         if auto_commit_interval_s is not None:
             who = runtime.connections.client_id
-            self._auto_commit = AutoCommit(fetcher, self.commits, in_hand, runtime.clock, who, auto_commit_interval_s)
+            self._auto_commit = AutoCommit(
+                partitions, self.commits, in_hand, runtime.clock, who, auto_commit_interval_s
+            )
         self.member: GroupMember | None = None
         if has_member:
             self.member = GroupMember(
                 runtime,
-                fetcher,
+                partitions,
                 in_hand,
                 coordinators,
                 self.commits,
@@ -86,10 +88,10 @@ class GroupSession:
         if self.member is not None:
             self.member.go_on()
         else:
-            self.begin_by_hand([state for state in self._fetcher.states.values() if state.awaits_committed])
+            self.begin_by_hand([state for state in self._partitions.states.values() if state.awaits_committed])
 
     def begin_by_hand(self, states: Sequence[PartitionState]) -> None:
-        begin = begin_by_hand(self._fetcher, self.commits, states, self._api_timeout_s, self._fetcher.errors)
+        begin = begin_by_hand(self._partitions, self.commits, states, self._api_timeout_s, self._partitions.errors)
         self._runtime.tasks.start(begin, "find committed offsets")
 
     # -- membership --
@@ -108,7 +110,7 @@ class GroupSession:
                 raise InvalidSetting("partitions", kept, rule)
             self.commits.committer = Nobody(self.commits.group)
         elif self._auto_commit is not None:
-            gone = {partition: at for partition, at in positions(self._fetcher).items() if partition not in kept}
+            gone = {partition: at for partition, at in positions(self._partitions).items() if partition not in kept}
             if gone:
                 self.commit_nowait(gone)
 
@@ -186,7 +188,7 @@ class GroupSession:
     ) -> tuple[dict[TopicPartition, OffsetAndMetadata], Mapping[TopicPartition, MinibrokerError]]:
         """Return the offsets to commit, and the partitions that a commit of all positions has lost. There are either
         positions of the present assignment, or of the one that was lost."""
-        to_commit = positions(self._fetcher) if offsets is None else check_offsets(offsets)
+        to_commit = positions(self._partitions) if offsets is None else check_offsets(offsets)
         self._in_hand.vouch({partition: committed.offset for partition, committed in to_commit.items()})
         if offsets is None and not to_commit and self.member is not None:
             return {}, self.member.standing.lost_positions()
@@ -200,8 +202,8 @@ class GroupSession:
     ) -> Ticket:
         # The user's offsets are those of records that it holds. Their topic may have been created again since;
         # positions are always in the present topic.
-        topic_id: Callable[[TopicPartition], str] = self._fetcher.topic_id
-        return self.commits.ticket(to_commit, topic_id if offsets is None else self._fetcher.handed_out_of, lost)
+        topic_id: Callable[[TopicPartition], str] = self._partitions.topic_id
+        return self.commits.ticket(to_commit, topic_id if offsets is None else self._partitions.handed_out_of, lost)
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         clock, metadata = self._runtime.clock, self._runtime.metadata

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.fetching.fetch_state import PartitionState
-from minibroker.client.fetching.fetcher import Fetcher
 from minibroker.client.fetching.in_hand import InHand
+from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.group.group_settings import GroupSettings
 from minibroker.client.group.heart import Membership
 from minibroker.client.group.states import AFTER_LOSS, MOVES, MemberState, Reaction, reaction
@@ -42,7 +42,7 @@ class Standing:
     def __init__(
         self,
         runtime: ClientRuntime,
-        fetcher: Fetcher,
+        partitions: FetchedPartitions,
         in_hand: InHand,
         waker: Waker,
         settings: GroupSettings,
@@ -51,10 +51,10 @@ class Standing:
     ) -> None:
         self.who = f"{runtime.connections.client_id} in group {settings.group}"
         self._clock = runtime.clock
-        self._fetcher = fetcher
+        self._partitions = partitions
         self._in_hand = in_hand
         self._waker = waker
-        self._errors = fetcher.errors
+        self._errors = partitions.errors
         self._group = settings.group
         self._instance_id = settings.group_instance_id
         self._is_cooperative = is_cooperative
@@ -118,7 +118,7 @@ class Standing:
             self._loss = _Loss(what, error)
             self.move(S.LOST)
             self._in_hand.is_quiet = True
-            self._fetcher.cut()
+            self._partitions.cut()
             self._in_hand.freed.notify()
             self._waker.wake()
 
@@ -149,7 +149,7 @@ class Standing:
 
     def note_uncommitted(self, lost: Iterable[TopicPartition]) -> None:
         why = self._loss.error or MinibrokerError("the group went on without this member")
-        states = self._fetcher.states
+        states = self._partitions.states
         self._uncommitted |= {p: why for p in lost if p in states and states[p].has_uncommitted}
 
     def forget_uncommitted(self) -> None:
@@ -168,10 +168,10 @@ class Standing:
         return Membership(self._group, self.generation_id, self.member_id, self._instance_id)
 
     def claim(self, partition: TopicPartition) -> object:
-        return self._fetcher.states.get(partition)
+        return self._partitions.states.get(partition)
 
     def why_not(self, partition: TopicPartition, claim: object) -> str | None:
-        if claim is not None and self._fetcher.states.get(partition) is claim and self.membership() is not None:
+        if claim is not None and self._partitions.states.get(partition) is claim and self.membership() is not None:
             return None
         error = self._loss.error if self.state is S.LOST else self.untold or self._uncommitted.get(partition)
         if error is not None:

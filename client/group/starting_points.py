@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from minibroker.client.fetching.fetch_state import PartitionState
-from minibroker.client.fetching.fetcher import Fetcher
+from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.group.commits import Commits, Committed
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
@@ -15,7 +15,7 @@ RETRY_S = 1.0
 
 
 def begin_at_committed(
-    fetcher: Fetcher, states: Iterable[PartitionState], committed: Mapping[TopicPartition, Committed]
+    partitions: FetchedPartitions, states: Iterable[PartitionState], committed: Mapping[TopicPartition, Committed]
 ) -> None:
     """Move each partition that has no position yet to its committed offset. An offset that was committed in an earlier
     topic of the same name does not count."""
@@ -23,13 +23,13 @@ def begin_at_committed(
         at = committed.get(state.partition)
         if at is not None and not at.is_of_older_topic and state.position is None and state.generation == 0:
             epoch = NO_EPOCH if at.offset.leader_epoch is None else at.offset.leader_epoch
-            fetcher.move(state, at.offset.offset, epoch=epoch)
+            partitions.move(state, at.offset.offset, epoch=epoch)
         state.awaits_committed = False
-    fetcher.wake()
+    partitions.wake()
 
 
 async def begin_by_hand(
-    fetcher: Fetcher,
+    partitions: FetchedPartitions,
     commits: Commits,
     states: Sequence[PartitionState],
     patience_s: float,
@@ -44,7 +44,7 @@ async def begin_by_hand(
             committed = await commits.fetch([state.partition for state in states], patience_s)
         except MinibrokerError as error:
             errors.append(error)
-            fetcher.pulse.notify()
+            partitions.pulse.notify()
             await asyncio.sleep(RETRY_S)
-    begin_at_committed(fetcher, states, committed)
-    fetcher.release(states)
+    begin_at_committed(partitions, states, committed)
+    partitions.release(states)

@@ -22,6 +22,7 @@ from minibroker.client.errors import Closed
 from minibroker.client.fetching.fetch_state import PartitionState
 from minibroker.client.fetching.fetcher import Fetcher
 from minibroker.client.fetching.in_hand import InHand
+from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.fetching.reader import Reader
 from minibroker.client.group import auto_commit
 from minibroker.client.group.commits import Commits
@@ -115,8 +116,8 @@ def glances_find_nothing(patches: Patches) -> None:
 @mutant("commits of nothing", "what is not subscribed to any more is not committed before it is given up")
 def held_positions_are_not_committed(patches: Patches) -> None:
     @patches.instead_of(auto_commit, "positions")
-    def positions(original: Any, fetcher: Fetcher) -> Any:
-        return {p: offset for p, offset in original(fetcher).items() if not fetcher.states[p].is_held}
+    def positions(original: Any, partitions: FetchedPartitions) -> Any:
+        return {p: offset for p, offset in original(partitions).items() if not partitions.states[p].is_held}
 
 
 @mutant("calls that never end", "calls that wait go on, whatever becomes of their client")
@@ -184,7 +185,7 @@ def position_lost_with_the_leader(patches: Patches) -> None:
     def failed(original: Any, self: Fetcher, state: Any, code: ErrorCode, *rest: Any) -> None:
         original(self, state, code, *rest)
         if ERRORS[code].refresh_metadata and not state.fetched:
-            self.move(state, None, LATEST_TIMESTAMP)
+            self._partitions.move(state, None, LATEST_TIMESTAMP)
 
 
 @mutant("KIP-98", "batches that a send_batch fills beyond a first one take the numbers of the one before")
@@ -387,8 +388,8 @@ def offsets_of_an_earlier_topic(patches: Patches) -> None:
 
 @mutant("silence", "a consumer waits for ever for partitions that a topic lacks since it was created again")
 def partitions_that_are_gone_are_waited_for(patches: Patches) -> None:
-    @patches.instead_of(Fetcher, "_topic_was_recreated")
-    def topic_was_recreated(original: Any, self: Fetcher, state: Any, is_there: bool) -> None:
+    @patches.instead_of(FetchedPartitions, "_topic_was_recreated")
+    def topic_was_recreated(original: Any, self: FetchedPartitions, state: Any, is_there: bool) -> None:
         original(self, state, True)
 
     @patches.instead_of(Fetcher, "_problem")

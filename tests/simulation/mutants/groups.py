@@ -393,10 +393,10 @@ def stale_claims_are_believed(patches: Patches) -> None:
 @mutant("at most once", "what is committed is how far the member has fetched ahead, not what it was handed")
 def committed_ahead(patches: Patches) -> None:
     @patches.instead_of(auto_commit, "positions")
-    def positions(original: Any, fetcher: Any) -> dict[TopicPartition, OffsetAndMetadata]:
+    def positions(original: Any, partitions: Any) -> dict[TopicPartition, OffsetAndMetadata]:
         return {
-            partition: OffsetAndMetadata(max(offset.offset, fetcher.states[partition].fetch_offset))
-            for partition, offset in original(fetcher).items()
+            partition: OffsetAndMetadata(max(offset.offset, partitions.states[partition].fetch_offset))
+            for partition, offset in original(partitions).items()
         }
 
 

@@ -193,7 +193,7 @@ async def test_a_member_that_is_out_of_its_group_has_not_committed_what_its_cons
                 generation = life.generation
                 await admin.delete_topic(topic)
                 await admin.create_topic(topic, partitions=1, replication_factor=1)
-                states = consumer._fetcher.states
+                states = consumer._partitions.states
                 await storm.cluster.until(lambda: states[gone].position is None and states[kept].position == 0)
                 await storm.cluster.until(lambda: life.generation == -1)
                 group.history.holds("another", generation + 1, [kept])

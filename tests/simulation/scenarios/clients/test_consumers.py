@@ -180,7 +180,7 @@ async def test_a_topic_that_is_created_again_in_the_middle_of_a_batch_is_read_fr
                 consumer.pause(P0)
             await scene.create(again=True)
             await scene.send(100, 5)
-            state = consumer._fetcher.states[P0]
+            state = consumer._partitions.states[P0]
             await scene.cluster.until(lambda: state.generation > 1 and state.position is not None)
             if taken == "by batches":
                 values: list[int] = []

@@ -178,7 +178,7 @@ async def test_a_consumer_that_cannot_learn_whether_a_topic_is_gone_asks_now_and
         await scene.producer.send("gone", b"1")
         await read(consumer, 1)
         await scene.admin.delete_topic("gone")
-        seem_gone = [state for state in consumer._fetcher.states.values() if state.partition == GONE]
+        seem_gone = [state for state in consumer._partitions.states.values() if state.partition == GONE]
         await scene.cluster.until(lambda: seem_gone[0].absent_since is not None)
         for broker_id in scene.cluster.broker_ids:
             scene.cluster.kill_broker(broker_id)

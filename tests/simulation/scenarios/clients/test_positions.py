@@ -107,7 +107,7 @@ async def test_a_consumer_goes_back_to_where_the_log_was_cut_and_says_so(
     async def consume() -> None:
         async with Consumer(scene.cluster.bootstrap, topics=["t"], world=scene.main) as consumer:
             await take(consumer, taken)
-            state = consumer._fetcher.states[P0]
+            state = consumer._partitions.states[P0]
             before = state.generation
             with caplog.at_level(logging.WARNING, "minibroker.client"):
                 await lose_the_end(scene)
@@ -133,7 +133,7 @@ async def test_without_a_reset_a_consumer_is_told_what_it_has_read_that_is_gone_
             consumer.seek(P0, 0)
             await take(consumer, 15)
             await lose_the_end(scene)
-            await scene.cluster.until(lambda: consumer._fetcher.states[P0].error)
+            await scene.cluster.until(lambda: consumer._partitions.states[P0].error)
             for _ in range(2):
                 with pytest.raises(LogTruncated) as caught:
                     await take(consumer, 1)
@@ -157,9 +157,9 @@ async def test_what_was_fetched_but_not_handed_out_is_replaced_without_a_word(
         ) as consumer:
             consumer.seek(P0, 0)
             await take(consumer, 5)
-            await scene.cluster.until(lambda: consumer._fetcher.states[P0].fetch_offset == SENT)
+            await scene.cluster.until(lambda: consumer._partitions.states[P0].fetch_offset == SENT)
             await lose_the_end(scene)
-            await scene.cluster.until(lambda: consumer._fetcher.states[P0].fetch_offset == len(AFTERWARDS))
+            await scene.cluster.until(lambda: consumer._partitions.states[P0].fetch_offset == len(AFTERWARDS))
             assert numbers(await take(consumer, 20)) == AFTERWARDS[5:]
             assert "no longer in the log" not in caplog.text
 

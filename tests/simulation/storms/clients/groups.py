@@ -436,7 +436,7 @@ class Groups:
         taken back what the member is in the middle of."""
         done = life.positions
         if offsets is None:
-            sent, reborn = positions(life.consumer._fetcher), self._storm.rebirth.topics
+            sent, reborn = positions(life.consumer._partitions), self._storm.rebirth.topics
             done = {p: offset for p, offset in done.items() if p in sent or p.topic not in reborn}
             done = {p: min(offset, sent[p].offset) if p in sent else offset for p, offset in done.items()}
         return life.history.commit_begins(life.identity, done, life.generation)

@@ -296,7 +296,7 @@ async def test_the_rest_of_a_batch_is_dropped_where_the_log_was_truncated_in_the
         log.end = 0
         fill(log, 20, batch=10, prefix="new-")
         truncated = True
-        state = consumer._fetcher.states[P0]
+        state = consumer._partitions.states[P0]
         async with asyncio.timeout(10):
             while state.generation < 2:
                 await asyncio.sleep(0.01)
@@ -462,7 +462,7 @@ async def test_the_next_fetch_is_out_while_a_batch_is_being_consumed_and_no_more
         for _ in range(50):
             await asyncio.sleep(0)
         assert len(cluster.requests(FETCH)) == 2
-        state = consumer._fetcher.states[P0]
+        state = consumer._partitions.states[P0]
         assert state.fetched_bytes < 150_000
         for _ in range(94):
             await anext(batches)
@@ -862,7 +862,7 @@ async def test_no_more_is_fetched_ahead_than_the_buffer_takes_and_paused_partiti
     async with Consumer(
         cluster.bootstrap, topics=["orders"], fetch_max_buffer_bytes=20_000, max_partition_fetch_bytes=8_000
     ) as consumer:
-        states = consumer._fetcher.states.values()
+        states = consumer._partitions.states.values()
         most = 0
         count = 0
         await take(consumer, 1)
