@@ -1,4 +1,4 @@
-"""The consumer: records and batches as async iterators over what the fetcher brings."""
+"""The consumer: the user's calls. Fetching, reading and the group have rooms of their own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import suppress
 from typing import Any, Literal
 
-from minibroker.client.cluster.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.cluster.calls import ends_with_its_client
 from minibroker.client.cluster.lifecycle import Client
+from minibroker.client.cluster.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.errors import ApiTimedOut, InvalidSetting
 from minibroker.client.fetching.fetch_state import PartitionState
 from minibroker.client.fetching.fetcher import UNKNOWN_TOPIC_PATIENCE_S, Fetcher
@@ -50,59 +50,60 @@ ENDING_LOOP_S = 0.5
 
 
 class Consumer(Client):
-    """Reads records. Use it as `async with Consumer("host:9092", topics=["orders"]) as consumer`, or call `start`
-    and `close`; then `async for record in consumer`, or, several times as fast, `async for batch in
-    consumer.batches()`, or `poll`. The iterations never end: leave the loop, or bound it with `asyncio.timeout`. After
-    an iteration that was cancelled or left, the next one goes on where it was, with the same iterator or with another.
+    """Reads records. Use it as `async with Consumer("host:9092", topics=["orders"]) as consumer`, or call `start` and
+    `close`. Then iterate with `async for record in consumer`, with `async for batch in consumer.batches()`, which is
+    several times as fast, or call `poll`. The iterations never end: leave the loop, or bound it with `asyncio.timeout`.
+    If an iteration is cancelled or left, the next one continues there, with the same iterator or with another.
 
-    Guarantees: each record of a partition once and in order, from its first position on. Nothing above the high
-    watermark is read. Every batch's checksum is checked.
+    Guarantees: each record of a partition is returned once and in order, beginning at the first position. Nothing above
+    the high watermark is read. The checksum of each batch is verified.
 
-    What is read: `topics`, or all topics whose whole name matches `pattern`; partitions and topics that are added later
-    included. Or `partitions`: just those. Or nothing yet: then call `subscribe` or `assign`.
+    The consumer reads one of these: `topics`, or all topics whose whole name matches `pattern`, including partitions
+    and topics that are added later; only the given `partitions`; or nothing until `subscribe` or `assign` is called.
 
-    With a `group`, the partitions of the topics are shared between its members, and `commit` saves how far the group
-    has got: whoever has a partition next goes on there. (With `partitions` there are commits, but no sharing.)
-    A rebalance takes partitions away only while this consumer's user asks for the next records, so no other member gets
-    a partition whose record is still being worked on, unless that takes longer than `max_poll_interval_ms`. A record
-    counts as worked on when the next one is asked for. `commit()` says that all were that have been handed out, the
-    last one included.
+    With a `group`, its members share the partitions of the topics, and `commit` saves the group's progress: the next
+    owner of a partition continues there. (With `partitions`, the consumer commits but does not share.) A rebalance
+    takes partitions away only while this consumer's user asks for the next records, so no other member gets a partition
+    whose record is being processed, unless that takes longer than `max_poll_interval_ms`. A record counts as processed
+    when the next one is asked for. `commit()` states that all records that were handed out are processed, including
+    the last one.
 
     Settings have Kafka's names and meaning; times are in milliseconds, sizes in bytes:
 
-    - A topic that is deleted is a WARNING, and its partitions leave the assignment, unless they were named in
-      `partitions`. Where it is created again, it is read from its beginning. As long as nothing else is left to read,
-      a call for records raises UNKNOWN_TOPIC_OR_PARTITION every 10 s.
-    - `auto_offset_reset`: where to begin if the group has committed nothing, and where to go on if the position is no
-      longer in the log: "earliest" (the default here, so that nothing is missed; Kafka's is "latest"), "latest", or
-      "none", which raises. If records that were read are lost in an unclean election, it goes on where the log is
-      another one than was read; with "none" it raises LogTruncated (KIP-320). Whatever was missed or lost is a WARNING
-      with the offsets. A leader alone is not believed about such things, as it may have been deposed without knowing:
-      the consumer waits until another broker knows it as the leader, too.
-    - `enable_auto_commit`: commit what was worked on every `auto_commit_interval_ms`, before partitions are taken
-      away, and at `close`. Off by default (in Kafka it is on).
-    - `group_instance_id`: the name of a static member (KIP-345): it does not leave at `close`, and if it is back within
-      `session_timeout_ms`, it gets what it had, without a rebalance.
+    - If a topic is deleted, a WARNING is logged and its partitions leave the assignment, unless they were named in
+      `partitions`. If it is created again, it is read from its beginning. While nothing else is left to read, a call
+      for records raises UNKNOWN_TOPIC_OR_PARTITION every 10 s.
+    - `auto_offset_reset`: where to begin if the group has committed nothing, and where to continue if the position is
+      no longer in the log: "earliest" (the default here, so that nothing is missed; Kafka's is "latest"), "latest", or
+      "none", which raises. If an unclean election loses records that were read, the consumer continues where the log
+      diverges from the records that it has read; with "none" it raises LogTruncated (KIP-320). Missed or lost records
+      are logged as a WARNING with their offsets. A leader may have been deposed without knowing it, so the consumer
+      first waits until another broker confirms that it leads.
+    - `enable_auto_commit`: commit processed records every `auto_commit_interval_ms`, before partitions are taken away,
+      and in `close`. Off by default (on in Kafka).
+    - `group_instance_id`: the name of a static member (KIP-345). A static member does not leave at `close`. If it is
+      back within `session_timeout_ms`, it gets its previous partitions without a rebalance.
     - `partition_assignment_strategy`: "cooperative-sticky", "range", "roundrobin", "sticky", a function or an Assignor,
       or several of them; all members must have one in common.
-    - `session_timeout_ms`, `heartbeat_interval_ms`: a member that is silent for so long is put out. Heartbeats go on
-      while the event loop is blocked, but not for ever:
-    - `max_poll_interval_ms`: whoever asks for no records for so long leaves the group, and the next call raises
-      MaxPollIntervalExceeded. So long do others wait for it in a rebalance.
-    - `max_poll_records`: how many `poll` returns at most.
+    - `session_timeout_ms`, `heartbeat_interval_ms`: the group removes a member whose heartbeats stop for the session
+      timeout. Heartbeats continue while the event loop is blocked.
+    - `max_poll_interval_ms`: a consumer that is not asked for records for this long leaves the group, and its next call
+      raises MaxPollIntervalExceeded. Other members wait at most this long for it during a rebalance.
+    - `max_poll_records`: the most records that `poll` returns.
     - `key_deserializer`, `value_deserializer`: "bytes", "str", "json", "msgpack", or a function
-      (`minibroker.client.serializers`). A record that cannot be read raises DeserializationFailed, again and again:
-      `seek` past it to go on.
-    - `fetch_min_bytes`, `fetch_max_wait_ms`: a broker waits until it has so many bytes, or for so long.
-      `fetch_max_bytes`, `max_partition_fetch_bytes`: limits of one answer (which has at least one batch all the same).
-      `fetch_max_buffer_bytes`: how much is fetched ahead, over all partitions.
-    - `metadata_max_age_ms`: after so long, partitions and topics that were added are found (30 s; in Kafka 5 minutes).
-    - `default_api_timeout_ms`: for `start`, `position`, `commit`, `committed` and the offset look-ups.
+      (`minibroker.client.serializers`). A record that cannot be deserialized raises DeserializationFailed, again and
+      again: `seek` past it to continue.
+    - `fetch_min_bytes`, `fetch_max_wait_ms`: a broker answers when it has this many bytes, or after this wait.
+      `fetch_max_bytes`, `max_partition_fetch_bytes`: limits of one answer, which has at least one batch in any case.
+      `fetch_max_buffer_bytes`: limit of the bytes that are fetched ahead, over all partitions.
+    - `metadata_max_age_ms`: new partitions and topics are found within this time (30 s; in Kafka 5 minutes).
+    - `default_api_timeout_ms`: limit for `start`, `position`, `commit`, `committed` and the offset look-ups.
 
-    A consumer that is dropped without `close` warns (ResourceWarning).
+    A consumer that is dropped without `close` emits a ResourceWarning.
 
-    The constructor raises InvalidSetting. Not thread-safe, and for one event loop, the one in which it is started: a
-    call from another, to `close` as well, raises WrongEventLoop. (An iteration checks that once for each batch.)
+    The constructor raises InvalidSetting. A consumer is not thread-safe, and belongs to the event loop in which it is
+    started: all calls from another loop, including `close`, raise WrongEventLoop. (Iterations check that once for each
+    batch.)
     """
 
     _noun = "consumer"
@@ -165,12 +166,12 @@ class Consumer(Client):
         checked_listener(listener)
         for name, of_member in (("group_instance_id", group_instance_id), ("listener", listener)):
             if of_member is not None and group is None:
-                raise InvalidSetting(name, of_member, 'it is for members of a group: give group="name", too')
+                raise InvalidSetting(name, of_member, 'it is for members of a group: also give group="name"')
             if of_member is not None and partitions is not None:
                 rule = "it is for members of a group, which share topics: give topics instead of partitions"
                 raise InvalidSetting(name, of_member, rule)
         if enable_auto_commit and group is None:
-            rule = 'offsets are committed for a group: give group="name", too'
+            rule = 'offsets are committed for a group: also give group="name"'
             raise InvalidSetting("enable_auto_commit", enable_auto_commit, rule)
         super().__init__(
             bootstrap,
@@ -272,29 +273,30 @@ class Consumer(Client):
         self._partitions.pulse.notify()
 
     async def close(self, timeout_ms: float = 30_000) -> None:
-        """Commit what is to be committed by itself, give up the partitions, leave the group, and end all tasks and
-        connections, in no more than `timeout_ms`: what was not done by then is a WARNING. Calls that wait raise Closed.
-        A second `close` waits for the first, for `timeout_ms` at most. If the event loop ends, as `asyncio.run` does by
-        cancelling all tasks, `close` takes a second at most. Raises WithinListener, and in the end what the listener
-        has raised (where `close` is called because of another exception, that gets it as a note).
+        """Make the automatic commit, give up the partitions, leave the group, and end all tasks and connections. Takes
+        at most `timeout_ms`; steps that are not done by then are logged as a WARNING. Waiting calls raise Closed. A
+        second `close` waits for the first, for `timeout_ms` at most. If the event loop ends (`asyncio.run` cancels all
+        tasks), `close` takes at most a second. Raises WithinListener, and finally the listener's exception; if `close`
+        runs because of another exception, that one gets it as a note.
 
-        What was handed out last is committed, too, unless it may not have been worked on: `close` is called because of
-        an exception (in `finally`, or by leaving `async with`), or while another task is in the middle of it, or was
-        cancelled there. Then it comes again.
+        The automatic commit includes the records that were handed out last, unless the user may not have processed
+        them: `close` runs because of an exception (in `finally`, or by leaving `async with`), or another task is
+        processing them or was cancelled during that. Those records are then returned again.
         """
         cause = sys.exc_info()[1]
         timeout_s, is_done = check_ms("timeout_ms", timeout_ms), cause is None and self._in_hand.is_done_with()
         await self._close(timeout_s, is_done=is_done, cause=cause)
 
     async def _close(self, timeout_s: float, *, is_done: bool, cause: BaseException | None = None) -> None:
-        """`is_done`: what was handed out last has been worked on. `cause`: why the consumer is closed."""
+        """`is_done`: the records that were handed out last are processed. `cause`: the exception that closes the
+        consumer."""
         if self._state == "closed":
             return
         self._check_loop()
         if self._runtime.loop_is_ending:
             timeout_s = min(timeout_s, ENDING_LOOP_S)
         self._check_not_within_listener("close")
-        if self._state == "closing":  # as where a signal closes it, and the body that reads ends with that
+        if self._state == "closing":  # a signal handler closes it, say, and the body of `async with` ends
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._has_ended.wait()
@@ -320,10 +322,10 @@ class Consumer(Client):
                 await self._within(self._runtime.close(), left_s, "ending its tasks")
             finally:
                 self._has_ended.set()
-        self._tell_of_listener(before, cause)
+        self._raise_from_listener(before, cause)
 
-    def _tell_of_listener(self, before: Exception | None, cause: BaseException | None = None) -> None:
-        """Raise what it has raised since `before`, or add it to the exception because of which it was called."""
+    def _raise_from_listener(self, before: Exception | None, cause: BaseException | None = None) -> None:
+        """Raise the listener's exception if it is not `before`, or add it to `cause` as a note."""
         raised = self._raised_by_listener()
         if raised is None or raised is before:
             return
@@ -339,7 +341,7 @@ class Consumer(Client):
     async def _within(
         self, work: Coroutine[Any, Any, None], timeout_s: float, doing: str, undone: Callable[[], str] = str
     ) -> None:
-        """`undone`: what is not done yet."""
+        """`undone` returns the steps that are not done yet, in words."""
         task = asyncio.ensure_future(work)
         began = self._runtime.clock.monotonic()
         try:
@@ -371,9 +373,9 @@ class Consumer(Client):
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Read these topics instead of those before, or all whose whole name matches `pattern`. Takes effect in the
-        background; what both subscriptions have in common is read on. A topic that does not exist for 10 s is raised
-        from the iteration. Raises InvalidSetting."""
+        """Replace the subscription by these topics, or by all topics whose whole name matches `pattern`. Takes effect
+        in the background. Topics in both subscriptions are read on. If a topic does not exist for 10 s, the iteration
+        raises that. Raises InvalidSetting."""
         self._check_running()
         if (topics is None) == (pattern is None):
             raise InvalidSetting("topics", topics, "give either topics or pattern")
@@ -386,13 +388,13 @@ class Consumer(Client):
         if self._member is not None:
             self._member.listen(checked)
         elif checked is not None:
-            raise InvalidSetting("listener", listener, 'is for members of a group: give group="name", too')
+            raise InvalidSetting("listener", listener, 'is for members of a group: also give group="name"')
         self._reads.subscribed = subscribed
         self._apply()
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Read these partitions instead of those before, whatever other consumers read; those that are in both are read
-        on. With a group, they begin where it has committed. Raises InvalidSetting."""
+        """Replace the assignment by these partitions, without regard to other consumers. Partitions in both assignments
+        are read on. With a group, they begin at its committed offsets. Raises InvalidSetting."""
         self._check_running()
         if self._reads.subscribed is not None:
             raise InvalidSetting(
@@ -407,10 +409,10 @@ class Consumer(Client):
         self._apply()
 
     async def unsubscribe(self) -> None:
-        """Read nothing any more, and leave the group, after what is committed by itself (as by `close`) and the
-        listener. Waits for brokers for at most `default_api_timeout_ms`. Where this is cancelled, the group is left all
-        the same, in the background. A static member stays in the group until its session ends, as in Kafka. Raises
-        WithinListener, and what the listener raises."""
+        """Stop reading, and leave the group after the automatic commit (as in `close`) and the listener. Waits for
+        brokers for at most `default_api_timeout_ms`. If this call is cancelled, the consumer leaves the group in the
+        background. A static member stays in the group until its session ends, as in Kafka. Raises WithinListener, and
+        the listener's exception."""
         await self._unsubscribe(is_done=sys.exc_info()[1] is None and self._in_hand.is_done_with())
 
     @ends_with_its_client
@@ -427,7 +429,7 @@ class Consumer(Client):
             self._session.assigns_no_more()
         self._reads.clear()
         self._partitions.assign_none()
-        self._tell_of_listener(before)
+        self._raise_from_listener(before)
 
     def _check_not_within_listener(self, call: str) -> None:
         if self._session is not None:
@@ -444,7 +446,7 @@ class Consumer(Client):
             raise InvalidSetting("topics", None, "there is nothing to read: call subscribe() or assign() first")
 
     def subscription(self) -> list[str]:
-        """The topics that are subscribed to, sorted; of a pattern, those that match it now."""
+        """Return the topics subscribed to, sorted; for a pattern, the topics that match it now."""
         if self._reads.subscribed is None:
             return []
         return sorted(self._reads.subscribed.names(self._runtime.metadata.cluster.existing()))
@@ -455,12 +457,13 @@ class Consumer(Client):
         return self
 
     async def __anext__(self) -> Record:
-        """The next record.
+        """Return the next record.
 
-        Raises Closed, ClientCrashed, CorruptBatch, LogTruncated, MaxPollIntervalExceeded, WithinListener, what the
-        rebalance listener has raised, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION if all named topics are gone,
-        OFFSET_OUT_OF_RANGE with auto_offset_reset="none", what a group refuses its members (FENCED_INSTANCE_ID,
-        INCONSISTENT_GROUP_PROTOCOL), or any error that is not retriable. Iterating on after an error tries again.
+        Raises Closed, ClientCrashed, CorruptBatch, LogTruncated, MaxPollIntervalExceeded, WithinListener, exceptions of
+        the rebalance listener, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION if all named topics are gone,
+        OFFSET_OUT_OF_RANGE with auto_offset_reset="none", the errors by which a group refuses a member
+        (FENCED_INSTANCE_ID, INCONSISTENT_GROUP_PROTOCOL), or any error that is not retriable. Iterating on after an
+        error tries again.
         """
         while True:
             for record in self._records:
@@ -468,7 +471,7 @@ class Consumer(Client):
             self._records = await self._hand_out()
 
     async def _hand_out(self) -> Iterator[Record]:
-        """The records of the open batch, or of the next one. Raises as `__anext__`."""
+        """Return the records of the open batch, or of the next one. Raises as `__anext__`."""
         self._check_not_listener("anext")
         return await self._reader.records()
 
@@ -481,8 +484,8 @@ class Consumer(Client):
         return _Batches(self)
 
     async def poll(self, timeout_ms: float = 1_000, max_records: int | None = None) -> list[Record]:
-        """The records that are there, at most `max_records` (by default `max_poll_records`), and from all partitions.
-        Waits for the first one; after `timeout_ms` without any the list is empty. Raises as `__anext__`."""
+        """Return the available records of all partitions, at most `max_records` (by default `max_poll_records`). Waits
+        for the first one; the list is empty if none arrives within `timeout_ms`. Raises as `__anext__`."""
         timeout_s = check_ms("timeout_ms", timeout_ms)
         limit = self._max_poll_records if max_records is None else check_integer("max_records", max_records, 1, 1 << 30)
         self._check_running()
@@ -492,13 +495,13 @@ class Consumer(Client):
     # -- positions --
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions that are read, sorted."""
+        """Return the partitions that are read, sorted."""
         return sorted(self._partitions.states)
 
     @ends_with_its_client
     async def position(self, partition: TopicPartition) -> int:
-        """The offset of the next record of a partition. Raises ApiTimedOut if it is not found in time, and BrokerError
-        if there is none."""
+        """Return the offset of the next record of a partition. Raises ApiTimedOut if it is not found in time, and
+        BrokerError if there is none."""
         state = self._state_of(partition)
         try:
             async with asyncio.timeout(self._api_timeout_s):
@@ -506,7 +509,7 @@ class Consumer(Client):
                     if state.error is not None:
                         raise state.error.with_traceback(None)
                     await self._partitions.pulse.wait()
-                    state = self._state_of(partition)  # it may be gone by now
+                    state = self._state_of(partition)  # the partition may be gone by now
         except TimeoutError as error:
             raise ApiTimedOut(
                 f"the position in {partition} was not found within {self._api_timeout_s:g} s: "
@@ -515,28 +518,28 @@ class Consumer(Client):
         return state.position
 
     def position_epoch(self, partition: TopicPartition) -> int | None:
-        """The leader epoch of the last record before the position (Kafka's `OffsetAndMetadata.leaderEpoch`); None if
-        it is not known, as after a `seek` without it. Keep it with the position, and pass both to `seek`."""
+        """Return the leader epoch of the last record before the position (Kafka's `OffsetAndMetadata.leaderEpoch`);
+        None if it is not known, as after a `seek` without it. Keep it with the position, and pass both to `seek`."""
         epoch = self._state_of(partition).position_epoch
         return None if epoch == NO_EPOCH else epoch
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
-        """Go on at `offset`. If it is not in the log, `auto_offset_reset` decides when it is read.
+        """Continue at `offset`. If it is not in the log, `auto_offset_reset` applies when the offset is fetched.
 
-        `leader_epoch`: see `position_epoch` and `OffsetAndTimestamp`. With it no leader is asked that was deposed
-        before the record in front of `offset` was written, and the loss of that record in an unclean election is
-        noticed (KIP-320).
+        `leader_epoch`: see `position_epoch` and `OffsetAndTimestamp`. With it, the consumer asks no leader that was
+        deposed before the record in front of `offset` was written, and detects the loss of that record in an unclean
+        election (KIP-320).
         """
         epoch = NO_EPOCH if leader_epoch is None else check_integer("leader_epoch", leader_epoch, 0, (1 << 31) - 1)
         self._move([partition], check_integer("offset", offset, 0, (1 << 62)), epoch=epoch)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Go on at the first record in the log; without arguments, in all partitions."""
+        """Continue at the first record in the log; without arguments, in all partitions."""
         self._move(partitions, None, m.EARLIEST_TIMESTAMP)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Go on after the last record that is readable when the end is looked up, soon after this returns: await
-        `position` to know it. Without arguments, in all partitions."""
+        """Continue after the last readable record; without arguments, in all partitions. The end is looked up soon
+        after this returns: await `position` to know it."""
         self._move(partitions, None, m.LATEST_TIMESTAMP)
 
     def _move(
@@ -553,17 +556,17 @@ class Consumer(Client):
                 self._in_hand.drop()
             self._partitions.move(state, position, reset, epoch)
             state.handed_out_of = ""
-            state.saved = None  # the user's choice is news to the group
+            state.saved = None  # the group does not have the position that the user has chosen
 
     def seek_to_time(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
-        """Go on at the first record at or after that time, in milliseconds since 1970; where there is none, at the end.
+        """Continue at the first record at or after that time, in milliseconds since 1970; at the end if there is none.
         Without partitions, in all of them."""
         self._move(partitions, None, check_integer("timestamp_ms", timestamp_ms, 0, 1 << 62))
 
     @ends_with_its_client
     async def lag(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
-        """How many offsets there are from the position to the end of each partition, by default of all assigned ones.
-        Negative where the position is beyond the end, by a `seek` or a commit. Raises ApiTimedOut, BrokerError,
+        """Return the number of offsets from the position to the end of each partition, by default of all assigned ones.
+        Negative if the position is beyond the end, because of a `seek` or a commit. Raises ApiTimedOut, BrokerError,
         NetworkError."""
         asked = check_partitions("partitions", partitions) or self.assignment()
         at = {partition: await self.position(partition) for partition in asked}
@@ -587,36 +590,36 @@ class Consumer(Client):
         self._partitions.pulse.notify()
 
     def paused(self) -> list[TopicPartition]:
-        """The partitions that are paused, sorted."""
+        """Return the paused partitions, sorted."""
         return sorted(partition for partition, state in self._partitions.states.items() if state.is_paused)
 
     # -- commits --
 
     @ends_with_its_client
     async def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None) -> None:
-        """Save how far the group has got: in all assigned partitions up to the position, that is behind the last record
-        that was handed out, or as `offsets` say (each is that of the next record to read). When this returns, the group
-        goes on there, whatever happens.
+        """Save the group's progress: the positions of all assigned partitions, which are behind the last records that
+        were handed out, or `offsets` (each is the offset of the next record to read). When this returns, the group
+        continues there, whatever happens.
 
         Retries through failovers and rebalances for `default_api_timeout_ms`, and then raises CommitFailed, which names
-        the partitions; a member also cannot commit what it does not have any more. Where it was put out of the group,
-        that is raised for what was handed out and not committed, until it has an assignment again. Raises
-        InvalidSetting without a group.
+        the partitions. A member cannot commit partitions that it has lost. If the group removed it, each commit raises
+        CommitFailed for records that were handed out and not committed, until the member has an assignment again.
+        Raises InvalidSetting without a group.
         """
         await self._session_of_group().commit(offsets)
 
     def commit_nowait(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
     ) -> asyncio.Future[None]:
-        """As `commit`, but in the background: await what this returns, or not; a failure is a WARNING in any case.
-        Commits are carried out in the order of the calls."""
+        """As `commit`, but in the background. The returned future may be awaited; a failure is logged as a WARNING in
+        any case. Commits are carried out in the order of the calls."""
         return self._session_of_group().commit_nowait(offsets)
 
     @ends_with_its_client
     async def committed(self, *partitions: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed for each partition, assigned or not; None: nothing, or only for an earlier topic
-        of that name. Without arguments, for all that are assigned. Raises BrokerError, NetworkError, and InvalidSetting
-        without a group."""
+        """Return the group's committed offset for each partition, assigned or not; None if there is none, or only one
+        of an earlier topic of that name. Without arguments, for all assigned partitions. Raises BrokerError,
+        NetworkError, and InvalidSetting without a group."""
         session = self._session_of_group()
         return await session.committed(check_partitions("partitions", partitions) or self.assignment())
 
@@ -627,7 +630,7 @@ class Consumer(Client):
         return self._session
 
     def status(self) -> ConsumerStatus:
-        """Why nothing arrives, in words, if nothing does. Asks nobody: what this consumer knows."""
+        """Explain in words why no records arrive, if none do. Sends no requests: the answer is this consumer's view."""
         return describe(
             state=self._state,
             fetcher=self._fetcher,
@@ -640,12 +643,12 @@ class Consumer(Client):
 
     @ends_with_its_client
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset in the log of each partition, assigned or not. Raises BrokerError, NetworkError."""
+        """Return the first offset in the log of each partition, assigned or not. Raises BrokerError, NetworkError."""
         return await self._offsets(partitions, m.EARLIEST_TIMESTAMP)
 
     @ends_with_its_client
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The high watermark of each partition: the offset after the last that can be read. Raises BrokerError,
+        """Return the high watermark of each partition: the offset after the last readable record. Raises BrokerError,
         NetworkError."""
         return await self._offsets(partitions, m.LATEST_TIMESTAMP)
 
@@ -659,8 +662,8 @@ class Consumer(Client):
     async def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """For each partition the first record at or after the given time; None if there is none. Raises BrokerError,
-        NetworkError."""
+        """Return the first record of each partition at or after the given time; None if there is none. Raises
+        BrokerError, NetworkError."""
         self._check_running()
         asked = check_by_partition("timestamps_ms", timestamps_ms, 1_700_000_000_000)
         for timestamp_ms in asked.values():
@@ -668,7 +671,7 @@ class Consumer(Client):
         return await list_offsets(self._runtime, asked, self._api_timeout_s)
 
     def _check_usable(self) -> None:
-        """As `_check_running`, but `close` has a listener to await that may call the consumer."""
+        """As `_check_running`, but the listener may call the consumer during `close`."""
         if self._state != "closing":
             self._check_running()
 
@@ -683,7 +686,7 @@ class Consumer(Client):
 
 
 class _Batches:
-    """A class, not an async generator, which would be over once an `anext` of it was cancelled."""
+    """A class, because an async generator would end once an `anext` of it was cancelled."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer

@@ -1,4 +1,4 @@
-"""Where a consumer is in each of its partitions, and which of them are to be fetched now from which leader. Pure."""
+"""The position in each partition of a consumer, and the decision which partitions to fetch from which leader. Pure."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class FetchedBatch(NamedTuple):
 class OpenBatch:
     """A batch from which the user takes records one by one.
 
-    Its iterator is the only record of how far the user has come: to note that would cost each record a tenth of its
-    time. `left` may be read from another thread.
+    Only the iterator knows how many records were taken: a counter would cost each record a tenth of its time. `left`
+    may be read from another thread.
     """
 
     def __init__(self, batch: ConsumerBatch) -> None:
@@ -54,7 +54,7 @@ class OpenBatch:
 
 
 class PartitionState:
-    """Where the consumer is in one partition, and what was fetched ahead."""
+    """The position in one partition, and the batches that were fetched ahead."""
 
     def __init__(self, partition: TopicPartition, reset: int | None) -> None:
         self.partition = partition
@@ -62,54 +62,55 @@ class PartitionState:
         self.open: OpenBatch | None = None
         """The batch from which the user takes records one by one."""
         self.saved: int | None = None
-        """The position that the group has, or where the consumer has begun by itself: at another one there is something
-        to commit."""
+        """The position that the group has committed, or at which the consumer began by itself. Any other position has
+        yet to be committed."""
         self.reset = reset
-        """The timestamp by which a position of None is looked up; None: the user must call `seek`."""
+        """The timestamp by which a position of None is looked up. None: the user must call `seek`."""
         self.fetch_offset = 0
-        """The offset after what was fetched; `position` once that is consumed."""
+        """The offset behind the batches that were fetched."""
         self.last_epoch = NO_EPOCH
+        """The leader epoch of the batch before `fetch_offset`. A log with another epoch there is not the one that was
+        read. A user may have committed this epoch."""
         self.arrived_epoch = NO_EPOCH
-        """Of the last batch that has arrived since the last move. (`last_epoch` may be what a user has committed.)"""
-        """The leader epoch of the batch before `fetch_offset`: a log without it there is not the one that was read."""
+        """The leader epoch of the last batch that arrived since the last move."""
         self._epochs: list[tuple[int, int]] = []
-        """What was read, up to `fetch_offset`: leader epochs, and where each begins, both ascending."""
+        """The leader epochs of the log up to `fetch_offset`, and the offset at which each begins, both ascending."""
         self.generation = 0
-        """Grows when the position is moved: the rest of older batches, and answers to older requests, are dropped."""
+        """Incremented when the position is moved: older batches, and answers to older requests, are dropped."""
         self.handed_out_of = ""
-        """The id of the topic that has the records that were handed out last; empty: there were none since the user
-        chose the position."""
+        """The id of the topic whose records were handed out last; empty if none were since the user chose the
+        position."""
         self.absent_since: float | None = None
-        """Since when metadata has had no such partition, or no leader as recent as the position's epoch; or when the
-        user was told of that last."""
+        """The time since which metadata has lacked the partition, or a leader as recent as the position's epoch; or the
+        time of the last error that said so."""
         self.is_gone = False
-        """The user has named this partition, and no broker has it: nothing is fetched until it is created again."""
+        """The user has named this partition, and no broker has it. Nothing is fetched until it is created again."""
         self.is_paused = False
         self.is_held = False
-        """As paused, but by the consumer: it does not know yet where to begin, or the user is being told of it."""
+        """Paused by the consumer: it does not know yet where to begin, or the listener has not been called yet."""
         self.awaits_committed = False
-        """Nothing is looked up: perhaps the group has committed an offset to begin at."""
+        """No position is looked up yet: the group may have a committed offset."""
         self.high_watermark: int | None = None
-        """As of the last answer."""
+        """The high watermark in the last answer."""
         self.is_busy = True
-        """The last answer brought records, or there was none yet."""
+        """The last answer had records, or there was none yet."""
         self.fetched: deque[FetchedBatch] = deque()
         self.fetched_bytes = 0
         self.outstanding_generation = -1
-        """That of the outstanding fetch, or look-up of the position; -1: there is none."""
+        """The generation of the outstanding fetch or look-up of the position; -1 if there is none."""
         self.retry_at = 0.0
         self.tried: Leader | None = None
         """The leader that was asked last."""
         self.trouble: ErrorCode | str | None = None
-        """Why the last attempt brought nothing, where it failed."""
+        """Why the last attempt failed, if it did."""
         self.suspicion: MinibrokerError | None = None
-        """What was fetched last was corrupt: raised if it comes again, after the leader has looked at its disk."""
+        """The last batch was corrupt. Raised if it arrives again, after the leader has checked its disk."""
         self.error: MinibrokerError | None = None
-        """Raised to the user once what was fetched before is consumed; until then nothing is fetched."""
+        """Raised to the user after the batches that were fetched before. Nothing is fetched until then."""
 
     @property
     def position(self) -> int | None:
-        """The offset of the next record for the user; None: to be looked up."""
+        """The offset of the next record for the user; None if it has yet to be looked up."""
         last = None if self.open is None else self.open.last_taken
         return self._position if last is None else last + 1
 
@@ -126,15 +127,15 @@ class PartitionState:
         self.position = self.position
 
     def pass_over(self, next_offset: int) -> None:
-        """What is in front of `next_offset` is done with: there was no record left for the user, so where all was
-        committed, all is."""
+        """Move the position past offsets that hold no record for the user. If everything was committed, everything
+        still is."""
         if self.saved is not None and self.saved == self.position:
             self.saved = next_offset
         self.position = next_offset
 
     @property
     def has_uncommitted(self) -> bool:
-        """The user was given records, or has chosen the position, and the group does not have that."""
+        """Whether the group lacks the position: the user was given records since, or has chosen the position."""
         position = self.position
         return position is not None and position != self.saved
 
@@ -145,12 +146,12 @@ class PartitionState:
 
     @property
     def position_epoch(self) -> int:
-        """The leader epoch of the record before `position`, where it is known."""
+        """The leader epoch of the record before `position`, or NO_EPOCH if it is not known."""
         position = self.position
         return NO_EPOCH if position is None else _epoch_before(position, self._epochs)
 
     def arrived(self, batch: FetchedBatch) -> None:
-        """The batch at `fetch_offset`."""
+        """Append the batch at `fetch_offset`."""
         header = batch.header
         self.fetched.append(batch)
         self.fetched_bytes += batch.end - batch.start
@@ -161,14 +162,14 @@ class PartitionState:
             self._epochs.append((header.partition_leader_epoch, header.base_offset))
 
     def diverging_offset(self, leader: EpochEndOffset) -> int:
-        """How far what was read is what the leader has, by its answer: the largest epoch in its log that is not above
-        `last_epoch`, and where that ends there. The true offset may be lower: then the next fetch, with an earlier
-        epoch, says so (KIP-279)."""
+        """Return the offset up to which the leader's log has the records that were read. The leader answers with the
+        largest epoch in its log that is not above `last_epoch`, and with the end of that epoch. The true offset may be
+        lower; the answer to the next fetch, with an earlier epoch, then shows it (KIP-279)."""
         own_end = next((begin for epoch, begin in self._epochs if epoch > leader.epoch), self.fetch_offset)
         return min(leader.end_offset, own_end)
 
     def go_back(self, position: int) -> None:
-        """Go on at `position`, up to which all was read."""
+        """Continue at `position`, up to which all records were read."""
         epochs = [entry for entry in self._epochs if entry[1] < position]
         saved = self.saved
         self.move(position)
@@ -177,7 +178,7 @@ class PartitionState:
         self.last_epoch = _epoch_before(position, epochs)
 
     def move(self, position: int | None, reset: int | None = None, epoch: int = NO_EPOCH) -> None:
-        """Go on at `position`, behind a record of that leader epoch; None: at what `reset` finds."""
+        """Continue at `position`, behind a record of that leader epoch; None: at the offset that `reset` finds."""
         self.position = self.saved = position
         if position is None:
             self.reset = reset
@@ -198,16 +199,16 @@ def _epoch_before(offset: int, epochs: Sequence[tuple[int, int]]) -> int:
 
 
 class Due(NamedTuple):
-    """What can be done now for the partitions of a consumer."""
+    """The fetches that are possible now."""
 
     by_leader: dict[int, list[tuple[PartitionState, Leader]]]
     """Partitions to fetch, by the node that leads them."""
     deposed: list[tuple[PartitionState, Leader]]
-    """Partitions of which a record was read that is of a later epoch than the leader that metadata names."""
+    """Partitions with a record of a later epoch than that of the leader in the metadata."""
     is_leader_missing: bool
-    """Some partitions have no leader that can be reached."""
+    """Some partitions have no reachable leader."""
     next_at: float
-    """When others become due by time alone; infinity: none do."""
+    """When the next partition becomes due by time alone; infinity if none does."""
 
 
 def due_fetches(
@@ -218,17 +219,17 @@ def due_fetches(
     max_bytes: int,
     max_partition_bytes: int,
 ) -> Due:
-    """Which partitions are to be fetched, whether or not there are connections.
+    """Decide which partitions to fetch, whether or not there are connections.
 
-    Of each leader all that are in no request, as soon as none of its partitions has more than half of
-    `max_partition_bytes` left, and all together have no more than half of `max_bytes`.
+    All partitions of a leader that are in no request are fetched as soon as each of its partitions has at most half of
+    `max_partition_bytes` left, and all together at most half of `max_bytes`.
     """
     by_leader: dict[int, list[tuple[PartitionState, Leader]]] = {}
     deposed: list[tuple[PartitionState, Leader]] = []
     is_leader_missing = False
     next_at = inf
     bytes_ahead: dict[int, int] = {}
-    """By node; over the limit where a single partition has enough."""
+    """Bytes ahead per node, above the limit if a single partition has enough."""
     for state in states:
         if state.position is None or state.is_paused or state.is_held or state.is_gone or state.error is not None:
             continue

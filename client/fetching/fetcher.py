@@ -1,14 +1,13 @@
 """The task that fetches ahead of the consumer: Kafka's Fetcher. It works in steps (`LeaderRequests`).
 
-Each leader has a few fetches outstanding, as `minibroker.protocol.fetch_schedule` says. Partitions that are in none are
-fetched as soon as every partition of that leader has no more than half of `max_partition_fetch_bytes` left: while the
-records of one answer are being consumed, the next are on their way. Partitions for which the last answer brought
-records go into one request, however many they are, so that they share the `fetch_max_bytes` of one answer. (With
-`fetch_min_bytes` over 1 there is one request for all that are due at a time: the broker has to wait until they have
-that much together.)
+Each leader has a few outstanding fetches, as `minibroker.protocol.fetch_schedule` decides. The other partitions of a
+leader are fetched as soon as each of its partitions has at most half of `max_partition_fetch_bytes` left, so the next
+records arrive while the previous ones are consumed. Partitions whose last answer had records go into one request,
+however many they are, and share the `fetch_max_bytes` of one answer. If `fetch_min_bytes` is above 1, all partitions
+that are due go into one request, because the broker waits until they have that many bytes together.
 
-Batches are cut by their headers when they arrive, which tells where to fetch next, and decoded when they are
-consumed: what is dropped by a seek was never decoded.
+Batches are cut by their headers when they arrive, which determines the next offset to fetch. They are decoded when the
+user takes them, so batches that a seek drops are never decoded.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ UNKNOWN_TOPIC_PATIENCE_S = 10.0
 """How long brokers may say that a topic does not exist before a reader raises (and a producer: its `max_block_ms`)."""
 
 DOUBTS_OF_BROKERS = (ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.UNKNOWN_LEADER_EPOCH)
-"""Answers of a broker that may have been deposed, or has not heard of a leader epoch that the client knows."""
+"""Errors of a broker that may have been deposed, or does not know a leader epoch yet that the client knows."""
 
 
 class _Doubt(NamedTuple):
-    """An answer that would invalidate a position, kept until it is confirmed that the leader leads (KIP-320)."""
+    """An answer that would invalidate a position, kept until another broker confirms the leader (KIP-320)."""
 
     generation: int
     fetch_offset: int
@@ -61,12 +60,12 @@ class _Doubt(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """What a fetch, or the look-up of a position, asks for of one partition."""
+    """One partition of a fetch, or of a look-up of positions."""
 
     state: PartitionState
     generation: int
     offset: int
-    """For a look-up, the timestamp of the offset that it is to find."""
+    """For a look-up, the timestamp of the offset to find."""
     leader: Leader
 
 
@@ -104,13 +103,12 @@ class Fetcher:
         partitions.wake = self._requests.wake
         self._confirmation: asyncio.Task[None] | None = None
         self._doubts: dict[PartitionState, _Doubt] = {}
-        """Those to be confirmed next."""
+        """The doubts to resolve next."""
         self._search: asyncio.Task[None] | None = None
         self._search_again_at = inf
-        """Not before; infinity: it may be now."""
-        """Asks all brokers for what seems to be gone."""
+        """The earliest time of the next search; infinity if a search may begin now."""
         self._missing_since: dict[str, float] = {}
-        """Topics in `named` that are not there, and since when."""
+        """Named topics that do not exist, and the time since which they are missing."""
         self._stalls: Stalls[TopicPartition] = Stalls(runtime.connections.client_id, is_regular=True)
         self._next_look = 0.0
 
@@ -150,9 +148,9 @@ class Fetcher:
         self._stalls.look(now, waiting, waiting.__getitem__)
 
     def why_waiting(self, state: PartitionState, is_mute: bool = False) -> str | None:
-        """What keeps a partition from being fetched now; None: nothing does. `is_mute`: an answer is overdue."""
+        """Why a partition cannot be fetched now; None if it can. `is_mute`: an answer is overdue."""
         if state.is_paused or state.is_held or state.is_gone or state.error is not None:
-            return None  # it is the user's turn, or the user was told
+            return None  # the user must act, or has its error
         if self._metadata.cluster.errors.get(state.partition.topic) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return str(BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, state.partition.topic))
         leader = self._metadata.cluster.leader(*state.partition)
@@ -164,7 +162,7 @@ class Fetcher:
         if (error := self._requests.connection_error(leader.node_id)) is not None:
             return str(error)
         if state.trouble is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:  # which the metadata knows
-            doing = f"broker {leader.node_id}, which leads it, has not been told of it yet"
+            doing = f"broker {leader.node_id}, which leads it, does not know it yet"
             return str(BrokerError(state.trouble, doing, is_complete=True))
         if isinstance(state.trouble, ErrorCode):
             return str(BrokerError(state.trouble, f"fetching from broker {leader.node_id}"))
@@ -177,8 +175,8 @@ class Fetcher:
         return None
 
     def _look_for_unknown(self, now: float) -> None:
-        """Tell the user about a topic or partition that has been gone for long. An error is raised only where nothing
-        else is left to read (Kafka's client raises none at all, and waits without end)."""
+        """Report topics and partitions that have been missing for long. An error is raised only if nothing else is left
+        to read. (Kafka's client raises none, and waits forever.)"""
         cluster, wrong_since = self._metadata.cluster, self._metadata.wrong_since
         there = {state.partition.topic for state in self._partitions.states.values()}
         problems = {
@@ -198,7 +196,7 @@ class Fetcher:
             if now >= missing_since + UNKNOWN_TOPIC_PATIENCE_S:
                 code = cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 self._partitions.errors.append(BrokerError(code, f"for {now - missing_since:.0f} s: {topic}"))
-                self._missing_since[topic] = now  # after that the patience begins anew
+                self._missing_since[topic] = now  # report it again after the same time
         for state in self._partitions.states.values():
             if state not in problems:
                 state.absent_since, state.is_gone = None, False
@@ -208,7 +206,7 @@ class Fetcher:
                 state.absent_since = now if began is None else began
             if now >= state.absent_since + UNKNOWN_TOPIC_PATIENCE_S and (is_all_gone or state not in absent):
                 self._partitions.stop(state, problem(f"for {now - (began or state.absent_since):.0f} s: "))
-                state.absent_since = now  # after that the patience begins anew
+                state.absent_since = now  # report it again after the same time
         if missing or (absent and is_all_gone):
             self._metadata.request_refresh()
         seem_gone = {
@@ -220,14 +218,14 @@ class Fetcher:
             self._search = self._runtime.tasks.start(self._search_for(seem_gone), "search for deleted topics")
 
     def _is_absent(self, state: PartitionState) -> bool:
-        """Whether metadata lacks its topic, or the partition."""
+        """Whether metadata lacks the topic or the partition."""
         info = self._metadata.cluster.existing().get(state.partition.topic)
         return info is None or state.partition.partition not in info.partitions
 
     async def _search_for(self, seem_gone: dict[TopicPartition, str]) -> None:
-        """Read those no more that no broker has."""
+        """Ask all brokers for these partitions, and stop reading those that none has."""
         missing = await self._metadata.missing(seem_gone)
-        if len(missing) < len(seem_gone):  # asked as fast as they can be, brokers would answer nothing else
+        if len(missing) < len(seem_gone):  # without a pause, brokers would answer nothing else
             self._search_again_at = self._clock.monotonic() + UNKNOWN_FOR_S
         gone: dict[str, list[PartitionState]] = {}
         for partition in missing:
@@ -239,8 +237,8 @@ class Fetcher:
         self._requests.wake()
 
     def _problem(self, state: PartitionState) -> Callable[[str], BrokerError] | None:
-        """What is wrong with a partition's metadata that time alone will not cure: an error whose text begins with
-        what it is given."""
+        """Return the error in a partition's metadata that time alone will not cure, as a function of the beginning of
+        its text; None if there is none."""
         topic, index = state.partition
         code = self._metadata.cluster.errors.get(topic)
         if code is not None:
@@ -262,15 +260,15 @@ class Fetcher:
         return None
 
     def _look_up(self, now: float) -> float:
-        """Ask for the positions that are to be looked up, each leader on its own: none waits for another that does not
-        answer. Returns when to look again if nothing happens before."""
+        """Look up missing positions, at each leader separately, so that none waits for one that does not answer.
+        Returns when to look again if nothing happens before."""
         next_at = inf
         by_leader: dict[Leader, list[_Asked]] = {}
         for state in self._partitions.states.values():
             if state.position is not None or state.is_gone or state.error is not None or state.awaits_committed:
                 continue
             if state.reset is None:
-                if not state.is_held:  # else the user is being told of the partition, and may call `seek`
+                if not state.is_held:  # else the listener is running, and may call `seek`
                     rule = 'has no position, and auto_offset_reset="none" forbids choosing one: call seek()'
                     error = BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{state.partition} {rule}")
                     self._partitions.stop(state, error)
@@ -326,7 +324,8 @@ class Fetcher:
         return next_at
 
     def _buffer_left(self) -> int:
-        """How many bytes may be fetched ahead. What paused partitions have is dropped before it is in the way."""
+        """Return the number of bytes that may be fetched ahead. Drops the batches of paused partitions if they fill the
+        buffer."""
         left = self._max_buffer_bytes - sum(state.fetched_bytes for state in self._partitions.states.values())
         if left <= 0:
             for state in self._partitions.states.values():
@@ -338,7 +337,7 @@ class Fetcher:
     def _scheduled(
         self, asked: Sequence[tuple[PartitionState, Leader]], outstanding: int, now: float
     ) -> list[tuple[Sequence[tuple[PartitionState, Leader]], int]]:
-        """What goes into each request, and for how many milliseconds it may wait at the broker."""
+        """Return the partitions of each request, and the milliseconds that it may wait at the broker."""
         longest_wait_ms = ceil(self._max_wait_s * 1_000)
         if self._min_bytes > 1:
             return [(asked, longest_wait_ms)]
@@ -413,7 +412,7 @@ class Fetcher:
             if state.generation != generation or self._partitions.states.get(state.partition) is not state:
                 continue  # the user went elsewhere
             partition = answers.get(state.partition)
-            if partition is None:  # an error for all, or an answer that leaves out what was asked for
+            if partition is None:  # an error for all, or an incomplete answer
                 self._failed(state, code or ErrorCode.NETWORK_EXCEPTION, None, leader, now)
             elif partition.error_code != ErrorCode.NONE:
                 self._failed(state, error_of(partition.error_code), partition, leader, now)
@@ -430,16 +429,16 @@ class Fetcher:
         state.is_busy = len(records) > 0
         if not records:
             return
-        # To the end of the next request: a broker fills its answer in the order of the request.
+        # Put it at the end of the next request: a broker fills its answer in the order of the request.
         self._partitions.states[state.partition] = self._partitions.states.pop(state.partition)
         batches, trouble = placed_batches(records, offset, answer.high_watermark, leader.epoch, state.arrived_epoch)
-        if not batches:  # else what comes before the trouble is well, and the next request begins with it
+        if not batches:  # otherwise the next request begins at the corrupt batch
             told = CorruptBatch(state.partition, f"at or after offset {offset}: {trouble}", "Use seek() to skip it")
             if not self._partitions.is_first_suspicion(state, told):
                 self._partitions.stop(state, told)
             return
         for header, start, end in batches:
-            # Control batches hold no records for the user, but the position passes them.
+            # Control batches hold no records for the user, but they move the position.
             state.arrived(FetchedBatch(state, header, records, start, end))
         if state.fetched:
             self._partitions.has_data(state)
@@ -458,7 +457,7 @@ class Fetcher:
         logger.debug("%s: fetching %s from broker %d: %s", who, state.partition, leader.node_id, code.name)
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
             if state.position != state.fetch_offset:
-                return  # it is asked for again once what was fetched is consumed
+                return  # asked again once the batches fetched before are consumed
             self._doubt(state, leader, partial(self._out_of_range, state, answer))
             return
         if code is ErrorCode.CORRUPT_MESSAGE:  # and no other broker can lead
@@ -479,9 +478,8 @@ class Fetcher:
             self._requests.leader_moved(state.partition, answer, self._partitions.topics[state.partition.topic])
 
     def _doubt(self, state: PartitionState, leader: Leader, consequence: Callable[[], None]) -> None:
-        """The leader's answer would invalidate the position, but perhaps it is cut off from the others and has been
-        deposed without knowing. So it is asked again until there is another leader, or it is confirmed and
-        `consequence` is carried out."""
+        """The answer would invalidate the position, but the leader may be cut off and deposed without knowing it. Ask
+        again until there is another leader, or until it is confirmed; then carry out `consequence`."""
         state.trouble = f"broker {leader.node_id} says that it leads, but no other broker confirms it"
         self._doubts[state] = _Doubt(state.generation, state.fetch_offset, leader, consequence)
 
@@ -528,8 +526,8 @@ class Fetcher:
         self._partitions.move(state, None, self._partitions.reset)
 
     def _diverged(self, state: PartitionState, leader: m.EpochEndOffset) -> None:
-        """The log no longer has all that was fetched (KIP-320): go on where the two histories part. The user is told
-        only of what was handed out."""
+        """The log has lost records that were fetched (KIP-320): continue where the two histories diverge. Only lost
+        records that were handed out are reported to the user."""
         position, diverging_offset = state.position, state.diverging_offset(leader)
         assert position is not None
         if diverging_offset >= position:

@@ -1,4 +1,4 @@
-"""What a consumer hands out: records, and batches of them as columns."""
+"""The records that a consumer hands out, and batches of them as columns."""
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
@@ -21,11 +21,11 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     partition: int
     offset: int
     timestamp_ms: int
-    """-1 where its producer gave it none."""
+    """-1 if the producer set none."""
     key: Any
-    """bytes or None, or what the consumer's `key_deserializer` makes of it."""
+    """bytes or None, or the result of the consumer's `key_deserializer`."""
     value: Any
-    """As the key; None: a tombstone."""
+    """bytes, or the result of `value_deserializer`; None: a tombstone."""
     headers: Sequence[Header] = ()
 
 
@@ -57,8 +57,8 @@ class ConsumerBatch:
         self.values = values
         self._headers = headers
         self.next_offset = next_offset
-        """Where consumption goes on after this batch: more than the last offset plus one if compaction or control
-        batches left gaps."""
+        """The offset at which consumption continues after this batch. It is greater than the last offset plus one if
+        compaction or control batches left gaps."""
 
     @property
     def keys(self) -> Sequence[Any]:
@@ -120,8 +120,8 @@ class ConsumerBatch:
         )
 
     def deserialized(self, key: Deserializer | None, value: Deserializer | None) -> "ConsumerBatch":
-        """The batch with what its keys and values stand for. Raises DeserializationFailed for the first record of which
-        that cannot be told."""
+        """Return the batch with its keys and values deserialized. Raises DeserializationFailed for the first record
+        for which that fails."""
         keys: list[Any] | None = None if key is None or self._keys is None else []
         values: list[Any] | None = None if value is None else []
         for index, offset in enumerate(self.offsets):

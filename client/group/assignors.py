@@ -1,21 +1,20 @@
-"""Who reads which partitions: the decision of a group's leader. Pure.
+"""The assignment of partitions to the members of a group, which the group's leader decides. Pure.
 
-Kafka's four (RangeAssignor, RoundRobinAssignor, StickyAssignor, CooperativeStickyAssignor), under their names there.
-All members of a group must have one in common, and Kafka's own clients may be among them; whoever leads decides, so
-the result need not be the one that a Java leader would have found, only as good: the same for all orders of the input,
-even, and with as few changes as that allows.
+These are Kafka's four assignors (RangeAssignor, RoundRobinAssignor, StickyAssignor, CooperativeStickyAssignor), with
+the names that they have there. All members of a group must have one in common, and Kafka's own clients may be among
+them. Any member may be the leader, so the result need not equal that of a Java leader, but it is as good: independent
+of the order of the input, even, and with as few changes as evenness allows.
 
-The problem of `sticky` is evenness where members subscribe to different topics. Moving single partitions from full
-members to emptier ones, as Kafka does, stops short of it: where A may only give to B, and B to C, loads of 3, 2, 1
-admit no single move that helps. So partitions move along the shortest chain from the fullest member to the emptiest one
-that can be reached, until no chain ends at a member with two fewer than its first. This finds the most even assignment
-there is (sum of squares), needs no special case for equal subscriptions, and changes nothing when what members own is
-even already.
+The problem of `sticky` is evenness if members subscribe to different topics. Kafka moves single partitions from full
+members to emptier ones, which is not enough: if A may only give to B, and B only to C, no single move improves loads of
+3, 2, 1. So partitions move along the shortest chain from the fullest member to the emptiest member within reach, until
+no chain ends at a member with two fewer than its first. This finds the most even assignment there is (by sum of
+squares), needs no special case for equal subscriptions, and changes nothing if the owned partitions are even already.
 
-`cooperative-sticky` decides the same, and then takes out what would move from a member that still has it: it goes to
-nobody until its owner gave it back, which joins again for that (KIP-429). What a member says that it owns may be old
-news, from before it was thrown out: of two that claim a partition, the one of the later generation is right (KIP-792);
-of one generation, neither.
+`cooperative-sticky` decides the same, and then withholds each partition that would move from a member that still has
+it. Its owner revokes it and joins again; that rebalance assigns it (KIP-429). A member that was removed may claim
+partitions that it has lost. If two members claim a partition, the one with the later generation owns it (KIP-792); if
+their generations are equal, neither does.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from minibroker.protocol.model import TopicPartition
 
 
 class RebalanceProtocol(Enum):
-    """What members do with their partitions when a rebalance begins (Kafka's ConsumerPartitionAssignor)."""
+    """How members treat their partitions when a rebalance begins (Kafka's ConsumerPartitionAssignor)."""
 
     EAGER = "eager"
-    """They give all back before they join."""
+    """They revoke all partitions before they join."""
     COOPERATIVE = "cooperative"
-    """They keep them, and give back what is not assigned to them any more; then they join once more (KIP-429)."""
+    """They keep their partitions, revoke those that the assignment takes away, and then join again (KIP-429)."""
 
 
 class Subscription(NamedTuple):
@@ -47,9 +46,9 @@ class Subscription(NamedTuple):
 
     topics: Collection[str]
     owned_partitions: Collection[TopicPartition] = ()
-    """What it has and keeps until it is told otherwise. Empty from eager members."""
+    """The partitions that it keeps until an assignment takes them away. Empty from eager members."""
     generation: int = NO_GENERATION
-    """In which it got them."""
+    """The generation in which it got them."""
     user_data: bytes | None = None
     rack: str | None = None
     group_instance_id: str | None = None
@@ -57,15 +56,15 @@ class Subscription(NamedTuple):
 
 
 Members = Mapping[str, Subscription]
-"""By member id."""
+"""The members, by member id."""
 Assignment = dict[str, list[TopicPartition]]
-"""By member id; every member is in it."""
+"""The partitions of all members, by member id."""
 AssignorCallable = Callable[[Members, Mapping[str, int]], Mapping[str, Iterable[tuple[str, int]]]]
-"""(members, number of partitions by topic) -> who gets what; see `Assignor.assign`. Its rebalances are eager."""
+"""(members, number of partitions by topic) -> partitions by member; see `Assignor.assign`. Rebalances are eager."""
 
 
 class Assignor(Protocol):
-    """Decides at the leader of a group. All members must be given one of the same name."""
+    """Decides at the leader of a group. All members must have one with the same name."""
 
     @property
     def name(self) -> str: ...
@@ -74,16 +73,16 @@ class Assignor(Protocol):
     def protocol(self) -> RebalanceProtocol: ...
 
     def assign(self, members: Members, partitions: Mapping[str, int]) -> Assignment:
-        """Who gets what. `partitions` has the number of partitions of each topic that exists; subscribed topics that it
-        does not have are left out."""
+        """Return the partitions of each member. `partitions` has the number of partitions of each existing topic;
+        topics that are not in it get no assignment."""
 
     def user_data(self, owned: Collection[TopicPartition], generation: int) -> bytes | None:
-        """What a member tells the leader's `assign` when it joins, having had `owned` in `generation`."""
+        """Return the data that a member which had `owned` in `generation` sends to the leader's `assign`."""
 
 
 class Range:
-    """Each topic by itself: its partitions in a row, cut into pieces of equal length, of which the first members get
-    those that are longer by one. Topics with as many partitions are cut alike, so that joins find both sides."""
+    """Cuts the partitions of each topic into pieces of equal length, one for each member; the first members get one
+    partition more. Topics with equal partition counts are cut alike, so that joins find both sides."""
 
     name = "range"
     protocol = RebalanceProtocol.EAGER
@@ -104,7 +103,7 @@ class Range:
 
 
 class RoundRobin:
-    """The partitions of all topics in a row, dealt out in turn; who does not subscribe to the topic is passed over."""
+    """Deals out the partitions of all topics in turn, and skips members that have not subscribed to the topic."""
 
     name = "roundrobin"
     protocol = RebalanceProtocol.EAGER
@@ -125,7 +124,7 @@ class RoundRobin:
 
 
 class Sticky:
-    """As even as subscriptions allow, and members keep what they had where that is possible."""
+    """Assigns as evenly as subscriptions allow; members keep their partitions if that is possible."""
 
     name = "sticky"
     protocol = RebalanceProtocol.EAGER
@@ -138,7 +137,7 @@ class Sticky:
 
 
 class CooperativeSticky:
-    """As `Sticky`, but who keeps a partition reads on through the rebalance; what moves is assigned in a second one."""
+    """As `Sticky`, but members read on through the rebalance. A second rebalance assigns the partitions that move."""
 
     name = "cooperative-sticky"
     protocol = RebalanceProtocol.COOPERATIVE
@@ -162,8 +161,8 @@ class CooperativeSticky:
 
 
 class _OfUser:
-    """A callable of the user's, by its name. What it returns is checked: a partition that nobody gets would stand still
-    and nobody would know why."""
+    """The user's callable. Its result is checked: an unassigned partition would not be read, and nothing would say
+    why."""
 
     protocol = RebalanceProtocol.EAGER
 
@@ -196,7 +195,7 @@ class _OfUser:
                 owners[TopicPartition(*partition)] = member_id
         missing = sorted(unassigned - owners.keys())
         if missing:
-            raise InvalidAssignment(self.name, f"nobody got {', '.join(map(str, missing))}; give each to one member")
+            raise InvalidAssignment(self.name, f"no member got {', '.join(map(str, missing))}; give each to one member")
         assignment: Assignment = {member_id: [] for member_id in members}
         for partition in sorted(owners):
             assignment[owners[partition]].append(partition)
@@ -209,7 +208,7 @@ class _OfUser:
 ASSIGNORS: dict[str, Assignor] = {
     assignor.name: assignor for assignor in (Range(), RoundRobin(), Sticky(), CooperativeSticky())
 }
-"""By name."""
+"""The assignors, by name."""
 
 
 Strategy = str | Assignor | AssignorCallable
@@ -242,18 +241,18 @@ def assignor_of(choice: Strategy) -> Assignor:
 
 
 _Held = dict[str, dict[str, list[TopicPartition]]]
-"""By member, in their order, and topic."""
+"""Partitions by member, in the order of the members, and topic."""
 
 
 class _Claim(NamedTuple):
-    """What a member says that it has."""
+    """The partitions that a member claims to own."""
 
     partitions: Collection[TopicPartition]
     generation: int
 
 
 def _ordered(members: Members) -> list[str]:
-    """Static members first, by their names, which outlive their member ids; then the others."""
+    """Static members first, by their names, which outlive their member ids; then all other members."""
     return sorted(members, key=lambda member_id: _rank(member_id, members[member_id]))
 
 
@@ -262,7 +261,7 @@ def _rank(member_id: str, member: Subscription) -> tuple[bool, str, str]:
 
 
 def _subscribers(members: Members, partitions: Mapping[str, int]) -> dict[str, list[str]]:
-    """Topics that exist and who subscribes to each, both in order."""
+    """Return the existing topics and the subscribers of each, both in order."""
     found: dict[str, list[str]] = {}
     for member_id in _ordered(members):
         for topic in set(members[member_id].topics):
@@ -272,8 +271,8 @@ def _subscribers(members: Members, partitions: Mapping[str, int]) -> dict[str, l
 
 
 def _remembered(member: Subscription) -> _Claim:
-    """What an eager member had. A member whose user data is not for this assignor had nothing, as in Kafka: it may have
-    joined with another one before."""
+    """Return the claim of an eager member. A member whose user data is of another assignor claims nothing, as in
+    Kafka: it may have joined with that one before."""
     try:
         return _Claim(*decode_sticky_user_data(member.user_data or b""))
     except InvalidMessage:
@@ -281,7 +280,7 @@ def _remembered(member: Subscription) -> _Claim:
 
 
 def _owners(claims: Mapping[str, _Claim]) -> dict[TopicPartition, str]:
-    """Who has each partition: the one that claims it in the latest generation, if that is one only."""
+    """Return the owner of each partition: the only member that claims it in the latest generation."""
     latest: dict[TopicPartition, int] = {}
     claimants: dict[TopicPartition, set[str]] = {}
     for member_id, (partitions, generation) in claims.items():
@@ -296,7 +295,7 @@ def _owners(claims: Mapping[str, _Claim]) -> dict[TopicPartition, str]:
 
 
 def _sticky(members: Members, partitions: Mapping[str, int], claims: Mapping[str, _Claim]) -> Assignment:
-    """The most even assignment, and what is owned stays where it is unless that needs it moved."""
+    """Return the most even assignment. Owned partitions move only if evenness requires it."""
     subscribers = _subscribers(members, partitions)
     readers = {topic: frozenset(of_topic) for topic, of_topic in subscribers.items()}
     owners = {
@@ -306,15 +305,15 @@ def _sticky(members: Members, partitions: Mapping[str, int], claims: Mapping[str
     }
     loads = Counter(owners.values())
     fresh: _Held = {member_id: {} for member_id in _ordered(members)}
-    # Those that fewest may read first: the others can still make up for what that leaves uneven.
+    # Topics with the fewest subscribers come first, because later topics can still balance the loads.
     for topic in sorted(subscribers, key=lambda topic: (len(subscribers[topic]), topic)):
         for index in range(partitions[topic]):
             if (partition := TopicPartition(topic, index)) not in owners:
                 member_id = min(subscribers[topic], key=loads.__getitem__)
                 fresh[member_id].setdefault(topic, []).append(partition)
                 loads[member_id] += 1
-    # What nobody had moves first, and what is owned only if that was not enough. So what a cooperative rebalance has
-    # freed finds its place in the next one without a third.
+    # Unowned partitions move first, and owned ones only if that was not enough. So the next rebalance places the
+    # partitions that a cooperative one has freed, and no third is needed.
     _even_out(fresh, loads, subscribers)
     held: _Held = {member_id: {} for member_id in fresh}
     for partition in sorted(owners):
@@ -330,11 +329,11 @@ def _sticky(members: Members, partitions: Mapping[str, int], claims: Mapping[str
 
 
 def _even_out(held: _Held, loads: Counter[str], subscribers: Mapping[str, Sequence[str]]) -> None:
-    """Moves what is in `held` along chains of members until none is left that helps.
+    """Move the partitions in `held` along chains of members until no chain improves the loads.
 
-    A member from which no chain helps is done for good. All that its chains reach have at most one partition less, and
-    lead nowhere else; a later chain, from a member that has no more than this one, would have to end at one that has
-    two less than that, so it does not come here.
+    If no chain from a member improves the loads, none ever will. All members within its reach have at most one
+    partition fewer, and they reach no others. A later chain starts at a member with no more partitions than this one,
+    and would have to end at a member with two fewer, so it never passes here.
     """
     places = {member_id: place for place, member_id in enumerate(held)}
     waiting = set(held)
@@ -360,8 +359,9 @@ def _chain_to_emptiest(
     subscribers: Mapping[str, Sequence[str]],
     lowest: int,
 ) -> list[tuple[str, str]] | None:
-    """The steps (topic, who gets a partition of it) from `first` to the member with the fewest partitions that can be
-    reached, by the shortest way; None where that has not two fewer than `first`. No member has fewer than `lowest`."""
+    """Return the shortest steps (topic, member that gets a partition of it) from `first` to the member with the fewest
+    partitions within reach; None unless that has at least two fewer than `first`. No member has fewer than
+    `lowest`."""
     if loads[first] - lowest < 2:
         return None
     came_by: dict[str, tuple[str, str] | None] = {first: None}

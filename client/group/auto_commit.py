@@ -1,15 +1,16 @@
-"""Commits by themselves (`enable_auto_commit`): what the user is done with, every `auto_commit_interval_ms`.
+"""Automatic commits (`enable_auto_commit`): the records that the user has finished with, every
+`auto_commit_interval_ms`.
 
-What is in the user's hands is not committed: if it fails over that, the record comes again. So a commit waits until the
-next records are asked for. Rejected: to commit by the clock alone, as aiokafka does, which loses the record that a
-crash interrupts.
+Records in the user's hands are not committed: if the user fails over them, they are returned again. So a commit waits
+until the next records are asked for. Rejected: committing by the clock alone, as aiokafka does, which loses the record
+that a crash interrupts.
 
-A position is committed once. In a group without members (partitions assigned by hand) the offsets expire unless they
-are committed again within `offsets.retention.minutes`, which clients do not know. So such a consumer commits every
-REPEAT_S what the group has, if its positions have not changed. The user or an administrator may have set that since, so
-it is read first, and stays as it is. Rejected: to commit the position again, as Kafka's client does at every interval,
-which undoes those commits. An offset that an administrator sets between the read and the commit, one round trip, is
-still overwritten.
+A position is committed once. In a group without members (partitions assigned by hand) offsets expire unless they are
+committed again within `offsets.retention.minutes`, which clients do not know. So such a consumer commits the group's
+offsets every REPEAT_S if its positions have not changed. The user or an administrator may have changed the offsets
+since, so they are read first, and committed as they are. Rejected: committing the position again, as Kafka's client
+does at every interval, which undoes those changes. An offset that an administrator sets between the read and the
+commit, one round trip, is still overwritten.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ REPEAT_S = 20.0
 
 
 def positions(partitions: FetchedPartitions) -> dict[TopicPartition, OffsetAndMetadata]:
-    """What `commit` without offsets commits: where the consumer is, in all partitions in which that is known."""
+    """Return the offsets that `commit` without arguments commits: the known positions of all partitions."""
     return {p: position for p, state in partitions.states.items() if (position := _position(state)) is not None}
 
 
@@ -47,11 +48,11 @@ def _position(state: PartitionState) -> OffsetAndMetadata | None:
 
 
 _Noted = tuple[PartitionState | None, str, OffsetAndMetadata]
-"""An offset, in the topic of which id, and during which hold on the partition."""
+"""The present ownership of the partition, the id of its topic, and an offset."""
 
 
 def _covers(last: _Noted | None, noted: _Noted) -> bool:
-    """Whether what was committed last is as good as the other."""
+    """Whether the last commit includes the other one."""
     return last is not None and last[:2] == noted[:2] and last[2].offset >= noted[2].offset
 
 
@@ -74,7 +75,7 @@ class AutoCommit:
         self._who = who
         self._interval_s = interval_s
         self._last: dict[TopicPartition, _Noted] = {}
-        """The positions that need not be committed: a commit of theirs has succeeded, or one that is beyond them."""
+        """The positions that need no commit: they are committed, or a later offset is."""
         self._repeated_at = clock.monotonic()
         commits.on_committed = self._committed
 
@@ -99,16 +100,16 @@ class AutoCommit:
         }
 
     def _committed(self, partition: TopicPartition, topic_id: str, offset: int) -> None:
-        """Note any commit of this consumer, the user's too: a position that has not gone beyond it since would set the
-        group back."""
+        """Record each commit of this consumer, including the user's: committing a position that is not beyond it would
+        set the group back."""
         state, of_position = self._partitions.states.get(partition), self._partitions.topic_id(partition)
         position = None if state is None else _position(state)
         if position is not None and offset >= position.offset and topic_id in ("", of_position):
             self._last[partition] = (state, of_position, position)
 
     async def commit(self, patience_s: float) -> None:
-        """Commit the positions that are news. A failure is a WARNING: the same offsets, or later ones, are tried again
-        next time."""
+        """Commit the positions that have changed. A failure is logged as a WARNING; the next commit tries the same or
+        later offsets."""
         noted = self._noted()
         self._last = {partition: last for partition, last in self._last.items() if partition in noted}
         news = {partition: one for partition, one in noted.items() if self._last.get(partition) != one}
@@ -121,11 +122,11 @@ class AutoCommit:
         except CommitFailed as error:
             failed = error.errors
         self._last |= {partition: one for partition, one in news.items() if partition not in failed}
-        # What is committed when partitions are given up may be behind one by the clock, and done by then.
+        # A commit before a revocation may have waited for one by the clock that has committed the same offsets.
         self._warn({p: why for p, why in failed.items() if not _covers(self._last.get(p), news[p])})
 
     async def _repeat(self) -> None:
-        """Commit what the group has, so that it does not expire; the position where it has nothing."""
+        """Commit the group's offsets again, so that they do not expire, or the position if it has none."""
         began = self._clock.monotonic()
         try:
             await self._commits.repeat(positions(self._partitions), self._partitions.topic_id, PATIENCE_S)

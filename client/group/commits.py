@@ -1,11 +1,11 @@
 """Committed offsets of one group: writing them, in order, and reading them.
 
-Commits go out one at a time, in the order of the calls, so that none is overtaken by the retry of an earlier one, which
-would set the group back. Each names the membership of the moment in which it is sent: what a member no longer has, it
-cannot commit, and what the group has put out, it cannot either (the coordinator refuses an older generation).
+Commits are sent one at a time, in the order of the calls, so that the retry of an earlier commit cannot overtake a
+later one and set the group back. Each names the membership at the moment at which it is sent. So a member cannot commit
+partitions that it has lost, and the coordinator refuses commits of a member that the group has removed.
 
-A commit that meets a rebalance is repeated once the member is through with it, for the partitions that it still has.
-Kafka's client gives that to the user (RebalanceInProgressException), who can do nothing but the same.
+A commit that meets a rebalance is repeated after the rebalance, for the partitions that the member still has. Kafka's
+client raises RebalanceInProgressException to the user, who can only do the same.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ _OF_THE_GROUP = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.REQUEST_TIMED_OUT,
 )
-"""Errors that OffsetCommit puts at each partition, though they are about the whole request."""
+"""Errors that OffsetCommit reports for each partition, although they concern the whole request."""
 
 
 class OffsetAndMetadata(NamedTuple):
-    """What a group has committed, or is to commit, for a partition."""
+    """A committed offset of a partition, or one to commit."""
 
     offset: int
-    """Of the next record to read."""
+    """The offset of the next record to read."""
     leader_epoch: int | None = None
-    """That of the record before it, where it is known (KIP-320)."""
+    """The leader epoch of the record before it, if it is known (KIP-320)."""
     metadata: str = ""
-    """Whatever the user wants to remember with it."""
+    """Any text that the user stores with it."""
 
 
 def check_offsets(
     offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """What is to be committed. Raises InvalidSetting."""
+    """Raises InvalidSetting."""
     checked = {}
     for partition, value in check_by_partition("offsets", offsets, 5).items():
         committed = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
@@ -73,7 +73,7 @@ _NOT_THIS_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INCONSISTENT_
 
 
 class Ticket:
-    """A commit, as it was asked for."""
+    """A commit in the queue."""
 
     def __init__(
         self,
@@ -86,36 +86,37 @@ class Ticket:
         self.claims = claims
         self.topic_ids = topic_ids
         self.lost = lost
-        """What was to be committed, too, and why it cannot be."""
+        """Partitions of the commit that were lost, and why."""
         self.is_next = asyncio.Event()
-        """Its own: if each commit woke all that wait, a queue of thousands would take minutes of processor time."""
+        """One event per commit: if each woke all that wait, a queue of thousands would take minutes of CPU time."""
 
 
 class Committed(NamedTuple):
-    """What the coordinator has for a partition."""
+    """The coordinator's answer for a partition."""
 
     offset: OffsetAndMetadata
     is_of_older_topic: bool
-    """It is an offset in a topic of that name that was deleted since."""
+    """The offset belongs to a topic of that name that was deleted since."""
 
 
 class Committer(Protocol):
-    """Whose commits they are."""
+    """The origin of commits: a member, or a consumer with partitions assigned by hand."""
 
     def membership(self) -> Membership | None:
-        """As whom to commit now; None: it is in no group."""
+        """Return the membership under which to commit now; None if it is in no group."""
         ...
 
     def claim(self, partition: TopicPartition) -> object:
-        """What stands for its hold on the partition: another object once it was lost, if only for a moment."""
+        """Return an object that stands for the present ownership of the partition. It is another object after the
+        partition was lost, even for a moment."""
         ...
 
     def why_not(self, partition: TopicPartition, claim: object) -> str | None:
-        """Why it may not commit this partition, of which it had that claim; None: it may."""
+        """Return why it may not commit this partition under that claim; None if it may."""
         ...
 
     def committed(self, partition: TopicPartition, claim: object, offset: int) -> None:
-        """The coordinator has this offset, that was committed under that claim."""
+        """The coordinator has stored this offset, which was committed under that claim."""
         ...
 
     def refused(self, membership: Membership, code: ErrorCode) -> None:
@@ -123,18 +124,18 @@ class Committer(Protocol):
         ...
 
     def why_refused(self, code: ErrorCode) -> MinibrokerError:
-        """What to tell the user of a commit that the coordinator has refused for good."""
+        """Return the error for a commit that the coordinator has refused finally."""
         ...
 
     async def can_retry(self, membership: Membership, code: ErrorCode) -> bool:
-        """After a commit was refused: waits until the member is through with the rebalance that it met. False: it met
-        none, or the partitions are lost."""
+        """Wait until the rebalance is over that a refused commit has met. Returns False if it met none, or if the
+        partitions are lost."""
         ...
 
 
 class Nobody:
-    """Who commits without being a member: partitions were assigned by hand. The coordinator takes that for groups
-    without members."""
+    """The committer of partitions that were assigned by hand. The coordinator accepts such commits for groups without
+    members."""
 
     def __init__(self, group: str) -> None:
         self._membership = Membership(group, -1, "")
@@ -177,17 +178,17 @@ class Commits:
         self.group = group
         self.committer: Committer = Nobody(group)
         self.on_committed: Callable[[TopicPartition, str, int], None] | None = None
-        """Called with each offset that the coordinator has, and the id of its topic, if that was given."""
+        """Called with each offset that the coordinator has stored, and the id of its topic, if the commit named it."""
         self._queue: OrderedDict[Ticket, None] = OrderedDict()
-        """The commits that are under way, in the order of the calls."""
+        """The commits under way, in the order of the calls."""
         self._drained = Pulse()
         self._unknown_since: dict[tuple[TopicPartition, str], float] = {}
-        """Partitions, in topics with these ids, that the coordinator does not know, as long as commits wait: they do
-        not each wait for what the one before has waited for."""
+        """When commits began to wait for partitions, in topics with these ids, that the coordinator does not know.
+        Kept while commits are queued, so that they do not each wait anew."""
 
     @property
     def is_by_hand(self) -> bool:
-        """No member commits: partitions were assigned by hand."""
+        """Whether partitions were assigned by hand, so that no member commits."""
         return isinstance(self.committer, Nobody)
 
     # -- writing --
@@ -198,8 +199,9 @@ class Commits:
         topic_id: Callable[[TopicPartition], str],
         lost: Mapping[TopicPartition, MinibrokerError] = MappingProxyType({}),
     ) -> Ticket:
-        """A place in the queue, for `commit`. `topic_id`: of the topic that a partition's offset is in; empty: of
-        whichever has the name. `lost`: partitions that cannot be committed any more, and why: the commit fails."""
+        """Return a place in the queue, for `commit`. `topic_id` returns the id of the topic to which a partition's
+        offset belongs; empty: the topic that has the name. `lost`: partitions that can no longer be committed, and why;
+        they make the commit fail."""
         ticket = Ticket(
             dict(offsets),
             {partition: self.committer.claim(partition) for partition in offsets},
@@ -211,7 +213,7 @@ class Commits:
         return ticket
 
     def give_back(self, ticket: Ticket) -> None:
-        """The commit is over, or will not be made. May be called again."""
+        """Leave the queue: the commit is over, or will not be made. May be called again."""
         self._queue.pop(ticket, None)
         self._call_next()
 
@@ -223,12 +225,12 @@ class Commits:
             self._drained.notify()
 
     async def drained(self) -> None:
-        """Until no commit is under way."""
+        """Return once no commit is under way."""
         while self._queue:
             await self._drained.wait()
 
     async def commit(self, ticket: Ticket, timeout_s: float) -> None:
-        """Returns once the coordinator has all of them. Raises CommitFailed, naming those that it does not have."""
+        """Return once the coordinator has stored all offsets. Raises CommitFailed, which names the others."""
         deadline = self._runtime.clock.monotonic() + timeout_s
         try:
             await self._turn(ticket, timeout_s)
@@ -244,8 +246,8 @@ class Commits:
         topic_id: Callable[[TopicPartition], str],
         timeout_s: float,
     ) -> None:
-        """Commit once more what the group has for these partitions, or the offset given here where it has nothing. The
-        offsets are read in this commit's turn, so that none of this consumer's commits is undone. Raises
+        """Commit the group's committed offsets of these partitions again, or the given offset if the group has none.
+        The offsets are read when it is this commit's turn, so that it undoes none of this consumer's commits. Raises
         CommitFailed."""
         if not otherwise:
             return
@@ -264,7 +266,7 @@ class Commits:
             self.give_back(ticket)
 
     async def _turn(self, ticket: Ticket, timeout_s: float) -> None:
-        """Until all earlier commits are over. Raises CommitFailed."""
+        """Wait until all earlier commits are over. Raises CommitFailed."""
         try:
             async with asyncio.timeout(timeout_s):
                 await ticket.is_next.wait()
@@ -273,7 +275,7 @@ class Commits:
             raise CommitFailed(self.group, {**dict.fromkeys(ticket.offsets, why), **ticket.lost}) from None
 
     async def _commit(self, ticket: Ticket, deadline: float) -> dict[TopicPartition, MinibrokerError]:
-        """Why some of them are not committed."""
+        """Return the partitions that were not committed, and why."""
         clock = self._runtime.clock
         pending = dict(ticket.offsets)
         errors = dict(ticket.lost)
@@ -299,7 +301,7 @@ class Commits:
                     continue
                 return errors | dict.fromkeys(pending, self.committer.why_refused(of_member[0]))
             retry = False
-            # Those fail at once: commits that wait behind them may be of the topic that is there now.
+            # These fail at once: the commits queued behind them may belong to the present topic.
             gone = [
                 p
                 for p, code in codes.items()
@@ -336,7 +338,8 @@ class Commits:
                 await asyncio.sleep(self._runtime.retry_backoff_s)
 
     def _unknown_for_long(self, unknown: Mapping[TopicPartition, str], began_s: float) -> dict[TopicPartition, str]:
-        """Those that a commit which began then, or one before it, has waited for in vain, with their topics' ids."""
+        """Return the partitions, with their topics' ids, for which a commit that began then, or an earlier one, has
+        already waited UNKNOWN_FOR_S."""
         now_s = self._runtime.clock.monotonic()
         return {
             partition: topic_id
@@ -389,8 +392,8 @@ class Commits:
     # -- reading --
 
     async def fetch(self, partitions: Iterable[TopicPartition], timeout_s: float) -> dict[TopicPartition, Committed]:
-        """What is committed for these partitions; those without are left out. Retries for `timeout_s`; then raises the
-        last error: BrokerError, NetworkError."""
+        """Return the committed offsets of these partitions, without those that have none. Retries for `timeout_s`; then
+        raises the last error: BrokerError, NetworkError."""
         clock = self._runtime.clock
         deadline = clock.monotonic() + timeout_s
         found: dict[TopicPartition, Committed] = {}
@@ -416,7 +419,7 @@ class Commits:
                 raise BrokerError(code, f"{OFFSET_FETCH.name} of group {self.group}")
             last: BrokerError | None = None
             newer = [topic.name for topic in group.topics if self._is_newer(topic.name, topic.topic_id)]
-            if newer and clock.monotonic() < deadline:  # metadata is behind, or its broker is cut off
+            if newer and clock.monotonic() < deadline:  # metadata is outdated, or its broker is cut off
                 await self._runtime.metadata.ask_everyone(newer)
                 await asyncio.sleep(self._runtime.retry_backoff_s)
                 continue
@@ -444,12 +447,12 @@ class Commits:
         return found
 
     def _is_older(self, topic: str, topic_id: str) -> bool:
-        """That id is of a topic that was deleted: this client knows a later one of that name."""
+        """Whether the topic with that id was deleted: this client knows a later one of that name."""
         info = self._runtime.metadata.cluster.topics.get(topic)
         return info is not None and is_older(topic_id, info.topic_id)
 
     def _is_newer(self, topic: str, topic_id: str) -> bool:
-        """That id is of a topic that was created after the one that this client knows."""
+        """Whether the topic with that id was created after the one that this client knows."""
         info = self._runtime.metadata.cluster.topics.get(topic)
         return info is not None and is_older(info.topic_id, topic_id)
 

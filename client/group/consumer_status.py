@@ -1,4 +1,4 @@
-"""Why a consumer gets nothing, in words: from what it knows, without asking anybody."""
+"""Explains in words why a consumer gets no records, from its own knowledge, without requests."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class ConsumerStatus(NamedTuple):
     """`str()` of it is the summary."""
 
     summary: str
-    """One sentence or two: why nothing arrives, or that records are there."""
+    """One or two sentences: why no records arrive, or that records are there."""
     member_state: str | None
     """"unjoined", "preparing rebalance", "completing rebalance", "stable"; None: this is no member of a group."""
     member_id: str
     generation_id: int
     """-1: in none."""
     coordinator: str | None
-    """The broker that coordinates the group, as far as is known."""
+    """The broker that coordinates the group, if it is known."""
     partitions: dict[TopicPartition, str]
-    """For each assigned partition, what it waits for."""
+    """The reason for which each assigned partition waits."""
 
     def __str__(self) -> str:
         return self.summary
@@ -85,7 +85,7 @@ def _summary(
 
 
 def _of_nothing(member: GroupMember | None, reads: Selection, runtime: ClientRuntime) -> str:
-    """No partitions are assigned."""
+    """The summary if no partitions are assigned."""
     topics, subscribed = runtime.metadata.cluster.existing(), reads.subscribed
     names = [] if subscribed is None else subscribed.names(topics)
     missing = [name for name in names if name not in topics]

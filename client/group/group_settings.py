@@ -12,7 +12,7 @@ from minibroker.client.settings import check_ms, check_text
 
 class GroupSettings(NamedTuple):
     group: str
-    """Empty without a group. The other settings are checked all the same, so that mistakes surface early."""
+    """Empty without a group. The other settings are checked even then, so that mistakes surface early."""
     group_instance_id: str | None
     assignors: Sequence[Assignor]
     session_timeout_s: float

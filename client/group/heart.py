@@ -1,17 +1,17 @@
 """The heartbeats of a group member, which go on while its user blocks the event loop (Kafka's HeartbeatThread, KIP-62).
 
-The problem: a group puts out a member that is silent for `session_timeout_ms`. The member's tasks run in the user's
-event loop, and a user who computes there for a minute stops all of them, though nothing is wrong.
+The problem: a group removes a member that is silent for `session_timeout_ms`. The member's tasks run in the user's
+event loop, and a user who computes there for a minute stops all of them, although nothing is wrong.
 
 The choice: the heart runs beside the loop (`World.beside`), with connections of its own, and finds the coordinator by
-itself. It is told what to say, the generation and the member's id, and tells what it hears: that the group rebalances,
-or that the member is no longer in it. It never joins: that takes the partitions from the user, who must be asked first.
+itself. The member gives it the generation and the member id to send. The heart reports that the group rebalances, or
+that it has removed the member. It never joins: joining takes partitions from the user, who must be asked first.
 
-Heartbeats alone would keep a user in the group who is stuck for ever. So the heart also watches whether records are
-asked for: after `max_poll_interval_ms` without that, it leaves the group for the member, and says so at once.
+Heartbeats alone would keep a member in the group whose user is stuck forever. So the heart also watches whether records
+are asked for. After `max_poll_interval_ms` without that, it leaves the group on the member's behalf, and reports it.
 
 Rejected: the whole member beside the loop (each of its steps needs the user's loop, for positions and the listener); a
-socket without a loop (the coordinator moves, which takes look-ups, time limits and retries that exist already).
+socket without a loop (the coordinator moves, which requires look-ups, time limits and retries that exist already).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LEAVE_PATIENCE_S = 5.0
 
 
 class Membership(NamedTuple):
-    """Who the member is in its group, as each of its requests says."""
+    """The identity of a member in its group, which each of its requests names."""
 
     group: str
     generation_id: int
@@ -54,7 +54,7 @@ class Refused(NamedTuple):
 
 
 class Overslept(NamedTuple):
-    """The user has asked for no records for longer than `max_poll_interval_ms`, so the member has left."""
+    """The member has left, because no records were asked for during `max_poll_interval_ms`."""
 
     membership: Membership
     silent_s: float
@@ -74,7 +74,7 @@ News = Refused | Overslept | Unreachable | Heard
 
 
 class Heart:
-    """See the module. Made in the consumer's loop, where `tell` is called."""
+    """See the module. Made in the consumer's loop, in which `tell` is called."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Heart:
         self._max_poll_interval_s = max_poll_interval_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beside: Beside | None = None
-        # What follows is the heart's own.
+        # Only the heart uses the attributes below.
         self._membership: Membership | None = None
         self._waker: Waker | None = None
         self._mark: object = None
@@ -109,13 +109,13 @@ class Heart:
     # -- in the consumer's loop --
 
     async def run(self, world: World) -> None:
-        """The task: until it is cancelled."""
+        """The task. Runs until it is cancelled."""
         self._loop = asyncio.get_running_loop()
         self._beside = world.beside(self._main, f"heart of {self._client_id}")
         await self._beside.wait()
 
     def beat(self, membership: Membership | None) -> None:
-        """Say this from now on; None: nothing."""
+        """Send heartbeats for this membership from now on; None: send none."""
         assert self._beside is not None, "the heart runs before the member joins"
         self._beside.call(lambda: self._set(membership))
 
@@ -152,7 +152,7 @@ class Heart:
             await runtime.close()
 
     def _slept_s(self, now: float) -> float:
-        """How long the user has asked for nothing."""
+        """Return the seconds since the user last asked for records."""
         mark = self._in_hand.mark()
         if self._in_hand.asking or mark != self._mark:
             self._mark, self._marked_at = mark, now
@@ -216,8 +216,8 @@ class Heart:
 
 
 async def leave(coordinators: Coordinators, membership: Membership, reason: str, timeout_s: float) -> None:
-    """Leave the group, if that can be said in time: else it notices when the session is over. Static members do not
-    leave: they are expected back (KIP-345)."""
+    """Leave the group. If the coordinator does not answer in time, the group notices at the end of the session. Static
+    members do not leave: they are expected back (KIP-345)."""
     if membership.group_instance_id is not None or not membership.member_id:
         return
     request = g.LeaveGroupRequest(

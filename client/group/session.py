@@ -101,8 +101,8 @@ class GroupSession:
         return not self.commits.is_by_hand
 
     def assigns_by_hand(self, kept: Sequence[TopicPartition]) -> None:
-        """The user assigns these partitions by hand. Commit the positions of the others if they were, too. Raises
-        InvalidSetting."""
+        """The user assigns these partitions by hand. If others were assigned
+        before, commit their positions. Raises InvalidSetting."""
         if self.is_member:
             assert self.member is not None
             if self.member.standing.state.is_in_group:
@@ -134,7 +134,7 @@ class GroupSession:
         await self.leave()
 
     def undone(self) -> str:
-        """What `say_goodbye` has not done yet, in words."""
+        """Return the steps that `say_goodbye` has not done yet, in words."""
         undone = []
         if self._auto_commit is not None and (count := len(self._auto_commit.news())):
             undone.append(f"{count} partition{'s were' if count > 1 else ' was'} not committed")

@@ -26,7 +26,7 @@ class MemberState(Enum):
     RECONCILING = "reconciling"
     """The assignment has arrived: the coordinator accepts commits, but the partitions are not all in place."""
     REVOKING_ASSIGNED = "revoking after the assignment"
-    """As REVOKING, for partitions that the assignment moves to other members (KIP-429)."""
+    """The same as REVOKING, for partitions that the assignment moves to other members (KIP-429)."""
     STABLE = "stable"
     LEAVING = "leaving"
     """The user has unsubscribed: the member gives up its partitions and leaves."""

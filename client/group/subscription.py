@@ -1,4 +1,4 @@
-"""What a consumer reads, and which changes of its topics require a rebalance."""
+"""The topics or partitions that a consumer reads, and the changes of topics that require a rebalance."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def checked_subscription(topics: Sequence[str] | None, pattern: str | re.Pattern
 
 
 class Selection:
-    """What a consumer reads (Kafka's SubscriptionState): a subscription, partitions assigned by hand, or nothing."""
+    """The choice of the user (Kafka's SubscriptionState): a subscription, partitions assigned by hand, or nothing."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a group member waits for, in words: for `status()`, and for a WARNING if it takes long."""
+"""Explains in words why a group member waits: for `status()`, and for a WARNING if it takes long."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Wait(NamedTuple):
 
 
 def waits_for(member: GroupMember, runtime: ClientRuntime, in_hand: InHand) -> Wait | None:
-    """What keeps a subscribed member from having its assignment; None if it has it."""
+    """Return why a subscribed member has no assignment yet; None if it has one."""
     now = runtime.clock.monotonic()
     standing = member.standing
     group, trouble = member.group, "" if member.obstacle is None else f". {member.obstacle}"

@@ -1,15 +1,15 @@
 """The blocking consumer.
 
-The problem: a call into the loop costs some fifty microseconds, and a record a fraction of one. And where a consumer is
-in its partitions must be what the caller has really been given, even if Ctrl-C comes at the worst moment.
+The problem: a call into the loop costs some fifty microseconds, and a record a fraction of one. Yet the position of a
+partition must be exactly behind the records that the caller has received, even if Ctrl-C comes at the worst moment.
 
-The choice: a call hands over a whole batch, as the iterator from which the asynchronous consumer itself hands out
-records. The caller's thread takes records from it without any call, and how far it has come is how much is left of the
-iterator: position, commit and the heartbeats' view of the user see each record that was taken, and none that was not. A
-batch that arrived while its caller was interrupted is handed out by the next call.
+The choice: a call returns a whole batch, as the iterator from which the asynchronous consumer itself hands out records.
+The caller's thread takes records from it without any call, and the position follows from the number of records that are
+left in it. So position, commit and the heartbeats count each record that was taken, and no other. A batch that arrived
+while its caller was interrupted is returned by the next call.
 
-Rejected: a queue of records between loop and caller, as it would hold records of partitions that were sought, paused
-or revoked since, and positions would be guesses.
+Rejected: a queue of records between loop and caller. It would hold records of partitions that were sought, paused or
+revoked since, and positions would be guesses.
 """
 
 from __future__ import annotations
@@ -42,35 +42,36 @@ from minibroker.client.sync.facade import Coroutines, Ending, Facade, T
 from minibroker.protocol.model import TopicPartition
 
 CLOSE_S = 30.0
-"""How long the end of `with` takes at most, as `close`."""
+"""The limit for the end of `with`, as for `close`."""
 LEAVE_AT_EXIT_S = 3.0
-"""A consumer that nobody closes leaves its group within this time, or not at all."""
+"""The limit for leaving the group at the end of the interpreter, if the consumer was not closed."""
 
 
 class RebalanceListener:
-    """Derive from it, and override what is needed; give it to Consumer or `subscribe`.
+    """Derive from this class, override the methods that you need, and pass an instance to Consumer or `subscribe`.
 
-    The methods are called in the thread that asks the consumer for records (`poll`, an iteration) or closes it, within
-    that call, while no records are in its hands; if no thread asks, not before one does. They may call the consumer:
+    The methods run in the thread that asks the consumer for records (`poll`, an iteration) or closes it, within that
+    call, while the thread holds no records. If no thread asks, they wait until one does. They may call the consumer:
     `commit`, `position`, `seek`, `pause`. All of them together have `max_poll_interval_ms`; after that the group goes
-    on without this member. What they raise is raised from that call, when the rebalance is over.
+    on without this member. The call raises their exceptions when the rebalance is over.
     """
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        """These are about to go to other members; until this returns, they get none of them. Commit what was done."""
+        """These partitions are about to go to other members, which get no records of them until this returns. Commit
+        finished work here."""
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        """These have come, in addition to what was there; their positions are where the group has committed. May be
-        empty: a rebalance is over that brought nothing."""
+        """These partitions were added. Their positions are the group's committed offsets. The list is empty if the
+        rebalance added none."""
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        """These are gone: the group has gone on without this member, and others may read them already. A commit would
-        be refused. Unless it is overridden, this calls `on_partitions_revoked`, as in Kafka."""
+        """These partitions are lost: the group went on without this member, and other members may read them already. A
+        commit would be refused. By default this calls `on_partitions_revoked`, as in Kafka."""
         self.on_partitions_revoked(partitions)
 
 
 class _Errand:
-    """What the loop wants done in a thread of the user's."""
+    """A call that the loop makes in a thread of the user."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
@@ -82,7 +83,7 @@ class _Errand:
         error: Exception | None = None
         try:
             self._work()
-        except Exception as raised:  # noqa: BLE001 - whatever it is, it is the user's, and is raised to it
+        except Exception as raised:  # noqa: BLE001 - the user's code, and the user's call raises this
             error = raised
         self.settle(background, error)
 
@@ -100,16 +101,16 @@ class _Errand:
 
 
 class _Errands:
-    """Those of one consumer. They are carried out by the next thread that asks for records, or is asking already. One
-    that is interrupted (Ctrl-C) is carried out anew by the next call, as positions may depend on it: unless that call
-    is the goodbye."""
+    """The errands of one consumer. The next thread that asks for records, or one that is asking already, carries them
+    out. If an errand is interrupted (Ctrl-C), the next call carries it out again, because positions may depend on it,
+    unless that call closes the consumer."""
 
     def __init__(self) -> None:
         self.background: Background
         self._waiting: deque[_Errand] = deque()
         self._is_over = False
         self._threads: set[int] = set()
-        """Those that are within a listener of the user's."""
+        """The threads that run the user's listener."""
 
     async def run(self, work: Callable[[], None]) -> None:
         if self._is_over:
@@ -124,13 +125,13 @@ class _Errands:
                 self._waiting.remove(errand)
 
     def end(self) -> None:
-        """No thread will ask any more."""
+        """Cancel the errands: no thread will ask any more."""
         self._is_over = True
         for errand in self._waiting:
             errand.done.cancel()
 
     def serve(self) -> None:
-        """In the thread of the user's."""
+        """Carry out waiting errands, in the user's thread."""
         thread = threading.get_ident()
         with suppress(IndexError):  # another thread has taken it
             while self._waiting:
@@ -149,7 +150,7 @@ class _Errands:
                     self._threads.discard(thread)
 
     def give_up_what_was_interrupted(self) -> None:
-        """In a thread of the user's, which is about to close."""
+        """Drop interrupted errands, in the user's thread, which is about to close the consumer."""
         for errand in list(self._waiting):
             if errand.was_interrupted:
                 with suppress(ValueError):  # another thread has taken it
@@ -183,7 +184,7 @@ class _Ending(Ending):
         self._consumer = consumer
         self._errands = errands
         self.is_done = True
-        """What was handed out last has been worked on, as far as the thread that leaves knows."""
+        """The records that were handed out last are processed, as far as the leaving thread knows."""
 
     async def leave(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -200,21 +201,21 @@ class _Ending(Ending):
 
 class Consumer(Facade[AsyncConsumer]):
     """Reads records. Use it as `with Consumer("host:9092", topics=["orders"]) as consumer`, or call `start` and
-    `close`; then `for record in consumer`, or, several times as fast, `for batch in consumer.batches()`. Neither ever
-    ends: leave the loop, or use `poll`. After an iteration that was interrupted or left, the next one goes on where it
-    was.
+    `close`. Then iterate with `for record in consumer`, or with `for batch in consumer.batches()`, which is several
+    times as fast. Neither ever ends: leave the loop, or use `poll`. If an iteration is interrupted or left, the next
+    one continues there.
 
     Guarantees, settings and errors are those of `minibroker.Consumer`. Functions that assign partitions or deserialize
-    are called in the background; the methods of a `listener` in the thread that asks for records. Heartbeats go on in
-    the background, whatever the caller's threads do; but `max_poll_interval_ms` after one of them has last asked for
-    records, or taken one, the member leaves its group.
+    run in the background; the methods of a `listener` run in the thread that asks for records. Heartbeats continue in
+    the background, whatever the caller's threads do. But if no thread asks for records or takes one for
+    `max_poll_interval_ms`, the member leaves its group.
 
-    Several threads may iterate: each record goes to one of them. (A record counts as consumed when any of them asks for
-    the next batch: with a group, commit what was done by passing offsets.)
+    Several threads may iterate: each record goes to one of them. A record counts as consumed when any of them asks for
+    the next batch, so with a group, pass the offsets of finished work to `commit`.
 
-    A call that waits and is interrupted (Ctrl-C) leaves the consumer as it was, and skips nothing. A consumer that is
-    still open when the interpreter ends leaves its group, and commits nothing more. After a fork the child gets
-    ForkedClient from every call but `close`, which does nothing there. The constructor raises InvalidSetting.
+    A waiting call that is interrupted (Ctrl-C) leaves the consumer unchanged, and skips nothing. A consumer that is
+    still open when the interpreter ends leaves its group without another commit. In a forked child all calls raise
+    ForkedClient, except `close`, which does nothing there. The constructor raises InvalidSetting.
     """
 
     _noun = "consumer"
@@ -285,7 +286,7 @@ class Consumer(Facade[AsyncConsumer]):
         super().__init__(client, self._goodbye)
         self._errands.background = self._background
         self._reader: threading.Thread | None = None
-        """The thread that has asked for records last."""
+        """The thread that last asked for records."""
 
     def _in_callers_thread(self, listener: RebalanceListener | None) -> _Listener | None:
         if listener is None:
@@ -302,13 +303,13 @@ class Consumer(Facade[AsyncConsumer]):
         self._errands.serve()
 
     def close(self, timeout_ms: float = 30_000) -> None:
-        """Commit what is to be committed by itself, give up the partitions, leave the group, and end everything in the
-        background, in no more than `timeout_ms`: what was not done by then is a WARNING. Calls that wait in other
-        threads raise Closed. A second `close` does nothing; nor does one in a forked child. Raises WithinListener.
+        """Make the automatic commit, give up the partitions, leave the group, and end all work in the background. Takes
+        at most `timeout_ms`; steps that are not done by then are logged as a WARNING. Waiting calls in other threads
+        raise Closed. A second `close`, or one in a forked child, does nothing. Raises WithinListener.
 
-        What was handed out last is committed, too, unless it may not have been worked on: `close` is called because of
-        an exception (in `finally`, or by leaving `with`), or while another thread is in the middle of it. Then it comes
-        again.
+        The automatic commit includes the records that were handed out last, unless the user may not have processed
+        them: `close` runs because of an exception (in `finally`, or by leaving `with`), or another thread is processing
+        them. Those records are then returned again.
         """
         self._errands.check_not_within("close")
         timeout_s, cause = check_ms("timeout_ms", timeout_ms), sys.exc_info()[1]
@@ -324,7 +325,7 @@ class Consumer(Facade[AsyncConsumer]):
         super().__exit__(kind, error, traceback)
 
     def _is_done_with(self) -> bool:
-        """What was handed out last, as far as can be told."""
+        """Whether the records that were handed out last are processed, as far as that can be known."""
         reader = self._reader
         return reader is None or reader is threading.current_thread() or not reader.is_alive()
 
@@ -337,37 +338,36 @@ class Consumer(Facade[AsyncConsumer]):
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Read these topics instead of those before, or all whose whole name matches `pattern`. Takes effect in the
-        background; what both subscriptions have in common is read on. A topic that does not exist for 10 s is raised
-        from the iteration. Raises InvalidSetting."""
+        """Replace the subscription by these topics, or by all topics whose whole name matches `pattern`. Takes effect
+        in the background. Topics in both subscriptions are read on. If a topic does not exist for 10 s, the iteration
+        raises that. Raises InvalidSetting."""
         told = self._in_callers_thread(listener)
         self._do(lambda: self._client.subscribe(topics, pattern=pattern, listener=told))
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Read these partitions instead of those before, whatever other consumers read; those that are in both are read
-        on. With a group, they begin where it has committed. Raises InvalidSetting."""
+        """Replace the assignment by these partitions, without regard to other consumers. Partitions in both assignments
+        are read on. With a group, they begin at its committed offsets. Raises InvalidSetting."""
         self._do(lambda: self._client.assign(partitions))
 
     def unsubscribe(self) -> None:
-        """Read nothing any more, and leave the group, after what is committed by itself and the listener. Raises
-        WithinListener."""
+        """Stop reading, and leave the group after the automatic commit and the listener. Raises WithinListener."""
         self._errands.check_not_within("unsubscribe")
         is_done = sys.exc_info()[1] is None and self._is_done_with()
         self._call(lambda: self._client._unsubscribe(is_done=is_done), self._serve)
 
     def subscription(self) -> list[str]:
-        """The topics that are subscribed to, sorted; of a pattern, those that match it now."""
+        """Return the topics subscribed to, sorted; for a pattern, the topics that match it now."""
         return self._do(self._client.subscription)
 
     # -- reading --
 
     def __iter__(self) -> Iterator[Record]:
-        """The records, one by one.
+        """Iterate over the records.
 
         Raises Closed, ForkedClient, ClientCrashed, CorruptBatch, LogTruncated, MaxPollIntervalExceeded, WithinListener,
-        what the rebalance listener has raised, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION if the topic is gone,
-        OFFSET_OUT_OF_RANGE with auto_offset_reset="none", what a group refuses its members, or any error that is not
-        retriable. Iterating anew after an error tries again.
+        exceptions of the rebalance listener, and BrokerError: UNKNOWN_TOPIC_OR_PARTITION if the topic is gone,
+        OFFSET_OUT_OF_RANGE with auto_offset_reset="none", the errors by which a group refuses a member, or any error
+        that is not retriable. Iterating anew after an error tries again.
         """
         while True:
             self._reads("next")
@@ -375,7 +375,7 @@ class Consumer(Facade[AsyncConsumer]):
             yield from records
 
     def __next__(self) -> Record:
-        """The next record. Raises as iterating."""
+        """Return the next record. Raises as iterating."""
         while True:
             self._reads("next")
             records = self._call(self._client._hand_out, self._serve)
@@ -388,8 +388,8 @@ class Consumer(Facade[AsyncConsumer]):
         return _Batches(self)
 
     def poll(self, timeout_ms: float = 1_000, max_records: int | None = None) -> list[Record]:
-        """The records that are there, at most `max_records` (by default `max_poll_records`), and from all partitions.
-        Waits for the first one; after `timeout_ms` without any the list is empty. Raises as iterating."""
+        """Return the available records of all partitions, at most `max_records` (by default `max_poll_records`). Waits
+        for the first one; the list is empty if none arrives within `timeout_ms`. Raises as iterating."""
         self._reads("poll")
         return self._taken(lambda: self._client.poll(timeout_ms, max_records), self._give_back)
 
@@ -398,13 +398,13 @@ class Consumer(Facade[AsyncConsumer]):
         return self._taken(self._client._whole_batch, self._give_back_batch)
 
     def _reads(self, call: str) -> None:
-        """This thread asks for records, which come only once the listener has returned."""
+        """This thread asks for records, which arrive only after the listener has returned."""
         self._errands.check_not_within(call)
         self._reader = threading.current_thread()
 
     def _taken(self, make: Coroutines[T], give_back: Callable[[T], None]) -> T:
-        """The result of a call by which records are consumed. If the caller is interrupted before it has the result,
-        the records are given back."""
+        """Return the result of a call that consumes records. If the caller is interrupted before it has the result, the
+        records are given back."""
         if self._state != "running":
             raise self._not_running()
         call = Call(make, self._serve)
@@ -429,31 +429,31 @@ class Consumer(Facade[AsyncConsumer]):
     # -- positions --
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions that are read, sorted."""
+        """Return the partitions that are read, sorted."""
         return self._do(self._client.assignment)
 
     def position(self, partition: TopicPartition) -> int:
-        """The offset of the next record of a partition. Raises ApiTimedOut if it is not found in time, and BrokerError
-        if there is none."""
+        """Return the offset of the next record of a partition. Raises ApiTimedOut if it is not found in time, and
+        BrokerError if there is none."""
         return self._call(lambda: self._client.position(partition))
 
     def position_epoch(self, partition: TopicPartition) -> int | None:
-        """The leader epoch of the last record before the position; None if it is not known. Keep it with the position,
-        and pass both to `seek`."""
+        """Return the leader epoch of the last record before the position; None if it is not known. Keep it with the
+        position, and pass both to `seek`."""
         return self._do(lambda: self._client.position_epoch(partition))
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
-        """Go on at `offset`. If it is not in the log, `auto_offset_reset` decides when it is read. With a
-        `leader_epoch` (see `position_epoch`) the loss of the record in front of it is noticed."""
+        """Continue at `offset`. If it is not in the log, `auto_offset_reset` applies when the offset is fetched. With
+        `leader_epoch` (see `position_epoch`), the loss of the record in front of it is detected."""
         self._do(lambda: self._client.seek(partition, offset, leader_epoch))
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Go on at the first record in the log; without arguments, in all partitions."""
+        """Continue at the first record in the log; without arguments, in all partitions."""
         self._do(lambda: self._client.seek_to_beginning(*partitions))
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Go on after the last record that is readable when the end is looked up, soon after this returns: call
-        `position` to know it. Without arguments, in all partitions."""
+        """Continue after the last readable record; without arguments, in all partitions. The end is looked up soon
+        after this returns: call `position` to know it."""
         self._do(lambda: self._client.seek_to_end(*partitions))
 
     def pause(self, *partitions: TopicPartition) -> None:
@@ -465,38 +465,38 @@ class Consumer(Facade[AsyncConsumer]):
         self._do(lambda: self._client.resume(*partitions))
 
     def paused(self) -> list[TopicPartition]:
-        """The partitions that are paused, sorted."""
+        """Return the paused partitions, sorted."""
         return self._do(self._client.paused)
 
     def seek_to_time(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
-        """Go on at the first record at or after that time, in milliseconds since 1970; where there is none, at the end.
+        """Continue at the first record at or after that time, in milliseconds since 1970; at the end if there is none.
         Without partitions, in all of them."""
         self._do(lambda: self._client.seek_to_time(timestamp_ms, *partitions))
 
     def lag(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
-        """How many offsets there are from the position to the end of each partition, by default of all assigned ones.
-        Negative where the position is beyond the end. Raises ApiTimedOut, BrokerError, NetworkError."""
+        """Return the number of offsets from the position to the end of each partition, by default of all assigned ones.
+        Negative if the position is beyond the end. Raises ApiTimedOut, BrokerError, NetworkError."""
         return self._call(lambda: self._client.lag(*partitions))
 
     # -- commits --
 
     def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None) -> None:
-        """Save how far the group has got: in all assigned partitions up to the position, that is behind the last record
-        that was handed out, or as `offsets` say (each is that of the next record to read). When this returns, the group
-        goes on there, whatever happens.
+        """Save the group's progress: the positions of all assigned partitions, which are behind the last records that
+        were handed out, or `offsets` (each is the offset of the next record to read). When this returns, the group
+        continues there, whatever happens.
 
         Retries through failovers and rebalances for `default_api_timeout_ms`, and then raises CommitFailed, which names
-        the partitions; a member also cannot commit what it does not have any more. Where it was put out of the group,
-        that is raised for what was handed out and not committed, until it has an assignment again. Raises
-        InvalidSetting without a group.
+        the partitions. A member cannot commit partitions that it has lost. If the group removed it, each commit raises
+        CommitFailed for records that were handed out and not committed, until the member has an assignment again.
+        Raises InvalidSetting without a group.
         """
         self._call(lambda: self._client.commit(offsets))
 
     def commit_nowait(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
     ) -> concurrent.futures.Future[None]:
-        """As `commit`, but in the background: call `result` of what this returns, or not; a failure is a WARNING in any
-        case. Commits are carried out in the order of the calls."""
+        """As `commit`, but in the background. The returned future may be waited for; a failure is logged as a WARNING
+        in any case. Commits are carried out in the order of the calls."""
         outcome: concurrent.futures.Future[None] = concurrent.futures.Future()
         outcome.set_running_or_notify_cancel()
 
@@ -512,34 +512,34 @@ class Consumer(Facade[AsyncConsumer]):
         return outcome
 
     def committed(self, *partitions: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed for each partition, assigned or not; None: nothing, or only for an earlier topic
-        of that name. Without arguments, for all that are assigned. Raises BrokerError, NetworkError, and InvalidSetting
-        without a group."""
+        """Return the group's committed offset for each partition, assigned or not; None if there is none, or only one
+        of an earlier topic of that name. Without arguments, for all assigned partitions. Raises BrokerError,
+        NetworkError, and InvalidSetting without a group."""
         return self._call(lambda: self._client.committed(*partitions))
 
     def status(self) -> ConsumerStatus:
-        """Why nothing arrives, in words, if nothing does. Asks nobody: what this consumer knows."""
+        """Explain in words why no records arrive, if none do. Sends no requests: the answer is this consumer's view."""
         return self._do(self._client.status)
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset in the log of each partition, assigned or not. Raises BrokerError, NetworkError."""
+        """Return the first offset in the log of each partition, assigned or not. Raises BrokerError, NetworkError."""
         return self._call(lambda: self._client.beginning_offsets(partitions))
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The high watermark of each partition: the offset after the last that can be read. Raises BrokerError,
+        """Return the high watermark of each partition: the offset after the last readable record. Raises BrokerError,
         NetworkError."""
         return self._call(lambda: self._client.end_offsets(partitions))
 
     def offsets_for_times(
         self, timestamps_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """For each partition the first record at or after the given time; None if there is none. Raises BrokerError,
-        NetworkError."""
+        """Return the first record of each partition at or after the given time; None if there is none. Raises
+        BrokerError, NetworkError."""
         return self._call(lambda: self._client.offsets_for_times(timestamps_ms))
 
 
 class _Batches:
-    """A class, not a generator, which would be over after an error."""
+    """A class, because a generator would end after an error."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer

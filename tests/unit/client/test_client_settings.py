@@ -108,7 +108,7 @@ def test_a_setting_is_checked_also_where_it_has_no_effect(read: dict[str, Any], 
 @pytest.mark.parametrize(("setting", "value"), [("listener", RebalanceListener()), ("group_instance_id", "one")])
 def test_what_is_for_members_is_refused_where_nobody_is_a_member(setting: str, value: object) -> None:
     given: dict[str, Any] = {setting: value}
-    with pytest.raises(InvalidSetting, match=f'^{setting}=.*give group="name", too'):
+    with pytest.raises(InvalidSetting, match=f'^{setting}=.*also give group="name"'):
         Consumer("localhost:9092", topics=["a"], **given)
     with pytest.raises(InvalidSetting, match=f"^{setting}=.*give topics instead of partitions"):
         Consumer("localhost:9092", partitions=[TopicPartition("a", 0)], group="g", **given)

@@ -95,7 +95,7 @@ def test_a_function_is_an_eager_assignor_of_its_name() -> None:
 @pytest.mark.parametrize(
     ("decided", "message"),
     [
-        ({"x": "a0"}, "assignor choose: nobody got a-1, b-0; give each to one member"),
+        ({"x": "a0"}, "assignor choose: no member got a-1, b-0; give each to one member"),
         ({"x": "a0 a1 b0", "y": "b0"}, "assignor choose: b-0 went to x and y; give it to one of them"),
         ({"x": "a0 a1", "y": "b0 b1"}, "assignor choose: b-1 went to y, which asked for a, b, or does not exist"),
         ({"x": "a0 a1", "z": "b0"}, "assignor choose: b-0 went to z, which asked for a, or does not exist"),

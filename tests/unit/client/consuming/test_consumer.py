@@ -424,7 +424,7 @@ def test_a_leader_that_was_not_told_of_a_partition_yet_is_no_reason_to_look_for_
     run(scenario)
     [told] = warnings()
     assert told.endswith(
-        "UNKNOWN_TOPIC_OR_PARTITION: broker 0, which leads it, has not been told of it yet. See `minibroker status`"
+        "UNKNOWN_TOPIC_OR_PARTITION: broker 0, which leads it, does not know it yet. See `minibroker status`"
     )
 
 
