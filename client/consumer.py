@@ -211,7 +211,6 @@ class Consumer(Client):
             self._runtime,
             self._partitions,
             self._in_hand,
-            self._partitions.errors,
             deserialize_key,
             deserialize_value,
             check_running=weakly(self._check_running),
@@ -336,7 +335,7 @@ class Consumer(Client):
         cause.add_note(f"While the consumer was closed its listener raised {raised!r}")
 
     def _raised_by_listener(self) -> Exception | None:
-        return None if self._session is None else self._session.raised_by_listener
+        return None if self._member is None else self._member.listener_calls.last_raised
 
     async def _within(
         self, work: Coroutine[Any, Any, None], timeout_s: float, doing: str, undone: Callable[[], str] = str
@@ -432,12 +431,12 @@ class Consumer(Client):
         self._raise_from_listener(before)
 
     def _check_not_within_listener(self, call: str) -> None:
-        if self._session is not None:
-            self._session.check_not_within_listener(call)
+        if self._member is not None:
+            self._member.listener_calls.check_caller_is_outside(call)
 
     def _check_not_listener(self, call: str) -> None:
-        if self._session is not None:
-            self._session.check_not_listener(call)
+        if self._member is not None:
+            self._member.listener_calls.check_caller_is_another(call)
 
     def _check_readable(self) -> None:
         if self._member is not None and (fenced := self._member.standing.fenced) is not None:

@@ -38,7 +38,6 @@ class Reader:
         runtime: ClientRuntime,
         partitions: FetchedPartitions,
         in_hand: InHand,
-        errors: list[BaseException],
         deserialize_key: Deserializer | None,
         deserialize_value: Deserializer | None,
         *,
@@ -49,8 +48,7 @@ class Reader:
         self._clock = runtime.clock
         self._partitions = partitions
         self._in_hand = in_hand
-        self._errors = errors
-        """To be raised by the next call for records, one at a time."""
+        self._errors = partitions.errors
         self._deserialize_key = deserialize_key
         self._deserialize_value = deserialize_value
         self._check_running = check_running

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from contextvars import ContextVar
 
-from minibroker.client.errors import InvalidSetting, ListenerTimedOut
+from minibroker.client.errors import InvalidSetting, ListenerTimedOut, WithinListener
 from minibroker.client.log import Logger
 from minibroker.client.tasks import Pulse
 from minibroker.protocol.model import TopicPartition
@@ -78,17 +78,18 @@ class ListenerCalls:
         self._errors = errors
         self._stirred = stirred
 
-    @property
-    def is_caller_within(self) -> bool:
-        """Whether the caller runs in a call that has not returned, or in a task that such a call started."""
+    def check_caller_is_outside(self, method: str) -> None:
+        """Raises WithinListener if the caller runs in a call of the listener that has not returned, or in a task that
+        such a call started."""
         call = _call.get()
-        return call is not None and call.calls is self and not call.is_over
+        if call is not None and call.calls is self and not call.is_over:
+            raise WithinListener(method)
 
-    @property
-    def is_caller_the_listener(self) -> bool:
-        """Whether the caller runs in the very task that calls the listener; a task that the listener has started may
-        wait for records."""
-        return self.under_way is not None and self.under_way.task is asyncio.current_task()
+    def check_caller_is_another(self, method: str) -> None:
+        """Raises WithinListener if the caller runs in the task that calls the listener, because records arrive only
+        after the listener has returned. A task that the listener has started may wait for records."""
+        if self.under_way is not None and self.under_way.task is asyncio.current_task():
+            raise WithinListener(method)
 
     async def call(self, method: str, partitions: list[TopicPartition]) -> None:
         call = self.under_way = _Call(self, method, self._clock.monotonic())

@@ -10,7 +10,7 @@ from contextlib import suppress
 from minibroker.client.cluster.connections import Purpose
 from minibroker.client.cluster.coordinators import Coordinators
 from minibroker.client.cluster.runtime import ClientRuntime
-from minibroker.client.errors import InvalidSetting, WithinListener
+from minibroker.client.errors import InvalidSetting
 from minibroker.client.fetching.fetch_state import PartitionState
 from minibroker.client.fetching.in_hand import InHand
 from minibroker.client.fetching.partitions import FetchedPartitions
@@ -91,7 +91,7 @@ class GroupSession:
             self.begin_by_hand([state for state in self._partitions.states.values() if state.awaits_committed])
 
     def begin_by_hand(self, states: Sequence[PartitionState]) -> None:
-        begin = begin_by_hand(self._partitions, self.commits, states, self._api_timeout_s, self._partitions.errors)
+        begin = begin_by_hand(self._partitions, self.commits, states, self._api_timeout_s)
         self._runtime.tasks.start(begin, "find committed offsets")
 
     # -- membership --
@@ -145,21 +145,6 @@ class GroupSession:
     def cancel_commits(self) -> None:
         for task in self._commit_tasks:
             task.cancel()
-
-    # -- the listener --
-
-    def check_not_within_listener(self, call: str) -> None:
-        if self.member is not None and self.member.listener_calls.is_caller_within:
-            raise WithinListener(call)
-
-    def check_not_listener(self, call: str) -> None:
-        """Records arrive only after the listener has returned."""
-        if self.member is not None and self.member.listener_calls.is_caller_the_listener:
-            raise WithinListener(call)
-
-    @property
-    def raised_by_listener(self) -> Exception | None:
-        return None if self.member is None else self.member.listener_calls.last_raised
 
     # -- commits --
 

@@ -33,9 +33,8 @@ async def begin_by_hand(
     commits: Commits,
     states: Sequence[PartitionState],
     patience_s: float,
-    errors: list[BaseException],
 ) -> None:
-    """Begin partitions that were assigned by hand. Tries until it succeeds; each failure goes to `errors`."""
+    """Begin partitions that were assigned by hand. Tries until it succeeds; calls for records raise each failure."""
     if not states:
         return
     committed = None
@@ -43,7 +42,7 @@ async def begin_by_hand(
         try:
             committed = await commits.fetch([state.partition for state in states], patience_s)
         except MinibrokerError as error:
-            errors.append(error)
+            partitions.errors.append(error)
             partitions.pulse.notify()
             await asyncio.sleep(RETRY_S)
     begin_at_committed(partitions, states, committed)

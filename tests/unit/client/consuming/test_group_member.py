@@ -943,15 +943,16 @@ def test_a_listener_that_hangs_is_cancelled_when_the_rebalance_is_over_for_it(ca
     assert "on_partitions_assigned did not return" in caplog.text
 
 
+@pytest.mark.parametrize("reads", ["records", "poll"])
 @run_by(run)
-async def test_a_timeout_of_the_listeners_own_is_raised_as_it_is(cluster: ScriptedCluster, /) -> None:
+async def test_a_timeout_of_the_listeners_own_is_raised_as_it_is(cluster: ScriptedCluster, /, reads: str) -> None:
     class Listener(RebalanceListener):
         async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
             raise TimeoutError("the database does not answer")
 
     async with member(cluster, listener=Listener()) as consumer:
         with pytest.raises(TimeoutError, match="the database does not answer") as caught:
-            await take(consumer, 2)
+            await (take(consumer, 2) if reads == "records" else consumer.poll(timeout_ms=10_000))
         assert type(caught.value) is TimeoutError
 
 
