@@ -1149,7 +1149,7 @@ async def test_a_function_may_assign_and_what_is_wrong_with_its_decision_is_rais
 
     fill(cluster.log("orders"), 10)
     async with member(cluster, partition_assignment_strategy=last_first) as consumer:
-        with pytest.raises(MinibrokerError, match=r"last_first.*nobody got"):
+        with pytest.raises(MinibrokerError, match=r"last_first.*no member got"):
             await anext(consumer)
         assert numbers(await take(consumer, 2)) == [0, 1]
 
