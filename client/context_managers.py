@@ -1,4 +1,4 @@
-"""Hints for `with` where `async with` is meant, and the other way round: Python's own TypeError names neither."""
+"""Hints for `with` in place of `async with`, and vice versa: Python's own TypeError names neither."""
 
 from __future__ import annotations
 

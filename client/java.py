@@ -15,8 +15,8 @@ OLDEST_JAVA = 17
 
 
 def find_java(environment: Mapping[str, str], program: str, otherwise: str) -> Path:
-    """The first `java` of version 17 or newer. `program`: what needs it; `otherwise`: what to do instead of installing
-    the package. Raises MinibrokerError naming what was found, and the remedy."""
+    """Return the first `java` of version 17 or newer. `program` is the program that needs it; `otherwise` is the
+    alternative to installing the package. Raises MinibrokerError naming the Java versions found, and the remedy."""
     rejected: list[str] = []
     for where, java in _candidates(environment):
         version = _major_version(java)

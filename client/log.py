@@ -1,14 +1,15 @@
-"""What the client logs, without waiting for a lock of `logging` on threads for which a caller waits.
+"""Logging that never waits for a lock of `logging` in a thread for which a caller waits.
 
-The problem: a logging handler that sends its records holds locks while it waits for a blocking client: the handler's
-own, and, while `dictConfig` builds or closes it, that of the module, which `Logger.isEnabledFor` and `getLogger` take,
-too. If the client's thread logs then, it waits for the caller, and the caller for it.
+The problem: a logging handler that sends its records through a blocking client holds locks while it waits for that
+client: its own lock, and, while `dictConfig` builds or closes it, the module's lock, which `Logger.isEnabledFor` and
+`getLogger` need as well. If the client's thread logs at that moment, it waits for the caller, and the caller for it.
 
-The choice: the client's own threads (that of a blocking client, and that of the heartbeats) hand what they log to
-another thread, for which nobody waits without bound. An asynchronous client logs at once: its thread is its user's.
+The choice: the client's own threads (that of a blocking client, and that of the heartbeats) pass their log records to
+another thread, for which callers wait only briefly. An asynchronous client logs directly, since it runs in its user's
+thread.
 
-Rejected: `logging.handlers.QueueHandler`, which logs after the level was looked up, under the lock; logging in the
-caller's thread once its call is over, where a handler that sends would log what it caused itself, without end.
+Rejected: `logging.handlers.QueueHandler`, which takes the lock to look up the level before it logs; logging in the
+caller's thread after its call, in which a handler that sends would log about its own records without end.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _of_thread = _OfThread()
 
 
 class Logger:
-    """As `logging.Logger`, as far as clients need it. `defers`: in all threads, as for what callers run themselves."""
+    """The part of `logging.Logger` that clients need. `defers`: use the other thread from all threads, also
+    callers'."""
 
     def __init__(self, name: str, *, defers: bool = False) -> None:
         self._logger = logging.getLogger(name)
@@ -54,7 +56,7 @@ class Logger:
         self._log(logging.ERROR, text, arguments, exc_info)
 
     def exception(self, text: str, *arguments: object) -> None:
-        """Within `except`."""
+        """Log an error with the traceback of the current `except`."""
         self._log(logging.ERROR, text, arguments, sys.exc_info()[1])
 
     def log(self, level: int, text: str, *arguments: object) -> None:
@@ -71,7 +73,7 @@ class Logger:
         _later.do(partial(_handle, logger, record))
 
     def resource_warning(self, text: str, source: object = None) -> None:
-        """`warnings.warn`, which may be a logging call, too (`logging.captureWarnings`)."""
+        """`warnings.warn`, which may itself log (`logging.captureWarnings`)."""
         warn = partial(warnings.warn, text, ResourceWarning, source=source, stacklevel=3)
         if _of_thread.defers:
             _later.do(warn)
@@ -88,7 +90,7 @@ def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
 
 
 class _Later:
-    """A thread that does what it is given, in order."""
+    """A thread that runs the functions that it is given, in order."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Callable[[], Any]] = SimpleQueue()
@@ -106,7 +108,7 @@ class _Later:
         self._thread.start()
 
     def wait(self, timeout_s: float) -> None:
-        """Until all is done that it was given, but no longer."""
+        """Wait until all of them have run, at most for `timeout_s`."""
         if self._thread is not None:
             done = Event()
             self.do(done.set)
@@ -115,9 +117,9 @@ class _Later:
     def _run(self) -> None:
         try:
             while True:
-                with suppress(ResourceWarning):  # made an error
+                with suppress(ResourceWarning):  # a warning that the user made an error
                     self._queue.get()()
-        finally:  # a handler has raised, which Python prints
+        finally:  # a handler raised, and Python prints its error
             with self._lock:
                 self._start()
 
@@ -126,7 +128,7 @@ _later = _Later()
 
 
 def _forked() -> None:
-    """In the child, which has no such thread."""
+    """Start again in a forked child, which has no such thread."""
     global _later
     _later = _Later()
 
@@ -135,13 +137,14 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def wait(timeout_s: float) -> None:
-    """Until what was logged before is told, but no longer: perhaps the caller holds the lock for which that waits."""
+    """Wait until the earlier records are logged, at most for `timeout_s`: the caller may hold the lock that they
+    need."""
     _later.wait(timeout_s)
 
 
 def defer(loop: asyncio.AbstractEventLoop) -> None:
-    """This thread, in which `loop` runs, is the client's own: it never waits for a lock of `logging`. asyncio's debug
-    mode would."""
+    """Mark this thread, in which `loop` runs, as the client's own. asyncio's debug mode is switched off, since it waits
+    for locks of `logging`."""
     _of_thread.defers = True
     loop.set_debug(False)
     loop.set_exception_handler(_unhandled)
@@ -149,7 +152,8 @@ def defer(loop: asyncio.AbstractEventLoop) -> None:
 
 @contextmanager
 def silent_asyncio() -> Iterator[None]:
-    """asyncio logs that it makes an event loop. A handler that does not have its client yet would make another one."""
+    """Drop asyncio's log record about a new event loop: a handler that creates its client lazily would create another
+    one."""
     _of_thread.drops_asyncio = True
     try:
         yield

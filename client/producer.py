@@ -1,9 +1,8 @@
 """The producer: `send` puts a record into a batch and returns at once; a task does the rest.
 
-`send` is the only code of the client that runs for every record, so its common case (a record without key for a
-topic whose partitions are known, while its batch has room) is written out in it: one look-up, two appends, no
-call into the accumulator. A record with a key costs one such call. Everything else goes the long way,
-`_send_slowly`.
+`send` is the only code of the client that runs for every record. So its common case (a record without key for a topic
+whose partitions are known, while its batch has room) is written out in it: one look-up, two appends, no call into the
+accumulator. A record with a key costs one such call. All other records take the long way, `_send_slowly`.
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ from minibroker.protocol.world import World
 logger = Logger("minibroker.client")
 
 CANCELLED_FLUSH_S = 2.0
-"""For so long a cancelled producer still sends what it has: a failover takes less."""
+"""A cancelled producer sends its records for this long, which is more than a failover takes."""
 
 PAUSE_EVERY_MS = 2
-"""How often `drain` lets the event loop run, so that a loop around `send` does not hold up its own sending."""
+"""`drain` lets the event loop run this often, so that a loop around `send` does not hold up its own sending."""
 
 DEFAULT_PARTITIONER = Partitioner()
 
@@ -77,38 +76,39 @@ class Producer(Client):
 
     Guarantees: with the default `acks="all"` a record whose Delivery returned is in the log of every in-sync replica,
     once, after all records that were sent to its partition before. A record whose Delivery raised may be in the log or
-    not, but never twice. What fails and is not awaited is raised by `flush`, `drain` or `close`.
+    not, but never twice. Failures that are not awaited are raised by `flush`, `drain` or `close`.
 
     Settings have Kafka's names and meaning; times are in milliseconds, sizes in bytes:
 
     - `acks`: "all" (every in-sync replica), 1 (the leader), 0 (none: a record counts as delivered once written to the
       socket).
     - `enable_idempotence`: no duplicates, no reordering by retries; on with acks="all", and impossible without.
-    - `linger_ms`: how long a batch that is not full waits for more records. Whatever it is, such a batch also waits
-      while another of its partition is on its way.
+    - `linger_ms`: how long a batch that is not full waits for more records. With any value, such a batch also waits
+      while another batch of its partition is in flight.
     - `batch_size`: the most bytes of a batch before compression. `max_request_size`: the most bytes of a record, and of
-      all batches in a request. Brokers refuse a batch above the topic's `max.message.bytes`.
-    - `buffer_memory`: bytes of records that wait or are on their way. Above it `drain` waits; at twice as much `send`
+      all batches in a request. Brokers reject a batch above the topic's `max.message.bytes`.
+    - `buffer_memory`: bytes of records that wait or are in flight. Above it `drain` waits; at twice as much `send`
       raises.
     - `delivery_timeout_ms`: from `send` to the acknowledgement, all retries included.
     - `max_block_ms`: how long `drain` waits for room in the buffer, and records for a topic that brokers say does not
-      exist. (10 s, not Kafka's 60 s: our brokers hear of a new topic within milliseconds, and a leader has a successor
-      within one second.) If the producer has known the topic, it may come back: then records wait for
+      exist. (10 s, not Kafka's 60 s: our brokers learn of a new topic within milliseconds, and a leader has a successor
+      within one second.) If the producer has known the topic, it may come back, so records wait for
       `delivery_timeout_ms`.
     - `compression`: "none", "gzip", "snappy", "lz4" or "zstd".
     - `partitioner`: a Partitioner, or a function that chooses for each record (`client/producing/partitioners.py`).
-    - `partitioner_availability_timeout_ms`: for so long a leader may take no request before records without a key, and
-      functions that choose, are no longer offered its partitions (KIP-794). 0: they always are, as in Kafka.
+    - `partitioner_availability_timeout_ms`: after a leader could take no request for this long, records without a key
+      and partitioner functions are no longer offered its partitions (KIP-794). 0: they always are, as in Kafka.
     - `key_serializer`, `value_serializer`: "bytes", "str", "json", "msgpack", or a function
       (`minibroker.client.serializers`).
 
-    If the body of `async with` is cancelled or interrupted, what can be sent within 2 s still is. The rest fails with
-    Closed, and a ResourceWarning and the log say how many records that is. The same happens to a producer that is
-    dropped without `close`, if its event loop still exists. (`close` does not wait 2 s when it is cancelled.)
+    If the body of `async with` is cancelled or interrupted, the producer continues to send for at most 2 s. The
+    remaining records fail with Closed, and a ResourceWarning and the log report their number. The same applies to a
+    producer that is dropped without `close`, if its event loop still exists. (`close` does not wait 2 s when it is
+    cancelled.)
 
-    The constructor raises InvalidSetting. Not thread-safe, and for one event loop, the one in which it is started: a
-    call from another, to `close` as well, raises WrongEventLoop. (`send` checks that at most once a millisecond;
-    awaiting its Delivery, `drain` or `flush` raises it in any case.)
+    The constructor raises InvalidSetting. Not thread-safe. It belongs to the event loop in which it is started: a call
+    from another loop, `close` included, raises WrongEventLoop. (`send` checks that at most once a millisecond; awaiting
+    its Delivery, `drain` or `flush` always raises it.)
     """
 
     _noun = "producer"
@@ -184,7 +184,7 @@ class Producer(Client):
         self._serialize_value = choose_serializer("value_serializer", value_serializer)
         self._progress = progress = Pulse()
         self._turns = turns = Turns(self._accumulator.lets_pass)
-        """Of the callers of `drain` that wait for room in the buffer."""
+        """The queue of `drain` calls that wait for room in the buffer."""
         self._accumulator.on_room = turns.look
 
         def on_progress() -> None:  # not a method: the sender must not keep alive a producer that was dropped
@@ -207,12 +207,12 @@ class Producer(Client):
         self._open_batches = self._accumulator.open_batches
         self._add_with_key = self._accumulator.add_with_key
         if self._serialize_key is not None or self._serialize_value is not None:
-            # No serializer is asked for on the fast paths of `send`, so there are none: the others need not look.
+            # The fast paths of `send` call no serializer. Without any fast path they need not check for one.
             self._open_batches, self._add_with_key = {}, _no_fast_path
         elif not isinstance(partitioner, Partitioner):
             self._add_with_key = _no_fast_path
         self._now_ms = 0
-        """What the clock said when `send` last checked the event loop."""
+        """The time at which `send` last checked the event loop."""
         self._paused_ms = -PAUSE_EVERY_MS
         """When `drain` last let the loop run."""
 
@@ -248,19 +248,19 @@ class Producer(Client):
         headers: _Headers | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
-        """Put a record into a batch, and return at once. `value` None is a tombstone. Key and value are what the
-        serializers take: bytes, bytearray or memoryview if there are none.
+        """Put a record into a batch, and return at once. `value` None is a tombstone. The serializers determine the
+        types of key and value; without serializers these are bytes, bytearray or memoryview.
 
-        Records of a partition are delivered in the order of their `send`. Follow it with `await producer.drain()`,
-        or await the Delivery: otherwise nothing holds the caller back, and at twice `buffer_memory` BufferFull is
-        raised. Also raises TypeError for what is not bytes, SerializationFailed, PartitionerFailed, BrokerError for an
-        illegal topic name (INVALID_TOPIC_EXCEPTION), too large a record (MESSAGE_TOO_LARGE), a partition that the topic
-        does not have (UNKNOWN_TOPIC_OR_PARTITION) or an impossible timestamp (INVALID_TIMESTAMP), Closed,
+        Records of a partition are delivered in the order of their `send`. Call `await producer.drain()` after it, or
+        await the Delivery: otherwise nothing slows the caller down, and `send` raises BufferFull at twice
+        `buffer_memory`. Also raises TypeError for other types, SerializationFailed, PartitionerFailed, BrokerError for
+        an illegal topic name (INVALID_TOPIC_EXCEPTION), a record that is too large (MESSAGE_TOO_LARGE), a partition
+        that the topic does not have (UNKNOWN_TOPIC_OR_PARTITION) or an illegal timestamp (INVALID_TIMESTAMP), Closed,
         WrongEventLoop, and ClientCrashed.
 
-        `on_delivery` is called with (RecordMetadata, None) or (None, error) once the record has ended, by the event
-        loop, in the order in which records end, and before `flush` or `close` return. A failure that it was told is not
-        raised by `flush`. What it raises itself is logged with its traceback.
+        The event loop calls `on_delivery` with (RecordMetadata, None) or (None, error) once the record has ended, in
+        the order in which records end, and before `flush` or `close` return. `flush` does not raise a failure that
+        `on_delivery` received. If `on_delivery` raises, the error is logged with its traceback.
         """
         if partition is None and timestamp_ms is None and headers is None and type(value) is bytes:
             if key is None:
@@ -338,13 +338,13 @@ class Producer(Client):
         return Delivery(batch, index)
 
     def _failed_so_far(self, delivery: Delivery | BatchDelivery) -> str | None:
-        """For messages: where records go that wait, and what has failed. None: they wait no more."""
+        """Return, for messages, the partition of waiting records and their last error; None if they have ended."""
         batch = delivery._waiting_for()
         return None if batch is None else self._sender.failed_so_far(batch)
 
     def _refused(self, error: BrokerError) -> None:
         if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            self._runtime.metadata.request_refresh()  # the partition may be newer than what is known
+            self._runtime.metadata.request_refresh()  # the partition may be newer than the metadata
 
     def send_batch(
         self,
@@ -354,18 +354,18 @@ class Producer(Client):
         timestamps_ms: Iterable[int] | ArrowArray | None = None,
         partition: int | None = None,
     ) -> BatchDelivery:
-        """Send many records at once: `send` for each of them, in their order, at a fraction of its price.
+        """Send many records at once: as `send` for each of them, in their order, at a fraction of the cost.
 
-        `values`, and `keys` where records have any: a list of bytes and None (or of what the serializers take), or a
-        pyarrow array of binary or string, which is sent as it is (strings in UTF-8). `timestamps_ms`: one for each
-        record, or an array of integers or timestamps; by default, now. Records go to `partition`, or where the
-        partitioner says: with keys by each key's hash, without to one partition until its batch is full. Batches are as
-        large as those of `send`, and may hold records of both.
+        `values` and `keys` are lists of bytes and None (or of the types that the serializers accept), or pyarrow arrays
+        of binary or string, which are sent unchanged (strings in UTF-8). `timestamps_ms` has one element for each
+        record, as a list or as an array of integers or timestamps; the default is now. Records go to `partition`, or to
+        the partition that the partitioner chooses: by the hash of each key, or, without keys, to one partition until
+        its batch is full. Batches are as large as those of `send`, and may hold records of both.
 
-        Returns at once. Either all of the records are taken, or none: raises as `send`, naming the first record that
-        cannot be sent; ValueError for columns of other lengths; and BufferFull if they are more than twice
-        `buffer_memory` allows. So pass some thousand at a time, and follow it with `await producer.drain()`, or await
-        the BatchDelivery. The lists must not be changed afterwards.
+        Returns at once. Either all records are accepted, or none: raises as `send`, naming the first record that cannot
+        be sent; ValueError for columns of different lengths; and BufferFull if the records exceed twice
+        `buffer_memory`. So pass some thousand at a time, and call `await producer.drain()` after it, or await the
+        BatchDelivery. The lists must not change afterwards.
         """
         if self._state != "running":
             raise self._not_running()
@@ -394,11 +394,11 @@ class Producer(Client):
         return BatchDelivery(topic, parts)
 
     async def drain(self) -> None:
-        """Wait while more than `buffer_memory` bytes of records wait or are on their way; otherwise return, nearly for
-        free. Those that wait go on in the order in which they came.
+        """Wait while more than `buffer_memory` bytes of records wait or are in flight; otherwise return, at almost no
+        cost. Calls that wait continue in the order in which they began.
 
         Also lets the event loop run every 2 ms. Raises BufferFull after `max_block_ms`, DeliveryFailed if the buffer is
-        full and holds failed records that nobody has awaited, Closed, WrongEventLoop, and ClientCrashed.
+        full and holds failed records that were not awaited, Closed, WrongEventLoop, and ClientCrashed.
         """
         if 0 <= self._now_ms - self._paused_ms < PAUSE_EVERY_MS and self._state == "running":
             return
@@ -416,7 +416,7 @@ class Producer(Client):
                         raise self._not_running()
                     await self._turns.wait()
                     if self._state == "running" and self._accumulator.is_over_limit:
-                        await asyncio.sleep(0)  # for what `on_delivery` is told
+                        await asyncio.sleep(0)  # `on_delivery` is called first
                         self._report_failures()
                     elif self._state == "running":
                         return
@@ -428,10 +428,10 @@ class Producer(Client):
             ) from None
 
     async def flush(self) -> None:
-        """Send at once everything that was given to `send` before, and wait until all of it is acknowledged or failed.
+        """Send all records of earlier `send` calls without delay, and wait until each is acknowledged or has failed.
 
         Raises DeliveryFailed with every record that failed and was neither awaited nor reported before; Closed,
-        WrongEventLoop, and ClientCrashed. Cancelling it stops the waiting, not the sending.
+        WrongEventLoop, and ClientCrashed. Cancelling it stops the wait, not the sending.
         """
         self._check_running()
         await _flush(self._accumulator, self._sender, self._progress)
@@ -440,8 +440,8 @@ class Producer(Client):
             raise self._not_running()
 
     async def close(self) -> None:
-        """`flush`, then end all tasks and connections, whatever happens. Raises as `flush`. A second `close` waits for
-        the first, which raises."""
+        """`flush`, then end all tasks and connections in any case. Raises as `flush`. A second `close` waits for the
+        first one, and does not raise its errors."""
         state = self._state
         if state == "closed":
             return
@@ -467,7 +467,7 @@ class Producer(Client):
             raise self._not_running()
 
     async def _close_soon(self) -> None:
-        """`close` for a body that was cancelled: takes CANCELLED_FLUSH_S at most."""
+        """`close` after the body was cancelled, in at most CANCELLED_FLUSH_S."""
         if self._state in ("closing", "closed"):
             return
         self._check_loop()
@@ -479,7 +479,7 @@ class Producer(Client):
             await self._give_up()
 
     async def _give_up(self) -> None:
-        """End everything, and log how many records were left: no caller is waiting to whom an error could go."""
+        """End everything, and log the number of unacknowledged records: no caller is waiting for an error."""
         unacknowledged, was = self._accumulator.unacknowledged(), repr(self)
         await self._shut_down()
         if unacknowledged:
@@ -496,7 +496,7 @@ class Producer(Client):
         return f"<Producer {self._state}, bootstrap={self._runtime.bootstrap}, unacknowledged={records}>"
 
     async def _shut_down(self) -> None:
-        """End everything; records that are not acknowledged yet fail with Closed."""
+        """End everything. Records that are not acknowledged fail with Closed."""
         self._state = "closed"
         self._calls.end()
         try:
@@ -505,7 +505,7 @@ class Producer(Client):
             self._accumulator.fail_all(Closed("the producer was closed before the record was acknowledged"))
             self._tell()
             try:
-                await asyncio.sleep(0)  # for what `on_delivery` is told
+                await asyncio.sleep(0)  # `on_delivery` is called now
             finally:
                 self._has_ended.set()
 
@@ -516,15 +516,15 @@ class Producer(Client):
             raise DeliveryFailed(failures) from self._crash
 
     def _crashed(self, error: BaseException) -> None:
-        """Nothing more will be sent, so every record that waits fails."""
+        """Fail every waiting record, since nothing more is sent."""
         super()._crashed(error)
         self._accumulator.fail_all(self._not_running())
 
 
 async def drain_patiently(producer: Producer) -> None:
-    """`producer.drain()` for a caller that has nothing better to do than to wait for brokers, such as a command that
-    reads a file. Waits beyond `max_block_ms`: until the records that fill the buffer are acknowledged, or have failed
-    (after `delivery_timeout_ms` at the latest). Raises as `drain` does, except BufferFull."""
+    """`producer.drain()` for a caller that can only wait for brokers, such as a command that reads a file. Waits beyond
+    `max_block_ms`: until the records that fill the buffer are acknowledged, or have failed (after `delivery_timeout_ms`
+    at the latest). Raises as `drain`, except BufferFull."""
     while True:
         try:
             await producer.drain()
@@ -538,7 +538,7 @@ async def _flush(accumulator: Accumulator, sender: Sender, progress: Pulse) -> N
     sender.wake()
     while not accumulator.is_flushed(flush):
         await progress.wait()
-    await asyncio.sleep(0)  # for what `on_delivery` is told
+    await asyncio.sleep(0)  # `on_delivery` is called now
 
 
 async def _flush_briefly(accumulator: Accumulator, sender: Sender, progress: Pulse) -> None:
@@ -549,7 +549,7 @@ async def _flush_briefly(accumulator: Accumulator, sender: Sender, progress: Pul
 
 
 async def _see_off(runtime: ClientRuntime, accumulator: Accumulator, sender: Sender, progress: Pulse) -> None:
-    """What is left to do for a producer that was dropped."""
+    """Flush and close for a producer that was dropped."""
     try:
         await _flush_briefly(accumulator, sender, progress)
     finally:
@@ -561,7 +561,7 @@ async def _see_off(runtime: ClientRuntime, accumulator: Accumulator, sender: Sen
 
 
 def not_acknowledged(records: int) -> str:
-    return f"{records_were(records)} not acknowledged, and may be in the log or not"
+    return f"{records_were(records)} not acknowledged, and may or may not be in the log"
 
 
 def check_partition(partition: object) -> None:
@@ -576,7 +576,7 @@ def check_partition(partition: object) -> None:
 
 
 def column_of(name: str, what: str, topic: str, data: Any, serializer: Serializer | None) -> Column:
-    """What `send_batch` was given, as bytes."""
+    """Return an argument of `send_batch` as a column of bytes."""
     if is_arrow(data):
         return from_arrow(name, data)
     if serializer is None:

@@ -1,17 +1,17 @@
-"""How values become bytes and back: what a producer's `key_serializer` and `value_serializer` take, and a consumer's
-counterparts.
+"""Serializers and deserializers: the choices for `key_serializer` and `value_serializer` of a producer, and their
+counterparts of a consumer.
 
-A choice is a name or a function: `"bytes"` (as they are), `"str"` (UTF-8), `"json"`, `"msgpack"`, or a callable. None
-is no value to any of them: what a record lacks (a value: a tombstone) is None on both sides, and no function is called
-for it. So JSON's null can only be inside of a value.
+A choice is a name or a function: `"bytes"` (unchanged), `"str"` (UTF-8), `"json"`, `"msgpack"`, or a callable. A
+missing key or value (a tombstone) is None on both sides, and no function is called for it. So JSON's null can only be
+inside a value.
 
-What goes wrong is a SerializationFailed or DeserializationFailed that names the topic, and the type of the value or the
-partition and offset of the record; its cause is the error itself.
+Failures are raised as SerializationFailed, which names the topic and the type of the value, or DeserializationFailed,
+which names partition and offset of the record. The original error is the cause.
 
-JSON is msgspec's: it also takes dataclasses, datetimes, UUIDs and the like. Bytes, NaN and infinity, which it would
-write as text in base64 and as null, are refused at any depth: they would come back as something else.
-MessagePack is the `msgpack` package's, which users know: tuples come back as lists, keys of
-maps may be of any type that a dict takes, timestamps are datetimes in UTC.
+JSON is msgspec's, which also accepts dataclasses, datetimes, UUIDs and the like. Bytes, NaN and infinity are rejected
+at any depth, since msgspec would write them as base64 text and as null, and they would not be read back unchanged.
+MessagePack is the `msgpack` package's: tuples are read back as lists, keys of maps may have any type that a dict
+accepts, timestamps are datetimes in UTC.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _BYTES_LIKE = (bytes, bytearray, memoryview)
 
 
 def _json(value: object) -> bytes:
-    data = msgspec.json.encode(value)  # first: it refuses what contains itself
+    data = msgspec.json.encode(value)  # first: it rejects values that contain themselves
     left = [value]
     while left:
         each = left.pop()
@@ -87,7 +87,7 @@ def _msgpack(value: object) -> bytes:
 
 
 def _from_msgpack(data: bytes) -> object:
-    # timestamp=3: as datetime, as they were packed. Other than strings as keys: a map may have any.
+    # timestamp=3 reads timestamps as datetimes, which is how they were packed.
     return msgpack.unpackb(data, timestamp=3, strict_map_key=False)
 
 
@@ -106,12 +106,12 @@ DESERIALIZERS: Mapping[str, Deserializer] = {
 
 
 def choose_serializer(setting: str, choice: SerializerChoice) -> Serializer | None:
-    """The function that a setting asks for; None for "bytes", where there is nothing to do. Raises InvalidSetting."""
+    """Return the function that a setting names; None for "bytes", which needs none. Raises InvalidSetting."""
     return _chosen(setting, choice, SERIALIZERS)
 
 
 def choose_deserializer(setting: str, choice: DeserializerChoice) -> Deserializer | None:
-    """The function that a setting asks for; None for "bytes", where there is nothing to do. Raises InvalidSetting."""
+    """Return the function that a setting names; None for "bytes", which needs none. Raises InvalidSetting."""
     return _chosen(setting, choice, DESERIALIZERS)
 
 
@@ -127,7 +127,7 @@ def _chosen(
 
 
 def serialize(serializer: Serializer, value: object, topic: str, what: str) -> bytes | None:
-    """`value` as bytes; None stays None. `what` is "key", "value", or says which one of many. Raises
+    """Return `value` as bytes; None stays None. `what` is "key" or "value", perhaps with an index. Raises
     SerializationFailed."""
     if value is None:
         return None
@@ -143,7 +143,7 @@ def serialize(serializer: Serializer, value: object, topic: str, what: str) -> b
 def deserialize(
     deserializer: Deserializer, data: bytes | None, topic: str, partition: int, offset: int, what: str
 ) -> Any:
-    """What `data` stands for; None stays None. `what` is "key" or "value". Raises DeserializationFailed."""
+    """Return the value of `data`; None stays None. `what` is "key" or "value". Raises DeserializationFailed."""
     if data is None:
         return None
     try:

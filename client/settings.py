@@ -1,4 +1,4 @@
-"""Checks of what users pass to constructors: each error names the value, the rule and the remedy."""
+"""Checks of the arguments of constructors and calls. Each error names the value, the rule and the remedy."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _ELSEWHERE = {
     "transactional_id": "there are no transactions: leave it out",
     "isolation_level": "there are no transactions: leave it out",
 }
-"""Names of Kafka's, aiokafka's and kafka-python's arguments that are called otherwise here (`docs/client.md`)."""
+"""Arguments of Kafka, aiokafka and kafka-python that have another name here (`docs/client.md`)."""
 
 
 def knows_other_names(init: Callable[Concatenate[Self, P], None]) -> Callable[Concatenate[Self, P], None]:
-    """A decorator for the constructor of a client: a name of another Kafka client raises a TypeError that says what to
-    write here."""
+    """Decorate the constructor of a client: an argument's name in another Kafka client raises a TypeError that has the
+    name here."""
 
     @wraps(init)
     def checked(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -51,7 +51,7 @@ class Address(NamedTuple):
 
 
 def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[Address, ...]:
-    """`"host:port,host:port"` or a list of `"host:port"`; IPv6 in brackets. Raises InvalidSetting."""
+    """Parse `"host:port,host:port"` or a list of `"host:port"`; IPv6 in brackets. Raises InvalidSetting."""
     rule = 'give brokers as "host:port", several separated by commas or as a list'
     if isinstance(bootstrap, str):
         entries = bootstrap.split(",")
@@ -80,8 +80,9 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[Address, ...]:
 
 
 def check_text(name: str, value: str) -> str:
-    """The value, if it is text that can be sent. Python decodes bytes that are not in the locale's encoding (arguments,
-    file names, the environment) to halves of surrogate pairs, which UTF-8 cannot express. Raises InvalidSetting."""
+    """Return the value, if it is text that can be sent. Python decodes bytes that are not in the locale's encoding
+    (arguments, file names, the environment) to halves of surrogate pairs, which UTF-8 cannot express. Raises
+    InvalidSetting."""
     if not isinstance(value, str):
         raise InvalidSetting(name, value, "give text: a str")
     if not value.isascii():
@@ -98,8 +99,8 @@ def check_text(name: str, value: str) -> str:
 
 
 def check_names(name: str, values: Iterable[str]) -> list[str]:
-    """The topics' names, each once. A single name is refused: it would be taken for a list of letters. Raises
-    InvalidSetting."""
+    """Return the names of topics, each once. Raises InvalidSetting, also for a single name, which would be a list of
+    letters."""
     if isinstance(values, str):
         raise InvalidSetting(name, values, f"give a list: [{shown(values)}]")
     if not isinstance(values, Iterable):
@@ -113,21 +114,21 @@ def check_names(name: str, values: Iterable[str]) -> list[str]:
 
 
 def check_topic_name(topic: object) -> None:
-    """Raises BrokerError: INVALID_TOPIC_EXCEPTION, with the rule."""
+    """Raise BrokerError (INVALID_TOPIC_EXCEPTION), with the rule, if the name is illegal."""
     problem = topic_name_problem(topic) if isinstance(topic, str) else f"{shown(topic)}: a name is a str"
     if problem is not None:
         raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem, is_complete=True)
 
 
 def check_partitions(name: str, values: Iterable[TopicPartition] | TopicPartition) -> list[TopicPartition]:
-    """The partitions, each once; pairs of a topic and a number will do. Raises InvalidSetting."""
+    """Return the partitions, each once. Pairs of a topic and a number are accepted. Raises InvalidSetting."""
     if isinstance(values, (TopicPartition, str)) or not isinstance(values, Iterable):
         raise InvalidSetting(name, values, 'give a list: [TopicPartition("topic", 0)]')
     return list(dict.fromkeys(check_partition(name, value) for value in values))
 
 
 def check_partition(name: str, value: object) -> TopicPartition:
-    """A pair of a topic and a number will do. Raises InvalidSetting."""
+    """Return the partition. A pair of a topic and a number is accepted. Raises InvalidSetting."""
     if isinstance(value, list) and value:
         raise InvalidSetting(
             name, value, 'give TopicPartition("topic", 0), not a list: put * before it where several may be given'
@@ -139,35 +140,35 @@ def check_partition(name: str, value: object) -> TopicPartition:
 
 
 def check_by_partition(name: str, values: Mapping[TopicPartition, T], example: object) -> dict[TopicPartition, T]:
-    """What each partition is to have. `example`: a value that is possible. Raises InvalidSetting."""
+    """Return the value for each partition. `example` is a legal value, for the error. Raises InvalidSetting."""
     if not isinstance(values, Mapping):
         raise InvalidSetting(name, values, f'give a dict: {{TopicPartition("topic", 0): {example}}}')
     return dict(zip(check_partitions(name, values), values.values(), strict=True))
 
 
 def check_integer(name: str, value: int, lowest: int, highest: int) -> int:
-    """The value, if it is an int within both bounds. Raises InvalidSetting."""
+    """Return the value, if it is an int within both bounds. Raises InvalidSetting."""
     if type(value) is not int or not lowest <= value <= highest:
         raise InvalidSetting(name, value, f"give a whole number from {lowest} to {highest}")
     return value
 
 
 def check_boolean(name: str, value: bool) -> bool:
-    """The value, if it is True or False: the text "false" is true to Python. Raises InvalidSetting."""
+    """Return the value, if it is True or False; the text "false" would be true. Raises InvalidSetting."""
     if type(value) is not bool:
         raise InvalidSetting(name, value, "give True or False")
     return value
 
 
 def check_ms(name: str, value: float, lowest: int = 0) -> float:
-    """The milliseconds as seconds. Fractions are allowed. Raises InvalidSetting."""
+    """Return the milliseconds as seconds. Fractions are allowed. Raises InvalidSetting."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= MAX_MS:
         raise InvalidSetting(name, value, f"give milliseconds, a number from {lowest} to {MAX_MS}")
     return value / 1_000
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> str:
-    """The value, if it is one of the choices. Raises InvalidSetting naming them."""
+    """Return the value, if it is one of the choices. Raises InvalidSetting naming them."""
     if value not in choices:
         raise InvalidSetting(name, value, f"use one of {', '.join(repr(choice) for choice in choices)}")
     return value

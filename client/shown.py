@@ -1,8 +1,8 @@
-"""How a user's value is shown in a message: bounded, and of a record no more than where it is.
+"""Users' values in messages: bounded in length, and without the contents of records.
 
-What is passed where a setting is expected may be a record, with all that it says about somebody, or a megabyte of one;
-messages of errors end up in logs. Short values read as `repr` has them. Rejected: `reprlib`, which cuts lists after six
-elements, however short, and bounds each element instead of the whole.
+A value that is passed by mistake as a setting may be a record with personal data, or a megabyte long, and error
+messages end up in logs. Short values look as in `repr`. Rejected: `reprlib`, which cuts lists after six elements, even
+short ones, and bounds each element instead of the whole.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LIMIT = 100
-"""About so many characters a value may take."""
+"""The approximate number of characters that a value may take."""
 _LEAST = 10
-"""With less room than that no element is begun. (Each level of nesting takes some, so what contains itself ends.)"""
+"""No element is begun with less room than this. Each level of nesting takes some room, so that a value that contains
+itself ends."""
 _BITS = 256
-"""An integer with more of them is not written out: Python refuses that for long ones."""
+"""An integer with more bits is not written out; Python refuses to do that for long ones."""
 
 _fields: dict[type, tuple[str, ...]] = {}
 _LISTS = (list, set, frozenset, deque, KeysView, ValuesView, ItemsView)
 
 
 def shows_only(*fields: str) -> Callable[[type[T]], type[T]]:
-    """A decorator for a class of which the other fields are nobody's business."""
+    """Decorate a class whose other fields are private data, and must not appear in messages."""
 
     def decorate(kind: type[T]) -> type[T]:
         _fields[kind] = fields
@@ -38,7 +39,7 @@ def shows_only(*fields: str) -> Callable[[type[T]], type[T]]:
 
 
 def undecodable(path: Path) -> str | None:
-    """How a path that is not UTF-8 is shown, as files of text cannot name it. None: it is UTF-8."""
+    """Return a printable form of a path that is not UTF-8; None if it is UTF-8."""
     encoded = os.fsencode(path.absolute())
     try:
         encoded.decode()
@@ -48,7 +49,7 @@ def undecodable(path: Path) -> str | None:
 
 
 def shown(value: object, limit: int = LIMIT) -> str:
-    """`value` for a message."""
+    """Return the value as text for a message."""
     kind = type(value)
     if limit <= 0:
         return "..."
@@ -81,7 +82,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _named(value: object, names: tuple[str, ...], limit: int) -> str:
-    """All of these fields, the last one, too: of a partition that is its number."""
+    """Return all of these fields, each shortened if necessary: the last one may be the number of a partition."""
     texts = [shown(getattr(value, name), limit - len("()")) for name in names]
     if sum(map(len, texts)) > limit:
         texts = [_cut(text, limit // len(texts)) for text in texts]
@@ -89,7 +90,7 @@ def _named(value: object, names: tuple[str, ...], limit: int) -> str:
 
 
 def _joined(elements: Iterable[tuple[str, object]], count: int, limit: int) -> str:
-    """As many of the elements, with what comes before each, as there is room for."""
+    """Join as many of the elements, each with its prefix, as fit."""
     parts: list[str] = []
     left = limit
     for before, each in elements:

@@ -1,7 +1,7 @@
-"""Reports what makes no progress for long in the log: once when that is noticed, and once when it is over.
+"""Stalls in the log: one line when something has made no progress for long, and one when that is over.
 
-A task that works in steps calls `look` about once in LOOK_EVERY_S with what it is waiting for just then. So nothing is
-noted, and no clock is read, for records, batches or requests that go well.
+A task that works in steps calls `look` about every LOOK_EVERY_S with the things that it is waiting for. So records,
+batches and requests that proceed normally cost no note and no look at the clock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ K = TypeVar("K")
 logger = Logger("minibroker.client.stalls")
 
 STALL_S = 5.0
-"""After so long, waiting is a stall: a failover, and a metadata refresh or two, take less."""
+"""A wait of this length is a stall. A failover with one or two metadata refreshes takes less."""
 
 LOOK_EVERY_S = 1.0
 LATE_LOOK_S = 2 * LOOK_EVERY_S
@@ -24,8 +24,8 @@ _NAMES_SHOWN = 5
 
 
 class Stalls(Generic[K]):
-    """The stalls of one client, `who`. `name` turns what waits, for instance a partition, into text; `remedy` ends what
-    is said where the reason names no command."""
+    """The stalls of one client, `who`. `name` turns a key, for instance a partition, into text. `remedy` ends the
+    message if the reason names no command."""
 
     def __init__(
         self,
@@ -35,20 +35,22 @@ class Stalls(Generic[K]):
         *,
         is_regular: bool = False,
     ) -> None:
-        """`is_regular`: `look` comes every LOOK_EVERY_S as long as anything waits, so one that comes late says that the
-        event loop stood still, and nothing of who is waited for."""
+        """`is_regular`: `look` is called every LOOK_EVERY_S as long as anything waits. So a late call means that the
+        event loop stood still, and that time does not count as a stall."""
         self._who = who
         self._name = name
         self._remedy = remedy
         self._since: dict[K, float] = {}
         self._told: dict[K, float] = {}
-        """Since when those have waited for which there was a warning."""
+        """The keys for which a warning was logged, and since when they have waited."""
         self._is_regular = is_regular
         self._looked_s = 0.0
 
     def look(self, now: float, waiting: Collection[K], reason: Callable[[K], str]) -> None:
-        """`waiting` is all that makes no progress. Logs a WARNING with a reason and a remedy for what has been in it
-        for STALL_S, and an INFO for what was reported and is no longer in it: one line each, however many there are."""
+        """Log the stalls that began or ended. `waiting` has all keys that make no progress.
+
+        A key that has been in it for STALL_S gets a WARNING with reason and remedy. A key that was reported and is no
+        longer in it gets an INFO. All keys of a call share one line each."""
         stood_still_s = max(0.0, now - self._looked_s - LATE_LOOK_S) if self._is_regular and self._since else 0.0
         self._looked_s = now
         self._since = {key: self._since.get(key, now - stood_still_s) + stood_still_s for key in waiting}
@@ -74,18 +76,18 @@ class Stalls(Generic[K]):
             )
 
     def give_up(self, keys: Collection[K]) -> None:
-        """These have failed: nothing is over, and whoever waits for them is told so elsewhere."""
+        """Forget keys that have failed. Their stall did not end well, and the failure is reported elsewhere."""
         for key in keys:
             self._since.pop(key, None)
             self._told.pop(key, None)
 
     def is_told(self, key: K) -> bool:
-        """Whether there was a warning of it, and it still waits."""
+        """Return whether a warning was logged for the key, and it still waits."""
         return key in self._told
 
     @property
     def is_any(self) -> bool:
-        """Whether anything waited when `look` was called last."""
+        """Whether any key waited at the last `look`."""
         return bool(self._since)
 
     def _names(self, keys: list[K]) -> str:

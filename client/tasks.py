@@ -1,4 +1,4 @@
-"""Background tasks that have an owner, and ways to wake coroutines that wait."""
+"""Background tasks that have an owner, and primitives that wake waiting coroutines."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Pulse:
 
 
 class Turns:
-    """Lets coroutines pass one by one, in the order in which they came, while `is_open` says so.
+    """Lets coroutines pass one by one, in the order of their arrival, while `is_open` returns True.
 
-    The next one is let through when the one before has had its turn of the event loop: what it does with the room that
-    there was is then seen by `is_open`. So no coroutine is overtaken, however greedy the others are, and room for one
-    is not given to all. (Kafka's BufferPool is as fair.)
+    The next coroutine passes after the previous one has had a turn of the event loop, so that `is_open` sees how much
+    room that one took. So no coroutine is overtaken, and room for one is not given to all. (Kafka's BufferPool is as
+    fair.)
     """
 
     def __init__(self, is_open: Callable[[], bool]) -> None:
@@ -40,11 +40,11 @@ class Turns:
 
     @property
     def is_clear(self) -> bool:
-        """Whether a coroutine would pass at once."""
+        """Whether a coroutine would pass without waiting."""
         return not self._waiting and self._is_open()
 
     async def wait(self) -> None:
-        """Until it is this coroutine's turn; it may be told so although `is_open` does not, by `let_all_through`."""
+        """Wait for this coroutine's turn, or for `let_all_through`, which does not ask `is_open`."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting.append(turn)
@@ -56,7 +56,7 @@ class Turns:
             loop.call_soon(self.look)
 
     def look(self) -> None:
-        """To be called when `is_open` may have changed."""
+        """Let the next coroutine pass, if `is_open`. Call it when that may have changed."""
         if self._waiting and not self._waiting[0].done() and self._is_open():
             self._waiting[0].set_result(None)
 
@@ -67,25 +67,25 @@ class Turns:
 
 
 class BackgroundTasks:
-    """The tasks of one client. A task that raises is a bug: `on_crash` is called at once, in the loop.
+    """The tasks of one client. If a task raises, that is a bug, and `on_crash` is called at once, in the loop.
 
-    `close` cancels the tasks that still run, and waits for them to end. Nothing else cancels one of them, apart from an
-    event loop that ends: `asyncio.run` cancels all tasks of its loop first, whoever owns them.
+    `close` cancels the tasks that still run, and waits for their end. Only the end of the event loop cancels them
+    otherwise: `asyncio.run` first cancels all tasks of its loop.
     """
 
     def __init__(self, on_crash: Callable[[BaseException], None]) -> None:
         self._on_crash = on_crash
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._has_lost_one = False
-        """A task has ended because it was cancelled."""
+        """A task was cancelled and has ended."""
         self._is_closed = False
         self._replaced: set[asyncio.Task[None]] = set()
-        """Tasks that are cancelled and have not ended yet, in whose place there are others."""
+        """Cancelled tasks that have not ended yet and were replaced by others."""
 
     @property
     def are_cancelled(self) -> bool:
-        """Whether the event loop has cancelled them. All of them count: `asyncio.timeout` cancels a single one for a
-        moment."""
+        """Whether the event loop has cancelled the tasks: all of them, since `asyncio.timeout` cancels a single one for
+        a moment."""
         if self._has_lost_one or self._is_closed:
             return not self._is_closed
         count = 0
@@ -97,7 +97,7 @@ class BackgroundTasks:
         return count > 0
 
     def replace_all(self) -> None:
-        """The owner starts others in place of those that are cancelled."""
+        """Note that the owner starts other tasks in place of the cancelled ones."""
         self._has_lost_one = False
         self._replaced.update(self._tasks)
 
@@ -126,8 +126,8 @@ class BackgroundTasks:
 
 
 def weakly(listener: Callable[P, None]) -> Callable[P, None]:
-    """A method as a listener that does not keep its object alive: if a task held its client, the garbage collector
-    could not notice that it was dropped without `close`."""
+    """Return a listener that calls a method without keeping its object alive. If a task held its client, the client
+    could not be collected after it was dropped without `close`."""
     reference = WeakMethod(listener)
 
     def call(*arguments: P.args, **named: P.kwargs) -> None:
@@ -139,7 +139,7 @@ def weakly(listener: Callable[P, None]) -> Callable[P, None]:
 
 
 class Waker:
-    """The alarm clock of a task that works in steps: it sleeps until it is woken or its time has come."""
+    """Lets a task that works in steps sleep until it is woken or until a time."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -148,7 +148,7 @@ class Waker:
         self._event.set()
 
     async def sleep(self, delay_s: float | None) -> None:
-        """Until `wake`, or for `delay_s`; not at all if `wake` was called since the last sleep."""
+        """Sleep until `wake`, at most for `delay_s`; not at all if `wake` was called since the last sleep."""
         if not self._event.is_set():
             timer = None
             if delay_s is not None:

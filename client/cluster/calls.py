@@ -1,11 +1,11 @@
-"""Calls of a client that are under way, and end with it.
+"""Calls of a client that are in progress, and end when the client is closed.
 
-The problem. A call asks brokers again and again until it is answered or its time is up. Whoever closes the client has
-done with it: what a call changes after that, as a commit that is sent then, is a surprise to whoever goes on; and a
-call that waits for one of the client's tasks would wait for ever.
+The problem. A call asks brokers repeatedly until it is answered or its time is up. After `close`, such a call must
+change nothing more: a commit that is sent then would surprise the application. And a call that waits for one of the
+client's tasks would wait for ever.
 
-The choice. Each such call is noted with its task, and `close` cancels it: where it waits, it raises Closed. So no loop
-inside needs to look at the client's state, and none can forget it. What was sent before may be carried out.
+The choice. Each call is recorded with its task, and `close` cancels it; the call then raises Closed. So no loop inside
+needs to check the client's state, and none can forget to. Requests that were sent before may still be carried out.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ C = TypeVar("C", bound=_Client)
 
 
 class Calls:
-    """Those of one client."""
+    """The calls of one client."""
 
     def __init__(self) -> None:
         self._under_way: dict[_Call, None] = {}
 
     def end(self) -> None:
-        """All but that of who calls this."""
+        """End all calls except the one that calls this."""
         for call in list(self._under_way):
             call.end()
 
@@ -47,7 +47,7 @@ class Calls:
 
 
 class _Call:
-    """As `asyncio.timeout`, but ended by `end`."""
+    """A block like `asyncio.timeout`, which `end` ends."""
 
     def __init__(self, under_way: dict[_Call, None], why_ended: Callable[[], MinibrokerError]) -> None:
         self._under_way = under_way
@@ -80,8 +80,8 @@ class _Call:
 def ends_with_its_client(
     method: Callable[Concatenate[C, P], Awaitable[T]],
 ) -> Callable[Concatenate[C, P], Coroutine[Any, Any, T]]:
-    """A decorator of methods of a client: where it is closed meanwhile, they raise Closed; ClientCrashed where it has
-    crashed."""
+    """Decorate a method of a client: it raises Closed if the client is closed during the call, and ClientCrashed if the
+    client crashes."""
 
     async def call(self: C, /, *arguments: P.args, **named: P.kwargs) -> T:
         async with self._calls.begin(self._not_running):

@@ -1,7 +1,7 @@
 """The connections of one client: one for each broker and purpose, opened in the background.
 
-Brokers handle the requests of a connection in order, so a fetch that waits for records must not be in front of a
-produce request: each purpose has a connection of its own. After a failed attempt the next one waits for a back-off
+Brokers handle the requests of a connection in order, so a fetch that waits for records must not precede a produce
+request. Therefore each purpose has its own connection. After a failed attempt the next one waits for a back-off
 (exponential from `backoff_s` to 1 s, with jitter).
 """
 
@@ -26,7 +26,7 @@ CONNECT_TIMEOUT_S = 10.0
 """Kafka's socket.connection.setup.timeout.ms."""
 
 OVERDUE_S = 1.0
-"""After that long without an outcome it is worth asking others whether another broker has taken over: one that is
+"""After this long without an outcome, other brokers are asked whether one of them has taken over: a broker that is
 stopped or disconnected does not refuse connections."""
 
 
@@ -37,9 +37,9 @@ class Purpose(Enum):
     PRODUCE = "produce"
     FETCH = "fetch"
     COORDINATOR = "coordinator"
-    """Of a group: an answer may wait for all its members."""
+    """Requests to a group's coordinator, whose answers may wait for all members."""
     REQUESTS = "requests"
-    """Metadata and everything else that is answered at once."""
+    """Metadata, and all other requests that are answered without waiting."""
 
 
 class _Slot:
@@ -53,7 +53,7 @@ class _Slot:
 
 
 class Connections:
-    """See the module. `listeners` are called when a connection has opened, failed to open, or was lost."""
+    """See the module. `listeners` are called when a connection was opened, could not be opened, or was lost."""
 
     def __init__(self, world: World, tasks: BackgroundTasks, *, client_id: str, backoff_s: float) -> None:
         self._world = world
@@ -67,8 +67,8 @@ class Connections:
         self._is_closed = False
 
     def get(self, address: Address, purpose: Purpose) -> Connection | None:
-        """The open connection; or None, and then one is opened as soon as the back-off allows: a listener will hear of
-        it, or the caller asks again at `retry_at`."""
+        """Return the open connection. If there is none, return None and open one as soon as the back-off allows: the
+        listeners are called then, or the caller asks again at `retry_at`."""
         slot = self._slot(address, purpose)
         if self._is_closed:
             return None
@@ -79,17 +79,18 @@ class Connections:
         return None
 
     def retry_at(self, address: Address, purpose: Purpose) -> float | None:
-        """When the next attempt to connect may begin; None: one is under way, or there is a connection."""
+        """Return when the next attempt to connect may begin; None if one is in progress, or there is a connection."""
         slot = self._slot(address, purpose)
         return slot.retry_at if slot.connection is None and slot.attempt is None else None
 
     def attempt_began(self, address: Address, purpose: Purpose) -> float | None:
-        """When the attempt to connect that is under way began; None: none is."""
+        """Return when the attempt to connect that is in progress began; None if there is none."""
         slot = self._slot(address, purpose)
         return slot.attempt_began if slot.connection is None and slot.attempt is not None else None
 
     async def open(self, address: Address, purpose: Purpose) -> Connection:
-        """The open connection; waits for an attempt. Raises NetworkError; during a back-off, the last one again."""
+        """Return the open connection, after an attempt if necessary. Raises NetworkError; during a back-off, the last
+        one."""
         if self._is_closed:
             raise NetworkError(f"connecting to {address}: {CLOSING}")
         slot = self._slot(address, purpose)
@@ -107,9 +108,9 @@ class Connections:
         return slot.connection
 
     def advertised(self, brokers: Mapping[int, Address]) -> None:
-        """These addresses were not given by the user but learned from a broker, and perhaps only its network can reach
-        them: until an address has been reached once, an error about it says so. Addresses that no broker has any more,
-        and that are not in use, are forgotten."""
+        """Learn the addresses that brokers advertise. Perhaps only their network can reach them, so errors about an
+        address that was never reached say that it is advertised. Addresses that no broker has any more are forgotten,
+        unless they are in use."""
         before, self._advertised = self._advertised, {address: node_id for node_id, address in brokers.items()}
         for address in before.keys() - self._advertised.keys():
             for purpose in Purpose:
@@ -118,12 +119,12 @@ class Connections:
                     del self._slots[address, purpose]
 
     def error(self, address: Address, purpose: Purpose) -> NetworkError | None:
-        """Why the last attempt to connect failed; None where it succeeded, or where there was none."""
+        """Return why the last attempt to connect failed; None if it succeeded, or there was none."""
         slot = self._slots.get((address, purpose))
         return None if slot is None else slot.error
 
     def in_flight(self, address: Address) -> int:
-        """Requests to the broker that wait for an answer, over all purposes."""
+        """Return the number of requests to the broker that wait for an answer, over all purposes."""
         return sum(
             slot.connection.in_flight
             for purpose in Purpose
@@ -131,7 +132,7 @@ class Connections:
         )
 
     async def close(self) -> None:
-        """Close all, and open none any more. The attempts are BackgroundTasks, which their owner ends."""
+        """Close all connections, and open no more. The attempts are BackgroundTasks, which their owner ends."""
         self._is_closed = True
         connections = [slot.connection for slot in self._slots.values() if slot.connection is not None]
         for connection in connections:
@@ -161,7 +162,7 @@ class Connections:
                 timeout_s=CONNECT_TIMEOUT_S,
             )
         except (NetworkError, ValueError, OverflowError) as error:
-            # ValueError, OverflowError: a host or port from metadata that cannot be an address
+            # ValueError, OverflowError: metadata has an illegal host or port
             slot.failures += 1
             if not isinstance(error, NetworkError):
                 error = NetworkError(f"connecting to {address}: {error}")
@@ -185,7 +186,7 @@ class Connections:
                     self._notify()
 
             connection.on_lost(lost)
-            if connection.closed:  # before anybody could listen
+            if connection.closed:  # before `on_lost`
                 slot.connection = None
                 logger.info("%s: disconnected from %s: %s", self.client_id, address, connection.closed_because)
         finally:
@@ -197,7 +198,7 @@ class Connections:
         if node_id is None or address in self._reached:
             return error
         return NetworkError(
-            f"{error}. That is the address which broker {node_id} advertises, and it was never reached from here: "
+            f"{error}. Broker {node_id} advertises that address, and it was never reached from here: "
             "if the broker runs, use the listener that is meant for this network, or correct advertised.listeners "
             f"(`minibroker configs alter --broker {node_id} --set advertised.listeners=...`, or --delete)"
         )

@@ -1,13 +1,13 @@
-"""Which broker coordinates a group, and requests to it until one has been answered (Kafka's CoordinatorStrategy and
-AbstractCoordinator.lookupCoordinator).
+"""The coordinators of groups: finding them, and requests that are repeated until answered (Kafka's CoordinatorStrategy
+and AbstractCoordinator.lookupCoordinator).
 
-The coordinator of a group leads the partition of __consumer_offsets that has the group, so it moves whenever that
-leader does, and nobody tells clients. Any broker can be asked (FindCoordinator), and what it says is remembered until
-it turns out wrong: the broker named says that it is not the coordinator, cannot be reached, or its connection breaks.
-One that was stopped rather than killed keeps its connections open and says nothing. So when an answer is overdue, the
-brokers are asked again, and if another is named by then, the connection is given up, and with it all that waits on it.
-Rejected: to read the leader from the metadata of __consumer_offsets, which saves a request and makes the number of its
-partitions, and the hash, part of what clients must know.
+The coordinator of a group leads the partition of __consumer_offsets that has the group. It moves with that leader, and
+clients are not notified. Any broker can be asked (FindCoordinator). The answer is remembered until it proves wrong: the
+named broker reports that it is not the coordinator, cannot be reached, or its connection breaks. A broker that was
+stopped rather than killed keeps its connections open and does not answer. So if an answer is overdue, the brokers are
+asked again, and if they name another coordinator, the connection is closed with all requests that wait on it.
+Rejected: reading the leader from the metadata of __consumer_offsets. It saves a request, but clients would have to know
+the number of its partitions and the hash.
 """
 
 from __future__ import annotations
@@ -34,67 +34,67 @@ GROUP = 0
 """The key type of FindCoordinator; 1 is transactions."""
 
 _MOVED = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-"""Ask the brokers again who it is."""
+"""The coordinator must be looked up again."""
 _RETRIED = (*_MOVED, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.REQUEST_TIMED_OUT)
 _IN_DOUBT = (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.REQUEST_TIMED_OUT)
-"""What was asked for may have been written, and replicated too late for the coordinator to know."""
+"""The request may have been carried out, and replicated too late for the coordinator to know."""
 
 
 class Coordinator(NamedTuple):
     node_id: int
     address: Address
-    """On the listener of the broker that was asked, which is the one that this client can reach."""
+    """The address on the listener of the broker that was asked, which this client can reach."""
 
 
 class Epoch(NamedTuple):
-    """Of a leader."""
+    """The epoch of a leader of `__consumer_offsets`."""
 
     topic_id: str
-    """Epochs of another `__consumer_offsets`, as of a cluster that was set up anew, say nothing about these."""
+    """Epochs of different topics, for instance after a cluster was created anew, cannot be compared."""
     number: int
 
 
 class Answered(NamedTuple, Generic[Response]):
     response: Response
     coordinator: Coordinator
-    """That has answered."""
+    """The coordinator that answered."""
     in_doubt: bool
-    """Whether an earlier attempt may have been carried out, so that this one found its work done."""
+    """Whether an earlier attempt may have been carried out, so that this one found the work done."""
     last_error: MinibrokerError | None = None
-    """Of the attempt before; None: this was the first."""
+    """The error of the previous attempt; None: this was the first one."""
 
 
 class Coordinators:
-    """See the module. All requests go through the connections for `purpose`."""
+    """See the module. All requests use the connections for `purpose`."""
 
     def __init__(self, runtime: ClientRuntime, purpose: Purpose = Purpose.REQUESTS) -> None:
         self._runtime = runtime
         self._purpose = purpose
         self._known: dict[str, Coordinator] = {}
         self._epochs: dict[str, Epoch] = {}
-        """Of each group's partition: the latest in which its coordinator was named."""
+        """The latest epoch in which the group's coordinator was named."""
         self._obstacles: dict[str, MinibrokerError] = {}
         self._instance = ""
         self._attempts = 0
 
     def known(self, group: str) -> Coordinator | None:
-        """As far as is known, without asking anybody."""
+        """Return the coordinator that is known, without asking a broker."""
         return self._known.get(group)
 
     def obstacle(self, group: str) -> MinibrokerError | None:
-        """Why the latest attempt to reach the group's coordinator failed; None: a request is on its way to it, or was
+        """Return why the latest attempt to reach the group's coordinator failed; None if a request was sent to it or
         answered."""
         return self._obstacles.get(group)
 
     def forget(self, group: str, coordinator: Coordinator) -> None:
-        """It turned out that this one is not the coordinator, or cannot be reached: look for it again. Does nothing if
-        another one is known by now."""
+        """Forget a coordinator that is not the coordinator any more, or cannot be reached. Does nothing if another one
+        is known by now."""
         if self._known.get(group) == coordinator:
             del self._known[group]
 
     async def find(self, group: str, timeout_s: float) -> Coordinator:
-        """The one that is known, else the one that brokers name. Retries for `timeout_s`, then raises the last error:
-        BrokerError (COORDINATOR_NOT_AVAILABLE while nobody leads the group's partition), NetworkError. Errors that are
+        """Return the coordinator that is known, or ask for it. Retries for `timeout_s`, then raises the last error:
+        BrokerError (COORDINATOR_NOT_AVAILABLE while the group's partition has no leader), NetworkError. Errors that are
         not retriable (INVALID_GROUP_ID) are raised at once."""
 
         async def attempt(remaining_s: float) -> Coordinator:
@@ -112,12 +112,13 @@ class Coordinators:
         timeout_s: float,
         overdue_s: float = OVERDUE_S,
     ) -> Answered[Response]:
-        """What the group's coordinator answers, whichever broker that is by then. For what changes nothing, or cannot
-        come too late (`change` is for the rest). `code_of` is the error in an answer that concerns the group: where the
-        coordinator has moved, loads the group, or could not replicate in time, it is asked again for `timeout_s`; then
-        the last error is raised: BrokerError, NetworkError. Any other error is for the caller, who gets the answer.
+        """Return the answer of the group's coordinator, also if the coordinator moves during the call. For requests
+        that change nothing, or do no harm if they arrive late; `change` is for all others. `code_of` returns the error
+        of the group in an answer: if the coordinator has moved, loads the group, or could not replicate in time, the
+        request is repeated for `timeout_s`. Then raises the last error: BrokerError, NetworkError. The caller handles
+        all other errors in the answer.
 
-        `overdue_s`: after so long without an answer, whether another broker is the coordinator by now."""
+        After `overdue_s` without an answer, brokers are asked whether another one is the coordinator."""
         return await self._request(group, api, lambda: body, code_of, timeout_s, overdue_s)
 
     async def change(
@@ -129,8 +130,8 @@ class Coordinators:
         code_of: Callable[[Response], int],
         timeout_s: float,
     ) -> Answered[Response]:
-        """As `request`. Each attempt says which one it is: one that arrives after a newer one of this client was taken
-        changes nothing."""
+        """As `request`, for requests that must not be carried out late. Attempts are numbered: one that arrives after a
+        newer one of this client was accepted changes nothing."""
 
         def numbered() -> Request:
             if not self._instance:
@@ -162,7 +163,7 @@ class Coordinators:
                 connection = await self._runtime.connection_soon(coordinator.address, self._purpose)
                 was_sent = True
                 self._obstacles.pop(group, None)
-                body = next_body()  # numbered in the order of sending: nothing is waited for in between
+                body = next_body()  # no await before sending, so that the numbers are in the order of sending
                 response = await self._ask(group, coordinator, connection, api, body, remaining_s, overdue_s)
             except (NetworkError, InvalidMessage) as error:
                 last_error = error
@@ -182,7 +183,7 @@ class Coordinators:
         return await self._retried(group, what, timeout_s, attempt)
 
     async def _find(self, group: str, timeout_s: float) -> Coordinator:
-        """One broker's answer. Raises BrokerError, NetworkError."""
+        """Return the coordinator that some broker names. Raises BrokerError, NetworkError."""
         request = g.FindCoordinatorRequest(GROUP, [group])
         response = await self._runtime.metadata.request_any(FIND_COORDINATOR, request, timeout_s=timeout_s)
         for found in response.coordinators:
@@ -193,8 +194,8 @@ class Coordinators:
                 said = found.error_message or f"{FIND_COORDINATOR.name} of group {group}"
                 raise BrokerError(code, said, is_complete=bool(found.error_message))
             coordinator = self._known[group] = Coordinator(found.node_id, Address(found.host, found.port))
-            # A broker may know less than another one has told: never back, or what was sent to the latest coordinator
-            # could come after what an earlier one has granted.
+            # A broker may know an older epoch than another one. The epoch never goes back: otherwise a request to the
+            # latest coordinator could be rejected as older than one that an earlier coordinator accepted.
             epoch = Epoch(found.topic_id, found.leader_epoch)
             known = self._epochs.get(group)
             self._epochs[group] = max(known, epoch) if known and known.topic_id == epoch.topic_id else epoch
@@ -211,7 +212,7 @@ class Coordinators:
         timeout_s: float,
         overdue_s: float,
     ) -> Response:
-        """As `ClientRuntime.ask`, which asks for metadata where this looks for the coordinator."""
+        """As `ClientRuntime.ask`, but if the answer is overdue, look for the coordinator instead of the metadata."""
         answer = connection.send(api, body, timeout_s=timeout_s)
         while not answer.done():
             await asyncio.wait([answer], timeout=overdue_s)
@@ -224,7 +225,7 @@ class Coordinators:
         return answer.result()
 
     async def _has_moved(self, group: str, coordinator: Coordinator) -> bool:
-        """Whether a broker names another one."""
+        """Return whether a broker names another coordinator."""
         try:
             found = await self._find(group, OVERDUE_S)
         except (NetworkError, BrokerError, InvalidMessage):

@@ -1,13 +1,13 @@
-"""Requests to leaders, for the sender and the fetcher alike: which leaders can be asked now, what came back, which
-answers are overdue.
+"""Requests to leaders, for the sender and the fetcher: which leaders can be asked now, which answers have arrived, and
+which are overdue.
 
-Both work in steps. Everything that happens (an answer, a connection, new metadata, or what their users do) only wakes
-the task, so all decisions are taken in one place, in one order, and an error in any of them ends the task and with it,
-loudly, the client.
+Both work in steps. Every event (an answer, a connection, new metadata, a call of the application) only wakes the task.
+So all decisions are taken in one place and in one order, and an unexpected error in any of them ends the task and
+crashes the client.
 
-A broker gets no request during a pause that it has asked for (throttle_time_ms), nor before there is a connection to
-it. One that is stopped rather than dead keeps its connection open: when an answer is overdue, other brokers are asked
-for metadata, and if the leadership has moved, the connection is given up, and with it all that waits on it.
+A broker gets no request during a pause that it requested (throttle_time_ms), nor before it has a connection. A broker
+that is stopped rather than dead keeps its connection open. So if an answer is overdue, other brokers are asked for
+metadata, and if the leadership has moved, the connection is closed with all requests that wait on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, N
 from minibroker.protocol.model import TopicPartition
 
 P = TypeVar("P")
-"""What a request has for one partition."""
+"""The part of a request for one partition."""
 Response = TypeVar("Response", bound=m.Message)
 
 
@@ -43,7 +43,7 @@ class LeaderRequest(NamedTuple, Generic[P]):
 
 
 class LeaderRequests(Generic[P, Response]):
-    """See the module. `partition_of` says which partition a part is about. An answer is overdue `overdue_s` after its
+    """See the module. `partition_of` returns the partition of a part. An answer is overdue `overdue_s` after its
     request was sent."""
 
     def __init__(
@@ -63,7 +63,7 @@ class LeaderRequests(Generic[P, Response]):
         self._overdue_s = overdue_s
         self._waker = Waker()
         self._under_way: dict[int, list[LeaderRequest[P]]] = {}
-        """By node, in the order in which they were sent."""
+        """Requests by node, in the order in which they were sent."""
         self._ended: list[tuple[LeaderRequest[P], asyncio.Future[Response]]] = []
         self._muted_until: dict[int, float] = {}
         self._metadata_is_new = True
@@ -73,15 +73,15 @@ class LeaderRequests(Generic[P, Response]):
     # -- steps --
 
     async def run(self, step: Callable[[float], float]) -> None:
-        """The task: steps until it is cancelled. `step` is told the time, and says when it is to be called again if
-        nothing happens before; infinity: not by time alone."""
+        """Run steps until cancelled. `step` gets the time, and returns when it should be called again if nothing
+        happens before; infinity: not through time alone."""
         while True:
             now = self._runtime.clock.monotonic()
             due = step(now)
             await self._waker.sleep(None if due == inf else max(0.0, due - now))
 
     def wake(self) -> None:
-        """Something may have become possible."""
+        """Run the next step now: something may have become possible."""
         self._waker.wake()
 
     def _metadata_changed(self) -> None:
@@ -89,14 +89,14 @@ class LeaderRequests(Generic[P, Response]):
         self._waker.wake()
 
     def take_news(self) -> bool:
-        """Whether metadata may have changed since the last call."""
+        """Return whether metadata may have changed since the last call."""
         is_new, self._metadata_is_new = self._metadata_is_new, False
         return is_new
 
     # -- asking --
 
     def connection(self, node_id: int, now: float) -> tuple[Connection | None, float]:
-        """The connection to a leader if it may be asked now; otherwise None, and when to try again by time alone."""
+        """Return the connection to a leader, if it may be asked now; otherwise None, and when to try again."""
         muted_until = self._muted_until.get(node_id, 0.0)
         if now < muted_until:
             return None, muted_until
@@ -109,21 +109,21 @@ class LeaderRequests(Generic[P, Response]):
         return None, inf if usable_at is None else usable_at
 
     def connection_error(self, node_id: int) -> NetworkError | None:
-        """Why there is no connection to a broker, as far as is known."""
+        """Return why there is no connection to a broker, if that is known."""
         address = self._metadata.address(node_id)
         return None if address is None else self._runtime.connections.error(address, self._purpose)
 
     def send(
         self, node_id: int, connection: Connection, message: m.Message, parts: list[P], timeout_s: float, now: float
     ) -> None:
-        """On `connection`, which is that of `node_id`. `ended` will return the request once it has ended."""
+        """Send a request to `node_id` over its `connection`. `ended` returns the request once it has ended."""
         request = LeaderRequest(node_id, connection, parts, now)
         answer = connection.send(self._api, message, timeout_s=timeout_s)
         self._under_way.setdefault(node_id, []).append(request)
         answer.add_done_callback(partial(self._note_end, request))
 
     def count(self, node_id: int) -> int:
-        """How many requests to a broker are under way."""
+        """Return the number of requests to a broker that wait for an answer."""
         return len(self._under_way.get(node_id, ()))
 
     # -- answers --
@@ -133,14 +133,14 @@ class LeaderRequests(Generic[P, Response]):
         self._waker.wake()
 
     def ended(self) -> list[tuple[LeaderRequest[P], asyncio.Future[Response]]]:
-        """The requests that have ended since the last call, in that order. They are no longer under way."""
+        """Return the requests that ended since the last call, in the order of their ends."""
         ended, self._ended = self._ended, []
         for request, _ in ended:
             self._under_way[request.node_id].remove(request)
         return ended
 
     def failure(self, request: LeaderRequest[P], answer: asyncio.Future[Response]) -> tuple[ErrorCode, str] | None:
-        """Why a request that has ended got no answer; None: it got one. Raises any other error, which is a bug."""
+        """Return why an ended request got no answer; None if it got one. Raises unexpected errors, which are bugs."""
         error = answer.exception()
         if error is None:
             return None
@@ -152,7 +152,7 @@ class LeaderRequests(Generic[P, Response]):
         raise error
 
     def mute(self, node_id: int, pause_ms: int, now: float) -> None:
-        """The broker has asked for a pause in its answer (`throttle_time_ms`)."""
+        """Send no request to a broker during the pause that its answer requested (`throttle_time_ms`)."""
         if pause_ms > 0:
             self._muted_until[node_id] = now + pause_ms / 1_000
 
@@ -162,7 +162,7 @@ class LeaderRequests(Generic[P, Response]):
         answer: m.ProducePartitionResponse | m.FetchPartitionResponse | None,
         topic_id: str,
     ) -> None:
-        """A broker does not lead the partition, in the topic of that id, and may have named the leader (KIP-951)."""
+        """Note that a broker does not lead the partition, in the topic of that id. It may name the leader (KIP-951)."""
         if answer is not None and answer.current_leader_id >= 0:
             leader = Leader(answer.current_leader_id, answer.current_leader_epoch)
             self._metadata.learn_leader(partition, leader, topic_id)
@@ -171,15 +171,15 @@ class LeaderRequests(Generic[P, Response]):
     # -- overdue --
 
     def overdue(self, now: float) -> Iterator[LeaderRequest[P]]:
-        """The requests whose answers are overdue."""
+        """Yield the requests whose answers are overdue."""
         for requests in self._under_way.values():
             for request in requests:
                 if now >= request.sent_at + self._overdue_s:
                     yield request
 
     def look_for_overdue(self, now: float) -> float:
-        """Ask for metadata where an answer is overdue, and give up a connection if another broker leads by now. Returns
-        when to look again."""
+        """Ask for metadata if an answer is overdue, and close a connection if another broker leads by now. Return when
+        to look again."""
         due = inf
         for node_id, requests in self._under_way.items():
             if not requests:
@@ -206,7 +206,7 @@ class LeaderRequests(Generic[P, Response]):
                 )
 
     def _suspect(self, node_id: int) -> None:
-        """Ask others for metadata first."""
+        """Prefer other brokers for metadata."""
         address = self._metadata.address(node_id)
         if address is not None:
             self._metadata.suspect(address)

@@ -1,4 +1,4 @@
-"""The life of a client, whether Producer, Consumer or Admin: it is started once, used in one event loop, and closed."""
+"""The life of a Producer, Consumer or Admin: it is started once, used in one event loop, and closed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from minibroker.protocol.world import World
 
 
 class Client(Asynchronous):
-    """What Producer, Consumer and Admin derive from. They override `_reach`, `_go`, `_tell` and `_was_dropped` where
-    they differ; the producer, which has records to send first, also closes in ways of its own.
+    """The base class of Producer, Consumer and Admin. They override `_reach`, `_go`, `_tell` and `_was_dropped`. The
+    producer and the consumer also override `close`, since they have work to finish first.
 
-    The state is an attribute of the client itself, as `send` looks at it for each record.
+    The state is an attribute of the client itself, since `send` looks at it for each record.
     """
 
     _noun: ClassVar[str]
-    """What errors call it."""
+    """Its name in error messages."""
     _state: Literal["not started", "starting", "running", "closing", "closed", "crashed"] = "not started"
     _crash: BaseException | None = None
 
@@ -51,8 +51,8 @@ class Client(Asynchronous):
         )
         self._calls = Calls()
         self._has_ended = asyncio.Event()
-        """`close` is over, for those that take time to end."""
-        # Not a method: batches refer to it, and must not keep alive a producer that was dropped.
+        """Set after `close`, in clients whose `close` takes time."""
+        # Not a method: batches refer to it, and must not keep a dropped producer alive.
         self._check_loop = partial(self._runtime.check_loop, self._noun)
 
     async def start(self) -> None:
@@ -73,14 +73,14 @@ class Client(Asynchronous):
         self._go()
 
     async def _reach(self) -> None:
-        """Find out what must be known before the client is used."""
+        """Learn what the client needs before it can be used."""
         await self._runtime.start()
 
     def _go(self) -> None:
-        """Start the tasks that work in the background: at the start, and again if the event loop has cancelled them."""
+        """Start the background tasks: at the start, and again if the event loop has cancelled them."""
 
     def _tell(self) -> None:
-        """Wake the coroutines that wait for this client: it has crashed, or is closed."""
+        """Wake the coroutines that wait for this client, since it has crashed or was closed."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -93,8 +93,8 @@ class Client(Asynchronous):
             await self.close()
 
     async def close(self) -> None:
-        """End all tasks and connections. Calls that wait raise Closed, and send nothing any more; what they have sent
-        may be carried out. A second `close` does nothing."""
+        """End all tasks and connections. Calls in progress raise Closed and send nothing more; requests that they sent
+        may still be carried out. A second `close` does nothing."""
         if self._state != "closed":
             self._check_loop()
             self._state = "closed"
@@ -107,7 +107,7 @@ class Client(Asynchronous):
             self._was_dropped()
 
     def _was_dropped(self) -> None:
-        """Nothing refers to the client any more, and it was not closed."""
+        """Clean up after a client that was dropped without `close`."""
         self._runtime.dropped(self, self._runtime.close)
 
     def _check_running(self) -> None:
@@ -116,7 +116,7 @@ class Client(Asynchronous):
         self._check_loop()
 
     def _crashed(self, error: BaseException) -> None:
-        """A task died of a bug."""
+        """Note that a task failed because of a bug."""
         if self._crash is None:
             self._crash = error
             self._state = "crashed"

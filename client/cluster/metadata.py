@@ -1,18 +1,19 @@
-"""What the client knows about the cluster, and how it learns that: Kafka's Metadata, in one task.
+"""The client's view of the cluster, and the task that keeps it fresh: Kafka's Metadata.
 
-Merging an answer into what is known, a `Cluster`, is pure (`merged`). Answers come from brokers that hear of a change
-at different times, so a partition's leader is never replaced by one of an older epoch (KIP-320), unless the topic's id
-says that it is another topic of the same name; nor is a topic replaced by an older one of its name, which a broker that
-is cut off from the controller goes on describing (see `minibroker.protocol.topic_ids`).
+Merging an answer into the view, a `Cluster`, is pure (`merged`). Answers come from brokers that learn of a change at
+different times. So a partition's leader is never replaced by one of an older epoch (KIP-320), unless the topic's id
+shows that it is another topic of the same name. And a topic is never replaced by an older one of its name, which a
+broker that is cut off from the controller continues to describe (see `minibroker.protocol.topic_ids`).
 
-Code that is stuck calls `request_refresh` and is told when something may have changed. The first refresh goes out at
-once: after a leader's death everything waits for it. As long as anything is still stuck, the pauses between refreshes
-are a tenth of the time that this has lasted, at least 25 ms: a failover that takes 700 ms is seen 70 ms late, and a
-partition without a leader costs a request per second. A refresh that brings news restarts that time: one failover after
-another is not one long trouble. Rejected: doubling, which had grown to half a second by the time most elections end.
+Code that cannot proceed calls `request_refresh`, and its listener is called when something may have changed. The first
+refresh is sent at once, since after a leader's crash everything waits for it. While anything is still stuck, the pauses
+between refreshes are a tenth of the time that this has lasted, at least 25 ms: a failover that takes 700 ms is seen 70
+ms late, and a partition without a leader costs a request per second. A refresh with news restarts that time, so that
+two failovers in a row do not count as one. Rejected: doubling, which had grown to half a second by the time most
+elections end.
 
-Refreshes go to the broker with the fewest requests in flight among those that answered last time, and to the
-bootstrap addresses when no broker answers.
+Refreshes go to the broker with the fewest requests in flight among those that answered last time, and to the bootstrap
+addresses when no broker answers.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ Response = TypeVar("Response", bound=m.Message)
 logger = Logger("minibroker.client")
 
 FIRST_ATTEMPT_TIMEOUT_S = 1.0
-"""For one broker's answer; doubled after each round in which none answered. A stopped process accepts connections
-and never answers, so the others must be asked long before the request timeout."""
+"""The timeout for one broker's answer, doubled after each round without answer. A stopped process accepts connections
+and never answers, so the other brokers must be asked long before the request timeout."""
 
 MIN_REFRESH_PAUSE_S = 0.025
 MAX_REFRESH_PAUSE_S = 1.0
 FORGIVEN_S = 10.0
-"""A broker that did not answer comes last for so long, and is then asked like any other: the one that answers instead
-may be cut off from the rest, and not know what has happened since."""
+"""A broker that did not answer is asked last for this long, and then like any other. The broker that answers instead
+may be cut off from the others, and its metadata outdated."""
 UNKNOWN_FOR_S = 1.0
-"""A topic or partition that has been unknown for so long, and is unknown to all brokers, is not about to be created."""
+"""A topic or partition that all brokers have not known for this long is not about to be created."""
 CALM_S = 1.0
-"""A refresh that was not asked for again within this time has helped."""
+"""A refresh is considered a success if no other one is requested within this time."""
 
 
 class Leader(NamedTuple):
@@ -70,32 +71,32 @@ class PartitionInfo(NamedTuple):
 
 class TopicInfo(NamedTuple):
     topic_id: str
-    """Empty if brokers gave none."""
+    """Empty if brokers report none."""
     is_internal: bool
     partitions: dict[int, PartitionInfo]
 
 
 class Cluster(NamedTuple):
-    """The cluster as brokers described it (Kafka's Cluster). Not to be changed; `merged` makes another."""
+    """The cluster as brokers described it (Kafka's Cluster). Immutable: `merged` returns a new one."""
 
     cluster_id: str | None = None
     controller_id: int = NO_CONTROLLER
     controller_epoch: int = NO_EPOCH
-    brokers: dict[int, Address] = {}  # noqa: RUF012 (a NamedTuple's default; nobody changes it)
+    brokers: dict[int, Address] = {}  # noqa: RUF012 (the default of an immutable NamedTuple)
     topics: dict[str, TopicInfo] = {}  # noqa: RUF012
     errors: dict[str, ErrorCode] = {}  # noqa: RUF012
-    """What was wrong with a topic when it was asked for last. An older description of it stays in `topics`."""
+    """The error of a topic in the last answer about it. Its older description stays in `topics`."""
     most_brokers: int = 1
-    """The most brokers that there have been, or the number of addresses that the user has given: if it is more than
-    one, a broker that lists itself alone may be cut off from the others."""
+    """The largest number of brokers so far, or of addresses from the user. If it is more than one, a broker that lists
+    only itself may be cut off from the others."""
 
     def existing(self) -> dict[str, TopicInfo]:
-        """The topics, without those of which only an older description is left."""
+        """Return the topics without those that are gone, and have only an older description."""
         gone = {name for name, code in self.errors.items() if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         return {name: info for name, info in self.topics.items() if name not in gone} if gone else self.topics
 
     def leader(self, topic: str, partition: int) -> Leader | None:
-        """The leader, if one is known and so is its address."""
+        """Return the leader, if it and its address are known."""
         info = self.topics.get(topic)
         found = None if info is None else info.partitions.get(partition)
         if found is None or found.leader.node_id not in self.brokers:
@@ -104,9 +105,10 @@ class Cluster(NamedTuple):
 
 
 def merged(cluster: Cluster, response: m.MetadataResponse) -> Cluster:
-    """`cluster` with what `response` says. Topics that it does not mention stay as they are.
+    """Return `cluster` updated by `response`. Topics that the response does not mention stay.
 
-    If it is from another cluster (one that was set up anew at the same addresses, say), what was known is dropped.
+    If it is from another cluster, for instance one that was created anew at the same addresses, the old view is
+    dropped.
     """
     if cluster.cluster_id and response.cluster_id and cluster.cluster_id != response.cluster_id:
         cluster = Cluster(most_brokers=cluster.most_brokers)
@@ -151,8 +153,9 @@ def _merged_topic(known: TopicInfo | None, topic: m.MetadataTopic) -> TopicInfo:
 
 
 def with_leader(cluster: Cluster, partition: TopicPartition, leader: Leader, topic_id: str = "") -> Cluster:
-    """`cluster` after a broker's hint about the leader (KIP-951); unchanged if that is no news, or if the hint is about
-    another topic of that name: leader epochs of two topics cannot be compared. An empty id is not checked."""
+    """Return `cluster` after a broker's hint about the leader (KIP-951). It is unchanged if the hint is not new, or is
+    about another topic of that name, since the leader epochs of two topics cannot be compared. An empty id is not
+    checked."""
     topic = cluster.topics.get(partition.topic)
     info = None if topic is None else topic.partitions.get(partition.partition)
     if topic is None or info is None or leader.epoch <= info.leader.epoch or leader.node_id == NO_LEADER:
@@ -166,13 +169,12 @@ def with_leader(cluster: Cluster, partition: TopicPartition, leader: Leader, top
 def is_confirmed(
     cluster: Cluster, partition: TopicPartition, leader: Leader, answers: Mapping[int, m.MetadataResponse]
 ) -> bool:
-    """Whether `leader` can be believed if it denies what was known before: no broker knows of a later leader, and at
-    least one other broker knows it as the leader, too. A leader that was deposed while it was cut off from the others
-    does not know that it was, and a client that can reach only this leader would believe it (KIP-320). If there is only
-    one broker, there is no other to confirm it; that there is only one is believed unless there have been others, or
-    the user has named several.
+    """Return whether to believe `leader` if it contradicts the client's knowledge: no broker knows a later leader, and
+    at least one other broker names the same one. A leader that was deposed while it was cut off does not know that, and
+    a client that reaches only this leader would believe it (KIP-320). A single broker cannot be confirmed by another
+    one; it is believed to be the only one unless there have been others, or the user named several.
 
-    `answers`: what each broker says, by its id. `cluster` has been merged with them.
+    `answers` has the answer of each broker, by id. `cluster` has been merged with them.
     """
     if cluster.leader(*partition) != leader:
         return False
@@ -191,8 +193,8 @@ def is_confirmed(
 
 
 def is_denied(cluster: Cluster, topic: str, topic_id: str | None, answers: Mapping[int, m.MetadataResponse]) -> bool:
-    """Whether it can be believed that there is no such topic (with that id): two brokers say so, or the only one does,
-    and none says otherwise."""
+    """Return whether to believe that a topic (with that id) does not exist: two brokers deny it, or the only broker
+    does, and none knows it."""
     said = [
         _denies(entry, topic_id)
         for answer in answers.values()
@@ -204,8 +206,8 @@ def is_denied(cluster: Cluster, topic: str, topic_id: str | None, answers: Mappi
 
 
 def _denies(entry: m.MetadataTopic, topic_id: str | None) -> bool | None:
-    """None: this broker cannot tell. It has just started, and was not told of all topics or partitions yet; or it is
-    behind, and knows an earlier topic of that name."""
+    """Return whether a broker denies the topic. None: the broker does not know. It has just started, and has not
+    learned of all topics and partitions yet; or it is behind, and knows an earlier topic of that name."""
     if entry.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
         return True
     if not entry.topic_id:
@@ -218,7 +220,7 @@ def _denies(entry: m.MetadataTopic, topic_id: str | None) -> bool | None:
 def is_missing(
     cluster: Cluster, partition: TopicPartition, topic_id: str | None, answers: Mapping[int, m.MetadataResponse]
 ) -> bool:
-    """As `is_denied`, of a partition: there is no such topic, or it has no such partition."""
+    """As `is_denied`, for a partition: the topic does not exist, or has no such partition."""
     said = []
     for answer in answers.values():
         for entry in answer.topics if answer.brokers else ():
@@ -230,8 +232,7 @@ def is_missing(
 
 
 class Metadata:
-    """What is known, `cluster`, and the task that keeps it fresh. `listeners` are called after every refresh,
-    successful or not, and after every hint."""
+    """See the module. `listeners` are called after every refresh, successful or not, and after every hint."""
 
     def __init__(
         self,
@@ -253,34 +254,34 @@ class Metadata:
         self._wanted: dict[str, None] = {}
         self._wants_all = False
         self._first_topics: dict[str, str] | None = None
-        """Ids by name, in the first answer for all topics since they are wanted."""
+        """Topic ids by name, in the first answer after all topics were wanted."""
         self._lookers: dict[str, int] = {}
-        """How many `wanted` blocks ask for a topic just now."""
+        """The number of `wanted` blocks that are open for a topic."""
         self._waker = Waker()
         self._is_requested = False
         self._is_urgent = False
-        """A topic was added that no refresh has asked for yet: asking for it is no repetition, so there is no pause."""
+        """A topic was added that no refresh has asked for, so the next refresh needs no pause."""
         self._refreshed = Pulse()
         self._failed_rounds = 0
-        """How many rounds in a row no broker answered."""
+        """The number of rounds in a row in which no broker answered."""
         self._failed_at: dict[Address, float] = {}
-        """Brokers that did not answer last time, and when that was."""
+        """Brokers that did not answer last time, and the time."""
         self.cluster = Cluster(most_brokers=len(self._bootstrap))
         self.last_error: NetworkError | None = None
-        """Why the last refresh failed; None if it succeeded."""
+        """The error of the last refresh; None if it succeeded."""
         self.listeners: list[Callable[[], None]] = []
         self.wrong_since: dict[str, float] = {}
-        """Topics that are in `cluster.errors`, and since when they have been there."""
+        """Topics in `cluster.errors`, and since when."""
 
     def want(self, topic: str) -> None:
-        """Ask for this topic in every refresh from now on; for the first time at once."""
+        """Ask for this topic in every refresh from now on, and at once."""
         if topic not in self._wanted:
             self._wanted[topic] = None
             self._is_urgent = True
             self.request_refresh()
 
     def want_all(self, is_wanted: bool) -> None:
-        """Whether to ask for all topics that there are."""
+        """Ask for all topics from now on, or stop that."""
         if is_wanted and not self._wants_all:
             self._is_urgent = True
             self.request_refresh()
@@ -295,8 +296,8 @@ class Metadata:
 
     @contextmanager
     def wanted(self, topics: Iterable[str]) -> Iterator[None]:
-        """Ask for these topics in every refresh within this block. After it, those that nothing else wants are
-        forgotten: otherwise a client that looks at one topic after another would ask for all of them for ever."""
+        """Ask for these topics in every refresh within this block. After the block, topics that nothing else wants are
+        forgotten: otherwise a client that uses one topic after another would ask for all of them for ever."""
         names = dict.fromkeys(topics)
         for topic in names:
             self._lookers[topic] = self._lookers.get(topic, 0) + 1
@@ -323,8 +324,8 @@ class Metadata:
         return None if self._wants_all else list(self._wanted | dict.fromkeys(self._lookers))
 
     def _learn_all(self, request: m.MetadataRequest, response: m.MetadataResponse) -> None:
-        """The answer to `request`. If that was for all topics, those that are not in it are gone, unless the broker has
-        just started and knows nothing yet."""
+        """Learn from the answer to `request`. If that was for all topics, the missing ones are gone, unless the broker
+        has just started and knows no topics yet."""
         self._learn(response)
         if request.topics is not None or not response.brokers:
             return
@@ -342,7 +343,7 @@ class Metadata:
                 self.wrong_since.setdefault(topic, now)
 
     def is_new(self, topic: str) -> bool:
-        """Whether it was created since all topics are wanted, as far as is known."""
+        """Return whether the topic was created after all topics were wanted, as far as is known."""
         info, first = self.cluster.topics.get(topic), self._first_topics
         return info is not None and first is not None and first.get(topic) != info.topic_id
 
@@ -350,18 +351,18 @@ class Metadata:
         return self.cluster.brokers.get(node_id)
 
     def request_refresh(self) -> None:
-        """Refresh as soon as the pause after the last one allows. Calling it often costs nothing."""
+        """Refresh as soon as the pause after the last refresh allows. Frequent calls cost nothing."""
         self._is_requested = True
         self._waker.wake()
 
     async def refreshed(self) -> None:
-        """Request a refresh and wait until one has ended, successful or not."""
+        """Request a refresh, and wait until one has ended, successful or not."""
         self.request_refresh()
         await self._refreshed.wait()
 
     async def ask_everyone(self, topics: Collection[str]) -> dict[int, m.MetadataResponse]:
-        """What each broker that can be reached says about the topics, by broker id: all are asked at the same time,
-        with little patience, and their answers are merged into `cluster`."""
+        """Ask all brokers about the topics at the same time, with a short timeout. Merge the answers into `cluster`,
+        and return them by broker id."""
 
         async def ask(address: Address) -> m.MetadataResponse | None:
             try:
@@ -381,41 +382,41 @@ class Metadata:
         return said
 
     async def confirmed(self, leaders: Mapping[TopicPartition, Leader]) -> list[TopicPartition]:
-        """Of these partitions, those whose leaders can be believed: see `is_confirmed`. Asks all brokers."""
+        """Ask all brokers, and return the partitions whose leaders are confirmed (`is_confirmed`)."""
         answers = await self.ask_everyone({partition.topic for partition in leaders})
         return [
             partition for partition, leader in leaders.items() if is_confirmed(self.cluster, partition, leader, answers)
         ]
 
     async def missing(self, partitions: Mapping[TopicPartition, str]) -> list[TopicPartition]:
-        """Of these partitions, in topics with these ids (empty: in whichever has the name), those that certainly are
-        not there: see `is_missing`. Asks all brokers. Who has not waited for UNKNOWN_FOR_S may ask too early: brokers
-        hear of a new topic one after the other."""
+        """Ask all brokers, and return the partitions that certainly do not exist (`is_missing`). The values are topic
+        ids; empty: any topic of that name. Wait for UNKNOWN_FOR_S first, since brokers learn of a new topic one after
+        the other."""
         topics = {partition.topic for partition in partitions}
-        with self.wanted(sorted(topics)):  # what is learnt of them is forgotten afterwards
+        with self.wanted(sorted(topics)):  # so that they are forgotten afterwards
             answers = await self.ask_everyone(topics)
         return [
             each for each, topic_id in partitions.items() if is_missing(self.cluster, each, topic_id or None, answers)
         ]
 
     def suspect(self, address: Address) -> None:
-        """A connection to that broker broke: ask the others first."""
+        """Ask other brokers first, since a connection to that broker broke."""
         self._failed_at[address] = self._clock.monotonic()
 
     def learn_leader(self, partition: TopicPartition, leader: Leader, topic_id: str = "") -> None:
-        """A broker has named the leader of a partition, in the topic of that id, in an answer to another request."""
+        """Learn the leader of a partition, in the topic of that id, from the answer to another request."""
         cluster = with_leader(self.cluster, partition, leader, topic_id)
         if cluster is not self.cluster:
             self.cluster = cluster
             self._tell()
 
     async def first_refresh(self, timeout_s: float) -> None:
-        """Connect to the cluster. Raises NetworkError naming every address and what was wrong with it."""
+        """Connect to the cluster. Raises NetworkError naming every address and its error."""
         request = m.MetadataRequest(self._asked_for())
         self._learn_all(request, await self.request_any(METADATA, request, timeout_s=timeout_s))
 
     async def run(self) -> None:
-        """The task. Refreshes on request, and when what is known has become old."""
+        """Refresh on request, and when the view has become old. This is the task."""
         trouble_began = finished = self._clock.monotonic()
         pause_s = 0.0
         while True:
@@ -468,9 +469,9 @@ class Metadata:
     async def request_any(
         self, api: Api[Request, Response], body: Request, *, timeout_s: float | None = None
     ) -> Response:
-        """The answer of the first broker that gives one. All are asked, and again until `timeout_s` has passed; None:
-        all are asked once. Raises NetworkError naming every address and what was wrong, and BrokerError if a broker
-        refused."""
+        """Return the answer of the first broker that answers. All are asked in rounds until `timeout_s` has passed;
+        None: one round. Raises NetworkError naming every address and its error, and BrokerError if a broker rejected
+        the request."""
         deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
         stalls: Stalls[str] = Stalls(self._connections.client_id)
         failures: dict[Address, Exception] = {}
@@ -483,7 +484,7 @@ class Metadata:
             for index, address in enumerate(candidates):
                 patience_s = timeout_of_one_s
                 is_reached = False
-                if deadline is not None:  # what time there is, is for all that have not been asked yet
+                if deadline is not None:  # divide the remaining time between the brokers not asked yet
                     share_s = (deadline - self._clock.monotonic()) / (len(candidates) - index)
                     patience_s = min(patience_s, max(0.0, share_s))
                 try:
@@ -493,7 +494,7 @@ class Metadata:
                         response = await connection.request(api, body, timeout_s=timeout_of_one_s)
                 except TimeoutError:
                     are_silent = are_silent or is_reached
-                    if patience_s == timeout_of_one_s or address not in failures:  # an earlier reason says more
+                    if patience_s == timeout_of_one_s or address not in failures:  # an earlier error says more
                         text = f"{api.name} to {address}: no answer within {patience_s:.3g} s"
                         failures[address] = NetworkError(text)
                 except (NetworkError, InvalidMessage) as error:
@@ -517,14 +518,14 @@ class Metadata:
             waiting = {api.name: f"no broker answers: {reasons}"}
             stalls.look(self._clock.monotonic(), waiting, waiting.__getitem__)
             pause_s = exponential_backoff_s(self._failed_rounds, self._retry_backoff_s, self._random)
-            await asyncio.sleep(min(pause_s, remaining_s / 2))  # there is to be time for asking once more
+            await asyncio.sleep(min(pause_s, remaining_s / 2))  # leave time for one more round
 
     def addresses(self) -> list[Address]:
-        """Where there may be brokers: the bootstrap addresses first."""
+        """Return all known addresses, the bootstrap addresses first."""
         return list(dict.fromkeys((*self._bootstrap, *self.cluster.brokers.values())))
 
     def _candidates(self) -> list[Address]:
-        """The brokers to ask, in this order: first those that answered last time and have few requests in flight; the
+        """Return the brokers to ask, in order: first those that answered last time and have few requests in flight; the
         bootstrap addresses last."""
 
         forgiven_s = self._clock.monotonic() - FORGIVEN_S

@@ -1,5 +1,5 @@
-"""Finding offsets: ListOffsets requests to the leaders, until there is an answer for every partition. What that takes,
-finding leaders and asking again, serves other questions to leaders as well (`ask_leaders`)."""
+"""Offsets from the leaders: ListOffsets requests, until each partition has an answer. `ask_leaders`, which finds the
+leaders and asks again, also serves other requests to leaders."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ READ_UNCOMMITTED = 0
 class OffsetAndTimestamp(NamedTuple):
     offset: int
     timestamp_ms: int
-    """That of the record; -1 if the offset was asked for by EARLIEST_TIMESTAMP or LATEST_TIMESTAMP."""
+    """The timestamp of the record; -1 for EARLIEST_TIMESTAMP and LATEST_TIMESTAMP."""
     leader_epoch: int | None = None
-    """The leader epoch of the record before `offset`, for `Consumer.seek`; None if it is not known."""
+    """The leader epoch of the record before `offset`, for `Consumer.seek`; None if it is unknown."""
 
 
 class Found(NamedTuple):
     result: OffsetAndTimestamp | None
     """None: there is no such record."""
     leader_epoch: int
-    """The epoch of the leader that said so."""
+    """The epoch of the leader that answered."""
 
 
 class Known(NamedTuple):
-    """What is known about a partition from elsewhere: a leader of an older epoch, or of another topic of that name, is
-    not asked; the look-up waits until metadata names the right one."""
+    """Facts about a partition. A leader of an older epoch, or of another topic of that name, is not asked: the look-up
+    waits until metadata names the right one."""
 
     topic_id: str
     leader_epoch: int = NO_EPOCH
@@ -60,8 +60,8 @@ class Known(NamedTuple):
 async def list_offsets(
     runtime: ClientRuntime, timestamps: Mapping[TopicPartition, int], timeout_s: float
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """The first offset at or after each time (or of EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP); None: there
-    is none.
+    """Return the first offset at or after each time (or for EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP); None
+    if there is none.
 
     Raises as `find_offsets`, and UNKNOWN_TOPIC_OR_PARTITION as soon as it is certain that there is no such partition.
     """
@@ -80,7 +80,8 @@ async def find_offsets(
     *,
     waits_for_unknown: bool = True,
 ) -> None:
-    """As `list_offsets`, into `found`, which keeps what was found even if this raises. The topics must be wanted.
+    """As `list_offsets`, but put the offsets into `found`, which keeps them even if this raises. The topics must be
+    wanted.
 
     Retries until `timeout_s` has passed; then raises the last error: BrokerError, or NetworkError. Errors that are not
     retriable are raised at once.
@@ -114,20 +115,20 @@ async def ask_leaders(
     each_by_itself: bool = False,
     waits_for_unknown: bool = True,
 ) -> None:
-    """`ask` whoever leads each partition, until it has answered, into `found`. The topics must be wanted.
+    """`ask` the leader of each partition until it answers, and put the answers into `found`. The topics must be wanted.
 
-    Raises as `find_offsets`; `errors` says for each partition that was not answered then why the last attempt failed.
-    With `each_by_itself` an error that is not retriable is not raised, and ends that partition alone. Without
-    `waits_for_unknown`, what is unknown to all brokers for UNKNOWN_FOR_S is not retriable.
+    Raises as `find_offsets`; `errors` then has the last error of each partition without answer. With `each_by_itself`,
+    an error that is not retriable ends only its partition, and is not raised. Without `waits_for_unknown`, a partition
+    that no broker knows for UNKNOWN_FOR_S is such an error.
     """
     unknown_until = runtime.clock.monotonic() + (timeout_s if waits_for_unknown else UNKNOWN_FOR_S)
     deadline = runtime.clock.monotonic() + timeout_s
     pending = dict(questions)
     known = known or {}
     asked: dict[TopicPartition, Leader] = {}
-    """Whose answer is awaited."""
+    """The leader whose answer is awaited."""
     leaderless: set[TopicPartition] = set()
-    """Whose error is that nobody could be asked."""
+    """Partitions in `errors` that had no leader to ask."""
     under_way: dict[asyncio.Future[dict[TopicPartition, Answer | MinibrokerError]], Leader] = {}
     stalls: Stalls[TopicPartition] = Stalls(runtime.connections.client_id)
     try:
@@ -159,8 +160,8 @@ async def ask_leaders(
             for leader, part in by_leader.items():
                 remaining_s = max(0.0, deadline - runtime.clock.monotonic())
                 under_way[asyncio.ensure_future(ask(runtime, leader, part, remaining_s))] = leader
-            # The leaders are asked at the same time; the answer of one counts whatever becomes of the others. Those
-            # that have not answered are looked at again now and then: metadata may name another leader by now.
+            # The leaders are asked at the same time, and each answer counts. If some have not answered, look again from
+            # time to time: metadata may name another leader by now.
             if under_way:
                 patience_s = OVERDUE_S if error is None else 0.0
                 await asyncio.wait(under_way, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
@@ -181,7 +182,7 @@ async def ask_leaders(
                         del pending[partition]
                         stalls.give_up([partition])
                         continue
-                    if is_over and isinstance(result, RequestTimedOut):  # what went wrong before says more
+                    if is_over and isinstance(result, RequestTimedOut):  # the error before says more
                         result = errors.get(partition, result)
                     errors[partition] = result
                     if error is None or _is_final(result):
@@ -224,7 +225,7 @@ def _is_final(error: MinibrokerError) -> bool:
 
 
 def _problem(cluster: Cluster, partition: TopicPartition, known: Known | None) -> ErrorCode | None:
-    """Why no broker can be asked for offsets of the partition; None: its leader can."""
+    """Return why no broker can be asked about the partition; None if its leader can."""
     topic = cluster.topics.get(partition.topic)
     info = None if topic is None else topic.partitions.get(partition.partition)
     if topic is None or info is None:
@@ -242,7 +243,8 @@ def _problem(cluster: Cluster, partition: TopicPartition, known: Known | None) -
 async def ask_leader(
     runtime: ClientRuntime, leader: Leader, timestamps: Mapping[TopicPartition, int], timeout_s: float
 ) -> dict[TopicPartition, Found | MinibrokerError]:
-    """What the leader says of each partition, or why it says nothing within `timeout_s`: as `request_leader`."""
+    """Return the leader's answer for each partition, or an error after `timeout_s` at the latest; see
+    `request_leader`."""
     topics: dict[str, list[m.ListOffsetsPartition]] = {}
     for partition, timestamp in timestamps.items():
         asked = m.ListOffsetsPartition(partition.partition, leader.epoch, timestamp)
@@ -286,9 +288,9 @@ async def request_leader(
     partitions: Collection[TopicPartition],
     timeout_s: float,
 ) -> Response:
-    """Its answer, within `timeout_s`, unless metadata says meanwhile that it leads none of the partitions any more.
-    Raises BrokerError where the request as a whole was refused, NetworkError, InvalidMessage. A connection that is not
-    there within OVERDUE_S is such a failure, too."""
+    """Return the leader's answer. Raises NetworkError after `timeout_s`, after OVERDUE_S without a connection, and if
+    metadata shows that the leader has lost all of the partitions; BrokerError if the whole request was rejected;
+    InvalidMessage."""
     address = runtime.metadata.address(leader.node_id)
     if address is None:
         raise NetworkError(f"the address of broker {leader.node_id} is not known")

@@ -1,4 +1,4 @@
-"""What Producer, Consumer and Admin have in common: a World, connections, metadata, background tasks."""
+"""The common parts of Producer, Consumer and Admin: a World, connections, metadata, background tasks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ Response = TypeVar("Response", bound=m.Message)
 logger = Logger("minibroker.client")
 
 START_PATIENCE_S = 2.0
-"""How long `start` tries to reach any broker: a cluster that is being started answers within that time, and after a
-mistyped address nobody should wait longer."""
+"""`start` tries to reach a broker for this long. A cluster that is starting answers within that time, and users with a
+mistyped address should not wait longer."""
 
 
 class ClientRuntime:
-    """What one client works with. `on_crash` is called if one of its tasks dies of a bug; `on_cancelled`, to start the
-    client's tasks again, if the client is used after the event loop has cancelled them. `asyncio.run` does that at its
-    end, and a call in `finally` would wait for them without end.
+    """The parts of one client. `on_crash` is called if one of its tasks fails because of a bug.
+
+    `on_cancelled` starts the client's tasks again, if the client is used after the event loop has cancelled them.
+    `asyncio.run` cancels all tasks at its end, and a call in a `finally` would wait for them for ever.
 
     The constructor raises InvalidSetting, and starts nothing.
     """
@@ -62,7 +63,7 @@ class ClientRuntime:
         self.retry_backoff_s = check_ms("retry_backoff_ms", retry_backoff_ms, lowest=1)
         self.metadata_max_age_s = check_ms("metadata_max_age_ms", metadata_max_age_ms, lowest=1)
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The loop in which the client was started; None: not yet."""
+        """The loop in which the client was started; None before that."""
         self._ending: asyncio.Task[None] | None = None
         self._own_world: RealWorld | None = None
         if world is None:
@@ -98,13 +99,12 @@ class ClientRuntime:
 
     @property
     def loop_is_ending(self) -> bool:
-        """Whether the event loop has cancelled the client's tasks: little time is left."""
+        """Whether the event loop has cancelled the client's tasks, so that little time is left."""
         return self._were_cancelled or self.tasks.are_cancelled
 
     def check_loop(self, who: str) -> None:
-        """For a call that needs the client's tasks, which run again after this if the event loop has cancelled them.
-        Raises WrongEventLoop if the caller is not in the loop of `start`: it would wait for ever, since what it waits
-        for happens in the other one."""
+        """Check the event loop of a call that needs the client's tasks, and start these again if the event loop has
+        cancelled them. Raises WrongEventLoop outside the loop of `start`, where the call would wait for ever."""
         try:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
@@ -128,15 +128,15 @@ class ClientRuntime:
         )
 
     def is_gone(self, error: BaseException | None) -> bool:
-        """Whether `async with` is being left because the coroutine is destroyed after its loop was closed: nothing can
-        be awaited there. `__del__` will say that the client was not closed."""
+        """Return whether `async with` ends because its coroutine is destroyed after the loop was closed. Nothing can be
+        awaited then; `__del__` reports that the client was not closed."""
         return isinstance(error, GeneratorExit) and self._loop is not None and self._loop.is_closed()
 
     def usable_at(self, address: Address, purpose: Purpose, now: float) -> float | None:
-        """For a caller that got no connection to a leader: when to try again if nothing happens before.
+        """Return when to try again to connect to a leader, if nothing happens before.
 
-        If connecting has failed, or has had no outcome for long, the leader may be dead, and another may lead by now:
-        then other brokers are asked for metadata.
+        If the attempt to connect has failed or takes long, another broker may lead by now, so other brokers are asked
+        for metadata.
         """
         began = self.connections.attempt_began(address, purpose)
         if began is not None and now < began + OVERDUE_S:
@@ -146,7 +146,8 @@ class ClientRuntime:
         return now + OVERDUE_S if began is not None else self.connections.retry_at(address, purpose)
 
     async def connection_soon(self, address: Address, purpose: Purpose = Purpose.REQUESTS) -> Connection:
-        """Raises NetworkError, also where connecting takes long; it goes on then, and a later attempt may profit."""
+        """Return a connection. Raises NetworkError, also after OVERDUE_S: the attempt to connect then continues, for
+        later calls."""
         now = self.clock.monotonic()
         began = self.connections.attempt_began(address, purpose)
         try:
@@ -164,8 +165,8 @@ class ClientRuntime:
         timeout_s: float,
         is_in_charge: Callable[[], bool],
     ) -> Response:
-        """`connection.request`, unless metadata says in the meantime that another broker is in charge: then the
-        connection is given up. Raises as `Connection.request`."""
+        """`connection.request`, but if the answer is overdue and metadata shows that another broker is in charge, close
+        the connection. Raises as `Connection.request`."""
         answer = connection.send(api, body, timeout_s=timeout_s)
         stalls: Stalls[str] = Stalls(self.connections.client_id)
         waiting = {api.name: f"{connection.address} has not answered yet"}
@@ -182,8 +183,8 @@ class ClientRuntime:
         return result
 
     def dropped(self, client: object, then: Callable[[], Coroutine[object, object, None]], records: int = 0) -> None:
-        """For `__del__` of an open client with that many unacknowledged records: warns, and runs `then` in the client's
-        loop, if that still exists, whatever thread the garbage collector is in."""
+        """Warn about an open client that is deleted with that many unacknowledged records, and run `then` in the
+        client's loop, if it still exists. Any thread may call this, since the garbage collector may run in any."""
         loop = None if self._loop is None or self._loop.is_closed() else self._loop
 
         def start() -> None:
@@ -191,15 +192,15 @@ class ClientRuntime:
             self._ending = loop.create_task(then(), name="end of a dropped client")
 
         if loop is not None:
-            with suppress(RuntimeError):  # it is closed by now
+            with suppress(RuntimeError):  # the loop is closed by now
                 loop.call_soon_threadsafe(start)
         text = f"{client!r} was dropped without `close`"
-        if records:  # perhaps nothing runs after this, and a ResourceWarning is not shown by default
+        if records:  # a ResourceWarning is not shown by default
             logger.warning("%s: %d records were not acknowledged, and may never be sent", text, records)
         logger.resource_warning(text, source=client)
 
     async def close(self) -> None:
-        """End the tasks, then close the connections; all of that, even if it is cancelled meanwhile."""
+        """End the tasks, then close the connections, even if this is cancelled."""
         try:
             await self.tasks.close()
         finally:

@@ -122,7 +122,7 @@ class PartitionQueue:
 
 
 class TopicState:
-    """What the accumulator knows about a topic."""
+    """The accumulator's knowledge of a topic."""
 
     __slots__ = (
         "available",
