@@ -52,10 +52,10 @@ def test_what_is_produced_as_asked_for_is_consumed_and_checked(minibroker: Shell
 def test_a_topic_that_is_not_as_asked_for_is_refused_with_the_remedy(minibroker: Shell) -> None:
     minibroker.ok("bench", "produce", "fixed", "--records", "1", "--partitions", "2", "--replication-factor", "1")
     said = minibroker.refused(1, "bench", "produce", "fixed", "--partitions", "3")
-    assert "the topic fixed has 2 partitions, and --partitions says 3" in said
+    assert "the topic fixed has 2 partitions, but --partitions is 3" in said
     assert "minibroker topics delete fixed" in said
     said = minibroker.refused(1, "bench", "latency", "fixed", "--replication-factor", "3")
-    assert "has 1 replicas, and --replication-factor says 3" in said
+    assert "has 1 replicas, but --replication-factor is 3" in said
 
 
 @pytest.mark.slow

@@ -497,7 +497,7 @@ def test_a_line_that_is_too_large_is_named_and_those_before_it_are_sent(minibrok
     minibroker.ok("topics", "create", "large", "--partitions", "1")
     said = minibroker.refused(1, "produce", "large", stdin=b"small\n" + b"x" * 2_000_000 + b"\nnever sent\n")
     assert "1 of 2 lines acknowledged, 1 not: line 2: MESSAGE_TOO_LARGE" in said
-    assert "Nothing after line 2 was sent" in said
+    assert "No line after 2 was sent" in said
     assert "Send smaller records" in said
     assert minibroker.ok("consume", "large", "--exit-at-end") == "small\n"
 
