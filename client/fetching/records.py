@@ -94,29 +94,23 @@ class ConsumerBatch:
         )
 
     def since(self, index: int) -> "ConsumerBatch":
-        """The batch without its first `index` records."""
-        return ConsumerBatch(
-            self.topic,
-            self.partition,
-            self.offsets[index:],
-            self.timestamps[index:],
-            None if self._keys is None else self._keys[index:],
-            self.values[index:],
-            None if self._headers is None else self._headers[index:],
-            self.next_offset,
-        )
+        """Return the batch without its first `index` records."""
+        return self._cut(slice(index, None), self.next_offset)
 
     def until(self, index: int) -> "ConsumerBatch":
-        """The batch without its records from `index` on."""
+        """Return the batch without its records from `index` on."""
+        return self._cut(slice(index), self.offsets[index] if index < len(self) else self.next_offset)
+
+    def _cut(self, part: slice, next_offset: int) -> "ConsumerBatch":
         return ConsumerBatch(
             self.topic,
             self.partition,
-            self.offsets[:index],
-            self.timestamps[:index],
-            None if self._keys is None else self._keys[:index],
-            self.values[:index],
-            None if self._headers is None else self._headers[:index],
-            self.offsets[index] if index < len(self) else self.next_offset,
+            self.offsets[part],
+            self.timestamps[part],
+            None if self._keys is None else self._keys[part],
+            self.values[part],
+            None if self._headers is None else self._headers[part],
+            next_offset,
         )
 
     def deserialized(self, key: Deserializer | None, value: Deserializer | None) -> "ConsumerBatch":

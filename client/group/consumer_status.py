@@ -49,38 +49,32 @@ def describe(
     runtime: ClientRuntime,
     in_hand: InHand,
 ) -> ConsumerStatus:
+    """Describe a consumer. `state` is that of its life cycle."""
     partitions = {partition: _of_partition(fetcher, states[partition]) for partition in sorted(states)}
-    summary = _summary(state, partitions, member, reads, runtime, in_hand)
+
+    def summary() -> str:
+        if state != "running":
+            return f"the consumer is {state}"
+        if reads.is_empty:
+            return "there is nothing to read: call subscribe() or assign()"
+        if member is not None and (wait := waits_for(member, runtime, in_hand)) is not None:
+            return wait.text
+        if not partitions:
+            return _of_nothing(member, reads, runtime)
+        counted = Counter(partitions.values())
+        if len(counted) == 1:
+            (why,) = counted
+            return f"{_named(list(partitions))}: {why}"
+        return "; ".join(
+            f"{_named([partition for partition, reason in partitions.items() if reason == why])}: {why}"
+            for why in counted
+        )
+
     if member is None:
-        return ConsumerStatus(summary, None, "", -1, None, partitions)
+        return ConsumerStatus(summary(), None, "", -1, None, partitions)
     standing = member.standing
     return ConsumerStatus(
-        summary, standing.state.phase, standing.member_id, standing.generation_id, member.coordinator, partitions
-    )
-
-
-def _summary(
-    state: str,
-    partitions: dict[TopicPartition, str],
-    member: GroupMember | None,
-    reads: Selection,
-    runtime: ClientRuntime,
-    in_hand: InHand,
-) -> str:
-    if state != "running":
-        return f"the consumer is {state}"
-    if reads.is_empty:
-        return "there is nothing to read: call subscribe() or assign()"
-    if member is not None and (wait := waits_for(member, runtime, in_hand)) is not None:
-        return wait.text
-    if not partitions:
-        return _of_nothing(member, reads, runtime)
-    counted = Counter(partitions.values())
-    if len(counted) == 1:
-        (why,) = counted
-        return f"{_named(list(partitions))}: {why}"
-    return "; ".join(
-        f"{_named([partition for partition, reason in partitions.items() if reason == why])}: {why}" for why in counted
+        summary(), standing.state.phase, standing.member_id, standing.generation_id, member.coordinator, partitions
     )
 
 

@@ -87,7 +87,7 @@ class Standing:
 
     def move(self, state: MemberState) -> None:
         assert state in MOVES[self.state], f"{self.state} -> {state}"
-        logger.debug("%s: %s -> %s", self.who, self.state.value, state.value)
+        logger.debug("%s: %s -> %s", self.who, self.state.name, state.name)
         if self.state is S.STABLE:
             self.unsettled_since = self._clock.monotonic()
         self.state = state

@@ -13,35 +13,37 @@ from minibroker.protocol.errors import ErrorCode
 
 
 class MemberState(Enum):
-    UNJOINED = "unjoined"
+    """Each with Kafka's state and the step within it."""
+
+    UNJOINED = "unjoined", ""
     """The member is in no generation and has no partitions."""
-    PREPARING = "preparing"
+    PREPARING = "preparing rebalance", ""
     """A rebalance has begun. The member waits until its user holds no records, if it must revoke partitions."""
-    REVOKING = "revoking"
+    REVOKING = "preparing rebalance", "revoking"
     """The member commits and calls the listener before it joins: the last commits for these partitions."""
-    JOINING = "joining"
+    JOINING = "preparing rebalance", "joining"
     """JoinGroup is sent; the answer arrives when all members have joined or were removed."""
-    SYNCING = "syncing"
+    SYNCING = "completing rebalance", "syncing"
     """The member is in a new generation and waits for its assignment."""
-    RECONCILING = "reconciling"
+    RECONCILING = "completing rebalance", "reconciling"
     """The assignment has arrived: the coordinator accepts commits, but the partitions are not all in place."""
-    REVOKING_ASSIGNED = "revoking after the assignment"
+    REVOKING_ASSIGNED = "completing rebalance", "revoking"
     """The same as REVOKING, for partitions that the assignment moves to other members (KIP-429)."""
-    STABLE = "stable"
-    LEAVING = "leaving"
+    STABLE = "stable", ""
+    LEAVING = "stable", "leaving"
     """The user has unsubscribed: the member gives up its partitions and leaves."""
-    LOST = "lost"
+    LOST = "unjoined", "lost"
     """The group goes on without the member, which still has to drop its partitions."""
-    REFUSED = "refused"
+    REFUSED = "unjoined", "refused"
     """The coordinator has refused the member, which joins again when its user asks for records again."""
-    FENCED = "fenced"
+    FENCED = "unjoined", "fenced"
     """Another member has taken its group_instance_id. It stays out until the user subscribes again: if it joined, the
     two would fence each other forever."""
 
     @property
     def phase(self) -> str:
         """Kafka's state, as `ConsumerStatus.member_state` reports it."""
-        return _PHASES[self]
+        return self.value[0]
 
     @property
     def is_in_group(self) -> bool:
@@ -60,20 +62,6 @@ class MemberState(Enum):
 
 
 S = MemberState
-_PHASES = {
-    S.UNJOINED: "unjoined",
-    S.PREPARING: "preparing rebalance",
-    S.REVOKING: "preparing rebalance",
-    S.JOINING: "preparing rebalance",
-    S.SYNCING: "completing rebalance",
-    S.RECONCILING: "completing rebalance",
-    S.REVOKING_ASSIGNED: "completing rebalance",
-    S.STABLE: "stable",
-    S.LEAVING: "stable",
-    S.LOST: "unjoined",
-    S.REFUSED: "unjoined",
-    S.FENCED: "unjoined",
-}
 MOVES: dict[MemberState, frozenset[MemberState]] = {
     S.UNJOINED: frozenset({S.PREPARING}),
     S.PREPARING: frozenset({S.REVOKING, S.JOINING, S.PREPARING, S.LEAVING, S.LOST}),

@@ -399,7 +399,7 @@ class Groups:
         may be gone with the coordinator, which has not written it down."""
         status, held = life.consumer.status(), frozenset(life.consumer.assignment())
         generation = status.generation_id
-        if status.member_state != MemberState.STABLE.value:
+        if status.member_state != MemberState.STABLE.phase:
             return
         group = life.group
         if self._storm.bookkeepers.expires and self._now_s - (group.stable_s or self._now_s) > _LONGEST_ABSENCE_S:
