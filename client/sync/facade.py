@@ -1,14 +1,19 @@
-"""What the blocking Producer, Consumer and Admin have in common: an asynchronous client, and the thread in which it
-lives."""
+"""The common parts of the blocking Producer, Consumer and Admin: an asynchronous client, and the thread in which it
+lives.
+
+`blocking` derives a method from the asynchronous one, with its signature and docstring. The constructors repeat the
+settings. Rejected: typing the settings once (a TypedDict with Unpack, or a dataclass). `help()` and editors would show
+`**settings` in place of names, types and defaults. A test compares the two lists instead.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from functools import partial
+from functools import partial, update_wrapper
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, Literal, NoReturn, ParamSpec, Protocol, Self, TypeVar
 
 from minibroker.client import log
 from minibroker.client.cluster.lifecycle import Client
@@ -19,11 +24,13 @@ from minibroker.client.settings import check_ms
 from minibroker.client.sync.background import LOG_PATIENCE_S, Background
 from minibroker.protocol.errors import MinibrokerError
 
+P = ParamSpec("P")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 C = TypeVar("C", bound=Client)
 
 THREAD_END_S = 5.0
-"""How long `close` waits for the thread once all else is closed: it only closes its loop."""
+"""`close` waits this long for the thread after all else is closed. The thread only closes its loop then."""
 
 logger = Logger("minibroker.client", defers=True)
 
@@ -31,8 +38,8 @@ Coroutines = Callable[[], Coroutine[Any, Any, T]]
 
 
 def within(make: Coroutines[T], timeout_ms: float | None, otherwise: str, is_idle: Callable[[], bool]) -> Coroutines[T]:
-    """The same, and ApiTimedOut if it takes longer. Where it has nothing to wait for when it begins (`is_idle`), it
-    comes to its end, even with 0 ms."""
+    """Return coroutines that raise ApiTimedOut if they take longer. If there is nothing to wait for at the beginning
+    (`is_idle`), they run to their end, even with 0 ms."""
     timeout_s = None if timeout_ms is None else check_ms("timeout_ms", timeout_ms)
 
     async def bounded() -> T:
@@ -48,7 +55,7 @@ def within(make: Coroutines[T], timeout_ms: float | None, otherwise: str, is_idl
 
 
 class Ending:
-    """How an asynchronous client is closed, in its loop. It does not know the facade, which may be gone by then."""
+    """Closes an asynchronous client, in its loop. It does not refer to the facade, which may be gone by then."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -59,23 +66,22 @@ class Ending:
     async def leave(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """The end of `with`."""
+        """Close at the end of `with`."""
         await self._client.__aexit__(kind, error, traceback)
 
     async def see_off(self, background: Background) -> None:
-        """For a client that nobody closes any more: soon, and with the thread."""
+        """Close a client that was not closed by its user, soon, and end the thread."""
         try:
             await self.leave(SystemExit, SystemExit(), None)
         finally:
             background.stop_soon()
 
     def finish(self) -> None:
-        """The loop is over."""
+        """Clean up after the end of the loop."""
 
 
 class Facade(Blocking, Generic[C]):
-    """A client for scripts and threads. Its calls wait for what the asynchronous client does, in a thread of its
-    own."""
+    """A client for scripts and threads. Its calls wait for the asynchronous client, which has a thread of its own."""
 
     _noun: ClassVar[str]
 
@@ -116,34 +122,34 @@ class Facade(Blocking, Generic[C]):
 
     def close(self) -> None:
         """End everything in the background. Calls that wait in other threads raise Closed. A second `close` does
-        nothing; nor does one in a forked child."""
+        nothing, nor does a `close` in a forked child."""
         self._end(self._ending.close, self._serve)
 
     def _end(self, end: Coroutines[None], serve: Callable[[], None] | None = None) -> None:
-        """Close, and end the thread, whatever happens. `serve` is what this thread does for the client meanwhile."""
+        """Close, and end the thread in any case. The calling thread runs `serve` when the client asks for it."""
         if self._state != "running":
             return
         self._state = "closing"
         try:
             self._background.call(end, serve)
         finally:
-            if self._state == "closing":  # and this is not a child that was forked meanwhile
+            if self._state == "closing":  # otherwise this is a child that was forked during the call
                 self._state = "closed"
                 self._background.stop(THREAD_END_S)
                 self._ending.finish()
                 log.wait(LOG_PATIENCE_S)
 
     def _serve(self) -> None:
-        """Do what the client wants done in a thread of its user's."""
+        """Run, in a thread of the user, the work that the client has for it."""
 
     def _call(self, make: Coroutines[T], serve: Callable[[], None] | None = None) -> T:
-        """Run a coroutine of the client's, and wait for it."""
-        if self._state not in ("running", "closing"):  # what `close` calls may call the client
+        """Run a coroutine of the client, and wait for it."""
+        if self._state not in ("running", "closing"):  # callbacks during `close` may call the client
             raise self._not_running()
         return self._background.call(make, serve)
 
     def _do(self, work: Callable[[], T]) -> T:
-        """Run it in the client's loop, and wait for it."""
+        """Run a function in the client's loop, and wait for it."""
 
         async def run() -> T:
             return work()
@@ -167,26 +173,26 @@ class Facade(Blocking, Generic[C]):
     def __getstate__(self) -> NoReturn:
         raise TypeError(f"a {self._noun} cannot be sent to another process: make a new one there")
 
-    # -- when nobody closes it --
+    # -- without `close` --
 
     def _unacknowledged(self) -> int:
-        """Records that may be lost now."""
+        """Return the number of records that may be lost now."""
         return 0
 
     def __del__(self) -> None:
-        if getattr(self, "_state", "closed") == "running":  # none: the constructor has raised
+        if getattr(self, "_state", "closed") == "running":  # no state: the constructor raised
             with suppress(Closed):
                 self._background.begin(partial(self._ending.see_off, self._background))
             self._warn("was dropped without `close`", self._unacknowledged())
 
     def _begin_to_exit(self) -> Callable[[], None] | None:
-        """The interpreter ends, and nobody has closed the client. Returns what to call if it does not end in time."""
+        """Begin to close the client at the end of the interpreter. Return a function to call if that takes too long."""
         if self._state != "running":
             return None
         self._state = "closed"
         with suppress(Closed):
             self._background.begin(partial(self._ending.see_off, self._background))
-        with suppress(ResourceWarning):  # made an error; there is nobody left to whom it could go
+        with suppress(ResourceWarning):  # a warning that the user made an error; no caller could catch it
             self._warn("was not closed before the interpreter ended", 0)
         return self._did_not_exit
 
@@ -201,7 +207,24 @@ class Facade(Blocking, Generic[C]):
         logger.resource_warning(text, source=self)
 
     def _was_forked(self) -> object:
-        """This is a child, in which nothing works for this client."""
+        """Note that this is a forked child, in which the client does not work."""
         self._state = "forked"
-        self._client._state = "closed"  # it need not warn here that it was dropped
+        self._client._state = "closed"  # no warning here that it was dropped
         return self._client, self._ending
+
+
+class _Method(Protocol[P, T_co]):
+    """The type of a method for type checkers: a descriptor whose access through an instance gives a function."""
+
+    def __get__(self, facade: object, owner: type | None = None, /) -> Callable[P, T_co]: ...
+
+
+def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> _Method[P, T]:
+    """Return a method of a facade that calls this method of its asynchronous client, and waits for the result.
+    Signature and docstring are those of `method`."""
+
+    def call(facade: Facade[Any], /, *arguments: P.args, **named: P.kwargs) -> T:
+        return facade._call(partial(method, facade._client, *arguments, **named))
+
+    update_wrapper(call, method)
+    return call
