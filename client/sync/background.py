@@ -1,28 +1,31 @@
-"""The thread in which a blocking client works, and how calls get there and back.
+"""The thread in which a blocking client works, and the way of calls to it and back.
 
-The problem: Producer, Consumer and Admin live in an event loop, and so do the tasks that keep them alive (sending,
-fetching, heartbeats, metadata). A script has no loop that runs all the time. Its threads want to call, and to wait;
-whoever waits wants Ctrl-C to work; a process may fork while a client is open, or end without closing it.
+The problem: Producer, Consumer and Admin live in an event loop, with the tasks that keep them alive (sending, fetching,
+heartbeats, metadata). A script has no loop that runs all the time. Its threads call and wait, and Ctrl-C must interrupt
+the wait. A process may fork while a client is open, or end without closing it.
 
 The choice: each client has a daemon thread with an event loop of its own. A call goes there by `call_soon_threadsafe`
-and becomes a task; the caller waits at a mailbox (`SimpleQueue.get`, which a signal interrupts, and which costs less
-than a future with its condition). What the loop wants done in the caller's thread, such as a rebalance listener, comes
-by the same mailbox. A waiting caller that is interrupted cancels its task and waits for its end, so that nothing of the
-call goes on, and the client is as usable as after a cancelled `await`.
+and becomes a task. The caller waits at a mailbox (`SimpleQueue.get`, which a signal interrupts, and which costs less
+than a future with its condition). The loop uses the same mailbox for work that must run in the caller's thread, such as
+a rebalance listener. A caller that is interrupted cancels its task and waits for its end, so that no part of the call
+continues, and the client is as usable as after a cancelled `await`.
 
-- **Fork**: threads do not exist in the child, but copies of the descriptors do. The child's are replaced by /dev/null
-  at once: a connection then ends when its owner closes it, though the child lives on, and nothing that the child does
-  (or its garbage collector) reaches the connection or the parent's epoll. Every call but `close` raises ForkedClient.
-- **Exit**: a daemon thread does not hold up the interpreter, but is frozen by it with whatever waits to be sent. So
-  clients that are open when the interpreter ends are closed by an `atexit` handler, all at the same time, each in
-  EXIT_PATIENCE_S at most. (Children of `multiprocessing` end without `atexit`, but run its finalizers.)
+- **Fork**: threads do not exist in the child, but copies of the descriptors do. In the child they are replaced by
+  /dev/null at once. So a connection ends when its owner closes it, even if the child lives longer, and neither the
+  child nor its garbage collector can affect the connection or the parent's epoll. Every call except `close` raises
+  ForkedClient.
+- **Exit**: a daemon thread does not delay the end of the interpreter, but stops with unsent records. So an `atexit`
+  handler closes all open clients at the same time, in at most EXIT_PATIENCE_S. (Children of `multiprocessing` end
+  without `atexit`, but run its finalizers.)
 
-Rejected: one thread for all clients of the process, as a user's function that blocks (a partitioner, say) would then
-hold up the heartbeats of every consumer, and somebody would have to count who still uses the thread. Running the loop
-in the caller's thread while it waits (kafka-python): no heartbeats between two calls. A lock around the asynchronous
-client, with callers working in it directly: it would have to be taken in each callback of the loop.
-`asyncio.run_coroutine_threadsafe`: a caller that is interrupted leaves its coroutine running. uvloop: only entry points
-choose the loop, and its epoll cannot be reached in a child.
+Rejected:
+
+- one thread for all clients of the process: a function of the application that blocks, such as a partitioner, would
+  hold up the heartbeats of every consumer, and the clients that use the thread would have to be counted;
+- running the loop in the caller's thread while it waits (kafka-python): no heartbeats between two calls;
+- a lock around the asynchronous client: each callback of the loop would have to take it;
+- `asyncio.run_coroutine_threadsafe`: a caller that is interrupted leaves its coroutine running;
+- uvloop: only entry points choose the loop, and its epoll cannot be reached in a child.
 """
 
 from __future__ import annotations
@@ -47,24 +50,24 @@ from minibroker.protocol.world.real import RealClock
 T = TypeVar("T")
 
 CANCELLED_CALL_S = 5.0
-"""How long an interrupted caller waits for its call to end. A producer's `close` sends for 2 s more."""
+"""An interrupted caller waits this long for the end of its call. A producer's `close` may send for 2 s more."""
 
 LOG_PATIENCE_S = 0.2
-"""How long the end of a client waits until what it has logged is told."""
+"""The end of a client waits this long until its log records are written."""
 
 EXIT_PATIENCE_S = 5.0
-"""How long the interpreter waits at its end for all open clients together."""
+"""The interpreter waits this long at its end for all open clients together."""
 
 
 class Call(Generic[T]):
     """A coroutine that runs in the loop while a thread waits for it."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, T]], serve: Callable[[], None] | None = None) -> None:
-        """`serve` is what the waiting thread does when it is poked."""
+        """The waiting thread calls `serve` when it is poked."""
         self._make = make
         self._serve = serve
         self._mailbox: SimpleQueue[bool] = SimpleQueue()
-        """True: it is poked; False: the call is over."""
+        """True pokes the waiting thread; False ends its wait."""
         self._task: asyncio.Task[T] | None = None
         self._is_cancelled = False
         self.error: BaseException | None = None
@@ -106,33 +109,35 @@ class Call(Generic[T]):
         self._mailbox.put(False)
 
     def poke(self) -> None:
-        """Have the waiting thread serve."""
+        """Let the waiting thread call `serve`."""
         if self._serve is not None:
             self._mailbox.put(True)
 
     # -- in the thread that waits --
 
     def wait(self) -> None:
-        """Until the call is over."""
+        """Wait until the call is over."""
         serve = self._serve
-        if serve is not None:  # what came before anybody waited
+        if serve is not None:  # there may be work from before the wait
             serve()
         while self._mailbox.get():
             assert serve is not None
             serve()
 
     def wait_briefly(self, timeout_s: float) -> None:
-        """Until it is over, or for so long, without serving."""
+        """Wait until the call is over, at most for `timeout_s`, without serving."""
         with suppress(Empty):
             while not self.is_over:
                 self._mailbox.get(timeout=timeout_s)
 
 
 class Background:
-    """A thread with an event loop. `on_fork` is called in a forked child, where the thread does not exist,
-    and returns all that lives in the loop; `at_exit` is called when the interpreter ends: it begins to close the
-    client, and returns what is to be called if it is not closed in time. Both are methods of the client, and do not
-    keep it alive, so that one that is dropped is noticed."""
+    """A thread with an event loop.
+
+    `on_fork` is called in a forked child, where the thread does not exist, and returns the objects that live in the
+    loop. `at_exit` is called at the end of the interpreter: it begins to close the client, and returns a function to
+    call if that takes too long. Both are methods of the client. They do not keep it alive, so that a dropped client is
+    noticed."""
 
     def __init__(
         self, noun: str, on_fork: Callable[[], object], at_exit: Callable[[], Callable[[], None] | None]
@@ -140,7 +145,7 @@ class Background:
         self._noun = noun
         self._left: object = None
         self._parent: int | None = None
-        """In a forked child, the process in which the thread is."""
+        """In a forked child, the process that has the thread."""
         self._selector: selectors.DefaultSelector
         self._loop: asyncio.AbstractEventLoop
         self._stop = asyncio.Event()
@@ -169,7 +174,7 @@ class Background:
 
     async def _until_stopped(self) -> None:
         await self._stop.wait()
-        self._is_stopping = True  # what has begun is cancelled now; nothing else may begin
+        self._is_stopping = True  # calls in progress are cancelled now; no others may begin
 
     def _begin(self, call: Call[Any]) -> None:
         if self._is_stopping:
@@ -178,7 +183,7 @@ class Background:
             call.begin()
 
     def _finish(self) -> None:
-        """The loop is closed: calls that came too late get their answer."""
+        """End the calls that came too late, since the loop is closed."""
         self._is_over = True
         _open.pop(self, None)
         for call in list(self._calls):
@@ -186,11 +191,11 @@ class Background:
                 call.fail(_closed())
 
     def is_current(self) -> bool:
-        """Whether the caller is in this very thread."""
+        """Return whether the caller runs in this thread."""
         return self._thread.ident == get_ident()
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Have it called in the loop. Raises Closed, ForkedClient."""
+        """Call a function in the loop soon. Raises Closed, ForkedClient."""
         if self._parent is not None:
             raise self.forked()
         try:
@@ -199,24 +204,22 @@ class Background:
             raise _closed() from None
 
     def poke(self) -> None:
-        """In the loop: have those threads serve that wait and can."""
+        """Let waiting threads call their `serve`. Called in the loop."""
         for call in list(self._calls):
             call.poke()
 
     def call(self, make: Callable[[], Coroutine[Any, Any, T]], serve: Callable[[], None] | None = None) -> T:
-        """Run a coroutine in the loop, and wait for it. Raises what it raises, and Closed if the loop ends before
-        it."""
+        """Run a coroutine in the loop, and wait for its result. Raises its error, and Closed if the loop ends first."""
         call = Call(make, serve)
         self.run(call)
         return call.result
 
     def run(self, call: Call[Any]) -> None:
-        """Wait for the end of a call. If the waiting is interrupted (KeyboardInterrupt, or what else a signal handler
-        raises), so is the call: see whether it has a result nevertheless."""
+        """Wait for the end of a call. If the wait is interrupted (KeyboardInterrupt, or another error of a signal
+        handler), the call is cancelled. It may nevertheless have a result."""
         if self.is_current():
             raise RuntimeError(
-                "a call that waits would wait for ever here: this is the client's own thread. Make it in a thread of "
-                "your own"
+                "this is the client's own thread, in which a call would wait for ever: make it in a thread of your own"
             )
         self._calls[call] = None
         try:
@@ -237,7 +240,7 @@ class Background:
             try:
                 raise _closed() if isinstance(error, asyncio.CancelledError) else error
             finally:
-                error = None  # its traceback leads here
+                error = None  # its traceback refers to this frame
 
     def begin(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a coroutine in the loop, without waiting. Raises Closed."""
@@ -248,7 +251,7 @@ class Background:
         self._stop.set()
 
     def stop(self, timeout_s: float) -> None:
-        """End the loop and the thread, and wait for that. The client must be closed."""
+        """End the loop and the thread, and wait for their end. The client must be closed."""
         with suppress(Closed):
             self.soon(self.stop_soon)
         self.join(timeout_s)
@@ -259,10 +262,10 @@ class Background:
             self._thread.join(timeout_s)
 
     def leave_to_parent(self, client: object) -> None:
-        """In a forked child: let go of the copies of the parent's descriptors, without touching what they stand for.
+        """Release the copies of the parent's descriptors in a forked child, without affecting the parent's connections.
 
-        The frames of a thread that does not exist are never freed, nor is what they refer to: so `client` is never
-        taken apart here, with complaints of tasks that were pending and sockets that were not closed.
+        The frames of the thread are never freed in the child, and keep `client`. So its deletion cannot complain about
+        pending tasks and open sockets.
         """
         self._left = client
         _open.pop(self, None)
@@ -287,11 +290,11 @@ def _closed() -> Closed:
 # --- of the process ---
 
 _open: dict[Background, None] = {}
-"""Those whose threads run. Changed by single operations only, as several threads do."""
+"""Instances whose threads run. Several threads change it, by single operations only."""
 
 _is_hooked = False
 _finalizing_process = 0
-"""The child of `multiprocessing`, by its id, in which `_close_all` is a finalizer."""
+"""The id of the `multiprocessing` child in which `_close_all` is a finalizer."""
 
 
 def _register(background: Background) -> None:
@@ -310,7 +313,7 @@ def _register(background: Background) -> None:
 
 
 def _close_all() -> None:
-    """The interpreter ends."""
+    """Close all clients at the end of the interpreter."""
     reports: dict[Background, Callable[[], None]] = {}
     for background in list(_open):
         at_exit = background.at_exit()
@@ -318,7 +321,7 @@ def _close_all() -> None:
             reports[background] = report
     clock = RealClock()
     deadline = clock.monotonic() + EXIT_PATIENCE_S
-    with suppress(KeyboardInterrupt):  # somebody is tired of waiting
+    with suppress(KeyboardInterrupt):  # the user does not want to wait
         for background in list(_open):
             background.join(max(0.0, deadline - clock.monotonic()))
     for background in list(_open):
@@ -328,7 +331,7 @@ def _close_all() -> None:
 
 
 def _forked() -> None:
-    """In the child."""
+    """Give up all clients in a forked child."""
     for background in list(_open):
         on_fork = background.on_fork()
         background.leave_to_parent(None if on_fork is None else on_fork())

@@ -27,7 +27,7 @@ from minibroker.client.errors import (
     SerializationFailed,
 )
 from minibroker.client.producing.delivery import BatchDeliveryFailed, RecordMetadata
-from minibroker.client.sync import producer as sync_producer
+from minibroker.client.sync import handover
 from minibroker.client.sync.background import Call
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
@@ -138,7 +138,7 @@ def test_send_waits_while_the_buffer_is_full_and_holds_no_more_than_it(cluster: 
     with Producer(cluster.bootstrap, buffer_memory=1 << 20, max_block_ms=300, request_timeout_ms=1_000) as producer:
         value = bytes(10_000)
         sent = send_until(BufferFull, producer, value)
-        most = sync_producer.QUEUE_RECORDS + 2 * (1 << 20) // len(value) + sync_producer.CHUNK_RECORDS
+        most = handover.QUEUE_RECORDS + 2 * (1 << 20) // len(value) + handover.CHUNK_RECORDS
         assert sent <= most
         answer_again(cluster)
         producer.flush()
