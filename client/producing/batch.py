@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -95,6 +96,7 @@ def is_void(sent_under: str, topic_id: str) -> bool:
     return sent_under not in ("", topic_id)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Batch:
     """Records of one partition that travel together, as columns; or held records of a topic that is not known yet.
 
@@ -102,104 +104,61 @@ class Batch:
     batches.
     """
 
-    __slots__ = (
-        "attempts",
-        "awaited",
-        "base_offset",
-        "check_caller",
-        "count",
-        "created_at",
-        "encoded",
-        "error",
-        "forwarded",
-        "generation",
-        "granted",
-        "headers",
-        "identity",
-        "is_bulk",
-        "is_closed",
-        "is_done",
-        "is_placed",
-        "is_wholly_awaited",
-        "keys",
-        "listeners",
-        "log_append_time_ms",
-        "maybe_appended",
-        "order",
-        "partition",
-        "partitions",
-        "room",
-        "sequence",
-        "timestamps",
-        "told",
-        "told_changed",
-        "topic",
-        "topic_id",
-        "values",
-    )
+    topic: str
+    partition: int
+    order: tuple[int, ...]
+    """Its place in the partition. The halves of a split batch extend the order of the whole."""
+    created_at: float
+    generation: int
+    """The number of flushes that had begun when the first record was added."""
+    is_placed: bool = False
+    """The partitioner chose the partition of each record; otherwise the caller did."""
+    check_caller: Callable[[], None] | None = None
+    """Called before a wait for the end. Raises if the caller would wait for ever."""
 
-    def __init__(
-        self,
-        topic: str,
-        partition: int,
-        order: tuple[int, ...],
-        created_at: float,
-        generation: int,
-        *,
-        is_placed: bool = False,
-        check_caller: Callable[[], None] | None = None,
-    ) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.order = order
-        """Its place in the partition. The halves of a split batch extend the order of the whole."""
-        self.created_at = created_at
-        self.generation = generation
-        """The number of flushes that had begun when the first record was added."""
-        self.is_placed = is_placed
-        """The partitioner chose the partition of each record; otherwise the caller did."""
-        self.check_caller = check_caller
-        """Called before a wait for the end. Raises if the caller would wait for ever."""
+    values: list[bytes | None] = field(default_factory=list)
+    keys: list[bytes | None] | None = None
+    timestamps: list[int] = field(default_factory=list)
+    headers: list[Sequence[Header] | None] | None = None
+    partitions: list[int | None] | None = None
+    """The partition that `send` was given for each record, in a held batch."""
+    is_bulk: bool = False
+    """A held batch with the records of one `send_batch`, which have the same partition and no headers."""
 
-        self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] | None = None
-        self.timestamps: list[int] = []
-        self.headers: list[Sequence[Header] | None] | None = None
-        self.partitions: list[int | None] | None = [] if partition == UNASSIGNED else None
-        """The partition that `send` was given for each record, in a held batch."""
-        self.is_bulk = False
-        """A held batch with the records of one `send_batch`, which have the same partition and no headers."""
+    granted: int = 0
+    room: int = 0
+    """Bytes granted and not used. The fast path of `Producer.send` counts it down."""
+    is_closed: bool = False
+    count: int = 0
+    """The number of records, once closed."""
 
-        self.granted = 0
-        self.room = 0
-        """Bytes granted and not used. The fast path of `Producer.send` counts it down."""
-        self.is_closed = False
-        self.count = 0
-        """The number of records, once closed."""
+    attempts: int = 0
+    identity: Identity | None = None
+    sequence: int = NO_SEQUENCE
+    encoded: bytearray | None = None
+    maybe_appended: bool = False
+    topic_id: str = ""
+    """The topic id of the last attempt; empty: there was no attempt, or the topic has no id."""
 
-        self.attempts = 0
-        self.identity: Identity | None = None
-        self.sequence = NO_SEQUENCE
-        self.encoded: bytearray | None = None
-        self.maybe_appended = False
-        self.topic_id = ""
-        """The topic id of the last attempt; empty: there was no attempt, or the topic has no id."""
+    is_done: bool = False
+    base_offset: int = -1
+    log_append_time_ms: int = -1
+    error: MinibrokerError | None = None
+    forwarded: list[tuple[Batch, int]] | None = None
+    awaited: set[int] | None = None
+    """Records whose Delivery is or was awaited, which raises their failure; `flush` does not."""
+    is_wholly_awaited: bool = False
+    """All records are awaited."""
+    told: set[int] | None = None
+    """Records whose failure was reported to a caller."""
+    told_changed: Callable[[Batch], None] | None = None
+    """Called, once the batch has failed, when the failure was reported or a caller that awaited it is gone."""
+    listeners: list[Callable[[], None]] | None = None
+    """Called once, when the batch has ended or was forwarded."""
 
-        self.is_done = False
-        self.base_offset = -1
-        self.log_append_time_ms = -1
-        self.error: MinibrokerError | None = None
-        self.forwarded: list[tuple[Batch, int]] | None = None
-        self.awaited: set[int] | None = None
-        """Records whose Delivery is or was awaited, which raises their failure; `flush` does not."""
-        self.is_wholly_awaited = False
-        """All records are awaited."""
-        self.told: set[int] | None = None
-        """Records whose failure was reported to a caller."""
-        self.told_changed: Callable[[Batch], None] | None = None
-        """Called, once the batch has failed, when the failure was reported or a caller that awaited it is gone."""
-        self.listeners: list[Callable[[], None]] | None = None
-        """Called once, when the batch has ended or was forwarded."""
+    def __post_init__(self) -> None:
+        if self.partition == UNASSIGNED:
+            self.partitions = []
 
     def __repr__(self) -> str:
         return f"Batch({self.topic}-{self.partition} {self.order}, {counted(self.count or len(self.values), 'record')})"
@@ -259,7 +218,7 @@ class Batch:
 
     def part(self, start: int, end: int) -> Batch:
         """Return a batch with the records from `start` to before `end`, under the numbers that they have."""
-        part = Batch(
+        return Batch(
             self.topic,
             self.partition,
             (*self.order, 0 if start == 0 else 1),
@@ -267,20 +226,18 @@ class Batch:
             self.generation,
             is_placed=self.is_placed,
             check_caller=self.check_caller,
+            values=self.values[start:end],
+            keys=None if self.keys is None else self.keys[start:end],
+            timestamps=self.timestamps[start:end],
+            headers=None if self.headers is None else self.headers[start:end],
+            is_closed=True,
+            count=end - start,
+            attempts=self.attempts,
+            identity=self.identity,
+            sequence=NO_SEQUENCE if self.identity is None else (self.sequence + start) & SEQUENCE_MASK,
+            maybe_appended=self.maybe_appended,
+            topic_id=self.topic_id,
         )
-        part.values = self.values[start:end]
-        part.keys = None if self.keys is None else self.keys[start:end]
-        part.timestamps = self.timestamps[start:end]
-        part.headers = None if self.headers is None else self.headers[start:end]
-        part.is_closed = True
-        part.count = end - start
-        part.attempts = self.attempts
-        part.maybe_appended = self.maybe_appended
-        part.topic_id = self.topic_id
-        part.identity = self.identity
-        if self.identity is not None:
-            part.sequence = (self.sequence + start) & SEQUENCE_MASK
-        return part
 
     def number_anew(self) -> None:
         """Forget the number. The batch gets another one when it is taken again."""

@@ -62,33 +62,19 @@ class Filling:
         now: float,
     ) -> tuple[Batch, int]:
         """Add a record, or hold it if the topic's partitions are not known. Return the batch, and the index in it."""
-        if state.partition_count is None:
+        count = state.partition_count
+        if count is None:
             batch = self._fitting(state, state.held, size, now, is_placed=False)
             assert batch.partitions is not None
             batch.partitions.append(partition)
-        else:
-            batch = self._assigned(state, state.partition_count, value, key, partition, size, now)
-        return batch, self._append(batch, value, key, timestamp_ms, headers, size)
-
-    def _assigned(
-        self,
-        state: TopicState,
-        count: int,
-        value: bytes | None,
-        key: bytes | None,
-        partition: int | None,
-        size: int,
-        now: float,
-    ) -> Batch:
-        """Return the batch for a record of a topic whose partitions are known."""
-        is_placed = partition is None
-        if partition is not None:
+        elif partition is not None:
             check_partition(state, count, partition)
+            batch = self._fitting(state, state.queue(partition), size, now, is_placed=False)
+        elif (chosen := self._choice.of_record(state, count, key, value)) is not None:
+            batch = self._fitting(state, state.queue(chosen), size, now, is_placed=True)
         else:
-            partition = self._choice.of_record(state, count, key, value)
-            if partition is None:
-                return self._sticky_batch(state, size, now)
-        return self._fitting(state, state.queue(partition), size, now, is_placed=is_placed)
+            batch = self._sticky_batch(state, size, now)
+        return batch, self._append(batch, value, key, timestamp_ms, headers, size)
 
     def _sticky_batch(self, state: TopicState, size: int, now: float) -> Batch:
         """Return the batch for a record without a key."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from minibroker.client.producing.batch import SEQUENCE_MASK, UNASSIGNED, Batch, Identity
@@ -31,37 +32,24 @@ LAST_PRODUCER_EPOCH = 0x7FFF
 """After this one a new producer id is needed."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PartitionQueue:
     """The batches of one partition that have not ended yet."""
 
-    __slots__ = (
-        "identity",
-        "in_flight",
-        "next_order",
-        "next_sequence",
-        "open",
-        "partition",
-        "retry_at",
-        "topic",
-        "tried",
-        "waiting",
-    )
-
-    def __init__(self, topic: str, partition: int) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.waiting: deque[Batch] = deque()
-        """In order. Batches that wait for a retry (with `attempts`) come first; the last one may be open."""
-        self.open: Batch | None = None
-        self.in_flight: list[Batch] = []
-        self.next_order = 0
-        self.identity: Identity | None = None
-        """New batches are numbered under it; None: there is none yet, or the numbers were lost."""
-        self.next_sequence = 0
-        self.retry_at = 0.0
-        """Nothing is sent before this time."""
-        self.tried: tuple[int, int] | None = None
-        """Node and epoch of the leader of the last attempt. `retry_at` applies to that leader only."""
+    topic: str
+    partition: int
+    waiting: deque[Batch] = field(default_factory=deque)
+    """In order. Batches that wait for a retry (with `attempts`) come first; the last one may be open."""
+    open: Batch | None = None
+    in_flight: list[Batch] = field(default_factory=list)
+    next_order: int = 0
+    identity: Identity | None = None
+    """New batches are numbered under it; None: there is none yet, or the numbers were lost."""
+    next_sequence: int = 0
+    retry_at: float = 0.0
+    """Nothing is sent before this time."""
+    tried: tuple[int, int] | None = None
+    """Node and epoch of the leader of the last attempt. `retry_at` applies to that leader only."""
 
     def is_first(self, batch: Batch) -> bool:
         """Return whether every batch before `batch` has ended. `batch` itself must be in neither list."""
@@ -121,38 +109,28 @@ class PartitionQueue:
         return is_used_up
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TopicState:
     """The accumulator's knowledge of a topic."""
 
-    __slots__ = (
-        "available",
-        "batch_size",
-        "held",
-        "name",
-        "partition_count",
-        "previous",
-        "queues",
-        "sticky",
-        "sticky_bytes",
-        "topic_id",
-    )
+    name: str
+    batch_size: int
+    """The producer's `batch_size`, or less once a broker has rejected a batch as too large."""
+    topic_id: str = ""
+    partition_count: int | None = None
+    """None: not known yet, or the topic is changing."""
+    available: list[int] = field(default_factory=list)
+    """Partitions that have a leader, ascending; all partitions if none has."""
+    queues: dict[int, PartitionQueue] = field(default_factory=dict)
+    held: PartitionQueue = field(init=False)
+    sticky: int | None = None
+    """The current partition of records without a key."""
+    sticky_bytes: int = 0
+    previous: int | None = None
+    """The partition of the last record without a key (round robin)."""
 
-    def __init__(self, name: str, batch_size: int) -> None:
-        self.name = name
-        self.batch_size = batch_size
-        """The producer's `batch_size`, or less once a broker has rejected a batch as too large."""
-        self.topic_id = ""
-        self.partition_count: int | None = None
-        """None: not known yet, or the topic is changing."""
-        self.available: list[int] = []
-        """Partitions that have a leader, ascending; all partitions if none has."""
-        self.queues: dict[int, PartitionQueue] = {}
-        self.held: PartitionQueue = PartitionQueue(name, UNASSIGNED)
-        self.sticky: int | None = None
-        """The current partition of records without a key."""
-        self.sticky_bytes = 0
-        self.previous: int | None = None
-        """The partition of the last record without a key (round robin)."""
+    def __post_init__(self) -> None:
+        self.held = PartitionQueue(self.name, UNASSIGNED)
 
     def queue(self, partition: int) -> PartitionQueue:
         """Return the queue of a partition, or a new one."""
