@@ -538,7 +538,7 @@ class Consumer(Client):
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Continue after the last readable record; without arguments, in all partitions. The end is looked up soon
-        after this returns: await `position` to know it."""
+        after this returns; `position` returns it."""
         self._move(partitions, None, m.LATEST_TIMESTAMP)
 
     def _move(

@@ -21,24 +21,22 @@ import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Literal
 
-from minibroker.client.cluster.offsets import OffsetAndTimestamp
 from minibroker.client.consumer import Consumer as AsyncConsumer
 from minibroker.client.errors import Closed, InvalidSetting, WithinListener
 from minibroker.client.fetching.records import ConsumerBatch, Record
 from minibroker.client.group.assignors import Strategy
 from minibroker.client.group.commits import OffsetAndMetadata
-from minibroker.client.group.consumer_status import ConsumerStatus
 from minibroker.client.group.listener import RebalanceListener as AsyncRebalanceListener
 from minibroker.client.serializers import DeserializerChoice
 from minibroker.client.settings import check_ms, knows_other_names
 from minibroker.client.sync.background import Background, Call
-from minibroker.client.sync.facade import Coroutines, Ending, Facade, T
+from minibroker.client.sync.facade import Coroutines, Ending, Facade, T, blocking, in_loop
 from minibroker.protocol.model import TopicPartition
 
 CLOSE_S = 30.0
@@ -344,10 +342,7 @@ class Consumer(Facade[AsyncConsumer]):
         told = self._in_callers_thread(listener)
         self._do(lambda: self._client.subscribe(topics, pattern=pattern, listener=told))
 
-    def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Replace the assignment by these partitions, without regard to other consumers. Partitions in both assignments
-        are read on. With a group, they begin at its committed offsets. Raises InvalidSetting."""
-        self._do(lambda: self._client.assign(partitions))
+    assign = in_loop(AsyncConsumer.assign)
 
     def unsubscribe(self) -> None:
         """Stop reading, and leave the group after the automatic commit and the listener. Raises WithinListener."""
@@ -355,9 +350,7 @@ class Consumer(Facade[AsyncConsumer]):
         is_done = sys.exc_info()[1] is None and self._is_done_with()
         self._call(lambda: self._client._unsubscribe(is_done=is_done), self._serve)
 
-    def subscription(self) -> list[str]:
-        """Return the topics subscribed to, sorted; for a pattern, the topics that match it now."""
-        return self._do(self._client.subscription)
+    subscription = in_loop(AsyncConsumer.subscription)
 
     # -- reading --
 
@@ -428,69 +421,21 @@ class Consumer(Facade[AsyncConsumer]):
 
     # -- positions --
 
-    def assignment(self) -> list[TopicPartition]:
-        """Return the partitions that are read, sorted."""
-        return self._do(self._client.assignment)
-
-    def position(self, partition: TopicPartition) -> int:
-        """Return the offset of the next record of a partition. Raises ApiTimedOut if it is not found in time, and
-        BrokerError if there is none."""
-        return self._call(lambda: self._client.position(partition))
-
-    def position_epoch(self, partition: TopicPartition) -> int | None:
-        """Return the leader epoch of the last record before the position; None if it is not known. Keep it with the
-        position, and pass both to `seek`."""
-        return self._do(lambda: self._client.position_epoch(partition))
-
-    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
-        """Continue at `offset`. If it is not in the log, `auto_offset_reset` applies when the offset is fetched. With
-        `leader_epoch` (see `position_epoch`), the loss of the record in front of it is detected."""
-        self._do(lambda: self._client.seek(partition, offset, leader_epoch))
-
-    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Continue at the first record in the log; without arguments, in all partitions."""
-        self._do(lambda: self._client.seek_to_beginning(*partitions))
-
-    def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Continue after the last readable record; without arguments, in all partitions. The end is looked up soon
-        after this returns: call `position` to know it."""
-        self._do(lambda: self._client.seek_to_end(*partitions))
-
-    def pause(self, *partitions: TopicPartition) -> None:
-        """Return no records of these partitions until `resume`."""
-        self._do(lambda: self._client.pause(*partitions))
-
-    def resume(self, *partitions: TopicPartition) -> None:
-        """Undo `pause`."""
-        self._do(lambda: self._client.resume(*partitions))
-
-    def paused(self) -> list[TopicPartition]:
-        """Return the paused partitions, sorted."""
-        return self._do(self._client.paused)
-
-    def seek_to_time(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
-        """Continue at the first record at or after that time, in milliseconds since 1970; at the end if there is none.
-        Without partitions, in all of them."""
-        self._do(lambda: self._client.seek_to_time(timestamp_ms, *partitions))
-
-    def lag(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
-        """Return the number of offsets from the position to the end of each partition, by default of all assigned ones.
-        Negative if the position is beyond the end. Raises ApiTimedOut, BrokerError, NetworkError."""
-        return self._call(lambda: self._client.lag(*partitions))
+    assignment = in_loop(AsyncConsumer.assignment)
+    position = blocking(AsyncConsumer.position)
+    position_epoch = in_loop(AsyncConsumer.position_epoch)
+    seek = in_loop(AsyncConsumer.seek)
+    seek_to_beginning = in_loop(AsyncConsumer.seek_to_beginning)
+    seek_to_end = in_loop(AsyncConsumer.seek_to_end)
+    pause = in_loop(AsyncConsumer.pause)
+    resume = in_loop(AsyncConsumer.resume)
+    paused = in_loop(AsyncConsumer.paused)
+    seek_to_time = in_loop(AsyncConsumer.seek_to_time)
+    lag = blocking(AsyncConsumer.lag)
 
     # -- commits --
 
-    def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None) -> None:
-        """Save the group's progress: the positions of all assigned partitions, which are behind the last records that
-        were handed out, or `offsets` (each is the offset of the next record to read). When this returns, the group
-        continues there, whatever happens.
-
-        Retries through failovers and rebalances for `default_api_timeout_ms`, and then raises CommitFailed, which names
-        the partitions. A member cannot commit partitions that it has lost. If the group removed it, each commit raises
-        CommitFailed for records that were handed out and not committed, until the member has an assignment again.
-        Raises InvalidSetting without a group.
-        """
-        self._call(lambda: self._client.commit(offsets))
+    commit = blocking(AsyncConsumer.commit)
 
     def commit_nowait(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None
@@ -511,31 +456,11 @@ class Consumer(Facade[AsyncConsumer]):
         self._do(lambda: self._client.commit_nowait(offsets).add_done_callback(ended))
         return outcome
 
-    def committed(self, *partitions: TopicPartition) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the group's committed offset for each partition, assigned or not; None if there is none, or only one
-        of an earlier topic of that name. Without arguments, for all assigned partitions. Raises BrokerError,
-        NetworkError, and InvalidSetting without a group."""
-        return self._call(lambda: self._client.committed(*partitions))
-
-    def status(self) -> ConsumerStatus:
-        """Explain in words why no records arrive, if none do. Sends no requests: the answer is this consumer's view."""
-        return self._do(self._client.status)
-
-    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the first offset in the log of each partition, assigned or not. Raises BrokerError, NetworkError."""
-        return self._call(lambda: self._client.beginning_offsets(partitions))
-
-    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the high watermark of each partition: the offset after the last readable record. Raises BrokerError,
-        NetworkError."""
-        return self._call(lambda: self._client.end_offsets(partitions))
-
-    def offsets_for_times(
-        self, timestamps_ms: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return the first record of each partition at or after the given time; None if there is none. Raises
-        BrokerError, NetworkError."""
-        return self._call(lambda: self._client.offsets_for_times(timestamps_ms))
+    committed = blocking(AsyncConsumer.committed)
+    status = in_loop(AsyncConsumer.status)
+    beginning_offsets = blocking(AsyncConsumer.beginning_offsets)
+    end_offsets = blocking(AsyncConsumer.end_offsets)
+    offsets_for_times = blocking(AsyncConsumer.offsets_for_times)
 
 
 class _Batches:

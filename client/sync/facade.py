@@ -1,9 +1,9 @@
 """The common parts of the blocking Producer, Consumer and Admin: an asynchronous client, and the thread in which it
 lives.
 
-`blocking` derives a method from the asynchronous one, with its signature and docstring. The constructors repeat the
-settings. Rejected: typing the settings once (a TypedDict with Unpack, or a dataclass). `help()` and editors would show
-`**settings` in place of names, types and defaults. A test compares the two lists instead.
+`blocking` and `in_loop` derive a method from the asynchronous client's, with its signature and docstring. The
+constructors repeat the settings. Rejected: typing the settings once (a TypedDict with Unpack, or a dataclass). `help()`
+and editors would show `**settings` in place of names, types and defaults. A test compares the two lists instead.
 """
 
 from __future__ import annotations
@@ -225,6 +225,16 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> _
 
     def call(facade: Facade[Any], /, *arguments: P.args, **named: P.kwargs) -> T:
         return facade._call(partial(method, facade._client, *arguments, **named))
+
+    update_wrapper(call, method)
+    return call
+
+
+def in_loop(method: Callable[Concatenate[Any, P], T]) -> _Method[P, T]:
+    """As `blocking`, for a method that is not a coroutine: it runs in the client's loop."""
+
+    def call(facade: Facade[Any], /, *arguments: P.args, **named: P.kwargs) -> T:
+        return facade._do(partial(method, facade._client, *arguments, **named))
 
     update_wrapper(call, method)
     return call
