@@ -92,6 +92,36 @@ OnDelivery = Callable[[RecordMetadata | None, MinibrokerError | None], None]
 """(metadata, None) once a record is acknowledged; (None, error) if it failed."""
 
 
+class _Steps:
+    """The methods by which a task drives an awaitable as a coroutine."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __await__(self) -> Generator[Any, None, Any]: ...
+
+        def _wait_given_up(self) -> None: ...
+
+    def send(self, value: None) -> asyncio.Future[None]:
+        """Take a step, for a task: return a future to wait for, or raise StopIteration with the result, or an error."""
+        step: asyncio.Future[None] = next(self.__await__())
+        return step
+
+    def throw(
+        self,
+        kind: type[BaseException] | BaseException,
+        value: BaseException | object = None,
+        traceback: TracebackType | None = None,
+    ) -> Any:
+        """Cancel, for a task."""
+        self._wait_given_up()
+        _throw(kind, value)
+
+    def close(self) -> None:
+        """Do nothing, for a task: there is nothing to undo."""
+
+
 if TYPE_CHECKING:
 
     class _Coroutine(Coroutine[Any, Any, RecordMetadata]):
@@ -105,7 +135,7 @@ else:
     _Coroutine = msgspec.Struct
 
 
-class Delivery(_Coroutine, gc=False, eq=False):
+class Delivery(_Steps, _Coroutine, gc=False, eq=False):
     """An awaitable that ends when the record is acknowledged, or has failed permanently.
 
     `await` returns RecordMetadata, or raises BrokerError, DeliveryTimedOut or Closed; and WrongEventLoop, before the
@@ -154,24 +184,6 @@ class Delivery(_Coroutine, gc=False, eq=False):
         batch, index = self._place()
         batch.wait_given_up(index)
 
-    def send(self, value: None) -> asyncio.Future[None]:
-        """Take a step, for a task: return a future to wait for, or raise StopIteration with the result, or an error."""
-        step: asyncio.Future[None] = next(self.__await__())
-        return step
-
-    def throw(
-        self,
-        kind: type[BaseException] | BaseException,
-        value: BaseException | object = None,
-        traceback: TracebackType | None = None,
-    ) -> Any:
-        """Cancel, for a task."""
-        self._wait_given_up()
-        _throw(kind, value)
-
-    def close(self) -> None:
-        """Do nothing, for a task: there is nothing to undo."""
-
     def __repr__(self) -> str:
         batch, index = self._place()
         where = batch.topic if batch.partition < 0 else f"{batch.topic}-{batch.partition}"
@@ -195,7 +207,7 @@ class Delivery(_Coroutine, gc=False, eq=False):
         return batch, index
 
 
-class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
+class BatchDelivery(_Steps, Coroutine[Any, Any, BatchMetadata]):
     """An awaitable that ends when all records of a `send_batch` are acknowledged, or have failed permanently.
 
     `await` returns BatchMetadata, or raises BatchDeliveryFailed, which has the failed records and the places of the
@@ -251,24 +263,6 @@ class BatchDelivery(Coroutine[Any, Any, BatchMetadata]):
         self._follow()
         for batch, first, indexes in self._parts:
             batch.wait_given_up(first, len(indexes))
-
-    def send(self, value: None) -> asyncio.Future[None]:
-        """Take a step, for a task, as `Delivery.send`."""
-        step: asyncio.Future[None] = next(self.__await__())
-        return step
-
-    def throw(
-        self,
-        kind: type[BaseException] | BaseException,
-        value: BaseException | object = None,
-        traceback: TracebackType | None = None,
-    ) -> Any:
-        """Cancel, for a task."""
-        self._wait_given_up()
-        _throw(kind, value)
-
-    def close(self) -> None:
-        """Do nothing, for a task: there is nothing to undo."""
 
     def __repr__(self) -> str:
         self._follow()
