@@ -200,13 +200,13 @@ class Broker:
         assert self._controller is not None
         self._controller.timeline.restore(recorded)
         self._configs.connect(
-            self._broker_config_changed, self._topic_config_changed, self._replicas.topics_with_settings
+            self._broker_config_changed, self._topic_config_changed, self._replicas.settings.topics.names
         )
         self._supervisor.start(self._configs.run(), "dynamic configuration")
         forwarding = ForwardingManager(config.broker_id, self._metadata, connections)
         transcoder = Transcoder(self._replicas, world.new_executor("transcoding"))
-        self._replicas.add_listener(transcoder)
-        self._replicas.on_leader_found(lambda: self._topic_purgatory.check_soon(ELECTIONS))
+        self._replicas.listeners.add(transcoder)
+        self._replicas.fetchers.on_leader_found = lambda: self._topic_purgatory.check_soon(ELECTIONS)
         self._services = Services(
             metadata=self._metadata,
             replicas=self._replicas,
@@ -313,7 +313,7 @@ class Broker:
         self, replicas: ReplicaManager, groups: GroupCoordination, controller: Controller, transcoder: Transcoder
     ) -> None:
         clock, loop_lag = self._world.clock.monotonic, LoopLag()
-        purgatories = [*replicas.purgatories(), *groups.members.purgatories(), self._topic_purgatory]
+        purgatories = [*replicas.waits.purgatories, *groups.members.purgatories(), self._topic_purgatory]
         self._metrics = BrokerMetrics(
             self._server, replicas, groups, self._logs, purgatories, controller, loop_lag, transcoder
         )
@@ -387,12 +387,12 @@ class Broker:
         await self._replicas.broker_config_changed(config)
 
     async def _topic_config_changed(self, topic: str, session: ZooKeeperSession) -> None:
-        """Apply a topic's changed settings. Raises as `ReplicaManager.topic_config_changed` does."""
+        """Apply a topic's changed settings. Raises as `ReplicaSettings.topic_config_changed` does."""
         assert self._replicas is not None
         assert self._controller is not None
         self._controller.topic_config_changed(topic)
-        if self._replicas.has_settings_of(topic):
-            await self._replicas.topic_config_changed(topic, session)
+        if topic in self._replicas.settings.topics:
+            await self._replicas.settings.topic_config_changed(topic, session)
 
     async def _dispatch(self, request: Request) -> Continuation | None:
         return await self._handle(request)
@@ -448,7 +448,7 @@ class Broker:
     def _record(self, entry: Mapping[str, object]) -> None:
         """Append to the controller's timeline, on the first disk that accepts it."""
         while (home := self._timeline_home) is not None:
-            if home.failure is not None or self._timeline is None:
+            if home.directory.failure is not None or self._timeline is None:
                 self._open_timeline()
                 if self._timeline is None:
                     return  # without a usable disk, the entry is dropped
@@ -457,8 +457,8 @@ class Broker:
                 self._timeline.write(entry)
                 return
             except OSError as error:
-                home.fail_unless_short(error, f"writing {TIMELINE_FILE}")
-                if home.failure is None:
+                home.directory.fail_unless_short(error, f"writing {TIMELINE_FILE}")
+                if home.directory.failure is None:
                     self._close_timeline()
                     return
 
@@ -470,8 +470,8 @@ class Broker:
                 self._timeline = TimelineFile(self._world.disk, os.path.join(home.log_dir, TIMELINE_FILE))
                 break
             except OSError as error:
-                home.fail_unless_short(error, f"opening {TIMELINE_FILE}")
-                if home.failure is None:
+                home.directory.fail_unless_short(error, f"opening {TIMELINE_FILE}")
+                if home.directory.failure is None:
                     break
         self._timeline_home = home
 
@@ -483,7 +483,7 @@ class Broker:
         try:
             return read_last(self._world.disk, os.path.join(home.log_dir, TIMELINE_FILE), CAPACITY)
         except OSError as error:
-            home.fail_unless_short(error, f"reading {TIMELINE_FILE}")
+            home.directory.fail_unless_short(error, f"reading {TIMELINE_FILE}")
             return []
 
     def _close_timeline(self) -> None:
@@ -494,13 +494,13 @@ class Broker:
     def _log_directory_failed(self, failed: LogManager) -> None:
         """Give up the replicas of a failed directory at once; the controller decides about their leaders."""
         if self._replicas is not None:
-            self._replicas.log_dir_failed()
+            self._replicas.lifecycle.log_dir_failed()
         if not self._logs.online:
             last = "" if len(self._logs.paths) == 1 else ", the last one that was online,"
+            why = failed.directory.failure
             self._supervisor.fail(
                 MinibrokerError(
-                    f"the log directory {failed.log_dir}{last} has failed: {failed.failure}; repair the disk, then "
-                    f"restart"
+                    f"the log directory {failed.log_dir}{last} has failed: {why}; repair the disk, then restart"
                 )
             )
         elif not self._supervisor.failure.done():  # otherwise the broker is stopping

@@ -181,7 +181,7 @@ class CompactedLog:
         self.batches = [sent for sent in self.batches if sent.header.last_offset < end]
 
     async def flush(self) -> None:
-        await self.manager.checkpoint_recovery_points()
+        await self.manager.checkpoints.checkpoint_recovery_points()
 
     async def compact(self, room: int | None = None) -> bool:
         """One pass, with a map for so many keys."""
@@ -201,7 +201,7 @@ class CompactedLog:
         whole = await self.log.compact(what, key_map, pace)
         if whole:
             assert what.first_dirty < self.log.first_dirty_offset <= what.end
-            await self.manager.checkpoint_first_dirty_offsets()
+            await self.manager.checkpoints.checkpoint_first_dirty_offsets()
         return whole
 
     def advance_clock(self, milliseconds: int) -> None:

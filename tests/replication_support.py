@@ -10,9 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from minibroker.broker.cluster.metadata_cache import MetadataCache
+from minibroker.broker.replication.appending import ToAppend
 from minibroker.broker.replication.delayed import DeletionStatus, ProduceStatus
-from minibroker.broker.replication.manager import FetchAnswer, ReplicaManager, ToAppend
+from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition, Settings
+from minibroker.broker.replication.reading import FetchAnswer
 from minibroker.broker.scheduling.supervisor import Supervisor
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.parsing import broker_config
@@ -165,7 +167,7 @@ class OneBroker:
                 ],
             )
         )
-        self.replicas.reconsider_isrs()
+        self.replicas.isr_writer.reconsider()
 
     async def told(
         self,
@@ -178,7 +180,7 @@ class OneBroker:
         self.topic_znodes(topic, topic_id)
         for s in states:
             self.znode(TopicPartition(topic, s.partition_index), s)
-        return await self.replicas.apply_leader_and_isr(
+        return await self.replicas.orders.apply_leader_and_isr(
             LeaderAndIsrRequest(
                 1,
                 1,
@@ -221,7 +223,7 @@ class OneBroker:
     async def stop_replica(
         self, *, epoch: int, delete: bool, index: int = 0, topic_id: str = TOPIC_ID
     ) -> list[PartitionError]:
-        return await self.replicas.stop_replicas(
+        return await self.replicas.orders.stop_replicas(
             StopReplicaRequest(
                 1,
                 1,
@@ -231,7 +233,7 @@ class OneBroker:
         )
 
     def partition(self, partition: TopicPartition = ORDERS) -> Partition:
-        found = self.replicas.partition(partition)
+        found = self.replicas.partitions.get(partition)
         assert found is not None
         return found
 
@@ -249,7 +251,7 @@ class OneBroker:
         def respond(statuses: dict[TopicPartition, ProduceStatus]) -> None:
             answer.set_result(statuses[partition].response)
 
-        self.replicas.produce(
+        self.replicas.appender.produce(
             [ToAppend(partition, topic_id, records)], acks=acks, timeout_ms=timeout_ms, respond=respond
         )
         return answer
@@ -272,7 +274,7 @@ class OneBroker:
         request = FetchRequest(
             replica, max_wait_ms, min_bytes, max_bytes, 0, [FetchTopic(TOPIC, topic_id, list(fetches))], broker_epoch
         )
-        self.replicas.fetch(request, respond)
+        self.replicas.reader.fetch(request, respond)
         return answer
 
     def fetch_from(self, partition: TopicPartition, topic_id: str, offset: int, replica: int) -> FetchPartitionResponse:
@@ -286,7 +288,7 @@ class OneBroker:
         )
         answers: list[FetchPartitionResponse] = []
         request = FetchRequest(replica, 0, 1, 1 << 20, 0, [FetchTopic(partition.topic, topic_id, [asked])], 1)
-        self.replicas.fetch(request, lambda found: answers.extend(response for _, response in found))
+        self.replicas.reader.fetch(request, lambda found: answers.extend(response for _, response in found))
         return answers[0]
 
     def delete(
@@ -302,8 +304,8 @@ class OneBroker:
         def respond(statuses: dict[TopicPartition, DeletionStatus]) -> None:
             answer.set_result(statuses[partition].response)
 
-        status = self.replicas.delete_records(partition, topic_id, offset)
-        self.replicas.await_deletions({partition: status}, timeout_ms=timeout_ms, respond=respond)
+        status = self.replicas.appender.delete_records(partition, topic_id, offset)
+        self.replicas.appender.await_deletions({partition: status}, timeout_ms=timeout_ms, respond=respond)
         return answer
 
     def follower_has(self, offset: int, *followers: int, broker_epoch: int = 1, start: int = 0) -> None:

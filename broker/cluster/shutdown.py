@@ -88,7 +88,7 @@ class ControlledShutdown:
         """Hand over. Returns when other brokers lead, when nothing more can be done, or after `MOST_S`."""
         led = self._led()
         problem = ""
-        remaining: Sequence[TopicPartition] = [p.topic_partition for p in self._replicas.partitions()]
+        remaining: Sequence[TopicPartition] = [p.topic_partition for p in self._replicas.partitions.values()]
         try:
             async with asyncio.timeout(MOST_S):
                 for attempt in range(self._attempts):
@@ -115,7 +115,7 @@ class ControlledShutdown:
         return HandedOver(moved, tuple(remaining), problem)
 
     def _led(self) -> list[TopicPartition]:
-        return sorted(p.topic_partition for p in self._replicas.partitions() if p.is_leader)
+        return sorted(p.topic_partition for p in self._replicas.partitions.values() if p.is_leader)
 
     async def _ask(self) -> list[TopicPartition]:
         """Ask the controller and return the partitions that remain here. Raises BrokerError, NetworkError,
@@ -154,5 +154,5 @@ class ControlledShutdown:
         """Return whether any of them could still move: it has other replicas, and a broker stays that can elect one."""
         if not self._metadata.has_others_that_stay(self._broker_id):
             return False
-        partitions = (self._replicas.partition(topic_partition) for topic_partition in remaining)
+        partitions = (self._replicas.partitions.get(topic_partition) for topic_partition in remaining)
         return any(partition is not None and len(partition.assignment) > 1 for partition in partitions)

@@ -28,7 +28,7 @@ class GroupCoordination:
         self.members = GroupCoordinator(world.clock, world.random, config, metadata, self.terms)
         self.commits = OffsetCommits(world.clock, config, metadata, self.terms, self.members)
         self.removal = GroupRemoval(config, metadata, self.terms, start_task)
-        replicas.add_listener(self.terms)
+        replicas.listeners.add(self.terms)
         self._start_task = start_task
 
     def start(self) -> None:

@@ -212,7 +212,7 @@ class Terms:
         return [self._up_to_date(term) for term in self._terms.values() if term.is_loaded]
 
     def _up_to_date(self, term: Term) -> Term:
-        term.look_at_what_is_in_doubt(self._replicas.partition(term.topic_partition))
+        term.look_at_what_is_in_doubt(self._replicas.partitions.get(term.topic_partition))
         return term
 
     @property
@@ -250,7 +250,7 @@ class Terms:
     def on_leader(self, topic_partition: TopicPartition, epoch: int) -> None:
         if topic_partition.topic != OFFSETS_TOPIC:
             return
-        partition = self._replicas.partition(topic_partition)
+        partition = self._replicas.partitions.get(topic_partition)
         assert partition is not None
         term = self._terms.get(topic_partition.partition)
         if term is not None and term.leading_since_epoch == partition.leading_since_epoch:
@@ -308,7 +308,7 @@ class Terms:
         """Read the groups from the log. Raises BrokerError."""
         loading = _Loading(term.leading_since_epoch, self.now_s)
         slices = Slices()
-        partition = self._replicas.leader(term.topic_partition)
+        partition = self._replicas.partitions.require(term.topic_partition)
         offset = partition.log.log_start_offset
         while offset < term.end_offset and not term.is_over:
             try:
@@ -331,7 +331,7 @@ class Terms:
     async def _until_replicated(self, term: Term) -> None:
         look_s = LEAST_LOOK_S
         while not term.is_over:
-            partition = self._replicas.partition(term.topic_partition)
+            partition = self._replicas.partitions.get(term.topic_partition)
             if partition is not None and partition.high_watermark >= term.end_offset:
                 return
             await asyncio.sleep(look_s)
@@ -359,7 +359,7 @@ class Terms:
             base_offset = status.required_offset - len(records) if is_in_log else -1
             written(Outcome(_AS_COORDINATOR.get(code, code), base_offset, is_in_doubt=code not in _NOT_APPENDED))
 
-        self._replicas.write(
+        self._replicas.appender.write(
             term.topic_partition,
             batch,
             leading_since_epoch=term.leading_since_epoch,
@@ -369,7 +369,7 @@ class Terms:
 
     def room(self, term: Term) -> int:
         """Return the maximum size of a batch that is written in this term."""
-        partition = self._replicas.partition(term.topic_partition)
+        partition = self._replicas.partitions.get(term.topic_partition)
         if partition is None:
             return 0
         config = partition.log.config
@@ -378,7 +378,7 @@ class Terms:
     def confirm(self, term: Term, confirmed: Callable[[ErrorCode], None]) -> None:
         """Call `confirmed` with NONE once it is certain that no other broker had coordinated the groups of this term
         before this call, or with an error if that cannot be established."""
-        partition = self._replicas.partition(term.topic_partition)
+        partition = self._replicas.partitions.get(term.topic_partition)
         if partition is not None and not term.is_over and partition.leads_alone:
             confirmed(_E.NONE)
             return

@@ -61,7 +61,7 @@ def _is_late(last: tuple[int, int, int], order: tuple[int, int, int]) -> bool:
 async def handle_leader_and_isr(services: Services, request: Request, body: LeaderAndIsrRequest) -> None:
     try:
         await _fence(services, body)
-        answers = await services.replicas.apply_leader_and_isr(body)  # C6
+        answers = await services.replicas.orders.apply_leader_and_isr(body)  # C6
     except BrokerError as error:
         request.respond(LeaderAndIsrResponse(error.code, []))
         return
@@ -74,7 +74,7 @@ async def handle_stop_replica(services: Services, request: Request, body: StopRe
     except BrokerError as error:
         request.respond(StopReplicaResponse(error.code, []))
         return
-    errors = await services.replicas.stop_replicas(body)
+    errors = await services.replicas.orders.stop_replicas(body)
     request.respond(StopReplicaResponse(ErrorCode.NONE, errors))
 
 
@@ -101,8 +101,8 @@ async def handle_update_metadata(services: Services, request: Request, body: Upd
     if gone or body.names_the_last:
         services.groups.removal.topics_gone(gone)
     if body.names_the_last:
-        await services.replicas.delete_strays()
+        await services.replicas.orders.delete_strays()
     # many requests carry only partitions and do not change the live brokers
     if services.metadata.alive_epochs() != alive_before:
-        services.replicas.reconsider_isrs()
+        services.replicas.isr_writer.reconsider()
     request.respond(UpdateMetadataResponse(ErrorCode.NONE))

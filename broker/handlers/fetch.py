@@ -14,8 +14,8 @@ from collections.abc import Generator
 from minibroker.broker.handlers.node_endpoints import node_endpoints
 from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
-from minibroker.broker.replication.manager import FetchAnswer
 from minibroker.broker.replication.partition import CONSUMER
+from minibroker.broker.replication.reading import FetchAnswer
 from minibroker.broker.replication.transcoding import has_columns
 from minibroker.broker.scheduling.slices import Slices
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -154,7 +154,7 @@ async def handle_fetch(services: Services, request: Request, body: FetchRequest)
     async def transcode(answer: FetchAnswer) -> None:
         respond(await services.transcoder.transcode(answer, body, lambda: request.closed, knows_zstd=knows_zstd()))
 
-    services.replicas.fetch(body, respond if is_follower else respond_to_consumer)
+    services.replicas.reader.fetch(body, respond if is_follower else respond_to_consumer)
 
 
 def _begins_emptied(response: FetchPartitionResponse) -> bool:
@@ -166,11 +166,11 @@ async def _past_emptied(services: Services, body: FetchRequest, answer: FetchAns
     """Return the answer, within the limits of the request, with records in place of empty batches."""
     fetches = {TopicPartition(t.topic, fetch.partition): fetch for t in body.topics for fetch in t.partitions}
     kept = sum(len(response.records) for _, response in answer if not _begins_emptied(response))
-    left, at_least_one = max(0, services.replicas.max_bytes(body) - kept), not kept
+    left, at_least_one = max(0, services.replicas.reader.max_bytes(body) - kept), not kept
     slices = Slices()
     found: FetchAnswer = []
     for topic_partition, response in answer:
-        partition = services.replicas.partition(topic_partition)
+        partition = services.replicas.partitions.get(topic_partition)
         if partition is not None and _begins_emptied(response):
             fetch = fetches[topic_partition]
             steps = partition.read_past_emptied(fetch, max_bytes=left, at_least_one=at_least_one)
@@ -186,7 +186,7 @@ def _without_zstd(
 ) -> tuple[TopicPartition, FetchPartitionResponse]:
     """Replace the records of a topic with `compression.type=zstd` by an error, as in Kafka, for a client older than
     zstd."""
-    partition = services.replicas.partition(topic_partition)
+    partition = services.replicas.partitions.get(topic_partition)
     if partition is None or partition.log.config.compression is not Compression.ZSTD:
         return topic_partition, response
     return topic_partition, partition.refusal(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)

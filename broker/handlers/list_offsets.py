@@ -40,7 +40,7 @@ async def _list(
     services: Services, topic: ListOffsetsTopic, asked: ListOffsetsPartition, replica_id: int, slices: Slices
 ) -> ListOffsetsPartitionResponse:
     try:
-        partition = services.replicas.leader(TopicPartition(topic.name, asked.partition_index))
+        partition = services.replicas.partitions.require(TopicPartition(topic.name, asked.partition_index))
         partition.check_topic_id(topic.topic_id)
         timestamp, offset = await slices.finish(
             partition.offset_for(asked.timestamp, asked.current_leader_epoch, replica_id)
@@ -69,7 +69,7 @@ async def handle_offset_for_leader_epoch(
 
 def _end(services: Services, topic: str, asked: OffsetForLeaderPartition) -> OffsetForLeaderPartitionResponse:
     try:
-        partition = services.replicas.leader(TopicPartition(topic, asked.partition))
+        partition = services.replicas.partitions.require(TopicPartition(topic, asked.partition))
         epoch, end_offset = partition.end_offset_for_epoch(asked.leader_epoch, asked.current_leader_epoch)
     except BrokerError as error:
         return OffsetForLeaderPartitionResponse(error.code, asked.partition)

@@ -67,10 +67,10 @@ async def handle_metadata(services: Services, request: Request, body: MetadataRe
     """Answer with the topics' metadata. A missing topic that may be created is LEADER_NOT_AVAILABLE until it exists."""
 
     def led_by_lost(topics: list[str]) -> list[str]:
-        return services.metadata.led_by(services.replicas.lost_leaders(), topics)
+        return services.metadata.led_by(services.replicas.fetchers.lost_leaders(), topics)
 
     def answer(created: Collection[str]) -> None:
-        lost = services.replicas.lost_leaders() if request.source.dialect.rests_on_named_leaders else ()
+        lost = services.replicas.fetchers.lost_leaders() if request.source.dialect.rests_on_named_leaders else ()
         described = _described(services, request, body, lost)
         for topic in _missing(described):
             if topic.name in created:

@@ -8,8 +8,8 @@ from minibroker.broker.handlers.node_endpoints import node_endpoints
 from minibroker.broker.handlers.services import Services, check_named_once
 from minibroker.broker.network.handler_pool import Continuation
 from minibroker.broker.network.request_channel import Request
+from minibroker.broker.replication.appending import ToAppend
 from minibroker.broker.replication.delayed import ProduceStatus, refused_append
-from minibroker.broker.replication.manager import ToAppend
 from minibroker.broker.storage.validator import Looked
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
@@ -61,7 +61,8 @@ async def handle_produce(services: Services, request: Request, body: ProduceRequ
 
 def _needs_a_look(services: Services, entry: ToAppend) -> bool:
     """Return whether the batch must be checked before the append, which may take seconds."""
-    return services.replicas.is_to_be_rewritten_for(entry) is not None or services.replicas.takes_long(entry)
+    appender = services.replicas.appender
+    return appender.is_to_be_rewritten_for(entry) is not None or appender.takes_long(entry)
 
 
 async def _look_and_append(
@@ -79,14 +80,16 @@ async def _look_and_append(
     while left:
         entry = left.pop()
         try:
-            config = services.replicas.is_to_be_rewritten_for(entry)
+            config = services.replicas.appender.is_to_be_rewritten_for(entry)
             if config is not None:
                 records = await services.transcoder.as_appended(entry.records, config)
                 came_as_columns = entry.came_as_columns or (_are_columns(entry.records) and not _are_columns(records))
                 entry = entry._replace(
                     records=records, rewritten_for=config, came_as_columns=came_as_columns, looked=Looked.NOT
                 )
-            entry = entry._replace(looked=await services.replicas.check(entry, lambda: _is_moot(request, body)))
+            entry = entry._replace(
+                looked=await services.replicas.appender.check(entry, lambda: _is_moot(request, body))
+            )
         except BrokerError as error:
             status = refused[entry.topic_partition] = _refusal(entry, error)
             room = _bound_record_errors([status], room)
@@ -132,7 +135,7 @@ def _append(
             ProduceResponse([ProduceTopicResponse(name, parts) for name, parts in topics.items()], 0, endpoints)
         )
 
-    services.replicas.produce(entries, acks=body.acks, timeout_ms=max(body.timeout_ms, 0), respond=respond)
+    services.replicas.appender.produce(entries, acks=body.acks, timeout_ms=max(body.timeout_ms, 0), respond=respond)
     body.topic_data.clear()  # the records are in the log, so the frame can be released while the replicas fetch
 
 

@@ -69,7 +69,7 @@ async def handle_describe_producers(services: Services, request: Request, body: 
 
 def _producers(services: Services, topic_partition: TopicPartition) -> DescribeProducersPartition:
     try:
-        known = services.replicas.leader(topic_partition).log.producers()
+        known = services.replicas.partitions.require(topic_partition).log.producers()
     except BrokerError as error:
         return DescribeProducersPartition(topic_partition.partition, error.code, error.detail)
     active = [

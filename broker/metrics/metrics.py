@@ -355,7 +355,7 @@ class BrokerMetrics(Collector):
 
     def _of_replication(self) -> Iterator[Metric]:
         replicas = self._replicas
-        partitions = replicas.partitions()
+        partitions = list(replicas.partitions.values())
         led = [partition for partition in partitions if partition.is_leader]
         for name, documentation, value in (
             ("partitioncount", "Partitions with a replica here", len(partitions)),
@@ -398,12 +398,16 @@ class BrokerMetrics(Collector):
         for name, documentation, count in (
             ("replicamanager_isrshrinks", "Times that a replica left an ISR", replicas.isr_writer.shrinks),
             ("replicamanager_isrexpands", "Times that a replica joined an ISR", replicas.isr_writer.expands),
-            ("delayedproducemetrics_expires", "Produce requests timed out", replicas.expired_produces),
-            ("delayeddeleterecordsmetrics_expires", "DeleteRecords requests timed out", replicas.expired_deletions),
+            ("delayedproducemetrics_expires", "Produce requests timed out", replicas.waits.expired_produces),
+            (
+                "delayeddeleterecordsmetrics_expires",
+                "DeleteRecords requests timed out",
+                replicas.waits.expired_deletions,
+            ),
             (
                 "delayedfetchmetrics_expires",
                 "Fetch requests answered at their deadline",
-                replicas.expired_fetches,
+                replicas.waits.expired_fetches,
             ),
         ):
             yield CounterMetricFamily(f"kafka_server_{name}", documentation, count)
@@ -421,7 +425,7 @@ class BrokerMetrics(Collector):
             purgatory_size.add_metric([purgatory.name], purgatory.watched())
             delayed.add_metric([purgatory.name], purgatory.delayed())
         yield from (purgatory_size, delayed)
-        topics = [([topic], traffic) for topic, traffic in replicas.traffic.items()]
+        topics = [([topic], traffic) for topic, traffic in replicas.lifecycle.traffic.items()]
         for field in TRAFFIC_COUNTERS:
             yield from _counters("kafka_server_brokertopicmetrics_", field, ["topic"], topics)
         of_led = [(_labels(partition.log), partition) for partition in led]

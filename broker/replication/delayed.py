@@ -2,12 +2,12 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from minibroker.broker.replication.partition import CONSUMER, Partition
-from minibroker.broker.scheduling.purgatory import DelayedOperation
+from minibroker.broker.scheduling.purgatory import DelayedOperation, Purgatory, Timer
 from minibroker.broker.storage.validator import RefusedRecords
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import DeleteRecordsPartitionResult, FetchPartition, ProducePartitionResponse
@@ -251,3 +251,48 @@ class DelayedFetch(DelayedOperation):
 
     def on_expiration(self) -> None:
         self._on_expired()
+
+
+class Waits:
+    """The purgatories of the data path, and the events that make their operations look again: once per turn of the
+    loop, however many events there were."""
+
+    def __init__(self) -> None:
+        self._timer = Timer()
+        self.produces: Purgatory[DelayedProduce] = Purgatory("Produce", self._timer)
+        self.fetches: Purgatory[DelayedFetch] = Purgatory("Fetch", self._timer)
+        self.deletions: Purgatory[DelayedDeleteRecords] = Purgatory("DeleteRecords", self._timer)
+        self.expired_produces = 0
+        self.expired_fetches = 0
+        self.expired_deletions = 0
+
+    @property
+    def purgatories(self) -> list[Purgatory[Any]]:
+        return [self.produces, self.fetches, self.deletions]
+
+    def high_watermark_moved(self, partition: Partition) -> None:
+        self.produces.check_soon(partition.topic_partition)
+        self.fetches.check_soon(partition.topic_partition)
+
+    def isr_changed(self, partition: Partition) -> None:
+        self.produces.check_soon(partition.topic_partition)  # an ISR that is too small now settles them as well
+        self.deletions.check_soon(partition.topic_partition)
+
+    def role_changed(self, topic_partition: TopicPartition) -> None:
+        """The partition's role, or another condition of all its waits, may have changed."""
+        for purgatory in self.purgatories:
+            purgatory.check_soon(topic_partition)
+
+    def produce_expired(self) -> None:
+        self.expired_produces += 1
+
+    def fetch_expired(self) -> None:
+        self.expired_fetches += 1
+
+    def deletion_expired(self) -> None:
+        self.expired_deletions += 1
+
+    def close(self) -> None:
+        for purgatory in self.purgatories:
+            purgatory.close()
+        self._timer.close()

@@ -18,7 +18,7 @@ import msgspec
 from minibroker.broker.replication import isr as isr_rules
 from minibroker.broker.replication.isr import Follower
 from minibroker.broker.replication.throttle import Quota
-from minibroker.broker.storage import retention
+from minibroker.broker.storage import retention, search
 from minibroker.broker.storage.log import AppendInfo, Log
 from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_snapshot, encode_snapshot
 from minibroker.broker.storage.validator import Looked
@@ -544,7 +544,7 @@ class Partition:
         watermark, the answer is the last batch, for the consumer to go on behind it."""
         epoch = self.leader_epoch
         try:
-            offset = yield from self.log.past_emptied(fetch.fetch_offset, self.high_watermark)
+            offset = yield from search.past_emptied(self.log, fetch.fetch_offset, self.high_watermark)
         except BrokerError as error:
             return self.refusal(self.considered(error).code)
         if not self.leads_in(epoch):
@@ -609,9 +609,9 @@ class Partition:
         epoch = self.leader_epoch
         try:
             if timestamp_ms == MAX_TIMESTAMP:
-                found = yield from self.log.newest_record(end)
+                found = yield from search.newest_record(self.log, end)
             else:
-                found = yield from self.log.offset_for_timestamp(timestamp_ms, end)
+                found = yield from search.offset_for_timestamp(self.log, timestamp_ms, end)
         except BrokerError as error:
             self._require_leader(current_leader_epoch)
             raise self.considered(error, replica_id) from error
@@ -837,4 +837,4 @@ class Partition:
 
 
 WithPresentSettings = Callable[[Sequence[Partition]], Awaitable[list[Partition]]]
-"""Reads settings again, before something is deleted by them: `ReplicaManager._with_present_settings`."""
+"""Reads settings again, before something is deleted by them: `ReplicaSettings.with_present_settings`."""

@@ -10,7 +10,7 @@ import logging
 import msgspec
 
 from minibroker.broker.settings.parsing import topic_config_in_zookeeper
-from minibroker.broker.settings.schema import known_names
+from minibroker.broker.settings.schema import as_texts, default_texts, known_names
 from minibroker.broker.settings.topic_config import TopicConfig
 from minibroker.protocol import znodes
 from minibroker.protocol.model import INTERNAL_CLEANUP_POLICY, INTERNAL_TOPICS
@@ -39,12 +39,19 @@ class TopicConfigs:
         """They have been read, or are being read: a change of them matters."""
         return topic in self._known
 
-    def topics(self) -> list[str]:
+    def names(self) -> list[str]:
         return list(self._known)
 
     def of(self, topic: str) -> TopicConfig:
         known = self._known.get(topic)
         return TopicConfig() if known is None else known.config
+
+    def texts_of(self, topic: str) -> dict[str, str] | None:
+        """Return the topic's own settings as they apply here, None if nothing of the topic is here."""
+        if topic not in self._known:
+            return None
+        defaults = default_texts(TopicConfig)
+        return {name: v for name, v in as_texts(self.of(topic)).items() if defaults.get(name) != v}
 
     def forget(self, topic: str) -> None:
         self._known.pop(topic, None)

@@ -33,8 +33,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from minibroker.broker.replication.manager import FetchAnswer, ReplicaManager
+from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.reading import FetchAnswer
 from minibroker.broker.scheduling.slices import Slices
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.validator import has_doubtful_times, is_to_be_rewritten
@@ -238,7 +239,7 @@ class Transcoder:
         at_least_one = True
         for topic_partition, response in answer:
             if response.records:
-                partition = self._replicas.partition(topic_partition)
+                partition = self._replicas.partitions.get(topic_partition)
                 if partition is None:  # deleted since
                     code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                     transcoded.append((topic_partition, FetchPartitionResponse(topic_partition.partition, code)))

@@ -299,6 +299,10 @@ class LogDirectory:
             self.check()
         return task.result()
 
+    async def run_unless_hung(self, function: Callable[..., T], *arguments: object) -> T:
+        """`run` the function. Raises BrokerError KAFKA_STORAGE_ERROR if the disk hangs."""
+        return await self.unless_hung(self.run(function, *arguments))
+
     # -- whether its disk has failed --
 
     def on_offline(self, listener: Callable[[], None]) -> None:

@@ -33,10 +33,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from minibroker.broker.storage.descriptors import Room, room_on
 from minibroker.broker.storage.directory import HUNG_AFTER_S, LogDirectoryFailed
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.manager import LogManager, Room
+from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.storage.recovery.continuity import combined, least_of
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
@@ -61,6 +62,7 @@ class LogDirs:
     ) -> None:
         """`log_dirs` are absolute paths, none within another. The rest as for `LogManager`."""
         self.paths = tuple(log_dirs)
+        self._world = world
         self._candidates = [
             LogManager(
                 world, path, broker_id, default_config=default_config, checkpoint_interval_ms=checkpoint_interval_ms
@@ -93,8 +95,8 @@ class LogDirs:
             if not self.online:
                 raise LogDirectoryFailed("; ".join(self.offline.values()))
             for manager in self._managers:
-                manager.on_offline(partial(self._failed, manager))
-                manager.on_silence(partial(self._silent, manager))
+                manager.directory.on_offline(partial(self._failed, manager))
+                manager.directory.on_silence(partial(self._silent, manager))
         except BaseException:
             await self.close(clean=False)
             raise
@@ -143,7 +145,7 @@ class LogDirs:
                 )
 
     async def _agree(self) -> None:
-        verdict = combined([manager.witness() for manager in self._managers], len(self._unopened))
+        verdict = combined([manager.continuity.witness() for manager in self._managers], len(self._unopened))
         if verdict.doubt:
             logger.warning("what this broker had is not believed until it has caught up: %s", verdict.doubt)
         for manager in self._managers:
@@ -153,7 +155,7 @@ class LogDirs:
         """Stop. With `clean`, what is in the directories that are online is on disk on return, with the marker that
         says so. Whoever appends must have stopped before. What fails on the way is raised when all are closed."""
         if clean and len(self.online) > 1:
-            await asyncio.gather(*(self._going_on(manager.checkpoint_recovery_points()) for manager in self.online))
+            await asyncio.gather(*(self._going_on(m.checkpoints.checkpoint_recovery_points()) for m in self.online))
             await self.note_failed()  # while the others can still be written to
         outcomes = await asyncio.gather(
             *(manager.close(clean=clean, broker_epoch=broker_epoch) for manager in self._managers),
@@ -173,12 +175,16 @@ class LogDirs:
     @property
     def online(self) -> list[LogManager]:
         """In the order of the setting."""
-        return [manager for manager in self._managers if manager.failure is None]
+        return [manager for manager in self._managers if manager.directory.failure is None]
 
     @property
     def offline(self) -> dict[str, str]:
         """The paths of the others, and why they are."""
-        failed = {manager.log_dir: str(manager.failure) for manager in self._managers if manager.failure is not None}
+        failed = {
+            manager.log_dir: str(manager.directory.failure)
+            for manager in self._managers
+            if manager.directory.failure is not None
+        }
         return {**self._unopened, **failed}
 
     def on_offline(self, listener: Callable[[LogManager], None]) -> None:
@@ -194,13 +200,17 @@ class LogDirs:
         """Its disk hangs. It is given up where the broker can go on with another; not where they all hang, as then it
         is no matter of one disk, and may pass."""
         others = [other for other in self.online if other is not manager]
-        if manager.failure is not None or any(other.silent_s < HUNG_AFTER_S / 2 for other in others):
-            manager.give_up()
+        if manager.directory.failure is not None or any(
+            other.directory.silent_s < HUNG_AFTER_S / 2 for other in others
+        ):
+            manager.directory.give_up()
 
     async def note_failed(self) -> None:
         """Durable on return in the directories that are online: which others have failed. They are not believed when
         they are back, whether or not their own disks could take that note."""
-        failed = [manager.directory_id for manager in self._managers if manager.failure is not None]
+        failed = [
+            manager.continuity.directory_id for manager in self._managers if manager.directory.failure is not None
+        ]
         await asyncio.gather(*(self._going_on(manager.note_failed(failed)) for manager in self.online))
 
     # -- what the cluster may believe --
@@ -208,12 +218,12 @@ class LogDirs:
     @property
     def trusted_since(self) -> int:
         """Since which broker epoch nothing was lost; SINCE_THIS_REGISTRATION: from the next registration on."""
-        return least_of(manager.trusted_since for manager in self.online)
+        return least_of(manager.continuity.trusted_since for manager in self.online)
 
     @property
     def synced_since(self) -> int:
         """The same of what had been flushed."""
-        return least_of(manager.synced_since for manager in self.online)
+        return least_of(manager.continuity.synced_since for manager in self.online)
 
     def registered(self, broker_epoch: int) -> None:
         """As `LogManager.registered`, for every directory."""
@@ -225,7 +235,7 @@ class LogDirs:
     @property
     def room(self) -> Room:
         """The same for all directories."""
-        return self._candidates[0].room
+        return room_on(self._world.disk)
 
     def get(self, partition: TopicPartition) -> Log | None:
         for manager in self._managers:
@@ -262,14 +272,14 @@ class LogDirs:
     @property
     def offline_replica_count(self) -> int:
         """Of those that are known of: what is in a directory that could not be opened, nobody knows."""
-        return sum(len(m.damaged) if m.failure is None else m.replica_count for m in self._managers)
+        return sum(len(m.damaged) if m.directory.failure is None else m.replica_count for m in self._managers)
 
     def is_offline(self, partition: TopicPartition) -> bool:
         """It has a replica that is damaged, or in a directory that has failed, and none that can be served. (One that
         was being moved has another in the directory that has not failed.)"""
-        if any(m.failure is None and m.get(partition) is not None for m in self._managers):
+        if any(m.directory.failure is None and m.get(partition) is not None for m in self._managers):
             return False
-        return any(m.failure is not None or partition in m.damaged for m in self._homes(partition))
+        return any(m.directory.failure is not None or partition in m.damaged for m in self._homes(partition))
 
     def _homes(self, partition: TopicPartition) -> list[LogManager]:
         return [manager for manager in self._managers if manager.has(partition)]
@@ -277,7 +287,7 @@ class LogDirs:
     def _check_homes(self, homes: Sequence[LogManager], partition: TopicPartition, *, may_be_unknown: bool) -> None:
         """Raises BrokerError KAFKA_STORAGE_ERROR where the replica is in a directory that is offline, or may be."""
         for manager in homes:
-            manager.check()
+            manager.directory.check()
         if self._unopened and not homes and not may_be_unknown:
             raise BrokerError(
                 ErrorCode.KAFKA_STORAGE_ERROR,
@@ -313,7 +323,7 @@ class LogDirs:
         if home is None:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, "no log directory is online")
         log = await home.get_or_create(partition, topic_id, config)
-        home.check()  # another log's write may have failed meanwhile
+        home.directory.check()  # another log's write may have failed meanwhile
         return log
 
     async def create(
@@ -396,39 +406,39 @@ class LogDirs:
     async def note_recovery_points(self, path: str) -> None:
         """As `LogManager.note_recovery_points`."""
         for manager in self._online_at(path):
-            await self._going_on(manager.note_recovery_points())
+            await self._going_on(manager.checkpoints.note_recovery_points())
 
     # -- checkpoints --
 
     def high_watermark(self, partition: TopicPartition) -> int:
         """As `LogManager.high_watermark`."""
-        return max((manager.high_watermark(partition) for manager in self._homes(partition)), default=0)
+        return max((manager.checkpoints.high_watermark(partition) for manager in self._homes(partition)), default=0)
 
     async def checkpoint_high_watermarks(self, path: str, high_watermarks: Mapping[TopicPartition, int]) -> None:
         """Write down those of the logs in one directory, if it is online. Where it does not take it, it goes offline;
         so do those below."""
         for manager in self._online_at(path):
-            await self._going_on(manager.checkpoint_high_watermarks(high_watermarks))
+            await self._going_on(manager.checkpoints.checkpoint_high_watermarks(high_watermarks))
 
     async def checkpoint_log_start_offsets(self, path: str) -> None:
         """As `LogManager.checkpoint_log_start_offsets`."""
         for manager in self._online_at(path):
-            await self._going_on(manager.checkpoint_log_start_offsets())
+            await self._going_on(manager.checkpoints.checkpoint_log_start_offsets())
 
     async def checkpoint_first_dirty_offsets(self, path: str) -> None:
         """As `LogManager.checkpoint_first_dirty_offsets`."""
         for manager in self._online_at(path):
-            await self._going_on(manager.checkpoint_first_dirty_offsets())
+            await self._going_on(manager.checkpoints.checkpoint_first_dirty_offsets())
 
     async def checkpoint_synced(self, path: str) -> None:
         """As `LogManager.checkpoint_synced`."""
         for manager in self._online_at(path):
-            await self._going_on(manager.checkpoint_synced())
+            await self._going_on(manager.checkpoints.checkpoint_synced())
 
     async def remove_old_segments(self, path: str) -> None:
         """As `LogManager.remove_old_segments`."""
         for manager in self._online_at(path):
-            await self._going_on(manager.remove_old_segments())
+            await self._going_on(manager.checkpoints.remove_old_segments())
 
     def _online_at(self, path: str) -> list[LogManager]:
         return [manager for manager in self.online if manager.log_dir == path]

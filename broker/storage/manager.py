@@ -14,18 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
-from typing import Any, NamedTuple, TypeVar
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from minibroker.broker.storage.checkpoints import (
-    PARTITION_METADATA_FILE,
     MalformedFile,
-    OffsetCheckpoint,
-    Staged,
-    decode_topic_id,
-    encode_topic_id,
 )
+from minibroker.broker.storage.descriptors import check_room
 from minibroker.broker.storage.directory import (
     DELETED,
     FUTURE,
@@ -35,21 +31,19 @@ from minibroker.broker.storage.directory import (
     LogDirectoryFailed,
     moved_name,
 )
-from minibroker.broker.storage.flush import write_topic_id
+from minibroker.broker.storage.flushing import SHORTAGE_PAUSE_S, write_topic_id
 from minibroker.broker.storage.io_errors import DISK_ERRORS, Shortage, Trouble, shortage, trouble_of
-from minibroker.broker.storage.log import SHORTAGE_PAUSE_S, Log
+from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_checkpoints import LogCheckpoints
 from minibroker.broker.storage.log_config import LogConfig
-from minibroker.broker.storage.recovery.continuity import CONTINUITY_FILE, DataContinuity, Verdict, Witness
+from minibroker.broker.storage.opening import LogOpener, Opened, read_topic_id
+from minibroker.broker.storage.recovery.continuity import CONTINUITY_FILE, DataContinuity, Verdict
 from minibroker.broker.storage.recovery.recovery import (
     DamagedLog,
-    Recovered,
     RecoveryReport,
-    empty_log,
-    recover,
     to_be_read,
 )
-from minibroker.broker.storage.recovery.recovery_progress import DirectoryProgress, LogProgress
-from minibroker.broker.storage.segment import LOG_SUFFIX
+from minibroker.broker.storage.recovery.recovery_progress import DirectoryProgress
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition, topic_name_problem
 from minibroker.protocol.records import CorruptRecord
@@ -57,10 +51,6 @@ from minibroker.protocol.recovery_progress import RecoveryProgress
 from minibroker.protocol.world import World
 
 logger = logging.getLogger("minibroker.storage")
-
-MOST_FOR_FILES = 1 / 2
-MOST_IN_ALL = 15 / 16
-"""Of the descriptors that the process may have, so many at most are taken when a log is created."""
 
 SHORTAGE_PATIENCE_S = 5.0
 """How long a change that cannot be left undone waits for descriptors that others have. Orders wait behind some."""
@@ -73,21 +63,6 @@ T = TypeVar("T")
 _COPIED_AGAIN = (
     "It is copied again once another broker leads and nothing depends on this one; until then, nothing of it is deleted"
 )
-
-
-class _Opened(NamedTuple):
-    topic_id: str
-    recovered: Recovered
-    has_durable_id: bool
-    """As for `Log`."""
-
-
-class Room(NamedTuple):
-    """What the process has file descriptors for."""
-
-    for_a_log: bool
-    """Another one may be created."""
-    for_a_file: bool
 
 
 class LogManager:
@@ -124,24 +99,19 @@ class LogManager:
         self._broker_id = broker_id
         self._default_config = default_config or LogConfig()
         self._checkpoint_interval_s = checkpoint_interval_ms / 1_000
-        self._directory = LogDirectory(world, log_dir)
-        self._recovery_points = self._directory.recovery_points
-        self._log_start_offsets = self._directory.log_start_offsets
-        self._high_watermarks = self._directory.high_watermarks
-        self._first_dirty_offsets = self._directory.first_dirty_offsets
-        self._continuity = DataContinuity(self._disk, log_dir, world.random)
+        self.directory = LogDirectory(world, log_dir)
+        self.continuity = DataContinuity(self._disk, log_dir, world.random)
+        self._opener = LogOpener(self.directory, self.continuity, self._default_config.index_interval_bytes)
         self._progress = DirectoryProgress()
         self._logs: dict[TopicPartition, Log] = {}
+        self.checkpoints = LogCheckpoints(self.directory, self.continuity, self._logs, self.damaged)
         self._unsettled: set[TopicPartition] = set()
         self._partition_locks: WeakValueDictionary[TopicPartition, asyncio.Lock] = WeakValueDictionary()
         """Each lasts as long as somebody holds it or waits for it."""
         self._stopping = asyncio.Event()
-        self._checkpoints: asyncio.Task[None] | None = None
+        self._run = self.directory.run_unless_hung
+        self._checkpointing: asyncio.Task[None] | None = None
         self._removals: set[asyncio.Task[None]] = set()
-
-    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
-        """In a worker thread. Raises BrokerError KAFKA_STORAGE_ERROR where the disk hangs."""
-        return await self._directory.unless_hung(self._directory.run(function, *arguments))
 
     def _path(self, name: str) -> str:
         return f"{self.log_dir}/{name}"
@@ -151,28 +121,17 @@ class LogManager:
     async def open(self, cluster_id: str) -> None:
         """Take the directory and open every log in it. Raises DataDirectoryUnusable; then nothing of it is held."""
         try:
-            self._directory.take()
+            self.directory.take()
             try:
-                is_new = self._directory.check_owner(self._broker_id, cluster_id)
-                stopped_epoch = self._directory.read_clean_marker()
+                is_new = self.directory.check_owner(self._broker_id, cluster_id)
+                stopped_epoch = self.directory.read_clean_marker()
                 if stopped_epoch is not None:
                     self.was_clean, self.previous_broker_epoch = True, stopped_epoch
-                self._continuity.begin(was_clean=self.was_clean, is_new=is_new)
-                self._directory.remove_clean_marker()
-                recovery_points = self._read_offsets(self._recovery_points, shows_losses=True)
-                log_start_offsets = self._read_offsets(self._log_start_offsets, shows_losses=True)
-                self._read_offsets(self._high_watermarks)
-                self._read_offsets(self._first_dirty_offsets)
-                starts_are_known = self._log_start_offsets.is_written and self._disk.exists(
-                    self._log_start_offsets.path
-                )
-                if not starts_are_known:
-                    self._log_start_offsets.stage({})  # to be written, even if every log begins at 0
-                await self._open_logs(recovery_points, log_start_offsets if starts_are_known else None)
-                # What the files promised may be more than what is there.
-                await self._write_recovery_points()
-                await self._lower_high_watermarks()
-                await self._write_first_dirty_offsets()
+                self.continuity.begin(was_clean=self.was_clean, is_new=is_new)
+                self.directory.remove_clean_marker()
+                recovery_points, log_start_offsets = self.checkpoints.read()
+                await self._open_logs(recovery_points, log_start_offsets)
+                await self.checkpoints.correct()
             except BaseException:
                 await self.close(clean=False)
                 raise
@@ -186,25 +145,16 @@ class LogManager:
                 f"broker's user may write to it and that the disk is not full, or choose another with log.dirs or "
                 f"--data"
             ) from error
-        self._checkpoints = asyncio.get_running_loop().create_task(self._checkpoint_regularly(), name="log checkpoints")
-        self._checkpoints.add_done_callback(self._report_failure)
-
-    def _read_offsets(self, checkpoint: OffsetCheckpoint, *, shows_losses: bool = False) -> dict[TopicPartition, int]:
-        """`shows_losses`: without the file, something may be missing, or back, that nobody would notice."""
-        try:
-            return checkpoint.read()
-        except MalformedFile as error:
-            logger.warning("%s; going on without it", error)
-            checkpoint.stage({})  # to be written anew
-            if shows_losses:
-                self._continuity.distrust(str(error))
-            return {}
+        self._checkpointing = asyncio.get_running_loop().create_task(
+            self._checkpoint_regularly(), name="log checkpoints"
+        )
+        self._checkpointing.add_done_callback(self._report_failure)
 
     async def _open_logs(
         self, recovery_points: Mapping[TopicPartition, int], log_start_offsets: Mapping[TopicPartition, int] | None
     ) -> None:
         """`log_start_offsets`: 0 for those that it does not name; None: not known."""
-        found, deleted = self._directory.contents()
+        found, deleted = self.directory.contents()
         for name in deleted:
             logger.info("removing %s, left over from a deletion or a move", self._path(name))
             self._remove_in_background(self._path(name))
@@ -227,7 +177,7 @@ class LogManager:
         async def open_one(partition: TopicPartition) -> None:
             try:
                 opened = await self._run(
-                    self._open_log,
+                    self._opener.open,
                     partition,
                     partition in clean,
                     recovery_points.get(partition, 0),
@@ -277,57 +227,7 @@ class LogManager:
             await asyncio.sleep(NEWS_INTERVAL_S)
             logger.info("recovering %s: %s", self.log_dir, self.recovery)
 
-    def _open_log(
-        self,
-        partition: TopicPartition,
-        clean: bool,
-        recovery_point: int,
-        log_start_offset: int | None,
-        progress: LogProgress | None = None,
-    ) -> _Opened:
-        """In a worker thread. Raises DamagedLog, MalformedFile, CorruptRecord, OSError."""
-        directory = self._path(str(partition))
-        topic_id = self._topic_id_or_reset(directory, recovery_point, clean)
-        recovered = recover(
-            self._disk,
-            directory,
-            recovery_point=recovery_point,
-            clean=clean,
-            log_start_offset=log_start_offset,
-            index_interval_bytes=self._default_config.index_interval_bytes,
-            now_ms=self._world.clock.wall_ms(),
-            before_loss=self._continuity.distrust,
-            progress=progress,
-        )
-        # Where both are 0, the first flush may not have come to its end.
-        was_flushed = recovery_point > 0 or (log_start_offset or 0) > 0
-        return _Opened(topic_id, recovered, has_durable_id=was_flushed or not topic_id)
-
-    def _topic_id_or_reset(self, directory: str, recovery_point: int, clean: bool) -> str:
-        """The topic's id is written when a log is made, and reaches the disk with its first flush. A power cut before
-        that may leave any part of the file, and any of the records: of which topic they are, nobody knows, so they go,
-        as records that were not flushed may. One that never had a record is not flushed by a clean stop either. Raises
-        MalformedFile, OSError."""
-        if recovery_point or not (self._continuity.has_lost_memory or (clean and self._is_empty(directory))):
-            return self._read_topic_id(directory)
-        try:
-            topic_id = self._read_topic_id(directory)
-        except MalformedFile:
-            topic_id = ""
-        # One that lacks its checksum is believed otherwise, since the first ones had none.
-        if not topic_id or self._disk.read_file(f"{directory}/{PARTITION_METADATA_FILE}") != encode_topic_id(topic_id):
-            topic_id = ""
-            logger.info("%s was made shortly before the host lost its power: it is made anew, empty", directory)
-            for name in self._disk.list(directory):
-                self._disk.remove(f"{directory}/{name}")
-            self._disk.sync_directory(directory)
-        return topic_id
-
-    def _is_empty(self, directory: str) -> bool:
-        segments = [name for name in self._disk.list(directory) if name.endswith(LOG_SUFFIX)]
-        return not any(self._disk.read_file(f"{directory}/{name}") for name in segments)
-
-    def _adopt(self, partition: TopicPartition, opened: _Opened, config: LogConfig) -> Log:
+    def _adopt(self, partition: TopicPartition, opened: Opened, config: LogConfig) -> Log:
         report = opened.recovered.report
         self.reports[partition] = report
         if report.problem:
@@ -338,9 +238,9 @@ class LogManager:
                 report.log_end_offset,
                 report.problem,
             )
-        first_dirty = min(self._first_dirty_offsets.values.get(partition, 0), report.log_end_offset)
+        first_dirty = min(self.directory.first_dirty_offsets.values.get(partition, 0), report.log_end_offset)
         log = Log(
-            self._directory,
+            self.directory,
             self._path(str(partition)),
             partition,
             opened.topic_id,
@@ -354,39 +254,21 @@ class LogManager:
 
     # -- what the cluster may believe of this directory --
 
-    @property
-    def trusted_since(self) -> int:
-        """Since which broker epoch nothing was lost; SINCE_THIS_REGISTRATION: from the next registration on."""
-        return self._continuity.trusted_since
-
-    @property
-    def synced_since(self) -> int:
-        """The same of what had been flushed."""
-        return self._continuity.synced_since
-
-    @property
-    def directory_id(self) -> str:
-        return self._continuity.directory_id
-
-    def witness(self) -> Witness:
-        """What this directory says for itself and the broker's others. After `open`."""
-        return self._continuity.witness()
-
     async def agree(self, verdict: Verdict) -> None:
         """What all directories say together is durable on return. Raises BrokerError KAFKA_STORAGE_ERROR."""
-        await self._note(self._continuity.agree, verdict)
+        await self._note(self.continuity.agree, verdict)
 
     async def note_failed(self, directories: Collection[str]) -> None:
         """Others have failed: durable on return. Raises BrokerError KAFKA_STORAGE_ERROR."""
-        await self._note(self._continuity.note_failed, directories)
+        await self._note(self.continuity.note_failed, directories)
 
     async def _note(self, write: Callable[[Any], None], what: object) -> None:
-        self._directory.check()
+        self.directory.check()
         doing = f"writing {self._path(CONTINUITY_FILE)}"
         try:
             await self._patiently(doing, lambda: self._run(write, what))
         except OSError as error:
-            self._directory.fail_and_raise(error, doing)
+            self.directory.fail_and_raise(error, doing)
 
     async def _patiently(self, doing: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """What `attempt` returns, which may be repeated from its beginning: as it is for SHORTAGE_PATIENCE_S where it
@@ -398,27 +280,27 @@ class LogManager:
             except OSError as error:
                 if trouble_of(error) is not Trouble.SHORTAGE or self._world.clock.monotonic() >= until_s:
                     raise
-                self._directory.tell_of_shortage(error, doing)
+                self.directory.tell_of_shortage(error, doing)
             await asyncio.sleep(SHORTAGE_PAUSE_S)
-            self._directory.check()
+            self.directory.check()
 
     def registered(self, broker_epoch: int) -> None:
         """The broker has this epoch now. Durable on return, where it is the epoch since which nothing was lost; blocks
         for that once. A disk that fails here takes the directory offline."""
-        if self._directory.failure is not None:
+        if self.directory.failure is not None:
             return
         try:
-            self._continuity.registered(broker_epoch)
+            self.continuity.registered(broker_epoch)
         except OSError as error:
-            self._directory.fail(error, f"writing {self._path(CONTINUITY_FILE)}")
+            self.directory.fail(error, f"writing {self._path(CONTINUITY_FILE)}")
 
     async def distrust(self, reason: str) -> None:
         """What is here is not believed before the next registration. Raises BrokerError KAFKA_STORAGE_ERROR."""
-        await self._note(self._continuity.distrust, reason)
+        await self._note(self.continuity.distrust, reason)
 
     async def _distrust(self, reason: str) -> None:
         """Raises OSError."""
-        await self._run(self._continuity.distrust, reason)
+        await self._run(self.continuity.distrust, reason)
 
     # -- logs --
 
@@ -446,7 +328,7 @@ class LogManager:
         if partition not in self.damaged:
             return ""
         try:
-            return await self._run(self._read_topic_id, self._path(str(partition)))
+            return await self._run(read_topic_id, self._disk, self._path(str(partition)))
         except (MalformedFile, OSError, BrokerError):
             return ""
 
@@ -478,9 +360,10 @@ class LogManager:
                     del self._not_flushed[partition]
             if partition in self.damaged:
                 # Both: a recovery point says that all is there from where the log begins.
+                starts, points = self.directory.log_start_offsets, self.directory.recovery_points
                 if log.has_durable_id:
-                    self._log_start_offsets.stage({**self._log_start_offsets.values, partition: log.log_start_offset})
-                self._recovery_points.stage({**self._recovery_points.values, partition: log.recovery_point})
+                    starts.stage({**starts.values, partition: log.log_start_offset})
+                points.stage({**points.values, partition: log.recovery_point})
             with suppress(BrokerError):
                 await log.close()
 
@@ -494,7 +377,7 @@ class LogManager:
         if problem:
             raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
         async with self._exclusively(partition):
-            self._directory.check()
+            self.directory.check()
             if partition in self.damaged:
                 if self._disk.exists(self._path(str(partition))):
                     raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, self.damaged[partition])
@@ -506,17 +389,17 @@ class LogManager:
                     f"{log.path} belongs to the topic with id {log.topic_id}, not {topic_id}",
                 )
             if log is None:
-                self._check_room(partition)
+                check_room(self._disk, self._path(str(partition)))
             with self._under_way(partition):
                 try:
                     if log is None:
-                        [opened] = await self._run(self._create_logs, [partition], topic_id)
+                        [opened] = await self._run(self._opener.create, [partition], topic_id)
                         log = self._adopt(partition, opened, config)
                     elif topic_id and not log.topic_id:
                         await self._run(write_topic_id, self._disk, log.path, topic_id)
                         log.topic_id = topic_id
                 except OSError as error:
-                    self._directory.refuse(error, f"creating {self._path(str(partition))}")
+                    self.directory.refuse(error, f"creating {self._path(str(partition))}")
             log.configure(config)
             return log
 
@@ -529,81 +412,18 @@ class LogManager:
         async with AsyncExitStack() as held:
             for partition in sorted(partitions):
                 await held.enter_async_context(self._exclusively(partition))
-            self._directory.check()
+            self.directory.check()
             wanted = [p for p in partitions if p not in self._logs and p not in self.damaged]
             for partition in wanted:
                 held.enter_context(self._under_way(partition))
             if wanted:
-                self._check_room(wanted[0], len(wanted))
+                check_room(self._disk, self._path(str(wanted[0])), len(wanted))
             try:
-                created = await self._run(self._create_logs, wanted, topic_id)
+                created = await self._run(self._opener.create, wanted, topic_id)
             except OSError as error:
-                self._directory.refuse(error, f"creating {len(wanted)} logs of {topic_id}")
+                self.directory.refuse(error, f"creating {len(wanted)} logs of {topic_id}")
             for partition, opened in zip(wanted, created, strict=True):
                 self._adopt(partition, opened, config).configure(config)
-
-    def _check_room(self, partition: TopicPartition, count: int = 1) -> None:
-        """Raises Shortage where so many more logs would leave too few descriptors to others: to connections, without
-        which no log is of use, and to the segments that those which are here begin."""
-        files, used, limit = self._disk.descriptors()
-        if files + count - 1 > limit * MOST_FOR_FILES or used + count - 1 > limit * MOST_IN_ALL:
-            reason = f"{used} or more of the {limit} descriptors of this process are taken, {files} of them by files"
-            raise shortage(f"creating {self._path(str(partition))}", reason)
-
-    @property
-    def room(self) -> Room:
-        files, used, limit = self._disk.descriptors()
-        return Room(files <= limit * MOST_FOR_FILES and used <= limit * MOST_IN_ALL, used < limit)
-
-    def _create_logs(self, partitions: Sequence[TopicPartition], topic_id: str) -> list[_Opened]:
-        """In a worker thread. On return their directories are durable, each an empty log for the next start; what is
-        in them, the topic's id too, gets durable with the first flush. Raises OSError, and then none is open."""
-        created: list[_Opened] = []
-        with ExitStack() as undo:
-            for partition in partitions:
-                opened = self._create_log(partition, topic_id)
-                for segment in opened.recovered.segments:
-                    undo.callback(segment.close)
-                created.append(opened)
-            self._disk.sync_directory(self.log_dir)
-            undo.pop_all()
-        return created
-
-    def _create_log(self, partition: TopicPartition, topic_id: str) -> _Opened:
-        # Offsets that an earlier topic of that name left in the files must not be taken for this one's.
-        self._directory.lower_offsets(partition, 0)
-        directory = self._path(str(partition))
-        if self._disk.exists(directory):
-            recovered = self._open_log(partition, False, 0, 0).recovered
-        else:
-            self._disk.make_directories(directory)
-            recovered = empty_log(self._disk, directory, self._default_config.index_interval_bytes)
-        try:
-            if topic_id:
-                self._put_topic_id(directory, topic_id)
-            else:
-                self._disk.sync_directory(directory)
-        except BaseException:
-            for segment in recovered.segments:
-                segment.close()
-            raise
-        return _Opened(topic_id, recovered, has_durable_id=not topic_id)
-
-    def _put_topic_id(self, directory: str, topic_id: str) -> None:
-        """Whole or not at all, whenever the process dies; not synced. Raises OSError."""
-        path = f"{directory}/{PARTITION_METADATA_FILE}"
-        file = self._disk.open(path + ".tmp", create=True)
-        try:
-            file.truncate(0)
-            file.pwrite([encode_topic_id(topic_id)], 0)
-        finally:
-            file.close()
-        self._disk.rename(path + ".tmp", path)
-
-    def _read_topic_id(self, directory: str) -> str:
-        """Empty where it is not known. Raises MalformedFile, OSError."""
-        path = f"{directory}/{PARTITION_METADATA_FILE}"
-        return decode_topic_id(path, self._disk.read_file(path)) if self._disk.exists(path) else ""
 
     async def delete(self, partition: TopicPartition) -> None:
         """Forget the log, and remove its files in the background; nothing where there is none. Once this returns, a
@@ -628,7 +448,7 @@ class LogManager:
                     log = self._logs.pop(partition, None)  # it was being created
                 if log is None and partition not in self.damaged:
                     return ""
-                self._directory.check()
+                self.directory.check()
                 if log is not None:
                     await log.close()
                 self._forget_damage(partition)
@@ -642,7 +462,7 @@ class LogManager:
                         await self._run(self._disk.sync_directory, self.log_dir)
                         return False  # it was damaged, and somebody has moved it away; or an earlier attempt has
                     # A recovery point whose log is gone would be taken for a loss by the next start.
-                    await self._run(self._directory.lower_offsets, partition, 0)
+                    await self._run(self.directory.lower_offsets, partition, 0)
                     await self._run(self._rename_away, path, moved)
                     return True
 
@@ -652,7 +472,7 @@ class LogManager:
                     if trouble_of(error) is Trouble.SHORTAGE:
                         self.damaged[partition] = f"the replica in {path} could not be moved away: {error}"
                         self.healable.add(partition)  # it is tried again where nobody counts on it any more
-                    self._directory.refuse(error, f"renaming {path}")
+                    self.directory.refuse(error, f"renaming {path}")
         return moved if was_there else ""
 
     # -- moving to another log directory --
@@ -660,28 +480,20 @@ class LogManager:
     async def create_future(self, partition: TopicPartition, topic_id: str, config: LogConfig) -> Log:
         """An empty log for a copy of a replica in another directory. It counts for nothing here before `adopt_future`,
         and the next start removes it. Raises BrokerError KAFKA_STORAGE_ERROR."""
-        self._directory.check()
-        self._check_room(partition)
+        self.directory.check()
+        check_room(self._disk, self._path(str(partition)))
         path = self._path(moved_name(partition, f"{self._world.random.getrandbits(128):032x}", FUTURE))
         try:
-            recovered = await self._run(self._create_future, partition, path, topic_id)
+            recovered = await self._run(self._opener.create_future, partition, path, topic_id)
         except OSError as error:
-            self._directory.refuse(error, f"creating {path}")
-        return Log(self._directory, path, partition, topic_id, config, recovered, has_durable_id=not topic_id)
-
-    def _create_future(self, partition: TopicPartition, path: str, topic_id: str) -> Recovered:
-        self._directory.lower_offsets(partition, 0)  # as in `_create_log`
-        self._disk.make_directories(path)
-        recovered = empty_log(self._disk, path, self._default_config.index_interval_bytes)
-        if topic_id:
-            self._put_topic_id(path, topic_id)
-        return recovered
+            self.directory.refuse(error, f"creating {path}")
+        return Log(self.directory, path, partition, topic_id, config, recovered, has_durable_id=not topic_id)
 
     async def discard_future(self, log: Log) -> None:
         """Close it, and remove its files in the background."""
         with suppress(BrokerError):  # the disk hangs: what a worker thread may be at work with is left to it
             await log.close()
-            if self._directory.failure is None:
+            if self.directory.failure is None:
                 self._remove_in_background(log.path)
 
     def adopt_future(self, log: Log, high_watermark: int) -> None:
@@ -689,15 +501,15 @@ class LogManager:
         it. Blocks. Raises BrokerError KAFKA_STORAGE_ERROR: then it is what it was, or the directory has failed."""
         partition = log.partition
         path = self._path(str(partition))
-        self._directory.check()
+        self.directory.check()
         with self._under_way(partition):
             try:
                 log.flush_now()
                 # Before its name: without the first, deleted records would be back.
                 for checkpoint, offset in (
-                    (self._log_start_offsets, log.log_start_offset),
-                    (self._high_watermarks, high_watermark),
-                    (self._first_dirty_offsets, log.first_dirty_offset),
+                    (self.directory.log_start_offsets, log.log_start_offset),
+                    (self.directory.high_watermarks, high_watermark),
+                    (self.directory.first_dirty_offsets, log.first_dirty_offset),
                 ):
                     if offset > 0:
                         checkpoint.write(checkpoint.stage({**checkpoint.values, partition: offset}))
@@ -708,7 +520,7 @@ class LogManager:
                     self._disk.rename(path, log.path)
                     raise
             except OSError as error:
-                self._directory.refuse(error, f"moving {partition} to {self.log_dir}")
+                self.directory.refuse(error, f"moving {partition} to {self.log_dir}")
             log.moved(path)
             self._logs[partition] = log
 
@@ -734,16 +546,16 @@ class LogManager:
                 await log.close()
                 self.reports.pop(partition, None)
                 while True:
-                    self._directory.check()
+                    self.directory.check()
                     try:
-                        await self._run(self._directory.lower_offsets, partition, 0)
+                        await self._run(self.directory.lower_offsets, partition, 0)
                         await self._run(self._rename_away, log.path, moved)
                         break
                     except OSError as error:
                         doing = f"renaming {log.path}"
                         if trouble_of(error) is not Trouble.SHORTAGE:
-                            self._directory.fail_and_raise(error, doing)
-                        self._directory.tell_of_shortage(error, doing)
+                            self.directory.fail_and_raise(error, doing)
+                        self.directory.tell_of_shortage(error, doing)
                     if self._stopping.is_set():
                         return  # the next start keeps the longer log
                     await asyncio.sleep(SHORTAGE_PAUSE_S)
@@ -761,7 +573,7 @@ class LogManager:
         try:
             yield
         finally:
-            if self._directory.failure is None:
+            if self.directory.failure is None:
                 self._unsettled.discard(partition)
 
     def _rename_away(self, path: str, moved: str) -> None:
@@ -777,9 +589,9 @@ class LogManager:
 
     async def _remove_tree(self, path: str) -> None:
         try:
-            await self._directory.run(self._disk.remove_tree, path)
+            await self.directory.run(self._disk.remove_tree, path)
         except OSError as error:
-            self._directory.fail_unless_short(error, f"removing {path}")  # the next start removes it
+            self.directory.fail_unless_short(error, f"removing {path}")  # the next start removes it
 
     @asynccontextmanager
     async def _exclusively(self, partition: TopicPartition) -> AsyncIterator[None]:
@@ -790,153 +602,17 @@ class LogManager:
 
     # -- checkpoints --
 
-    async def checkpoint_recovery_points(self) -> None:
-        """Flush every log and write down that it is. Raises BrokerError KAFKA_STORAGE_ERROR."""
-        for log in self.logs():  # one by one: other work needs worker threads too
-            await log.checkpoint()
-        await self.note_recovery_points()
-
-    async def checkpoint_synced(self) -> None:
-        """Write down how far logs with durability=synced are flushed, where that is more than the file says. A power
-        cut takes nothing below, so a start that does not find it knows that something else has happened. Raises
-        BrokerError KAFKA_STORAGE_ERROR."""
-        known = self._recovery_points.values
-        if any(log.config.synced and log.recovery_point > known.get(p, 0) for p, log in self._logs.items()):
-            await self.note_recovery_points()
-
-    async def note_recovery_points(self) -> None:
-        self._directory.check()
-        try:
-            await self._write_recovery_points()
-        except OSError as error:
-            self._directory.refuse(error, f"writing {self._recovery_points.path}")
-
-    async def _write_recovery_points(self) -> None:
-        """And where the logs begin."""
-        points = {partition: log.recovery_point for partition, log in self._logs.items()}
-        points |= self._of_damaged(self._recovery_points)
-        staged = self._recovery_points.stage(points)
-        # First, since a recovery point says that all is there from where the log begins.
-        await self._write_log_start_offsets()
-        await self._run(self._recovery_points.write, staged)
-
-    def _of_damaged(self, checkpoint: OffsetCheckpoint) -> dict[TopicPartition, int]:
-        """What the file says of replicas that are out of service stays. Without its recovery point, the next start
-        would take what had been safe for a tail that nobody had flushed, and cut it at the damage; and what had been
-        deleted would be back where somebody repairs the files."""
-        return {p: checkpoint.values[p] for p in self.damaged if p in checkpoint.values}
-
-    async def remove_old_segments(self) -> None:
-        """Take off the disk what lies below the logs' start. Raises BrokerError KAFKA_STORAGE_ERROR."""
-        logs = [log for log in self.logs() if log.has_old_segments]
-        if not logs:
-            return
-        await self.note_recovery_points()
-        starts = await self.checkpoint_log_start_offsets()
-        for log in logs:
-            # A log may have been flushed since, and then its own recovery point is not on disk yet.
-            recovery_point = self._recovery_points.stored.get(log.partition, 0)
-            await log.remove_old_segments(min(starts.get(log.partition, 0), recovery_point))
-
-    async def checkpoint_log_start_offsets(self) -> Mapping[TopicPartition, int]:
-        """Write down where logs begin, if not at 0. Returns what is on disk. Raises BrokerError KAFKA_STORAGE_ERROR.
-
-        One that was never flushed is flushed first. If a power cut took it, it would be made anew and begin where the
-        file says, as if it knew all that was before: its leader would not tell it of the producers."""
-        self._directory.check()
-        for log in self.logs():
-            if log.log_start_offset > 0 and not log.has_durable_id:
-                with suppress(Shortage):
-                    await log.flush()
-        try:
-            return await self._write_log_start_offsets()
-        except OSError as error:
-            self._directory.refuse(error, f"writing {self._log_start_offsets.path}")
-
-    async def _write_log_start_offsets(self) -> Mapping[TopicPartition, int]:
-        logs = self._logs.items()
-        offsets = {p: log.log_start_offset for p, log in logs if log.log_start_offset > 0 and log.has_durable_id}
-        offsets |= self._of_damaged(self._log_start_offsets)
-        if offsets != self._log_start_offsets.values or not self._log_start_offsets.is_written:
-            await self._run(self._log_start_offsets.write, self._log_start_offsets.stage(offsets))
-        return offsets
-
-    async def checkpoint_first_dirty_offsets(self) -> None:
-        """Write down which logs are compacted, and how far. Raises BrokerError KAFKA_STORAGE_ERROR."""
-        self._directory.check()
-        try:
-            await self._write_first_dirty_offsets()
-        except OSError as error:
-            self._directory.refuse(error, f"writing {self._first_dirty_offsets.path}")
-
-    async def _write_first_dirty_offsets(self) -> None:
-        checkpoint = self._first_dirty_offsets
-        known = checkpoint.values  # before the controller's first order, logs do not know their topics' settings
-        offsets = {p: log.first_dirty_offset for p, log in self._logs.items() if log.config.compact or p in known}
-        offsets |= self._of_damaged(checkpoint)
-        if offsets != known or not checkpoint.is_written:
-            await self._run(checkpoint.write, checkpoint.stage(offsets))
-
-    def high_watermark(self, partition: TopicPartition) -> int:
-        """As last checkpointed, 0 where it never was: of this very log, and not past what it held then."""
-        return self._high_watermarks.values.get(partition, 0)
-
-    async def _lower_high_watermarks(self) -> None:
-        """Before anything is appended: a mark past the end of a log would be believed of what is appended there next,
-        and the mark of a log that is not there, of the next topic of that name."""
-        before = self._high_watermarks.values
-        marks = {p: min(mark, self._logs[p].log_end_offset) for p, mark in before.items() if p in self._logs}
-        marks |= self._of_damaged(self._high_watermarks)
-        short = sorted(p for p, mark in marks.items() if mark < before[p])
-        if short:  # no crash explains that: a mark is lowered before its log is cut
-            reason = f"{', '.join(map(str, short[:10]))} ended further on, by the high watermarks on file"
-            await self._run(self._continuity.distrust, reason, False)
-        if marks != before:
-            await self._run(self._high_watermarks.write, self._high_watermarks.stage(marks))
-
-    async def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        """Write them down. Raises BrokerError KAFKA_STORAGE_ERROR."""
-        staged = self.stage_high_watermarks(high_watermarks)
-        try:
-            await self._run(self.write_high_watermarks, staged)
-        except Shortage:
-            raise
-        except BrokerError as error:
-            self._directory.fail(error.__cause__ or error, "writing high watermarks")
-            raise
-
-    def stage_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> Staged:
-        """A picture of the high watermarks, to be written by `write_high_watermarks`. Logs that are not named keep what
-        was checkpointed last; what has no log is left out. Does not block.
-
-        To be taken in the event loop, where logs are cut and deleted: so all of it is from before, or all from after
-        that."""
-        before = self._high_watermarks.values
-        marks = {p: high_watermarks.get(p, before.get(p, 0)) for p in self._logs}
-        return self._high_watermarks.stage(marks | self._of_damaged(self._high_watermarks))
-
-    def write_high_watermarks(self, staged: Staged) -> None:
-        """Blocks; in any thread. Raises BrokerError KAFKA_STORAGE_ERROR."""
-        self._directory.check()
-        try:
-            self._high_watermarks.write(staged)
-        except OSError as error:
-            doing = f"writing {self._high_watermarks.path}"
-            if trouble_of(error) is Trouble.SHORTAGE:
-                raise shortage(doing, error) from error
-            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{doing}: {error}") from error
-
     async def _checkpoint_regularly(self) -> None:
         while not self._stopping.is_set():
             try:
                 async with asyncio.timeout(self._checkpoint_interval_s):
                     await self._stopping.wait()
             except TimeoutError:
-                if self._directory.failure is not None:
+                if self.directory.failure is not None:
                     return
                 try:
-                    await self.checkpoint_recovery_points()
-                    await self.checkpoint_first_dirty_offsets()
+                    await self.checkpoints.checkpoint_recovery_points()
+                    await self.checkpoints.checkpoint_first_dirty_offsets()
                 except Shortage:
                     continue
                 except BrokerError:
@@ -945,7 +621,7 @@ class LogManager:
     def _report_failure(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._directory.fail(error, task.get_name())
+            self.directory.fail(error, task.get_name())
 
     async def space(self) -> tuple[int, int]:
         """Of the disk: how many bytes it has, and how many can still be taken; -1 where it does not tell."""
@@ -956,51 +632,17 @@ class LogManager:
 
     # -- failure and end --
 
-    def on_offline(self, listener: Callable[[], None]) -> None:
-        """Call `listener`, once, when a write or fsync has failed: nothing is appended or read any more."""
-        self._directory.on_offline(listener)
-
-    def check(self) -> None:
-        """Raises BrokerError KAFKA_STORAGE_ERROR where the directory is offline."""
-        self._directory.check()
-
-    def fail(self, error: BaseException, doing: str) -> None:
-        """Something other than a log could not be written to this directory: it goes offline all the same."""
-        self._directory.fail(error, doing)
-
-    def fail_unless_short(self, error: OSError, doing: str) -> None:
-        """As `LogDirectory.fail_unless_short`."""
-        self._directory.fail_unless_short(error, doing)
-
-    def on_silence(self, listener: Callable[[], None]) -> None:
-        """Call `listener` when the disk hangs, and again every second until it does not, or is given up."""
-        self._directory.on_silence(listener)
-
-    @property
-    def silent_s(self) -> float:
-        """For how long no call for the directory has returned though some were under way."""
-        return self._directory.silent_s
-
-    def give_up(self) -> None:
-        """The disk hangs: the directory is offline, and nobody waits for it any more."""
-        self._directory.give_up()
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Why the directory is offline; None while it is not."""
-        return self._directory.failure
-
     async def close(self, *, clean: bool = True, broker_epoch: int = -1) -> None:
         """Stop. With `clean`, everything is on disk on return, and the marker that says so, unless the directory has
         failed or was never opened. Whoever appends must have stopped before."""
         self._stopping.set()
-        if self._checkpoints is not None:
-            await asyncio.wait([self._checkpoints])
+        if self._checkpointing is not None:
+            await asyncio.wait([self._checkpointing])
         if self._removals:
             with suppress(BrokerError):
-                await self._directory.unless_hung(asyncio.wait(set(self._removals)))
-        opened = self._directory.is_taken and self._checkpoints is not None
-        clean = clean and opened and self._directory.failure is None
+                await self.directory.unless_hung(asyncio.wait(set(self._removals)))
+        opened = self.directory.is_taken and self._checkpointing is not None
+        clean = clean and opened and self.directory.failure is None
         if clean:
             try:
                 for partition, log in list(self._not_flushed.items()):
@@ -1009,18 +651,18 @@ class LogManager:
                 for outcome in outcomes:
                     if outcome is not None:
                         raise outcome
-                await self.note_recovery_points()
-                await self.checkpoint_first_dirty_offsets()
+                await self.checkpoints.note_recovery_points()
+                await self.checkpoints.checkpoint_first_dirty_offsets()
             except BrokerError:
                 clean = False  # the directory went offline, and everybody has been told
             if clean and self._not_flushed:
                 clean = False
                 logger.warning("%s does not stop cleanly: not all of %s is on disk", self.log_dir, [*self._not_flushed])
-        if self._directory.is_hung:
+        if self.directory.is_hung:
             return  # worker threads may be at work there: the files stay open, and the lock taken
         for log in self.logs():
             await log.close()
-        if opened and self._directory.failure is not None:
+        if opened and self.directory.failure is not None:
             try:
                 # The kernel may have given up pages that it could not write: what they held may be
                 # gone at any time.
@@ -1028,5 +670,5 @@ class LogManager:
             except OSError as error:
                 logger.error("%s cannot be written: %s", self._path(CONTINUITY_FILE), error)
         if clean:
-            self._directory.write_clean_marker(broker_epoch)
-        self._directory.release()
+            self.directory.write_clean_marker(broker_epoch)
+        self.directory.release()

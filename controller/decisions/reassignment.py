@@ -22,7 +22,7 @@ from what ZooKeeper has, and may be done twice. The twelve steps of a reassignme
      its own, with an ISR of the target alone (`finish`); after that the picture has RAR, and the target is told of both
      (`release`). From then on no leader lets any other replica join the ISR.
   8. The others are Offline and told to stop (`release`), and then to delete (`delete`, `forget`). One that cannot be
-     told finds out when its broker registers again (`ReplicaManager.delete_strays`).
+     told finds out when its broker registers again (`ControllerOrders.delete_strays`).
   9. The topic znode gets RAR alone (`record`).
  10. `/admin/reassign_partitions` loses the partition (`leave`).
  11. Every broker gets UpdateMetadata,

@@ -114,7 +114,7 @@ class Replication(RuleBasedStateMachine):
         manager = self.managers[broker_id]
         manager.registered(self.epochs_given)
         expected = min(self.trusted_since[broker_id], self.epochs_given)
-        assert manager.trusted_since == expected, "distrusted only after a power cut"
+        assert manager.continuity.trusted_since == expected, "distrusted only after a power cut"
         self.trusted_since[broker_id] = expected
 
     @rule(broker_id=brokers)
@@ -186,7 +186,7 @@ class Replication(RuleBasedStateMachine):
     @rule(broker_id=brokers)
     def checkpoint(self, broker_id: int) -> None:
         if broker_id in self.alive:
-            self.loop.run_until_complete(self.managers[broker_id].checkpoint_recovery_points())
+            self.loop.run_until_complete(self.managers[broker_id].checkpoints.checkpoint_recovery_points())
 
     # -- the controller and ZooKeeper --
 

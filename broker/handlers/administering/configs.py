@@ -114,7 +114,11 @@ async def handle_describe_configs(services: Services, request: Request, body: De
                 if _is_of_another(services, resource.resource_type, resource.resource_name):
                     raise not_that_broker(resource.resource_name, services.configs.static.broker_id)
                 found = await reader.find(resource.resource_type, resource.resource_name)
-                held = services.replicas.settings_of(resource.resource_name) if found.topic is not None else None
+                held = (
+                    services.replicas.settings.topics.texts_of(resource.resource_name)
+                    if found.topic is not None
+                    else None
+                )
                 entries = _described(services.configs, found, resource, body, held or {})
                 results.append(_description(ErrorCode.NONE, None, resource, entries))
             except BrokerError as error:

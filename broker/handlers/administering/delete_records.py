@@ -30,7 +30,7 @@ async def handle_delete_records(services: Services, request: Request, body: Dele
     slices = Slices()
     statuses: dict[TopicPartition, DeletionStatus] = {}
     for topic_partition, topic_id, offset in entries:
-        statuses[topic_partition] = services.replicas.delete_records(topic_partition, topic_id, offset)
+        statuses[topic_partition] = services.replicas.appender.delete_records(topic_partition, topic_id, offset)
         await slices.breathe()
 
     def respond(statuses: dict[TopicPartition, DeletionStatus]) -> None:
@@ -40,4 +40,6 @@ async def handle_delete_records(services: Services, request: Request, body: Dele
         results = [DeleteRecordsTopicResult(name, partitions) for name, partitions in topics.items()]
         request.respond(DeleteRecordsResponse(0, results))
 
-    services.replicas.await_deletions(statuses, timeout_ms=max(body.timeout_ms, LEAST_TIMEOUT_MS), respond=respond)
+    services.replicas.appender.await_deletions(
+        statuses, timeout_ms=max(body.timeout_ms, LEAST_TIMEOUT_MS), respond=respond
+    )

@@ -57,7 +57,7 @@ async def _topics(
         topic, index = log.partition
         if wanted is not None and log.partition not in wanted:
             continue
-        replica = services.replicas.partition(log.partition)
+        replica = services.replicas.partitions.get(log.partition)
         lag = -1 if replica is None else max(0, replica.high_watermark - log.log_end_offset)
         described = DescribeLogDirsPartition(index, log.size, lag)
         topics.setdefault(topic, DescribeLogDirsTopic(topic, [])).partitions.append(described)

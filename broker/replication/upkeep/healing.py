@@ -23,8 +23,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from minibroker.broker.storage.descriptors import Room
 from minibroker.broker.storage.log_dirs import LogDirs
-from minibroker.broker.storage.manager import Room
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_EPOCH, NO_LEADER, LeaderAndIsr, TopicPartition

@@ -24,8 +24,9 @@ from typing import NamedTuple
 import msgspec
 
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.storage.flushing import SHORTAGE_PAUSE_S
 from minibroker.broker.storage.io_errors import Shortage
-from minibroker.broker.storage.log import SHORTAGE_PAUSE_S, Log, LogInvariantViolated
+from minibroker.broker.storage.log import Log, LogInvariantViolated
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition

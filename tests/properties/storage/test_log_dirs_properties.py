@@ -139,7 +139,7 @@ class Cluster:
                 await log.flush()
         for manager in logs.online:
             if what == "all" and manager.log_dir == path:
-                manager.fail(OSError(errno.EIO, "as a write that failed would"), "a test")
+                manager.directory.fail(OSError(errno.EIO, "as a write that failed would"), "a test")
         await logs.note_failed()
 
 

@@ -20,6 +20,7 @@ import pytest
 from minibroker.broker.storage import log as log_module
 from minibroker.broker.storage.directory import LogDirectoryFailed
 from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_checkpoints import LogCheckpoints
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.storage.retention import expired
@@ -93,7 +94,7 @@ class RetainedLog:
             self.append()
             self.epoch += self.random.random() < 0.2
             if len(self.log.extents()) == 2 and not self.safe_end:
-                await self.manager.checkpoint_recovery_points()
+                await self.manager.checkpoints.checkpoint_recovery_points()
                 self.safe_end = self.log.log_end_offset
         await self.flush()
         fourth = self.log.extents()[3]
@@ -130,7 +131,7 @@ class RetainedLog:
             retention_bytes=retention_bytes,
         )
         self.log.move_log_start_offset(start)
-        await self.manager.remove_old_segments()
+        await self.manager.checkpoints.remove_old_segments()
 
     async def die(self, *, power_cut: bool) -> None:
         await self.host.end_process()
@@ -187,9 +188,9 @@ async def by_size(driver: RetainedLog) -> None:
 async def delete_records(driver: RetainedLog) -> None:
     """In the midst of a segment, or of a batch. Whoever asked for it is told once it is written down."""
     driver.log.move_log_start_offset(driver.middle)
-    await driver.manager.checkpoint_log_start_offsets()
+    await driver.manager.checkpoints.checkpoint_log_start_offsets()
     driver.safe_start = driver.middle
-    await driver.manager.remove_old_segments()
+    await driver.manager.checkpoints.remove_old_segments()
 
 
 async def roll_by_time(driver: RetainedLog) -> None:
@@ -204,7 +205,7 @@ async def everything_goes(driver: RetainedLog) -> None:
     """The active segment is sealed for it."""
     driver.log.move_log_start_offset(driver.log.log_end_offset)
     await driver.flush()
-    await driver.manager.remove_old_segments()
+    await driver.manager.checkpoints.remove_old_segments()
 
 
 Pass = Callable[[RetainedLog], Awaitable[None]]
@@ -359,14 +360,14 @@ def test_the_start_after_that_may_die_at_any_step_too(retain: Pass, power_cut: b
 def start_written_after_the_removal(patches: Patches) -> None:
     removing = False
 
-    @patches.instead_of(LogManager, "_write_log_start_offsets")
-    async def write_log_start_offsets(original: Any, self: LogManager) -> Any:
+    @patches.instead_of(LogCheckpoints, "_write_log_start_offsets")
+    async def write_log_start_offsets(original: Any, self: LogCheckpoints) -> Any:
         if not removing:
             return await original(self)
-        return {log.partition: log.log_start_offset for log in self.logs()}
+        return {log.partition: log.log_start_offset for log in self._logs.values()}
 
-    @patches.instead_of(LogManager, "remove_old_segments")
-    async def remove_old_segments(original: Any, self: LogManager) -> None:
+    @patches.instead_of(LogCheckpoints, "remove_old_segments")
+    async def remove_old_segments(original: Any, self: LogCheckpoints) -> None:
         nonlocal removing
         removing = True
         try:
@@ -377,16 +378,16 @@ def start_written_after_the_removal(patches: Patches) -> None:
 
 
 def start_not_written(patches: Patches) -> None:
-    @patches.instead_of(LogManager, "_write_log_start_offsets")
-    async def write_log_start_offsets(original: Any, self: LogManager) -> Any:
-        return {log.partition: log.log_start_offset for log in self.logs()}
+    @patches.instead_of(LogCheckpoints, "_write_log_start_offsets")
+    async def write_log_start_offsets(original: Any, self: LogCheckpoints) -> Any:
+        return {log.partition: log.log_start_offset for log in self._logs.values()}
 
 
 def recovery_points_not_written(patches: Patches) -> None:
-    @patches.instead_of(LogManager, "remove_old_segments")
-    async def remove_old_segments(original: Any, self: LogManager) -> None:
+    @patches.instead_of(LogCheckpoints, "remove_old_segments")
+    async def remove_old_segments(original: Any, self: LogCheckpoints) -> None:
         starts = await self.checkpoint_log_start_offsets()
-        for log in self.logs():
+        for log in list(self._logs.values()):
             await log.remove_old_segments(starts.get(log.partition, 0))
 
 

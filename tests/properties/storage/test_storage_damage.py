@@ -19,6 +19,7 @@ from random import Random
 
 import pytest
 
+from minibroker.broker.storage import search
 from minibroker.broker.storage.checkpoints import META_PROPERTIES_FILE
 from minibroker.broker.storage.directory import DataDirectoryUnusable
 from minibroker.broker.storage.log import Log
@@ -73,11 +74,13 @@ class Origin:
             sent = batch(2, size=size, timestamp=NOW + 10 * number, producer_id=number % 3, sequence=number // 3 * 2)
             log.append_as_leader(sent, epoch, NOW)
             if number + 1 == min(FLUSHED, batches - 5):
-                await manager.checkpoint_recovery_points()
+                await manager.checkpoints.checkpoint_recovery_points()
                 log.move_log_start_offset(25)
-                await manager.remove_old_segments()
-                manager.write_high_watermarks(manager.stage_high_watermarks({PARTITION: log.log_end_offset}))
-        await manager.checkpoint_log_start_offsets()
+                await manager.checkpoints.remove_old_segments()
+                manager.checkpoints.write_high_watermarks(
+                    manager.checkpoints.stage_high_watermarks({PARTITION: log.log_end_offset})
+                )
+        await manager.checkpoints.checkpoint_log_start_offsets()
         self._remember(log)
         if self.clean:
             await manager.close(clean=True)
@@ -97,7 +100,7 @@ class Origin:
             at = found.header.next_offset
         self.epochs = epochs_of(log, self.begin)
         self.producers = sequences_of(log)
-        self.times = {time: at_once(log.offset_for_timestamp(time, self.end)) for time in self.asked_times}
+        self.times = {time: at_once(search.offset_for_timestamp(log, time, self.end)) for time in self.asked_times}
 
     asked_times = tuple(range(NOW - 5, NOW + 10 * BATCHES + 10, 37))
 
@@ -134,7 +137,7 @@ async def _what_becomes_of(origin: Origin, path: Path) -> str:
         await manager.open("cluster")
     except DataDirectoryUnusable:
         return "refused"
-    is_believed = manager.trusted_since != SINCE_THIS_REGISTRATION
+    is_believed = manager.continuity.trusted_since != SINCE_THIS_REGISTRATION
     try:
         log = manager.get(PARTITION)
         if log is None:
@@ -142,7 +145,7 @@ async def _what_becomes_of(origin: Origin, path: Path) -> str:
             assert not is_believed
             return "set aside"
         assert log.topic_id == origin_topic_id(), "the replica is of another topic"
-        assert manager.high_watermark(PARTITION) <= origin.end
+        assert manager.checkpoints.high_watermark(PARTITION) <= origin.end
         assert log.log_end_offset <= origin.end
         assert log.recovery_point <= log.log_end_offset
         if log.log_end_offset < origin.end:
@@ -190,7 +193,7 @@ def _read_everything(origin: Origin, log: Log) -> bool:
             offset = next((base for base in origin.batches if base > offset), log.log_end_offset)
     for time, found in origin.times.items():
         try:
-            told = at_once(log.offset_for_timestamp(time, log.log_end_offset))
+            told = at_once(search.offset_for_timestamp(log, time, log.log_end_offset))
         except BrokerError as error:
             if error.code is not ErrorCode.CORRUPT_MESSAGE:
                 raise

@@ -10,6 +10,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minibroker.broker.storage import search
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.producer_state import RETAINED_BATCHES
@@ -176,7 +177,7 @@ class Driver:
                 record = header.base_timestamp + index, header.base_offset + index
                 if expected is None and record[0] >= timestamp and record[1] < up_to:
                     expected = record
-        assert at_once(self.log.offset_for_timestamp(timestamp, up_to)) == expected
+        assert at_once(search.offset_for_timestamp(self.log, timestamp, up_to)) == expected
 
     def look_up_the_newest(self) -> None:
         up_to = self.random.randint(self.model.start, self.model.end)
@@ -187,7 +188,7 @@ class Driver:
             if self.model.start <= header.base_offset + index < up_to
         ]
         timestamp, negated = max(records, default=(-1, 0))
-        assert at_once(self.log.newest_record(up_to)) == ((timestamp, -negated) if records else None)
+        assert at_once(search.newest_record(self.log, up_to)) == ((timestamp, -negated) if records else None)
 
     def truncate(self) -> None:
         offset = self.random.randint(self.model.start, self.model.end + 1)

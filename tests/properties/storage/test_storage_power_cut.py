@@ -19,6 +19,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from minibroker.broker.storage import search
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
@@ -196,14 +197,14 @@ class Driver:
         if self.random.random() < 0.5:
             self.world.executor.before = self.random.choice((self.append, self.truncate, self.empty, self.roll))
         else:  # as for DeleteRecords
-            await self.manager.checkpoint_log_start_offsets()
-        await self.manager.remove_old_segments()
+            await self.manager.checkpoints.checkpoint_log_start_offsets()
+        await self.manager.checkpoints.remove_old_segments()
         self.world.executor.before = None
-        if self.manager._log_start_offsets.values.get(PARTITION) == start == self.start:
+        if self.manager.directory.log_start_offsets.values.get(PARTITION) == start == self.start:
             self.durable_start = start
 
     async def checkpoint(self) -> None:
-        await self.manager.checkpoint_recovery_points()
+        await self.manager.checkpoints.checkpoint_recovery_points()
         self._flushed(True)
 
     def _flushed(self, everything: bool) -> None:
@@ -317,12 +318,12 @@ class Driver:
             assert log.epoch_at(max(self.start, header.base_offset)) == header.partition_leader_epoch
         if known:
             youngest = max(h.max_timestamp for h in known)
-            found = at_once(log.offset_for_timestamp(youngest, log.log_end_offset))
+            found = at_once(search.offset_for_timestamp(log, youngest, log.log_end_offset))
             assert header_of(self.readable(state)[0]).base_offset < self.start or found is not None
             assert found is None or found[0] == youngest or known[0].base_offset < self.start
-            newest = at_once(log.newest_record(log.log_end_offset))
+            newest = at_once(search.newest_record(log, log.log_end_offset))
             assert known[0].base_offset < self.start or (newest is not None and newest[0] == youngest)
-        assert at_once(log.offset_for_timestamp(NOW + 10_000, log.log_end_offset)) is None
+        assert at_once(search.offset_for_timestamp(log, NOW + 10_000, log.log_end_offset)) is None
         known_of_told = self.log._producers.get(TOLD)
         assert (known_of_told and known_of_told.batches) == (self.told and self.told.batches)
         if producers:
@@ -375,7 +376,7 @@ class Driver:
         if dies or kind == 19:
             await self._end_process()
             await (self.kill() if self.random.random() < 0.5 else self.cut_the_power())
-        assert self.manager.failure is None
+        assert self.manager.directory.failure is None
 
 
 @pytest.mark.slow
@@ -460,7 +461,7 @@ def test_a_log_whose_start_was_stored_before_its_first_flush_still_knows_its_pro
             driver.append()
         driver.start = driver.random.randint(1, driver.end)
         driver.log.move_log_start_offset(driver.start)
-        await driver.manager.checkpoint_log_start_offsets()
+        await driver.manager.checkpoints.checkpoint_log_start_offsets()
         driver.durable_start = driver.start
         await driver._end_process()
         await driver.cut_the_power()
@@ -530,23 +531,23 @@ def test_index_entries_that_were_cut_do_not_come_back_though_a_process_died_befo
         manager, log = await opened()
         for number in range(10):
             log.append_as_leader(batch(timestamp=NOW + number), 1, NOW)
-        await manager.checkpoint_recovery_points()
+        await manager.checkpoints.checkpoint_recovery_points()
         log.truncate_to(5)
         host.medium.faults.die_after(changes)  # among them the cut of the offset index
         with contextlib.suppress(BrokerError):
-            await manager.checkpoint_recovery_points()
+            await manager.checkpoints.checkpoint_recovery_points()
         await host.end_process()
         manager, log = await opened()
-        await manager.checkpoint_recovery_points()
+        await manager.checkpoints.checkpoint_recovery_points()
         for number in range(5, 10):
             log.append_as_leader(batch(timestamp=NOW + (1_000 if number == 6 else number)), 2, NOW)
         await log.flush()  # of batches, and of the index only where something else may be in its file
-        await manager.note_recovery_points()
+        await manager.checkpoints.note_recovery_points()
         await host.end_process()
         host.power_cut()
         manager, log = await opened()
         check_indexes(log)
-        assert at_once(log.offset_for_timestamp(NOW + 500, log.log_end_offset)) == (NOW + 1_000, 6)
+        assert at_once(search.offset_for_timestamp(log, NOW + 500, log.log_end_offset)) == (NOW + 1_000, 6)
         await manager.close()
 
     for seed in range(10):

@@ -11,7 +11,8 @@ from msgspec import structs
 from minibroker.broker.cluster.forwarding import ForwardingManager
 from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.handlers import list_offsets
-from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.appending import Appender
+from minibroker.broker.replication.lifecycle import ReplicaLifecycle
 from minibroker.client.administering.topics import Creation
 from minibroker.client.cluster import metadata
 from minibroker.client.cluster.calls import Calls
@@ -228,8 +229,8 @@ def send_batch_groups_by_another_key(patches: Patches) -> None:
 
 @mutant("KIP-516", "a leader appends records that were sent to an earlier topic of the same name")
 def records_for_another_topic_are_taken(patches: Patches) -> None:
-    @patches.instead_of(ReplicaManager, "_append")
-    def append(original: Any, self: ReplicaManager, entry: Any, *rest: Any) -> Any:
+    @patches.instead_of(Appender, "_append")
+    def append(original: Any, self: Appender, entry: Any, *rest: Any) -> Any:
         return original(self, entry._replace(topic_id=""), *rest)
 
 
@@ -341,8 +342,8 @@ def deposed_leader_is_believed(patches: Patches) -> None:
     def is_confirmed(original: Any, *rest: Any) -> bool:
         return True
 
-    @patches.instead_of(ReplicaManager, "_may_be_deposed")
-    def may_be_deposed(original: Any, self: ReplicaManager, *rest: Any) -> bool:
+    @patches.instead_of(ReplicaLifecycle, "_may_be_deposed")
+    def may_be_deposed(original: Any, self: ReplicaLifecycle, *rest: Any) -> bool:
         return False
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from minibroker.broker.handlers.administering import configs
 from minibroker.broker.replication import topic_configs
-from minibroker.broker.replication.fetcher_manager import FetcherManager
-from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.following.fetcher_manager import ReplicaFetcherManager
+from minibroker.broker.replication.orders import ControllerOrders
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.replica_settings import ReplicaSettings
 from minibroker.broker.replication.topic_configs import TopicConfigs
 from minibroker.broker.replication.upkeep.healing import Healer
 from minibroker.broker.scheduling.sleeps import Sleeps
@@ -47,9 +48,9 @@ def late_change_carried_out(patches: Patches) -> None:
 
 @mutant("KAFKA-3719", "a broker believes that a topic has the settings that the last one of its name had")
 def settings_of_the_topic_before(patches: Patches) -> None:
-    @patches.instead_of(ReplicaManager, "_read_topic_config")
-    async def read_topic_config(original: Any, self: ReplicaManager, topic: str, *arguments: Any) -> None:
-        if topic not in self._topic_configs:
+    @patches.instead_of(ControllerOrders, "_read_topic_config")
+    async def read_topic_config(original: Any, self: ControllerOrders, topic: str, *arguments: Any) -> None:
+        if topic not in self._settings.topics:
             await original(self, topic, *arguments)
 
     @patches.instead_of(TopicConfigs, "forget")
@@ -63,8 +64,8 @@ def settings_wake_nobody(patches: Patches) -> None:
     def look_again(original: Any, self: Sleeps) -> None:
         """Nothing."""
 
-    @patches.instead_of(FetcherManager, "wake_all")
-    def wake_all(original: Any, self: FetcherManager) -> None:
+    @patches.instead_of(ReplicaFetcherManager, "wake_all")
+    def wake_all(original: Any, self: ReplicaFetcherManager) -> None:
         """Nothing."""
 
 
@@ -84,8 +85,8 @@ def refused_topics_are_forgotten(patches: Patches) -> None:
 
 @mutant("asked for once", "a broker waits to be told that settings are mended, for which it has refused replicas")
 def refused_topics_are_not_looked_at(patches: Patches) -> None:
-    @patches.instead_of(ReplicaManager, "_look_at_refused_topics")
-    async def look_at_refused_topics(original: Any, self: ReplicaManager) -> None:
+    @patches.instead_of(ReplicaSettings, "look_at_refused_topics")
+    async def look_at_refused_topics(original: Any, self: ReplicaSettings) -> None:
         """Nothing."""
 
 

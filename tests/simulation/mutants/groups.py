@@ -44,7 +44,7 @@ def commit_acknowledged_before_it_is_replicated(patches: Patches) -> None:
                 answered.append(outcome)
                 written(outcome)
 
-        partition = self._replicas.partition(term.topic_partition)
+        partition = self._replicas.partitions.get(term.topic_partition)
         end = -1 if partition is None else partition.log.log_end_offset
         original(self, term, records, once)
         once(Outcome(ErrorCode.NONE, end))
@@ -130,7 +130,7 @@ def load_never_ends(patches: Patches) -> None:
     @patches.instead_of(Terms, "_read")
     async def read(original: Any, self: Terms, term: Term) -> dict[str, Group]:
         loading = terms._Loading(term.leading_since_epoch, self.now_s)
-        partition = self._replicas.leader(term.topic_partition)
+        partition = self._replicas.partitions.require(term.topic_partition)
         offset = partition.log.log_start_offset
         while offset < term.end_offset and not term.is_over:
             data = partition.log.read(offset, terms.LOAD_BYTES, term.end_offset)

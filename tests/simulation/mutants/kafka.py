@@ -12,7 +12,7 @@ from minibroker.broker.network.kafka_dialect import KafkaDialect
 from minibroker.broker.network.ordered_answers import OrderedAnswers
 from minibroker.broker.network.processor import ServerConnection
 from minibroker.broker.replication import transcoding
-from minibroker.broker.replication.fetcher import Fetcher
+from minibroker.broker.replication.following.fetcher import ReplicaFetcher
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.kafka.primitives import FrameWriter
@@ -114,6 +114,6 @@ def rests_are_overtaken(patches: Patches) -> None:
 
 @mutant("a suspicion for ever", "whoever cannot reach a leader keeps Kafka's clients from it for as long as that lasts")
 def lost_leaders_stay_lost(patches: Patches) -> None:
-    @patches.instead_of(Fetcher, "is_lost")
+    @patches.instead_of(ReplicaFetcher, "is_lost")
     def is_lost(original: Any, self: Any) -> bool:
         return self._broke_s is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.orders import ControllerOrders
 from minibroker.controller.decisions import elections, reassignment
 from minibroker.protocol.model import LeaderAndIsr, Member, ReplicaAssignment, leader_and_isr
 from tests.simulation.mutants.planting import Patches, mutant
@@ -39,8 +39,8 @@ def removed_replicas_are_forgotten(patches: Patches) -> None:
     def leaving(original: Any, *rest: Any) -> Any:
         return ()
 
-    @patches.instead_of(ReplicaManager, "delete_strays")
-    async def delete_strays(original: Any, self: ReplicaManager) -> None:
+    @patches.instead_of(ControllerOrders, "delete_strays")
+    async def delete_strays(original: Any, self: ControllerOrders) -> None:
         """Nothing."""
 
 

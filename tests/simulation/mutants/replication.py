@@ -10,10 +10,12 @@ import msgspec
 from minibroker.broker.replication import isr as isr_rules
 from minibroker.broker.replication import isr_writer
 from minibroker.broker.replication.delayed import DelayedFetch
-from minibroker.broker.replication.fetcher import Fetcher
+from minibroker.broker.replication.following.fetcher import ReplicaFetcher
 from minibroker.broker.replication.isr_writer import IsrWriter
-from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.lifecycle import ReplicaLifecycle
+from minibroker.broker.replication.orders import ControllerOrders
 from minibroker.broker.replication.partition import CONSUMER, Partition
+from minibroker.broker.storage.flushing import FlushedLog
 from minibroker.broker.storage.log import Log
 from minibroker.protocol import model, zookeeper_reads
 from minibroker.protocol.connections import keepalive
@@ -106,8 +108,8 @@ def epoch_begins_too_late(patches: Patches) -> None:
     "the answer to a fetch of an earlier epoch is appended when it comes, wherever the log ends by then",
 )
 def late_answer_is_appended(patches: Patches) -> None:
-    @patches.instead_of(Fetcher, "_apply")
-    def apply(original: Any, self: Fetcher, asked: Any, response: Any) -> None:
+    @patches.instead_of(ReplicaFetcher, "_apply")
+    def apply(original: Any, self: ReplicaFetcher, asked: Any, response: Any) -> None:
         original(self, {partition: self._follows.get(partition) for partition in asked}, response)
 
     @patches.instead_of(Log, "append_as_follower")
@@ -223,8 +225,8 @@ def join_before_epoch_start(patches: Patches) -> None:
 
 @mutant("an ensemble's stale read", "a topic's settings are read from whichever server of ZooKeeper the session is at")
 def settings_of_a_server_that_is_behind(patches: Patches) -> None:
-    @patches.instead_of(ReplicaManager, "_up_to_date_session")
-    async def up_to_date_session(original: Any, self: ReplicaManager) -> Any:
+    @patches.instead_of(ControllerOrders, "_up_to_date_session")
+    async def up_to_date_session(original: Any, self: ControllerOrders) -> Any:
         return await self._sessions()
 
 
@@ -268,7 +270,7 @@ def isr_written_without_version(patches: Patches) -> None:
 
 @mutant("a topic created again", "an order about a replica that comes after its deletion makes it again")
 def deleted_replica_made_again(patches: Patches) -> None:
-    @patches.instead_of(ReplicaManager, "_was_deleted")
+    @patches.instead_of(ReplicaLifecycle, "was_deleted")
     def was_deleted(original: Any, *rest: Any) -> bool:
         return False
 
@@ -310,8 +312,8 @@ def deletion_acknowledged_before_replicated(patches: Patches) -> None:
 
 @mutant("KIP-107", "a deletion is acknowledged as soon as the replicas know of it, before it is on their disks")
 def deletion_acknowledged_before_stored(patches: Patches) -> None:
-    @patches.instead_of(Log, "stored_start_offset")
-    def stored_start_offset(original: Any, self: Log) -> int:
+    @patches.instead_of(FlushedLog, "stored_start_offset")
+    def stored_start_offset(original: Any, self: FlushedLog) -> int:
         return self.log_start_offset
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.replica_settings import ReplicaSettings
 from minibroker.broker.replication.upkeep.log_cleaner import LogCleaner
 from minibroker.broker.settings.types import InvalidConfig
 from minibroker.broker.storage import log, retention
-from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.flushing import FlushedLog
 from minibroker.broker.storage.segment import Segment
 from minibroker.protocol.messages import FetchPartitionResponse
 from minibroker.protocol.znodes import MalformedZnode
@@ -29,8 +29,8 @@ def deleted_above_the_high_watermark(patches: Patches) -> None:
 
 @mutant("retention", "the age of a segment is that of its first batch")
 def aged_by_the_first_batch(patches: Patches) -> None:
-    @patches.instead_of(Log, "extents")
-    def extents(original: Any, self: Log) -> Any:
+    @patches.instead_of(FlushedLog, "extents")
+    def extents(original: Any, self: FlushedLog) -> Any:
         found = zip(original(self), self._segments, strict=True)
         return [e._replace(newest_ms=s.first_timestamp) if s.size else e for e, s in found]
 
@@ -83,8 +83,8 @@ def told_producers_are_not_written(patches: Patches) -> None:
 
 @mutant("outdated rule", "what deletes and compacts goes by the settings that this broker has heard of")
 def settings_not_read_before_deletion(patches: Patches) -> None:
-    @patches.instead_of(ReplicaManager, "_with_present_settings")
-    async def with_present_settings(_original: Any, self: ReplicaManager, partitions: Any) -> list[Partition]:
+    @patches.instead_of(ReplicaSettings, "with_present_settings")
+    async def with_present_settings(_original: Any, self: ReplicaSettings, partitions: Any) -> list[Partition]:
         return list(partitions)
 
 
@@ -112,8 +112,8 @@ def deleted_past_what_was_asked(patches: Patches) -> None:
 
 @mutant("outdated rule", "by settings that cannot be read the broker goes on deleting as before")
 def deletes_by_what_held_before(patches: Patches) -> None:
-    @patches.instead_of(ReplicaManager, "topic_config_changed")
-    async def topic_config_changed(original: Any, self: ReplicaManager, topic: str, session: Any) -> None:
+    @patches.instead_of(ReplicaSettings, "topic_config_changed")
+    async def topic_config_changed(original: Any, self: ReplicaSettings, topic: str, session: Any) -> None:
         with suppress(InvalidConfig, MalformedZnode):
             await original(self, topic, session)
 

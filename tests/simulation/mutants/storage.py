@@ -11,16 +11,18 @@ from minibroker.broker.replication.upkeep import healing
 from minibroker.broker.replication.upkeep.healing import Healer
 from minibroker.broker.storage import log_dirs, validator
 from minibroker.broker.storage.checkpoints import HIGH_WATERMARK_FILE, LEADER_EPOCH_FILE, OffsetCheckpoint
+from minibroker.broker.storage.cleanup import CleanedLog
 from minibroker.broker.storage.compaction import swap
 from minibroker.broker.storage.compaction.cleanable import Candidate
 from minibroker.broker.storage.compaction.cleaning import Compaction, Now
 from minibroker.broker.storage.compaction.swap import Swap
 from minibroker.broker.storage.directory import LogDirectory
-from minibroker.broker.storage.flush import Flush
+from minibroker.broker.storage.flushing import Flush, FlushedLog
 from minibroker.broker.storage.index import SparseIndex
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.storage.opening import LogOpener, read_topic_id
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.broker.storage.recovery import continuity, recovery
 from minibroker.broker.storage.recovery.continuity import DataContinuity
@@ -115,16 +117,16 @@ def large_batches_are_cut(patches: Patches) -> None:
     "a new log", "the topic's id of a new log passes for durable from the beginning: the first flush does not write it"
 )
 def topic_id_not_flushed(patches: Patches) -> None:
-    @patches.instead_of(LogManager, "_create_log")
-    def create_log(original: Any, self: LogManager, *rest: Any) -> Any:
+    @patches.instead_of(LogOpener, "_create_log")
+    def create_log(original: Any, self: LogOpener, *rest: Any) -> Any:
         return original(self, *rest)._replace(has_durable_id=True)
 
 
 @mutant("a new log", "after a power cut, a log that was never flushed is taken for the topic's whose id is found there")
 def unflushed_topic_id_believed(patches: Patches) -> None:
-    @patches.instead_of(LogManager, "_topic_id_or_reset")
-    def topic_id_or_reset(original: Any, self: LogManager, directory: str, *rest: Any) -> str:
-        return self._read_topic_id(directory)
+    @patches.instead_of(LogOpener, "_topic_id_or_reset")
+    def topic_id_or_reset(original: Any, self: LogOpener, directory: str, *rest: Any) -> str:
+        return read_topic_id(self._disk, directory)
 
 
 @mutant(
@@ -155,7 +157,7 @@ def set_aside_logs_are_vouched_for(patches: Patches) -> None:
     "without its producers",
 )
 def start_stored_before_the_first_flush(patches: Patches) -> None:
-    patches.set(Log, "has_durable_id", property(lambda self: True))
+    patches.set(FlushedLog, "has_durable_id", property(lambda self: True))
 
 
 @mutant("no CRC check", "recovery believes every batch whose header makes sense")
@@ -194,9 +196,9 @@ def clean_marker_stays(patches: Patches) -> None:
 def clean_marker_of_a_failed_directory(patches: Patches) -> None:
     @patches.instead_of(LogManager, "close")
     async def close(original: Any, self: LogManager, *, clean: bool = True, broker_epoch: int = -1) -> None:
-        failed, self._directory.failure = self._directory.failure is not None, None
-        if failed and clean and self._directory.is_taken:
-            self._directory.write_clean_marker(broker_epoch)
+        failed, self.directory.failure = self.directory.failure is not None, None
+        if failed and clean and self.directory.is_taken:
+            self.directory.write_clean_marker(broker_epoch)
         await original(self, clean=clean and not failed, broker_epoch=broker_epoch)
 
 
@@ -253,8 +255,8 @@ def another_topic_deleted(patches: Patches) -> None:
 
 @mutant("a clock that jumps", "a producer is forgotten a day after its last batch by the wall clock, however it jumped")
 def producers_forgotten_by_the_wall_clock(patches: Patches) -> None:
-    @patches.instead_of(Log, "_forget_silent_producers")
-    def forget_silent_producers(original: Any, self: Log) -> None:
+    @patches.instead_of(FlushedLog, "_forget_silent_producers")
+    def forget_silent_producers(original: Any, self: FlushedLog) -> None:
         since_ms = self._clock.wall_ms() - self.config.producer_id_expiration_ms
         kept = [(i, producer) for i, producer in self._producers.capture() if producer.last_seen_ms >= since_ms]
         self._producers = ProducerState.restore(kept)
@@ -308,8 +310,8 @@ def tombstone_removed_early(patches: Patches) -> None:
 
 @mutant("a start that a crash undoes", "what lies below the log's start in memory counts as clean")
 def compacted_from_the_start_in_memory(patches: Patches) -> None:
-    @patches.instead_of(Log, "candidate")
-    def candidate(original: Any, self: Log, *rest: Any) -> Candidate:
+    @patches.instead_of(CleanedLog, "candidate")
+    def candidate(original: Any, self: CleanedLog, *rest: Any) -> Candidate:
         found: Candidate = original(self, *rest)
         first_dirty = max(found.cleanable.first_dirty, self.log_start_offset)
         return found._replace(cleanable=found.cleanable._replace(first_dirty=first_dirty))
@@ -317,8 +319,8 @@ def compacted_from_the_start_in_memory(patches: Patches) -> None:
 
 @mutant("a clock that jumps", "the time of a tombstone is up by the wall clock, however it jumped")
 def tombstones_by_the_wall_clock(patches: Patches) -> None:
-    @patches.instead_of(Log, "_now")
-    def now(original: Any, self: Log) -> Now:
+    @patches.instead_of(CleanedLog, "_now")
+    def now(original: Any, self: CleanedLog) -> Now:
         return Now(self._clock.wall_ms(), self._clock.wall_ms())
 
 
@@ -362,8 +364,8 @@ def leader_epochs_not_synced(patches: Patches) -> None:
 
 @mutant("a durable mode", "a leader of a synced topic counts what is in its own log before it is flushed")
 def acknowledged_before_own_flush(patches: Patches) -> None:
-    @patches.instead_of(Log, "safe_end_offset")
-    def safe_end_offset(original: Any, self: Log) -> int:
+    @patches.instead_of(FlushedLog, "safe_end_offset")
+    def safe_end_offset(original: Any, self: FlushedLog) -> int:
         return self.log_end_offset
 
 
@@ -404,15 +406,15 @@ def shorter_of_two_is_served(patches: Patches) -> None:
 
 @mutant("KIP-113", "a replica is served from its new directory before its end is on disk there, and is removed here")
 def moved_before_it_is_flushed(patches: Patches) -> None:
-    @patches.instead_of(Log, "flush_now")
-    def flush_now(original: Any, self: Log) -> None:
+    @patches.instead_of(FlushedLog, "flush_now")
+    def flush_now(original: Any, self: FlushedLog) -> None:
         pass
 
 
 @mutant("KIP-113", "a log that was cut while it was moved, and has grown again, is served as it was copied")
 def cuts_are_not_noticed(patches: Patches) -> None:
-    @patches.instead_of(Log, "cuts")
-    def cuts(original: Any, self: Log) -> int:
+    @patches.instead_of(FlushedLog, "cuts")
+    def cuts(original: Any, self: FlushedLog) -> int:
         return 0
 
 

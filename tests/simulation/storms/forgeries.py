@@ -65,7 +65,7 @@ def forged_fetch(
 ) -> m.FetchRequest | None:
     """A fetch from that broker, as if the replica had every record that it has. None: it has no such partition now."""
     broker = cluster.living_broker(broker_id)
-    replica = None if broker is None or broker._replicas is None else broker._replicas.partition(partition)
+    replica = None if broker is None or broker._replicas is None else broker._replicas.partitions.get(partition)
     path = znodes.broker_path(replica_id)
     if replica is None or not cluster.simulation.zookeeper.has(path):
         return None

@@ -877,7 +877,7 @@ class Storm:
         for topic_partition in self._all_partitions:
             if broker_id not in operations_reassign.assignment(self, topic_partition).replicas:
                 continue
-            partition = broker._replicas.partition(topic_partition)
+            partition = broker._replicas.partitions.get(topic_partition)
             if (
                 partition is None
                 or not self.is_in_sync(broker_id, topic_partition)
@@ -981,7 +981,7 @@ class Storm:
             broker = self.cluster.living_broker(broker_id)
             if broker is not None and broker._replicas is not None:
                 for topic_partition, of_replicas in begins.items():
-                    partition = broker._replicas.partition(topic_partition)
+                    partition = broker._replicas.partitions.get(topic_partition)
                     if partition is not None:
                         of_replicas[broker_id] = partition.log.log_start_offset
         return begins
@@ -994,7 +994,7 @@ class Storm:
             for topic_partition in self._all_partitions:
                 partition = None
                 if broker is not None and broker._replicas is not None:
-                    partition = broker._replicas.partition(topic_partition)
+                    partition = broker._replicas.partitions.get(topic_partition)
                 ends[topic_partition] += (
                     [-1] if partition is None else [partition.log.log_end_offset, partition.high_watermark]
                 )

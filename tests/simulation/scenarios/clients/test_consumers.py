@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.lifecycle import ReplicaLifecycle
 from minibroker.client.admin import Admin
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.consumer import Consumer
@@ -281,7 +281,7 @@ async def test_without_a_reset_a_topic_that_was_created_again_is_told_until_a_po
 def _leaders_doubt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a leader without ZooKeeper says so: clients must not need a leader to know that it was deposed."""
     if not request.param:
-        monkeypatch.setattr(ReplicaManager, "_may_be_deposed", lambda self, told_in_broker_epoch: False)
+        monkeypatch.setattr(ReplicaLifecycle, "_may_be_deposed", lambda self, told_in_broker_epoch: False)
 
 
 @pytest.mark.usefixtures("_leaders_doubt")

@@ -84,7 +84,7 @@ def refused(cluster: VirtualCluster, broker_id: int, api: Api[Any, Any]) -> int:
 def high_watermark(cluster: VirtualCluster, broker_id: int) -> int:
     replicas = cluster.broker(broker_id)._replicas
     assert replicas is not None
-    partition = replicas.partition(ORDERS)
+    partition = replicas.partitions.get(ORDERS)
     assert partition is not None
     return partition.high_watermark
 

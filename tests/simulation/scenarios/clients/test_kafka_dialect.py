@@ -603,10 +603,10 @@ async def test_a_leader_is_not_lost_to_who_follows_nothing_from_it_any_more(
     asked = min(others)
     replicas = cluster.broker(asked)._replicas
     assert replicas is not None
-    replica = replicas.partition(TopicPartition(ORDERS, 0))
+    replica = replicas.partitions.get(TopicPartition(ORDERS, 0))
     assert replica is not None
     await cluster.until(lambda: not replica.is_leader and asked in replica.isr)
-    replicas._set_aside(replica, "its log does not fit")
+    replicas.lifecycle.set_aside(replica, "its log does not fit")
     await asyncio.sleep(1)
     assert cluster.simulation.network.reset(host_name(asked), host_name(leader))
     for _ in range(3):
@@ -620,7 +620,7 @@ async def test_a_leader_is_not_lost_to_who_follows_nothing_from_it_any_more(
 def lost(cluster: VirtualCluster, broker_id: int) -> set[int]:
     replicas = cluster.broker(broker_id)._replicas
     assert replicas is not None
-    return replicas.lost_leaders()
+    return replicas.fetchers.lost_leaders()
 
 
 async def of_leader_and_others(
@@ -826,14 +826,14 @@ async def test_a_batch_that_is_looked_at_while_its_topic_takes_to_records_become
     replicas = cluster.broker(leader)._replicas
     assert replicas is not None
     native = await open_connection(world.network, host_name(leader), PORT, client_id="test", timeout_s=5)
-    await replicas._check_turns.acquire()  # somebody else's batch is being looked at
+    await replicas.appender._check_turns.acquire()  # somebody else's batch is being looked at
     producing = native.send(apis.PRODUCE, produce(keyed(b"v", MAGIC_COLUMNS)), timeout_s=60)
     async with Admin(cluster.bootstrap, world=world) as admin:
         await admin.incremental_alter_configs(
             {ConfigResource.of_topic(ORDERS): [ConfigChange.set("record.format", "kafka")]}
         )
-    await cluster.until(lambda: not replicas.leader(TopicPartition(ORDERS, 0)).log.config.columns)
-    replicas._check_turns.release()
+    await cluster.until(lambda: not replicas.partitions.require(TopicPartition(ORDERS, 0)).log.config.columns)
+    replicas.appender._check_turns.release()
     assert not (await producing).responses[0].partition_responses[0].error_code
     answer = await native.send(apis.FETCH, fetch(0), timeout_s=5)
     batches = list(iterate_batches(answer.responses[0].partitions[0].records))
@@ -850,14 +850,14 @@ async def test_a_batch_whose_producer_has_gone_before_its_turn_is_not_looked_at_
     leader, _, _ = await of_leader_and_others(cluster, world)
     replicas = cluster.broker(leader)._replicas
     assert replicas is not None
-    await replicas._check_turns.acquire()
+    await replicas.appender._check_turns.acquire()
     producers = [await connect(world.network, host_name(leader), PORT) for _ in range(3)]
     for number, producer in enumerate(producers):
         producer.send(data.PRODUCE, 9, produce(keyed(b"%d" % number)))
     await asyncio.sleep(0.1)
     producers[1].close()
     await asyncio.sleep(0.1)
-    replicas._check_turns.release()
+    replicas.appender._check_turns.release()
     for number in (0, 2):
         _, answer = await producers[number].answer(data.PRODUCE, 9)
         assert not answer.responses[0].partition_responses[0].error_code

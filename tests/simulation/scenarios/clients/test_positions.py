@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.lifecycle import ReplicaLifecycle
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.replica_settings import ReplicaSettings
 from minibroker.client.admin import Admin
 from minibroker.client.cluster.connections import Purpose
 from minibroker.client.cluster.offsets import OffsetAndTimestamp
@@ -322,7 +323,7 @@ async def _a_deposed_leader_has_deleted_what_its_successor_has(scene: Scene) -> 
     world = scene.client_of(deposed, "careless")
     replicas = scene.cluster.broker(deposed)._replicas
     assert replicas is not None
-    replica = replicas.partition(P0)
+    replica = replicas.partitions.get(P0)
     assert replica is not None
 
     async def send() -> None:
@@ -348,11 +349,11 @@ async def _a_deposed_leader_has_deleted_what_its_successor_has(scene: Scene) -> 
 def _does_not_doubt_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a moment after it has been stopped and goes on, with settings that it read just before."""
 
-    async def read_before(_self: ReplicaManager, partitions: Sequence[Partition]) -> list[Partition]:
+    async def read_before(_self: ReplicaSettings, partitions: Sequence[Partition]) -> list[Partition]:
         return list(partitions)
 
-    monkeypatch.setattr(ReplicaManager, "_may_be_deposed", lambda self, told_in_broker_epoch: False)
-    monkeypatch.setattr(ReplicaManager, "_with_present_settings", read_before)
+    monkeypatch.setattr(ReplicaLifecycle, "_may_be_deposed", lambda self, told_in_broker_epoch: False)
+    monkeypatch.setattr(ReplicaSettings, "with_present_settings", read_before)
 
 
 def test_a_deposed_leader_is_not_believed_that_what_a_consumer_is_about_to_read_was_deleted(
@@ -449,7 +450,7 @@ async def test_the_record_with_the_largest_timestamp_is_found_among_those_that_c
 
 def _high_watermark(cluster: VirtualCluster, broker_id: int) -> int:
     replicas = cluster.broker(broker_id)._replicas
-    replica = None if replicas is None else replicas.partition(P0)
+    replica = None if replicas is None else replicas.partitions.get(P0)
     return -1 if replica is None else replica.high_watermark
 
 

@@ -60,7 +60,7 @@ def play(
 def segment_bytes(cluster: VirtualCluster, broker_id: int) -> int:
     replicas = cluster.broker(broker_id)._replicas
     assert replicas is not None
-    partition = replicas.partition(P0)
+    partition = replicas.partitions.get(P0)
     return 0 if partition is None else partition.log.config.segment_bytes
 
 
@@ -143,7 +143,7 @@ async def test_a_broker_that_was_down_has_the_change_when_it_is_back(cluster: Vi
     await until_all_have(cluster, 5_000)
     replicas = broker._replicas
     assert replicas is not None
-    partition = replicas.partition(P0)
+    partition = replicas.partitions.get(P0)
     assert partition is not None
     assert partition.log.config.retention_ms == 7
 
@@ -406,7 +406,7 @@ async def test_a_limit_that_an_earlier_release_took_is_lowered_and_takes_no_othe
     await until_all_have(cluster, 5_000, (1,))
     replicas = cluster.broker(1)._replicas
     assert replicas is not None
-    partition = replicas.partition(P0)
+    partition = replicas.partitions.get(P0)
     assert partition is not None
     assert partition.log.config.max_message_bytes == MAX_BATCH_BYTES
     assert cluster.broker(1)._configs.config.message_max_bytes == MAX_BATCH_BYTES
@@ -536,7 +536,7 @@ async def produce(cluster: VirtualCluster, world: VirtualWorld, count: int, size
 def replica(cluster: VirtualCluster, broker_id: int) -> Partition:
     replicas = cluster.broker(broker_id)._replicas
     assert replicas is not None
-    partition = replicas.partition(P0)
+    partition = replicas.partitions.get(P0)
     assert partition is not None
     return partition
 

@@ -163,7 +163,7 @@ async def made_again_after_it_vanished(cluster: VirtualCluster, admin: Admin) ->
 
 def topic_id(cluster: VirtualCluster, broker_id: int) -> str | None:
     replicas = cluster.broker(broker_id)._replicas
-    partition = None if replicas is None else replicas.partition(P0)
+    partition = None if replicas is None else replicas.partitions.get(P0)
     return None if partition is None else partition.log.topic_id
 
 
@@ -202,7 +202,7 @@ async def test_a_change_and_a_replica_that_is_being_made_do_not_miss_each_other(
     zookeeper.slow_hosts.clear()
 
     def all_have() -> bool:
-        partitions = [p for b in cluster.broker_ids for p in cluster.broker(b)._replicas.partitions()]  # type: ignore[union-attr]
+        partitions = [p for b in cluster.broker_ids for p in cluster.broker(b)._replicas.partitions.values()]  # type: ignore[union-attr]
         of_it = [p for p in partitions if p.topic_partition.topic == again]
         return len(of_it) == 3 and all(p.log.config.segment_bytes == 5_000 for p in of_it)
 

@@ -142,7 +142,7 @@ async def test_the_logs_of_new_partitions_wait_for_the_disk_together() -> None:
 
     def is_held() -> bool:
         managers = [cluster.broker(broker_id)._replicas for broker_id in cluster.broker_ids]
-        return all(manager is not None and len(manager.partitions()) == partitions for manager in managers)
+        return all(manager is not None and len(manager.partitions.values()) == partitions for manager in managers)
 
     began_s = asyncio.get_running_loop().time()
     await world.process.run(create())

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import pytest
 
-from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.replica_settings import ReplicaSettings
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer
@@ -104,7 +104,7 @@ async def read_all(cluster: VirtualCluster, world: VirtualWorld) -> list[int]:
 
 def replica_of(cluster: VirtualCluster, broker_id: int) -> Partition:
     replicas = cluster.broker(broker_id)._replicas
-    replica = None if replicas is None else replicas.partition(P0)
+    replica = None if replicas is None else replicas.partitions.get(P0)
     assert replica is not None
     return replica
 
@@ -201,9 +201,9 @@ def test_what_is_written_after_zookeeper_has_answered_does_not_go_by_that_answer
     is_compacted = configs == COMPACT
     waits = 1 if is_compacted else 0
     has_read, goes_on = asyncio.Event(), asyncio.Event()
-    read = ReplicaManager._with_present_settings
+    read = ReplicaSettings.with_present_settings
 
-    async def read_and_wait(self: ReplicaManager, partitions: Sequence[Partition]) -> list[Partition]:
+    async def read_and_wait(self: ReplicaSettings, partitions: Sequence[Partition]) -> list[Partition]:
         found = await read(self, partitions)
         if self._config.broker_id == waits:
             has_read.set()
@@ -224,7 +224,7 @@ def test_what_is_written_after_zookeeper_has_answered_does_not_go_by_that_answer
         log = replica_of(cluster, waits).log
         assert (log.first_dirty_offset if is_compacted else log.log_start_offset) <= end
 
-    monkeypatch.setattr(ReplicaManager, "_with_present_settings", read_and_wait)
+    monkeypatch.setattr(ReplicaSettings, "with_present_settings", read_and_wait)
     play(scenario, configs)
 
 
@@ -251,7 +251,7 @@ async def test_zookeeper_is_asked_once_in_a_round_for_all_that_is_to_be_deleted_
     assert asked == 0
     replicas = cluster.broker(0)._replicas
     assert replicas is not None
-    others = [p.log for p in replicas.partitions() if p.topic_partition.topic == "others"]
+    others = [p.log for p in replicas.partitions.values() if p.topic_partition.topic == "others"]
     await cluster.until(lambda: all(log.log_start_offset == 1 for log in others))
     assert 1 <= asked <= 2
     await asyncio.sleep(5)

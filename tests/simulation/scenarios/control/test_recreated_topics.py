@@ -67,7 +67,7 @@ async def _create(cluster: VirtualCluster, *replicas: int) -> None:
 
 def _partition(cluster: VirtualCluster, broker_id: int) -> Partition | None:
     replicas = cluster.broker(broker_id)._replicas
-    return None if replicas is None else replicas.partition(PARTITION)
+    return None if replicas is None else replicas.partitions.get(PARTITION)
 
 
 def _has_records(cluster: VirtualCluster, broker_id: int) -> bool:

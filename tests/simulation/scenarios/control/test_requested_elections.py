@@ -268,7 +268,7 @@ async def test_partitions_that_the_znode_names_are_given_to_their_preferred_lead
         assert leaders(cluster) == [0, 1, 2]
         assert cluster.state(PARTITIONS[broker_id]).leader_epoch > epoch
         await asyncio.sleep(0.5)
-        partition = cluster.broker(broker_id)._replicas.partition(PARTITIONS[broker_id])  # type: ignore[union-attr]
+        partition = cluster.broker(broker_id)._replicas.partitions.get(PARTITIONS[broker_id])  # type: ignore[union-attr]
         assert partition is not None
         assert partition.is_leader
 

@@ -76,7 +76,7 @@ def test_a_replica_goes_on_at_once_when_its_throttle_is_loosened(
         await cluster.until(lambda: 2 not in cluster.state(P0).isr)
         await produce(cluster, world, 250)
         await cluster.start_broker(2)
-        partition = replicas(cluster, 2).partition
+        partition = replicas(cluster, 2).partitions.get
         await cluster.until(lambda: (it := partition(P0)) is not None and it.log.size > 0)
         assert 2 not in cluster.state(P0).isr
         named = {
@@ -93,7 +93,7 @@ def test_a_replica_goes_on_at_once_when_its_throttle_is_loosened(
 
 
 def is_clean(cluster: VirtualCluster, broker_id: int) -> bool:
-    partition = replicas(cluster, broker_id).partition(P0)
+    partition = replicas(cluster, broker_id).partitions.get(P0)
     assert partition is not None
     return partition.log.first_dirty_offset == partition.log.extents()[-1].base_offset > 0
 
@@ -140,7 +140,7 @@ async def test_retention_looks_as_soon_as_a_shorter_interval_says(
     await produce(cluster, world, 30)
     name = "log.retention.check.interval.ms"
     await admin.incremental_alter_configs({ALL: [ConfigChange.set(name, "500")]})
-    partition = replicas(cluster, 0).partition(P0)
+    partition = replicas(cluster, 0).partitions.get(P0)
     assert partition is not None
     await cluster.until(lambda: partition.log.log_start_offset > 0, within_s=SOON_S)
 
@@ -148,7 +148,7 @@ async def test_retention_looks_as_soon_as_a_shorter_interval_says(
 @pytest.mark.parametrize("setting", ["flush.ms", "flush.messages"])
 def test_a_log_is_flushed_as_soon_as_its_topic_says(setting: str) -> None:
     async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
-        partition = replicas(cluster, 0).partition(P0)
+        partition = replicas(cluster, 0).partitions.get(P0)
         assert partition is not None
         log = partition.log
         await produce(cluster, world, 2)

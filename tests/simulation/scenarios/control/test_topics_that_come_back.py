@@ -67,7 +67,7 @@ class Scenario:
     def log_end(self, partition: TopicPartition = PARTITION) -> int:
         """Of the leader."""
         broker = self.cluster.broker(self.cluster.state(partition).leader)
-        replica = None if broker._replicas is None else broker._replicas.partition(partition)
+        replica = None if broker._replicas is None else broker._replicas.partitions.get(partition)
         return -1 if replica is None else replica.log.log_end_offset
 
     @property

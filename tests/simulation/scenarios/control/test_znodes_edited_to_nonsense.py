@@ -170,7 +170,7 @@ async def test_brokers_that_start_while_a_topic_has_a_setting_of_an_unknown_name
     await cluster.until(lambda: _serves(cluster), within_s=15)
     replicas = cluster.broker(cluster.state(P0).leader)._replicas
     assert replicas is not None
-    assert (replica := replicas.partition(P0)) is not None
+    assert (replica := replicas.partitions.get(P0)) is not None
     assert replica.log.config.segment_bytes == 5_000
     lines = [r.getMessage() for r in caplog.records if "'no.such'" in r.getMessage()]
     assert len(lines) == len(cluster.broker_ids), "one for each broker"
@@ -206,7 +206,7 @@ def _serves(cluster: VirtualCluster) -> bool:
 def _is_served(cluster: VirtualCluster, partition: TopicPartition) -> bool:
     state = cluster.state(partition)
     replicas = [cluster.broker(b)._replicas for b in state.isr]
-    held = [None if replica is None else replica.partition(partition) for replica in replicas]
+    held = [None if replica is None else replica.partitions.get(partition) for replica in replicas]
     return len(state.isr) == 2 and all(one is not None and one.leader_id == state.leader for one in held)
 
 

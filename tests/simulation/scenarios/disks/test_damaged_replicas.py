@@ -92,7 +92,7 @@ async def _read(cluster: VirtualCluster, count: int, partitions: list[TopicParti
 
 def _replica(cluster: VirtualCluster, broker_id: int, partition: TopicPartition = HURT) -> Partition | None:
     broker = cluster.living_broker(broker_id)
-    return broker._replicas.partition(partition) if broker is not None and broker._replicas is not None else None
+    return broker._replicas.partitions.get(partition) if broker is not None and broker._replicas is not None else None
 
 
 def _rot(cluster: VirtualCluster, broker_id: int, position: int = HEADER_SIZE + 1, bit: int = 3) -> None:

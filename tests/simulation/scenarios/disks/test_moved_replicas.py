@@ -62,7 +62,7 @@ def _simulate(
 def _home(cluster: VirtualCluster, broker_id: int) -> str | None:
     """The directory from which the broker serves the partition; None: it does not."""
     broker = cluster.living_broker(broker_id)
-    replica = None if broker is None or broker._replicas is None else broker._replicas.partition(PARTITION)
+    replica = None if broker is None or broker._replicas is None else broker._replicas.partitions.get(PARTITION)
     return None if replica is None else replica.log.log_dir
 
 
@@ -235,7 +235,7 @@ async def test_a_follower_that_must_cut_its_log_while_it_moves_has_what_its_lead
     cluster.resume_broker(old)
     path = _move(cluster, old)
     # What the deposed leader has that no other one has: it must be cut.
-    partition = cluster.broker(old)._replicas.partition(PARTITION)  # type: ignore[union-attr]
+    partition = cluster.broker(old)._replicas.partitions.get(PARTITION)  # type: ignore[union-attr]
     assert partition is not None
     kept = [(broker_id, _move(cluster, broker_id)) for broker_id in cluster.broker_ids if broker_id != old]
     log.append_as_leader(batch(5), log.latest_epoch, 1)

@@ -69,7 +69,7 @@ async def _read(cluster: VirtualCluster, count: int) -> list[int]:
 
 def _log_of(cluster: VirtualCluster, broker_id: int) -> Log:
     replicas = cluster.broker(broker_id)._replicas
-    partition = None if replicas is None else replicas.partition(PARTITION)
+    partition = None if replicas is None else replicas.partitions.get(PARTITION)
     assert partition is not None
     return partition.log
 

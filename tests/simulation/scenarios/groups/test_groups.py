@@ -664,7 +664,7 @@ def offsets_end(cluster: VirtualCluster, broker_id: int, index: int = 0) -> int:
     """Of the log of a partition of `__consumer_offsets`."""
     replicas = cluster.broker(broker_id)._replicas
     assert replicas is not None
-    partition = replicas.partition(TopicPartition(OFFSETS_TOPIC, index))
+    partition = replicas.partitions.get(TopicPartition(OFFSETS_TOPIC, index))
     assert partition is not None
     return partition.log.log_end_offset
 

@@ -105,7 +105,7 @@ async def table(cluster: VirtualCluster, world: VirtualWorld, partition: TopicPa
 
 def has_replica(cluster: VirtualCluster, broker_id: int) -> bool:
     replicas = cluster.broker(broker_id)._replicas
-    return replicas is not None and replicas.partition(P0) is not None
+    return replicas is not None and replicas.partitions.get(P0) is not None
 
 
 def cleaner_of(cluster: VirtualCluster, broker_id: int) -> LogCleaner:
@@ -116,7 +116,7 @@ def cleaner_of(cluster: VirtualCluster, broker_id: int) -> LogCleaner:
 
 def replica_of(cluster: VirtualCluster, broker_id: int, partition: TopicPartition = P0) -> Partition:
     replicas = cluster.broker(broker_id)._replicas
-    replica = None if replicas is None else replicas.partition(partition)
+    replica = None if replicas is None else replicas.partitions.get(partition)
     assert replica is not None
     return replica
 

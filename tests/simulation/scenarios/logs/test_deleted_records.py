@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from minibroker.broker.replication.manager import ReplicaManager
+from minibroker.broker.replication.lifecycle import ReplicaLifecycle
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import PartitionErrors
@@ -204,7 +204,7 @@ def test_a_deposed_leader_that_has_not_heard_does_not_acknowledge(
     doubts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not doubts:
-        monkeypatch.setattr(ReplicaManager, "_may_be_deposed", lambda self, told_in_broker_epoch: False)
+        monkeypatch.setattr(ReplicaLifecycle, "_may_be_deposed", lambda self, told_in_broker_epoch: False)
 
     async def program(scene: Scene) -> None:
         deposed = scene.leader

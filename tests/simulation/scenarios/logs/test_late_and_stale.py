@@ -121,8 +121,8 @@ async def _min_insync_replicas_of_a_leader_that_reads_late(found: list[int]) -> 
     )
     replicas = cluster.broker(leader)._replicas
     assert replicas is not None
-    await cluster.until(lambda: replicas.partition(P) is not None)
-    partition = replicas.partition(P)
+    await cluster.until(lambda: replicas.partitions.get(P) is not None)
+    partition = replicas.partitions.get(P)
     assert partition is not None
     found.append(partition.min_insync_replicas)
 

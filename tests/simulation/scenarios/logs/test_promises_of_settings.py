@@ -80,7 +80,7 @@ class Trio:
 
     def needed_by_leader(self) -> int:
         replicas = self.cluster.broker(self.leader)._replicas
-        partition = None if replicas is None else replicas.partition(P0)
+        partition = None if replicas is None else replicas.partitions.get(P0)
         return 0 if partition is None else partition.min_insync_replicas
 
 

@@ -65,7 +65,7 @@ async def test_what_happens_in_one_of_many_quiet_partitions_reaches_all_replicas
     def replicas() -> list[tuple[int, int, int]]:
         """Log start, high watermark, log end of each."""
         managers = [cluster.broker(broker_id)._replicas for broker_id in cluster.broker_ids]
-        found = [None if manager is None else manager.partition(partition) for manager in managers]
+        found = [None if manager is None else manager.partitions.get(partition) for manager in managers]
         return [(p.log.log_start_offset, p.high_watermark, p.log.log_end_offset) for p in found if p is not None]
 
     async with Producer(cluster.bootstrap, world=world) as producer, Admin(cluster.bootstrap, world=world) as admin:

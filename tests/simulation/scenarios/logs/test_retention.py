@@ -62,7 +62,7 @@ async def produce(cluster: VirtualCluster, world: VirtualWorld, count: int, time
 
 def replica_of(cluster: VirtualCluster, broker_id: int) -> Partition:
     replicas = cluster.broker(broker_id)._replicas
-    replica = None if replicas is None else replicas.partition(P0)
+    replica = None if replicas is None else replicas.partitions.get(P0)
     assert replica is not None
     return replica
 
@@ -260,6 +260,6 @@ async def test_a_partition_that_is_deleted_while_retention_looks_at_others_is_le
     assert replicas is not None
     looking = asyncio.create_task(replicas._retention.run_once(LOG_DIR))
     await asyncio.sleep(0)  # the first partition has had its turn
-    second = replicas._partitions.pop(TopicPartition("second", 0))
+    second = replicas.partitions.pop(TopicPartition("second", 0))
     await second.log.close()
     await looking

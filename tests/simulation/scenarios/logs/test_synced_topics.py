@@ -95,7 +95,7 @@ async def _read_all(cluster: VirtualCluster) -> list[int]:
 def _high_watermark(cluster: VirtualCluster, broker_id: int) -> int:
     replicas = cluster.broker(broker_id)._replicas
     assert replicas is not None
-    partition = replicas.partition(PARTITION)
+    partition = replicas.partitions.get(PARTITION)
     assert partition is not None
     return partition.high_watermark
 

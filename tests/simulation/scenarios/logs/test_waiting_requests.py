@@ -40,7 +40,7 @@ from tests.simulation.simulator.world import VirtualWorld
 @asynccontextmanager
 async def turn_is_taken(replicas: ReplicaManager) -> AsyncIterator[None]:
     """Somebody else's large batch is being looked at."""
-    async with replicas._check_turns:
+    async with replicas.appender._check_turns:
         yield
 
 
@@ -122,15 +122,15 @@ async def test_what_begins_to_be_compacted_while_its_request_waits_is_looked_at_
     leader, replicas = await leader_and_replicas(cluster, world)
     async with Admin(cluster.bootstrap, world=world) as admin:
         await admin.create_topics([NewTopic("deleting", assignments=[[leader]])])
-        await cluster.until(lambda: replicas.partition(TopicPartition("deleting", 0)) is not None)
+        await cluster.until(lambda: replicas.partitions.get(TopicPartition("deleting", 0)) is not None)
         ran: list[TopicPartition] = []
-        run = replicas._checks.run
+        run = replicas.appender._checks.run
 
         def noted(call: Any, *args: Any) -> Any:
             ran.append(args[1])
             return run(call, *args)
 
-        replicas._checks.run = noted  # type: ignore[method-assign, assignment]
+        replicas.appender._checks.run = noted  # type: ignore[method-assign, assignment]
         producer = await connect(world.network, host_name(leader), PORT)
         topics = [m.ProduceTopic(name, [m.ProducePartition(0, keyed(b"v"))]) for name in ("deleting", ORDERS)]
         async with turn_is_taken(replicas):
@@ -139,7 +139,7 @@ async def test_what_begins_to_be_compacted_while_its_request_waits_is_looked_at_
             await admin.incremental_alter_configs(
                 {ConfigResource.of_topic("deleting"): [ConfigChange.set("cleanup.policy", "compact")]}
             )
-            deleting = replicas.leader(TopicPartition("deleting", 0))
+            deleting = replicas.partitions.require(TopicPartition("deleting", 0))
             await cluster.until(lambda: deleting.log.config.compact)
         _, answer = await producer.answer(data.PRODUCE, 9)
         assert [topic.partition_responses[0].error_code for topic in answer.responses] == [ErrorCode.NONE] * 2

@@ -239,7 +239,7 @@ class Compacting:
         [partition] = self.partitions
         for broker_id in self._cluster.state(partition).isr:
             broker = self._cluster.living_broker(broker_id)
-            replica = broker._replicas.partition(partition) if broker is not None and broker._replicas else None
+            replica = broker._replicas.partitions.get(partition) if broker is not None and broker._replicas else None
             if replica is None:
                 continue
             with self._cluster.simulation.host(host_name(broker_id)).disk.faults.set_aside():

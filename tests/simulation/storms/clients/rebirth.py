@@ -292,7 +292,7 @@ class Rebirth:
         broker = self._cluster.living_broker(broker_id)
         if broker is None or broker._replicas is None:
             return None
-        replica = broker._replicas.partition(partition)
+        replica = broker._replicas.partitions.get(partition)
         return replica if replica is not None and replica.log.topic_id == incarnation.topic_id else None
 
     def is_whole(self) -> bool:

@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any, NamedTuple
 
-from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.replica_settings import ReplicaSettings
 from minibroker.client.admin import Admin
 from minibroker.client.errors import ClientCrashed
 from minibroker.protocol import znodes
@@ -119,8 +119,8 @@ class Shrinking:
         """As long as this lasts each decision is seen."""
         patches = Patches()
 
-        @patches.instead_of(ReplicaManager, "_with_present_settings")
-        async def with_present_settings(original: Any, replicas: ReplicaManager, partitions: Any) -> Any:
+        @patches.instead_of(ReplicaSettings, "with_present_settings")
+        async def with_present_settings(original: Any, replicas: ReplicaSettings, partitions: Any) -> Any:
             self._asked_s |= dict.fromkeys(partitions, self._cluster.simulation.loop.now_s)
             return await original(replicas, partitions)
 

@@ -947,7 +947,7 @@ async def fresh_client_at_deposed_leader(storm: Storm) -> None:
 
     def its_end() -> int:
         broker = cluster.living_broker(victim)
-        replica = None if broker is None or broker._replicas is None else broker._replicas.partition(partition)
+        replica = None if broker is None or broker._replicas is None else broker._replicas.partitions.get(partition)
         return -1 if replica is None else replica.log.log_end_offset
 
     def is_overtaken() -> bool:

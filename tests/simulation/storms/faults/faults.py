@@ -361,7 +361,7 @@ async def _moves_between_log_dirs(storm: Storm) -> None:
     if broker_id is None or storm.log_dirs < 2:
         return
     replicas = storm.cluster.broker(broker_id)._replicas
-    partitions = replicas.partitions() if replicas is not None else []
+    partitions = list(replicas.partitions.values()) if replicas is not None else []
     if replicas is None or not partitions:
         return
     dice = storm.dice

@@ -182,7 +182,7 @@ def _committed_record(storm: Storm, broker_id: int) -> tuple[str, int] | None:
     """A byte of a batch's records below the high watermark: file and position."""
     broker = storm.cluster.living_broker(broker_id)
     replicas = broker._replicas if broker is not None else None
-    partition = replicas.partition(storm.dice.choice(storm.partitions)) if replicas is not None else None
+    partition = replicas.partitions.get(storm.dice.choice(storm.partitions)) if replicas is not None else None
     if partition is None:
         return None
     disk = storm.simulation.host(host_name(broker_id)).disk

@@ -213,7 +213,7 @@ def settings_not_heard_of(storm: Storm) -> list[str]:
             ):
                 if storm.simulation.zookeeper.has(path):
                     due |= znodes.decode_config(path, storm.simulation.zookeeper.data(path))
-            for partition in broker._replicas.partitions():
+            for partition in broker._replicas.partitions.values():
                 if partition.topic_partition.topic != topic:
                     continue
                 has = {

@@ -192,7 +192,7 @@ class Growing:
         if broker is None or broker._replicas is None:
             return False
         for topic_partition in self.partitions():
-            partition = broker._replicas.partition(topic_partition)
+            partition = broker._replicas.partitions.get(topic_partition)
             end = max(self._acknowledged.get(topic_partition, {-1: b""})) + 1
             if partition is None or partition.high_watermark < end:
                 return False

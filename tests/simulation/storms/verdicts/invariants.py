@@ -88,7 +88,7 @@ class Invariants:
             process = self._cluster.process(broker_id).name
             faults = self._cluster.simulation.host(host_name(broker_id)).disk.faults
             metadata = self._cluster.broker(broker_id)._metadata
-            for partition in replicas.partitions():
+            for partition in replicas.partitions.values():
                 topic_partition = partition.topic_partition
                 yield from self._leader_epoch(_identified(partition), process, "replica", partition.leader_epoch)
                 told = metadata.partition(topic_partition)
@@ -245,7 +245,7 @@ class Invariants:
         state = self._cluster.state(topic_partition)
         for broker_id, epoch in (*state.in_sync_members, *state.eligible_members):
             replicas = self._replicas(broker_id)
-            partition = replicas.partition(topic_partition) if replicas is not None else None
+            partition = replicas.partitions.get(topic_partition) if replicas is not None else None
             if partition is None or partition.log.topic_id != topic_id or broker_id in damaged:
                 continue
             since = self._cluster.broker(broker_id)._logs.trusted_since

@@ -52,7 +52,7 @@ async def _fill(cluster: VirtualCluster, world: World) -> None:
 
 def _replica(cluster: VirtualCluster, broker_id: int) -> Partition:
     replicas = cluster.broker(broker_id)._replicas
-    partition = replicas.partition(PARTITION) if replicas is not None else None
+    partition = replicas.partitions.get(PARTITION) if replicas is not None else None
     assert partition is not None
     return partition
 

@@ -31,7 +31,7 @@ async def compact(groups: CoordinatedGroups) -> None:
     log.roll()
     for _ in range(2):  # what is deleted goes in the pass after the one that found it
         for manager in groups.broker.logs.online:
-            await manager.checkpoint_recovery_points()
+            await manager.checkpoints.checkpoint_recovery_points()
         what = log.candidate(partition.high_watermark, groups.broker.world.clock.wall_ms()).cleanable
 
         async def pace(done: int, stopped: asyncio.Event) -> None: ...

@@ -164,7 +164,7 @@ def with_compacted_topic(tmp_path: Path, scenario: Callable[[OneBroker, Peer, Th
     async def run(broker: OneBroker) -> None:
         broker.zookeeper.make(znodes.topic_config_path(TOPIC), znodes.encode_config({"cleanup.policy": "compact"}))
         peer, thread = Peer(broker), Thread()
-        broker.replicas._checks = thread
+        broker.replicas.appender._checks = thread
         await broker.told(state(1, isr=(1,), replicas=(1,)))
         await scenario(broker, peer, thread)
 
@@ -261,7 +261,7 @@ async def test_a_batch_that_readers_may_refuse_is_decompressed_in_a_thread_and_n
 ) -> None:
     peer, thread = Peer(broker), Thread()
     thread.may_begin.set()
-    broker.replicas._checks = thread
+    broker.replicas.appender._checks = thread
     await broker.told(state(1, isr=(1,), replicas=(1,)))
     for sent, code, asked in (
         (RECORDS, ErrorCode.NONE, 0),
@@ -285,7 +285,7 @@ async def test_a_repetition_is_neither_looked_at_nor_converted_by_the_settings_o
     """They may refuse what is in the log already."""
 
     peer, thread = Peer(broker), Thread()
-    broker.replicas._checks = thread
+    broker.replicas.appender._checks = thread
     await broker.told(state(1, isr=(1,), replicas=(1,)))
     thread.may_begin.set()
     sent = encode_batch(  # too large as Kafka's records, and without a key
@@ -302,7 +302,7 @@ async def test_a_repetition_is_neither_looked_at_nor_converted_by_the_settings_o
         answer = peer.answer(apis.PRODUCE).responses[0].partition_responses[0]
         assert (answer.error_code, answer.base_offset) == (ErrorCode.NONE, 0)
         broker.zookeeper.make(znodes.topic_config_path(TOPIC), znodes.encode_config(settings))
-        await broker.replicas.topic_config_changed(TOPIC, await broker._session())
+        await broker.replicas.settings.topic_config_changed(TOPIC, await broker._session())
     assert broker.partition().log.log_end_offset == 1
     assert len(thread.asked) == 1, "when it came first"
     await peer.send(apis.PRODUCE, produce(0, records=RECORDS))
@@ -385,7 +385,7 @@ async def test_orders_of_a_deposed_controller_are_refused(broker: OneBroker, /) 
     await peer.send(apis.UPDATE_METADATA, UpdateMetadataRequest(1, 4, 1, [], []))
     assert peer.answer(apis.UPDATE_METADATA).error_code == ErrorCode.STALE_CONTROLLER_EPOCH
     assert broker.metadata.controller_id == 2
-    assert broker.replicas.partitions() == []
+    assert not broker.replicas.partitions
 
 
 @run_by(with_one_broker)
@@ -394,7 +394,7 @@ async def test_orders_for_a_former_run_of_the_broker_are_refused(broker: OneBrok
     broker.broker_epoch = 8
     await peer.send(apis.LEADER_AND_ISR, leader_and_isr(1, broker_epoch=7))
     assert peer.answer(apis.LEADER_AND_ISR).error_code == ErrorCode.STALE_BROKER_EPOCH
-    assert broker.replicas.partitions() == []
+    assert not broker.replicas.partitions
 
 
 @run_by(with_one_broker)

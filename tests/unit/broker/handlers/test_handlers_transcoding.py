@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minibroker.broker.replication import transcoding
-from minibroker.broker.replication.manager import FetchAnswer
+from minibroker.broker.replication.reading import FetchAnswer
 from minibroker.broker.replication.transcoding import CACHE_BYTES, Transcoder, has_columns
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.protocol import apis, znodes
@@ -48,7 +48,7 @@ class Reader:
     def __init__(self, broker: OneBroker) -> None:
         self.broker = broker
         self.transcoder = Transcoder(broker.replicas, broker.world.new_executor("transcoding"))
-        broker.replicas.add_listener(self.transcoder)
+        broker.replicas.listeners.add(self.transcoder)
 
     async def fetch(
         self,
@@ -63,7 +63,7 @@ class Reader:
             fetch.partition_max_bytes = partition_max_bytes
         request = FetchRequest(-1, 0, 1, max_bytes, 0, [FetchTopic(TOPIC, TOPIC_ID, fetches)])
         answers: list[FetchAnswer] = []
-        self.broker.replicas.fetch(request, answers.append)
+        self.broker.replicas.reader.fetch(request, answers.append)
         return [response for _, response in await self.transcoder.transcode(answers[0], request, knows_zstd=knows_zstd)]
 
 

@@ -112,7 +112,7 @@ async def test_a_broker_whose_disk_has_failed_stops_with_that_reason_and_ends_it
             await admin.create_topic("orders", partitions=1, replication_factor=1)
 
     await world_of_client.process.run(create())
-    broker._logs.online[0]._directory.failure = OSError("the disk is gone")  # as a write that failed would leave it
+    broker._logs.online[0].directory.failure = OSError("the disk is gone")  # as a write that failed would leave it
     await cluster.stop_broker(0)  # raises nothing: `serve` raises the reason
     assert not cluster.simulation.zookeeper.has(znodes.broker_path(0))
     assert ".kafka_cleanshutdown" not in cluster.simulation.host("broker-0").start_process().disk.list(LOG_DIR)

@@ -1,4 +1,4 @@
-"""A Fetcher on virtual time. The leader is the test: it sees the requests, and answers when it likes."""
+"""A ReplicaFetcher on virtual time. The leader is the test: it sees the requests, and answers when it likes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.network.server import SocketServer
 from minibroker.broker.network.settings import NetworkSettings
-from minibroker.broker.replication.fetcher import (
+from minibroker.broker.replication.following.fetcher import (
     FIRST_BACKOFF_S,
-    Fetcher,
     FetcherSettings,
+    ReplicaFetcher,
 )
 from minibroker.broker.replication.partition import Partition, Settings
 from minibroker.broker.storage.log_config import LogConfig
@@ -56,13 +56,15 @@ class Leader:
         self._partitions: dict[int, Partition] = {}
         self._world = world
 
-    async def start(self) -> Fetcher:
+    async def start(self) -> ReplicaFetcher:
         ports = await self._server.bind([("PLAINTEXT", "broker-1", 0, Plane.DATA)])
         self._server.start()
         settings = FetcherSettings(ME, WAIT_MS, 30_000, 1, 10_000_000, 1_000_000, 0.1, 30.0)
         connections = BrokerConnections(self._world, ME, None)
         address = "broker-1", ports["PLAINTEXT"]
-        return Fetcher(self._world, connections, LEADER, *address, settings, lambda: 1, self._set_aside, lambda: None)
+        return ReplicaFetcher(
+            self._world, connections, LEADER, *address, settings, lambda: 1, self._set_aside, lambda: None
+        )
 
     def _set_aside(self, partition: Partition, reason: str) -> None:
         self.set_aside[partition.topic_partition.partition] = reason
@@ -135,7 +137,7 @@ def one_record(offset: int = 0, epoch: int = 0) -> bytes:
     return stamped(bytes(batch()), offset, epoch)
 
 
-def with_leader(tmp_path: Path, scenario: Callable[[Leader, Fetcher], Coroutine[None, None, None]]) -> None:
+def with_leader(tmp_path: Path, scenario: Callable[[Leader, ReplicaFetcher], Coroutine[None, None, None]]) -> None:
     async def main() -> None:
         world = Simulation().host("broker-1").start_process()
 
@@ -156,7 +158,7 @@ def with_leader(tmp_path: Path, scenario: Callable[[Leader, Fetcher], Coroutine[
 
 @run_by(with_leader)
 async def test_partitions_with_records_are_asked_for_again_without_the_quiet_ones(
-    leader: Leader, fetcher: Fetcher, /
+    leader: Leader, fetcher: ReplicaFetcher, /
 ) -> None:
     for index in range(4):
         fetcher.add(leader.partition(index))
@@ -171,7 +173,7 @@ async def test_partitions_with_records_are_asked_for_again_without_the_quiet_one
 
 @run_by(with_leader)
 async def test_a_synced_partition_is_asked_for_again_once_it_is_flushed_and_the_others_at_once(
-    leader: Leader, fetcher: Fetcher, /
+    leader: Leader, fetcher: ReplicaFetcher, /
 ) -> None:
     disk = GatedExecutor()
     for index in range(2):
@@ -195,7 +197,7 @@ async def test_a_synced_partition_is_asked_for_again_once_it_is_flushed_and_the_
 
 @run_by(with_leader)
 async def test_a_log_that_cannot_go_on_with_its_leader_costs_no_other_partition(
-    leader: Leader, fetcher: Fetcher, /
+    leader: Leader, fetcher: ReplicaFetcher, /
 ) -> None:
     for index in range(3):
         fetcher.add(leader.partition(index))
@@ -216,7 +218,7 @@ async def test_a_log_that_cannot_go_on_with_its_leader_costs_no_other_partition(
 
 @run_by(with_leader)
 async def test_what_is_answered_at_the_same_time_is_asked_for_together_again(
-    leader: Leader, fetcher: Fetcher, /
+    leader: Leader, fetcher: ReplicaFetcher, /
 ) -> None:
     for index in range(3):
         fetcher.add(leader.partition(index))
@@ -229,7 +231,9 @@ async def test_what_is_answered_at_the_same_time_is_asked_for_together_again(
 
 
 @run_by(with_leader)
-async def test_requests_sent_at_different_times_run_out_at_the_same_time(leader: Leader, fetcher: Fetcher, /) -> None:
+async def test_requests_sent_at_different_times_run_out_at_the_same_time(
+    leader: Leader, fetcher: ReplicaFetcher, /
+) -> None:
     loop = asyncio.get_running_loop()
     for index in range(3):
         fetcher.add(leader.partition(index))
@@ -252,7 +256,7 @@ async def test_requests_sent_at_different_times_run_out_at_the_same_time(leader:
 
 @run_by(with_leader)
 async def test_a_fresh_partition_is_asked_for_at_once_and_a_removed_one_never_again(
-    leader: Leader, fetcher: Fetcher, /
+    leader: Leader, fetcher: ReplicaFetcher, /
 ) -> None:
     fetcher.add(leader.partition(0))
     fetcher.add(leader.partition(1))
@@ -268,7 +272,7 @@ async def test_a_fresh_partition_is_asked_for_at_once_and_a_removed_one_never_ag
 
 @run_by(with_leader)
 async def test_a_new_leader_epoch_is_asked_for_at_once_and_the_old_answer_is_dropped(
-    leader: Leader, fetcher: Fetcher, /
+    leader: Leader, fetcher: ReplicaFetcher, /
 ) -> None:
     fetcher.add(leader.partition(0))
     fetcher.add(leader.partition(1))
@@ -285,7 +289,7 @@ async def test_a_new_leader_epoch_is_asked_for_at_once_and_the_old_answer_is_dro
 
 
 def test_many_partitions_are_cut_into_several_requests(tmp_path: Path) -> None:
-    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+    async def scenario(leader: Leader, fetcher: ReplicaFetcher) -> None:
         count = 2 * PARTITIONS_PER_REQUEST + 1
         for index in range(count):
             fetcher.add(leader.partition(index))
@@ -298,7 +302,7 @@ def test_many_partitions_are_cut_into_several_requests(tmp_path: Path) -> None:
 
 @run_by(with_leader)
 async def test_no_more_requests_are_out_than_allowed_and_of_many_the_later_ones_wait_a_short_time(
-    leader: Leader, fetcher: Fetcher, /
+    leader: Leader, fetcher: ReplicaFetcher, /
 ) -> None:
     for index in range(MAX_REQUESTS + 3):
         fetcher.add(leader.partition(index))
@@ -314,7 +318,7 @@ async def test_no_more_requests_are_out_than_allowed_and_of_many_the_later_ones_
 
 
 @run_by(with_leader)
-async def test_a_refused_partition_pauses_and_the_others_go_on(leader: Leader, fetcher: Fetcher, /) -> None:
+async def test_a_refused_partition_pauses_and_the_others_go_on(leader: Leader, fetcher: ReplicaFetcher, /) -> None:
     fetcher.add(leader.partition(0))
     await leader.asks_for([0])
     fetcher.add(leader.partition(1))
@@ -329,7 +333,7 @@ async def test_a_refused_partition_pauses_and_the_others_go_on(leader: Leader, f
 
 @run_by(with_leader)
 async def test_a_partition_that_is_to_truncate_and_has_nothing_to_cut_pauses(
-    leader: Leader, fetcher: Fetcher, /
+    leader: Leader, fetcher: ReplicaFetcher, /
 ) -> None:
     fetcher.add(leader.partition(1))
     began_s = asyncio.get_running_loop().time()
@@ -340,7 +344,7 @@ async def test_a_partition_that_is_to_truncate_and_has_nothing_to_cut_pauses(
 
 
 @run_by(with_leader)
-async def test_after_an_error_everything_is_asked_for_anew(leader: Leader, fetcher: Fetcher, /) -> None:
+async def test_after_an_error_everything_is_asked_for_anew(leader: Leader, fetcher: ReplicaFetcher, /) -> None:
     for index in range(3):
         fetcher.add(leader.partition(index))
     await leader.asks_for([0, 1, 2])
@@ -354,7 +358,7 @@ async def test_after_an_error_everything_is_asked_for_anew(leader: Leader, fetch
 
 
 @run_by(with_leader)
-async def test_a_broken_connection_is_opened_again(leader: Leader, fetcher: Fetcher, /) -> None:
+async def test_a_broken_connection_is_opened_again(leader: Leader, fetcher: ReplicaFetcher, /) -> None:
     fetcher.add(leader.partition(0))
     fetcher.add(leader.partition(1))
     await leader.asks_for([0, 1])
@@ -368,7 +372,7 @@ async def test_a_broken_connection_is_opened_again(leader: Leader, fetcher: Fetc
 def test_a_leader_that_takes_this_broker_for_none_is_named_in_the_log_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(leader: Leader, fetcher: Fetcher) -> None:
+    async def scenario(leader: Leader, fetcher: ReplicaFetcher) -> None:
         fetcher.add(leader.partition(0))
         for _ in range(3):
             await leader.asks_for([0])

@@ -448,7 +448,7 @@ async def test_what_cannot_be_moved_is_refused_as_by_kafka(moving: Moving, /) ->
     assert not moving.mover.futures_in(HERE)
     for manager in moving.logs.online:
         if manager.log_dir == THERE:
-            manager.fail(OSError(errno.EIO, "broken"), "a test")
+            manager.directory.fail(OSError(errno.EIO, "broken"), "a test")
     with refused(ErrorCode.KAFKA_STORAGE_ERROR):
         moving.mover.move(ORDERS, THERE)
     await moving.close()

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from minibroker.broker.replication.manager import DELETIONS_REMEMBERED, ToAppend
+from minibroker.broker.replication.appending import ToAppend
+from minibroker.broker.replication.lifecycle import DELETIONS_REMEMBERED
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.replication.refused_batches import MOST_REMEMBERED, REMEMBERED_S, RefusedBatches
 from minibroker.broker.storage.log import Log
@@ -199,7 +200,7 @@ async def test_acks_all_times_out(broker: OneBroker, /) -> None:
     assert not answer.done()
     await asyncio.sleep(0.01)
     assert answer.result().error_code == ErrorCode.REQUEST_TIMED_OUT
-    assert broker.replicas.expired_produces == 1
+    assert broker.replicas.waits.expired_produces == 1
 
 
 @run_by(with_one_broker)
@@ -234,11 +235,11 @@ async def test_a_finished_produce_does_not_keep_its_request_in_memory(broker: On
     frame = Frame()
     gone = weakref.ref(frame)
     entries = [ToAppend(ORDERS, "", RECORDS), ToAppend(TopicPartition(TOPIC, 1), "", RECORDS)]
-    broker.replicas.produce(entries, acks=-1, timeout_ms=10, respond=lambda _, held=frame: None)  # type: ignore[misc]
+    broker.replicas.appender.produce(entries, acks=-1, timeout_ms=10, respond=lambda _, held=frame: None)  # type: ignore[misc]
     del frame
     await asyncio.sleep(0.1)
     gc.collect()
-    assert broker.replicas.expired_produces == 1
+    assert broker.replicas.waits.expired_produces == 1
     assert gone() is None
 
 
@@ -295,7 +296,7 @@ async def test_a_deletion_ends_with_an_error_that_says_what_may_still_happen(bro
     await asyncio.sleep(1)
     assert (late.result().error_code, late.result().low_watermark) == (ErrorCode.REQUEST_TIMED_OUT, -1)
     assert "below 2 are not deleted yet" in late.result().error_message
-    assert broker.replicas.expired_deletions == 1
+    assert broker.replicas.waits.expired_deletions == 1
     lonely = broker.delete(2)
     await broker.told(state(epoch=1, isr=(1,)))
     await asyncio.sleep(0.01)
@@ -388,7 +389,7 @@ async def test_a_fetch_that_waited_in_vain_is_answered_with_what_there_is(broker
     assert not reading.done()
     await asyncio.sleep(0.01)
     assert len(reading.result()[0].records) == len(RECORDS)
-    assert broker.replicas.expired_fetches == 1
+    assert broker.replicas.waits.expired_fetches == 1
 
 
 @run_by(with_one_broker)
@@ -401,11 +402,11 @@ async def test_a_finished_fetch_does_not_keep_its_request_in_memory(broker: OneB
     gone = weakref.ref(frame)
     topics = [FetchTopic(TOPIC, "", [fetch_of(0), fetch_of(0, index=1)])]
     request = FetchRequest(-1, 10, 1, 1 << 20, 0, topics)
-    broker.replicas.fetch(request, lambda _, held=frame: None)  # type: ignore[misc]
+    broker.replicas.reader.fetch(request, lambda _, held=frame: None)  # type: ignore[misc]
     del frame, request
     await asyncio.sleep(0.1)
     gc.collect()
-    assert broker.replicas.expired_fetches == 1
+    assert broker.replicas.waits.expired_fetches == 1
     assert gone() is None
 
 
@@ -443,7 +444,7 @@ async def test_a_waiting_fetch_is_answered_when_its_log_has_been_closed(broker: 
     broker.produce(RECORDS, acks=1)
     reading = broker.fetch(fetch_of(0), max_wait_ms=10_000, min_bytes=1_000_000)
     await broker.partition().log.close()
-    broker.replicas._fetches.check_and_complete(ORDERS)
+    broker.replicas.waits.fetches.check_and_complete(ORDERS)
     assert reading.done()
     assert reading.result()[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
@@ -521,7 +522,7 @@ async def test_a_waiting_fetch_looks_at_all_of_its_partitions_that_were_checked_
 ) -> None:
     await broker.told(state(), state(index=1))
     reading = broker.fetch(fetch_of(0), fetch_of(0, index=1), replica=2, max_wait_ms=10_000)
-    broker.replicas._fetches.check_soon(ORDERS)
+    broker.replicas.waits.fetches.check_soon(ORDERS)
     broker.produce(RECORDS, acks=1, partition=TopicPartition(TOPIC, 1))
     await asyncio.sleep(0.01)
     assert reading.done()
@@ -567,7 +568,7 @@ async def test_what_was_withheld_from_a_waiting_follower_is_seen_once_anything_e
     assert was_exceeded
     while quota.is_exceeded:
         await asyncio.sleep(1)
-    broker.replicas._fetches.check_soon(TopicPartition(TOPIC, 1))
+    broker.replicas.waits.fetches.check_soon(TopicPartition(TOPIC, 1))
     await asyncio.sleep(0.01)
     assert reading.done()
     assert reading.result()[0].records
@@ -837,10 +838,10 @@ async def test_stop_replica_of_another_topic_of_the_same_name_stops_and_deletes_
         assert await broker.stop_replica(epoch=9, delete=True, index=index, topic_id="of an earlier topic") == []
     assert broker.partition().is_leader
     following = TopicPartition(TOPIC, 1)
-    assert broker.replicas._fetchers.follows(following, 2, ("broker-2", 9092))
+    assert broker.replicas.fetchers.follows(following, 2, ("broker-2", 9092))
     assert broker.logs.get(ORDERS) is broker.partition().log
     # Nor of a log that nobody has asked for since the start.
-    del broker.replicas._partitions[following]
+    del broker.replicas.partitions[following]
     await broker.stop_replica(epoch=9, delete=True, index=1, topic_id="of an earlier topic")
     assert broker.logs.get(following) is not None
     await broker.stop_replica(epoch=9, delete=True, index=1)
@@ -866,10 +867,10 @@ async def test_an_order_of_before_the_deletion_that_comes_late_is_not_in_the_way
 @run_by(with_one_broker)
 async def test_as_many_deletions_are_remembered_as_orders_may_come_late(broker: OneBroker, /) -> None:
     for number in range(DELETIONS_REMEMBERED + 5):
-        broker.replicas._remember_deletion(ORDERS, str(number), 0)
-    assert len(broker.replicas._deleted) == DELETIONS_REMEMBERED
-    assert not broker.replicas._was_deleted(ORDERS, "4", 0)
-    assert broker.replicas._was_deleted(ORDERS, "5", 0)
+        broker.replicas.lifecycle._remember_deletion(ORDERS, str(number), 0)
+    assert len(broker.replicas.lifecycle._deleted) == DELETIONS_REMEMBERED
+    assert not broker.replicas.lifecycle.was_deleted(ORDERS, "4", 0)
+    assert broker.replicas.lifecycle.was_deleted(ORDERS, "5", 0)
 
 
 @run_by(with_one_broker)
@@ -877,9 +878,9 @@ async def test_a_replica_that_is_set_aside_costs_no_other_and_is_reported_to_who
     broker: OneBroker, /
 ) -> None:
     await broker.told(state(leader=2), state(leader=2, index=1))
-    broker.replicas._set_aside(broker.partition(), "its leader does not fit")
+    broker.replicas.lifecycle.set_aside(broker.partition(), "its leader does not fit")
     await until(lambda: list(broker.logs.damaged) == [ORDERS])
-    assert broker.replicas.partition(ORDERS) is None
+    assert broker.replicas.partitions.get(ORDERS) is None
     [error] = await broker.told(state(leader=3, epoch=1), state(leader=3, epoch=1, index=1))
     assert (error.partition_index, error.error_code) == (0, ErrorCode.KAFKA_STORAGE_ERROR)
     assert broker.partition(TopicPartition(TOPIC, 1)).leader_id == 3
@@ -895,9 +896,9 @@ async def test_a_replica_that_is_set_aside_while_its_order_waits_does_not_take_o
     order = state(leader=3, epoch=1)
     topics = [LeaderAndIsrTopic(TOPIC, "id-of-orders", [order]), LeaderAndIsrTopic("slow", "x", [order])]
     request = LeaderAndIsrRequest(1, 1, 1, topics, [])
-    telling = asyncio.ensure_future(broker.replicas.apply_leader_and_isr(request))
+    telling = asyncio.ensure_future(broker.replicas.orders.apply_leader_and_isr(request))
     await asyncio.sleep(0.1)
-    broker.replicas._set_aside(partition, "its leader does not fit")
+    broker.replicas.lifecycle.set_aside(partition, "its leader does not fit")
     broker.session = session
     [error] = await telling
     assert (error.topic_name, error.error_code) == (TOPIC, ErrorCode.KAFKA_STORAGE_ERROR)
@@ -927,7 +928,7 @@ async def test_a_replica_that_cannot_change_its_role_costs_no_other_partition(br
 async def test_a_leader_at_a_new_address_is_followed_there_with_all_its_partitions(broker: OneBroker, /) -> None:
     await broker.told(state(leader=2), state(leader=2, index=1), leader_ports={2: 9092})
     await broker.told(state(leader=2), leader_ports={2: 9999})  # the same epoch
-    [fetcher] = broker.replicas._fetchers._fetchers.values()
+    [fetcher] = broker.replicas.fetchers._fetchers.values()
     assert fetcher.address == ("broker-2", 9999)
     assert fetcher.follows(ORDERS)
     assert fetcher.follows(TopicPartition(TOPIC, 1))
@@ -936,9 +937,9 @@ async def test_a_leader_at_a_new_address_is_followed_there_with_all_its_partitio
 @run_by(with_one_broker)
 async def test_a_partition_without_a_leader_is_not_fetched(broker: OneBroker, /) -> None:
     await broker.told(state(leader=2))
-    assert len(broker.replicas._fetchers._fetchers) == 1
+    assert len(broker.replicas.fetchers._fetchers) == 1
     await broker.told(state(leader=NO_LEADER, epoch=1))
-    assert not broker.replicas._fetchers._fetchers
+    assert not broker.replicas.fetchers._fetchers
     with pytest.raises(BrokerError):
         broker.partition().append(RECORDS, required_acks=1, now_ms=0)
 
@@ -987,7 +988,7 @@ class Listener:
         self.told.append((f"{self.name}leader", topic_partition.partition, epoch))
 
     def on_follower(self, topic_partition: TopicPartition, epoch: int) -> None:
-        partition = self.broker.replicas.partition(topic_partition)
+        partition = self.broker.replicas.partitions.get(topic_partition)
         assert partition is None or (not partition.is_leader and partition.leader_epoch == epoch)
         self.told.append((f"{self.name}follower", topic_partition.partition, epoch))
 
@@ -995,7 +996,7 @@ class Listener:
 @run_by(with_one_broker)
 async def test_listeners_are_told_of_each_epoch_once_and_of_none_that_is_stale(broker: OneBroker, /) -> None:
     told: list[tuple[object, ...]] = []
-    broker.replicas.add_listener(Listener(broker, told))
+    broker.replicas.listeners.add(Listener(broker, told))
     for order in (
         state(),
         state(),
@@ -1021,7 +1022,7 @@ async def test_listeners_are_told_of_each_epoch_once_and_of_none_that_is_stale(b
 async def test_listeners_are_told_in_their_order_and_in_that_of_the_order(broker: OneBroker, /) -> None:
     told: list[tuple[object, ...]] = []
     for name in ("first ", "second "):
-        broker.replicas.add_listener(Listener(broker, told, name))
+        broker.replicas.listeners.add(Listener(broker, told, name))
     await broker.told(state(index=1), state(leader=2))
     assert told == [
         ("first leader", 1, 0),
@@ -1036,7 +1037,7 @@ async def test_listeners_are_told_that_a_replica_that_led_is_gone_and_not_of_one
     broker: OneBroker, /
 ) -> None:
     told: list[tuple[object, ...]] = []
-    broker.replicas.add_listener(Listener(broker, told))
+    broker.replicas.listeners.add(Listener(broker, told))
     await broker.told(state(epoch=3), state(leader=2, epoch=3, index=1))
     told.clear()
     for index in (0, 0, 1):
@@ -1053,23 +1054,23 @@ async def test_listeners_are_told_that_a_replica_that_led_is_gone_and_not_of_one
 @run_by(with_one_broker)
 async def test_a_leader_that_is_stopped_keeps_its_log_and_answers_that_it_does_not_lead(broker: OneBroker, /) -> None:
     await broker.told(state(epoch=3))
-    partition = broker.replicas.partition(ORDERS)
+    partition = broker.replicas.partitions.get(ORDERS)
     assert partition is not None
     assert partition.is_leader
     assert await broker.stop_replica(epoch=3, delete=False) == []
-    assert broker.replicas.partition(ORDERS) is partition
+    assert broker.replicas.partitions.get(ORDERS) is partition
     with pytest.raises(BrokerError) as caught:
         partition.append(b"", required_acks=1, now_ms=0)
     assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
     await broker.told(state(epoch=4))
-    assert broker.replicas.partition(ORDERS) is partition
+    assert broker.replicas.partitions.get(ORDERS) is partition
     assert partition.leads_in(4)
 
 
 @run_by(with_one_broker)
 async def test_listeners_are_not_told_of_a_role_that_could_not_be_taken(broker: OneBroker, /) -> None:
     told: list[tuple[object, ...]] = []
-    broker.replicas.add_listener(Listener(broker, told))
+    broker.replicas.listeners.add(Listener(broker, told))
     await broker.told(state())
     await log_of(broker, ORDERS).close()
     [error] = await broker.told(state(epoch=1))
@@ -1083,7 +1084,7 @@ async def test_listeners_are_not_told_of_a_role_that_could_not_be_taken(broker: 
 @run_by(with_one_broker)
 async def test_closing_after_the_disk_has_failed_raises_nothing(broker: OneBroker, /) -> None:
     await broker.told(state())
-    broker.logs.online[0].fail(OSError("the disk is gone"), "a test")
+    broker.logs.online[0].directory.fail(OSError("the disk is gone"), "a test")
     await broker.supervisor.close()
     await broker.replicas.close()
 
@@ -1098,7 +1099,7 @@ async def told_two_topics(broker: OneBroker, other: str, epoch: int = 0) -> list
     order = state(epoch=epoch)
     topics = [LeaderAndIsrTopic(other, "x", [order]), LeaderAndIsrTopic(TOPIC, "id-of-orders", [order])]
     request = LeaderAndIsrRequest(1, 1, 1, topics, [])
-    return await broker.replicas.apply_leader_and_isr(request)
+    return await broker.replicas.orders.apply_leader_and_isr(request)
 
 
 @pytest.mark.parametrize(
@@ -1119,9 +1120,9 @@ async def test_a_replica_that_has_moved_to_other_brokers_is_deleted_where_that_i
     elsewhere = UpdateMetadataPartition(0, 1, 2, epoch, [2, 3], 9, replicas, [])
     topics = [UpdateMetadataTopic(TOPIC, topic_id, [elsewhere], num_partitions=1)]
     broker.metadata.update(UpdateMetadataRequest(1, 1, broker.broker_epoch, topics, [], names_the_last=True))
-    await broker.replicas.delete_strays()
+    await broker.replicas.orders.delete_strays()
     assert (broker.logs.get(ORDERS) is None) is is_deleted
-    assert (broker.replicas.partition(ORDERS) is None) is is_deleted
+    assert (broker.replicas.partitions.get(ORDERS) is None) is is_deleted
 
 
 @pytest.mark.parametrize(
@@ -1142,7 +1143,7 @@ async def test_a_replica_of_an_older_topic_than_the_one_that_has_its_name_is_del
     topic_id = topic_ids.make(epoch_of_known, 1, bytes(6))
     topics = [UpdateMetadataTopic(TOPIC, topic_id, [known], num_partitions=partitions)]
     broker.metadata.update(UpdateMetadataRequest(1, 1, broker.broker_epoch, topics, [], names_the_last=True))
-    await broker.replicas.delete_strays()
+    await broker.replicas.orders.delete_strays()
     assert (broker.logs.get(ORDERS) is None) is is_deleted
 
 
@@ -1152,5 +1153,5 @@ async def test_a_replica_of_a_topic_that_has_fewer_partitions_now_is_deleted(bro
     known = UpdateMetadataPartition(0, 1, 2, 0, [2, 3], 0, [1, 2, 3], [])
     topics = [UpdateMetadataTopic(TOPIC, topic_ids.make(6, 1, bytes(6)), [known], num_partitions=1)]
     broker.metadata.update(UpdateMetadataRequest(1, 1, broker.broker_epoch, topics, [], names_the_last=True))
-    await broker.replicas.delete_strays()
+    await broker.replicas.orders.delete_strays()
     assert broker.logs.get(TopicPartition(TOPIC, 3)) is None

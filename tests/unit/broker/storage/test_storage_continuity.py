@@ -51,8 +51,8 @@ class Host(StorageHost):
         async def run() -> int:
             logs = LogManager(StorageWorld(self.start_process()), "/data", 1, checkpoint_interval_ms=10**9)
             await logs.open("cluster")
-            said = logs.trusted_since
-            self.said_of_the_flushed = logs.synced_since
+            said = logs.continuity.trusted_since
+            self.said_of_the_flushed = logs.continuity.synced_since
             if register:
                 self.epochs += 1
                 logs.registered(self.epochs)
@@ -192,7 +192,7 @@ def test_flushed_records_that_are_missing_after_a_power_cut_are_noticed_as_far_a
         for _ in range(3):
             log.append_as_leader(batch(), 0, NOW)
         await log.flush()
-        await logs.checkpoint_synced()
+        await logs.checkpoints.checkpoint_synced()
         await logs.close(clean=False)
 
     asyncio.run(append_and_write_down())
@@ -272,7 +272,7 @@ def test_the_same_process_registers_again_with_the_epoch_that_it_got_first() -> 
 
     def lose_the_session(logs: LogManager) -> None:
         logs.registered(7)
-        assert logs.trusted_since == 1
+        assert logs.continuity.trusted_since == 1
 
     host.live(action=lose_the_session)
     assert host.live() == 1
@@ -350,7 +350,12 @@ def test_without_the_files_that_would_show_a_loss_nothing_is_believed(file: str)
 
 def test_a_log_that_ends_before_what_was_committed_is_distrusted() -> None:
     host = Host()
-    host.live(records=3, action=lambda logs: logs.write_high_watermarks(logs.stage_high_watermarks({PARTITION: 3})))
+    host.live(
+        records=3,
+        action=lambda logs: logs.checkpoints.write_high_watermarks(
+            logs.checkpoints.stage_high_watermarks({PARTITION: 3})
+        ),
+    )
     file = host.disk.open(f"/data/{PARTITION}/00000000000000000000.log")
     file.truncate(len(batch()))
     assert host.live() == SINCE_THIS_REGISTRATION
@@ -374,7 +379,7 @@ def test_a_disk_that_has_failed_is_distrusted_though_it_works_again() -> None:
     host = Host()
 
     def fail(logs: LogManager) -> None:
-        logs._directory.fail(OSError("no more"), "writing")
+        logs.directory.fail(OSError("no more"), "writing")
 
     host.live(action=fail, clean=True)
     assert host.live() == SINCE_THIS_REGISTRATION

@@ -11,10 +11,12 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
+from minibroker.broker.storage import search
 from minibroker.broker.storage.directory import FLUSHES_AT_ONCE
 from minibroker.broker.storage.inspection.verification import Checkpointed, verify_partition
-from minibroker.broker.storage.log import AppendInfo, Log, LogInvariantViolated, Search
+from minibroker.broker.storage.log import AppendInfo, Log, LogInvariantViolated
 from minibroker.broker.storage.log_config import LogConfig
+from minibroker.broker.storage.search import Search
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.records import MAGIC_RECORDS, MAX_RECORDS, encode_batch, parse_header
@@ -376,9 +378,9 @@ def test_the_first_record_at_or_after_a_time_is_found_even_if_times_go_back(path
     for time in (-1, 0, 5, 10, 99, 105, 110, 301, 309, 310, 1_009, 1_010):
         for up_to in (0, 15, 35, 65, 80):
             expected = next((r for r in records if r[0] >= NOW + time and r[1] < up_to), None)
-            assert at_once(log.offset_for_timestamp(NOW + time, up_to)) == expected, (time, up_to)
+            assert at_once(search.offset_for_timestamp(log, NOW + time, up_to)) == expected, (time, up_to)
     log.move_log_start_offset(15)
-    assert at_once(log.offset_for_timestamp(NOW, 80)) == (NOW + 105, 15)
+    assert at_once(search.offset_for_timestamp(log, NOW, 80)) == (NOW + 105, 15)
 
 
 @pytest.mark.parametrize("is_rebuilt", [False, True], ids=["as written", "recovered"])
@@ -407,8 +409,8 @@ def test_the_newest_record_is_found_in_every_part_of_a_log(path: str, is_rebuilt
         log.move_log_start_offset(start)
         for up_to in {start + 1, *range(start + 1, 165, 13), 165}:
             found = max(record for record in records if start <= -record[1] < up_to)
-            assert at_once(log.newest_record(up_to)) == (found[0], -found[1]), (start, up_to)
-    assert at_once(log.newest_record(164)) is None
+            assert at_once(search.newest_record(log, up_to)) == (found[0], -found[1]), (start, up_to)
+    assert at_once(search.newest_record(log, 164)) is None
 
 
 def test_the_newest_record_of_a_long_segment_is_found_without_reading_its_headers(path: str) -> None:
@@ -417,7 +419,7 @@ def test_the_newest_record_of_a_long_segment_is_found_without_reading_its_header
         log.append_as_leader(batch(1, timestamp=NOW + number if number < 900 else NOW), 0, NOW)
     segment = log._active
     assert len(list(segment.newest_batches(0, 2_000))) < 10
-    assert at_once(log.newest_record(2_000)) == (NOW + 899, 899)
+    assert at_once(search.newest_record(log, 2_000)) == (NOW + 899, 899)
 
 
 def the_newest_is_gone(path: str, *, segment_bytes: int = 1 << 30) -> Log:
@@ -431,8 +433,8 @@ def the_newest_is_gone(path: str, *, segment_bytes: int = 1 << 30) -> Log:
 
 
 SEARCHES: list[tuple[Callable[[Log], Search], tuple[int, int] | None]] = [
-    (lambda log: log.newest_record(2_000), (NOW + 99, 99)),
-    (lambda log: log.offset_for_timestamp(NOW + 100, 2_000), None),
+    (lambda log: search.newest_record(log, 2_000), (NOW + 99, 99)),
+    (lambda log: search.offset_for_timestamp(log, NOW + 100, 2_000), None),
 ]
 
 
@@ -452,13 +454,13 @@ async def test_what_was_the_newest_of_a_segment_is_not_searched_for_again(path: 
     log.roll()
     for time in (50, 70):
         log.append_as_leader(batch(1, timestamp=NOW + time), 0, NOW)
-        at_once(log.newest_record(log.log_end_offset))
+        at_once(search.newest_record(log, log.log_end_offset))
     with pytest.raises(StopIteration):
-        next(log.newest_record(log.log_end_offset))
+        next(search.newest_record(log, log.log_end_offset))
     log.truncate_to(50)
-    assert at_once(log.newest_record(50)) == (NOW + 49, 49)
+    assert at_once(search.newest_record(log, 50)) == (NOW + 49, 49)
     log.append_as_leader(batch(1, timestamp=NOW + 70), 0, NOW)
-    assert at_once(log.newest_record(51)) == (NOW + 70, 50)
+    assert at_once(search.newest_record(log, 51)) == (NOW + 70, 50)
     await log.checkpoint()
     await log.close()
 
@@ -506,11 +508,11 @@ def test_a_batch_that_its_producer_filled_with_nonsense_is_found_by_the_time_in_
     nonsense[17:21] = crc32c(nonsense[21:]).to_bytes(4, "big")
     log.append_as_leader(nonsense, 0, NOW)
     log.append_as_leader(batch(1, timestamp=NOW + 90), 0, NOW)
-    assert at_once(log.offset_for_timestamp(NOW + 1, 6)) == (NOW + 1, 1)
-    assert at_once(log.offset_for_timestamp(NOW + 10, 6)) == (NOW + 51, 3)
-    assert at_once(log.offset_for_timestamp(NOW + 80, 6)) == (NOW + 90, 5)
-    assert at_once(log.newest_record(6)) == (NOW + 90, 5)
-    assert at_once(log.newest_record(5)) == (NOW + 51, 3)
+    assert at_once(search.offset_for_timestamp(log, NOW + 1, 6)) == (NOW + 1, 1)
+    assert at_once(search.offset_for_timestamp(log, NOW + 10, 6)) == (NOW + 51, 3)
+    assert at_once(search.offset_for_timestamp(log, NOW + 80, 6)) == (NOW + 90, 5)
+    assert at_once(search.newest_record(log, 6)) == (NOW + 90, 5)
+    assert at_once(search.newest_record(log, 5)) == (NOW + 51, 3)
 
 
 # -- truncating --
@@ -983,7 +985,7 @@ def test_after_an_io_error_nothing_is_appended_read_or_flushed_any_more(path: st
             lambda: log.truncate_to(0),
             lambda: log.truncate_fully_and_start_at(9),
             lambda: log.assign_epoch_start(1, 2),
-            lambda: at_once(log.offset_for_timestamp(0, 2)),
+            lambda: at_once(search.offset_for_timestamp(log, 0, 2)),
             lambda: log.bytes_between(0, 2),
         ):
             assert refusal(call) is ErrorCode.KAFKA_STORAGE_ERROR
@@ -1091,8 +1093,8 @@ def test_negative_timestamps_are_taken_and_no_search_by_time_finds_them(path: st
     log = open_log(path, LogConfig(index_interval_bytes=1)).log
     for content in (with_times(GOOD, base, largest), GOOD, with_times(GOOD, base, largest)):
         log.append_as_leader(content, 0, NOW)
-    assert at_once(log.offset_for_timestamp(NOW - 1, 6)) == (NOW, 2)
-    assert at_once(log.newest_record(6)) == (NOW + 1, 3)
+    assert at_once(search.offset_for_timestamp(log, NOW - 1, 6)) == (NOW, 2)
+    assert at_once(search.newest_record(log, 6)) == (NOW + 1, 3)
     check_indexes(log)
 
 
@@ -1110,8 +1112,8 @@ def test_a_log_without_timestamps_has_no_newest_record_and_is_read_back_as_it_wa
     log = asyncio.run(run())
     for recovery_point in (0, log.recovery_point):
         reopened = open_log(path, config, recovery_point=recovery_point).log
-        assert at_once(reopened.newest_record(30)) is None
-        assert at_once(reopened.offset_for_timestamp(0, 30)) is None
+        assert at_once(search.newest_record(reopened, 30)) is None
+        assert at_once(search.offset_for_timestamp(reopened, 0, 30)) is None
         assert reopened.log_end_offset == 30
         check_indexes(reopened)
 

@@ -271,7 +271,7 @@ async def test_a_new_replica_goes_to_the_directory_with_the_fewest_that_is_onlin
     for number in range(6, 8):
         await logs.get_or_create(TopicPartition("t", number), "id", CONFIG, is_new=True)
     assert [manager.replica_count for manager in logs.online] == [2, 3]
-    logs.online[0].fail(OSError("no more"), "a test")
+    logs.online[0].directory.fail(OSError("no more"), "a test")
     await logs.get_or_create(TopicPartition("t", 9), "id", CONFIG, is_new=True)
     assert [manager.replica_count for manager in logs.online] == [4]
     await logs.close()

@@ -220,8 +220,8 @@ def test_a_deleted_log_is_gone_and_a_new_one_of_that_name_is_empty(data: Path) -
     async def run(broker: Broker) -> None:
         log = await broker.log(records=5)
         log.move_log_start_offset(4)
-        await broker.logs.checkpoint_recovery_points()
-        await broker.logs.checkpoint_log_start_offsets()
+        await broker.logs.checkpoints.checkpoint_recovery_points()
+        await broker.logs.checkpoints.checkpoint_log_start_offsets()
         await broker.logs.delete(PARTITION)
         assert broker.logs.get(PARTITION) is None
         assert not (data / "orders-0").exists()
@@ -370,11 +370,11 @@ async def several_segments(broker: Broker) -> None:
     log = await broker.logs.get_or_create(PARTITION, "id", SEGMENTS)
     for number in range(9):
         if number == 8:
-            await broker.logs.checkpoint_recovery_points()
+            await broker.logs.checkpoints.checkpoint_recovery_points()
         log.append_as_leader(batch(), 0, NOW)
     log.move_log_start_offset(1)
-    await broker.logs.checkpoint_log_start_offsets()
-    broker.logs.write_high_watermarks(broker.logs.stage_high_watermarks({PARTITION: 8}))
+    await broker.logs.checkpoints.checkpoint_log_start_offsets()
+    broker.logs.checkpoints.write_high_watermarks(broker.logs.checkpoints.stage_high_watermarks({PARTITION: 8}))
 
 
 def damage(data: Path) -> Callable[[], None]:
@@ -405,9 +405,9 @@ def test_no_later_start_cuts_a_replica_that_could_not_be_opened(data: Path, befo
         assert list(broker.logs.damaged) == [PARTITION]
         assert "move this segment and those after it elsewhere" in broker.logs.damaged[PARTITION]
         await broker.log(OTHER, records=1)
-        broker.logs.write_high_watermarks(broker.logs.stage_high_watermarks({OTHER: 1}))
-        await broker.logs.checkpoint_recovery_points()
-        await broker.logs.checkpoint_log_start_offsets()
+        broker.logs.checkpoints.write_high_watermarks(broker.logs.checkpoints.stage_high_watermarks({OTHER: 1}))
+        await broker.logs.checkpoints.checkpoint_recovery_points()
+        await broker.logs.checkpoints.checkpoint_log_start_offsets()
 
     for _ in range(3):
         live(data, cannot_be_opened, clean=after)
@@ -417,7 +417,7 @@ def test_no_later_start_cuts_a_replica_that_could_not_be_opened(data: Path, befo
     async def is_as_before(broker: Broker) -> None:
         log = await broker.log()
         assert (log.log_start_offset, log.log_end_offset) == (1, 9)
-        assert broker.logs.high_watermark(PARTITION) == 8
+        assert broker.logs.checkpoints.high_watermark(PARTITION) == 8
 
     live(data, is_as_before)
 
@@ -432,8 +432,8 @@ def test_who_does_without_what_follows_the_damage_moves_it_away(data: Path) -> N
     async def look(broker: Broker) -> None:
         log = await broker.log()
         assert (log.log_start_offset, log.log_end_offset) == (1, 3)
-        assert broker.logs.high_watermark(PARTITION) == 3
-        assert broker.logs.trusted_since == SINCE_THIS_REGISTRATION
+        assert broker.logs.checkpoints.high_watermark(PARTITION) == 3
+        assert broker.logs.continuity.trusted_since == SINCE_THIS_REGISTRATION
 
     live(data, look)
 
@@ -442,7 +442,7 @@ def test_what_was_set_aside_is_not_cut_where_it_had_been_safe(data: Path) -> Non
     async def set_aside(broker: Broker) -> None:
         await several_segments(broker)
         await broker.logs.set_aside(PARTITION, "a batch is damaged", is_damaged=True)
-        await broker.logs.checkpoint_recovery_points()
+        await broker.logs.checkpoints.checkpoint_recovery_points()
 
     live(data, set_aside, clean=False)
     damage(data)
@@ -457,12 +457,12 @@ def test_what_began_anew_and_was_set_aside_at_once_is_opened_by_the_next_start(d
 
     async def begin_anew(broker: Broker) -> None:
         log = await broker.log(records=3)
-        await broker.logs.checkpoint_recovery_points()
+        await broker.logs.checkpoints.checkpoint_recovery_points()
         log.truncate_fully_and_start_at(100, 0)
         log.append_as_follower(stamped(batch(), 100, 0))
         await log.flush()
         await broker.logs.set_aside(PARTITION, "its leader does not fit")
-        await broker.logs.checkpoint_recovery_points()
+        await broker.logs.checkpoints.checkpoint_recovery_points()
 
     async def look(broker: Broker) -> None:
         assert broker.logs.damaged == {}
@@ -481,7 +481,7 @@ def test_damaged_checkpoints_are_done_without(data: Path) -> None:
 
     async def look(broker: Broker) -> None:
         assert (await broker.log()).log_end_offset == 3
-        assert broker.logs.high_watermark(PARTITION) == 0
+        assert broker.logs.checkpoints.high_watermark(PARTITION) == 0
         assert not broker.logs.was_clean
 
     live(data, look)
@@ -491,11 +491,13 @@ def test_high_watermarks_come_back_as_they_were_written(data: Path) -> None:
     async def write(broker: Broker) -> None:
         await broker.log(records=7)
         await broker.log(OTHER, records=3)
-        broker.logs.write_high_watermarks(broker.logs.stage_high_watermarks({PARTITION: 7, OTHER: 2}))
+        broker.logs.checkpoints.write_high_watermarks(
+            broker.logs.checkpoints.stage_high_watermarks({PARTITION: 7, OTHER: 2})
+        )
 
     async def read(broker: Broker) -> None:
-        assert [broker.logs.high_watermark(partition) for partition in (PARTITION, OTHER)] == [7, 2]
-        broker.logs.write_high_watermarks(broker.logs.stage_high_watermarks({OTHER: 3}))
+        assert [broker.logs.checkpoints.high_watermark(partition) for partition in (PARTITION, OTHER)] == [7, 2]
+        broker.logs.checkpoints.write_high_watermarks(broker.logs.checkpoints.stage_high_watermarks({OTHER: 3}))
 
     live(data, write, clean=False)
     live(data, read)
@@ -505,7 +507,7 @@ def test_high_watermarks_come_back_as_they_were_written(data: Path) -> None:
 async def _committed(broker: Broker, mark: int) -> Log:
     """A log of so many records, all of them committed, as the file says too."""
     log = await broker.log(records=mark)
-    broker.logs.write_high_watermarks(broker.logs.stage_high_watermarks({PARTITION: mark}))
+    broker.logs.checkpoints.write_high_watermarks(broker.logs.checkpoints.stage_high_watermarks({PARTITION: mark}))
     return log
 
 
@@ -514,10 +516,10 @@ def test_the_high_watermark_of_a_deleted_topic_is_not_believed_of_the_next_one_o
         await _committed(broker, 7)
         await broker.logs.delete(PARTITION)
         await broker.log(topic_id="another", records=9)
-        assert broker.logs.high_watermark(PARTITION) == 0
+        assert broker.logs.checkpoints.high_watermark(PARTITION) == 0
 
     async def look(broker: Broker) -> None:
-        assert broker.logs.high_watermark(PARTITION) == 0
+        assert broker.logs.checkpoints.high_watermark(PARTITION) == 0
         assert (await broker.log(topic_id="another")).log_end_offset == 9
 
     live(data, recreate, clean=False)
@@ -527,16 +529,18 @@ def test_the_high_watermark_of_a_deleted_topic_is_not_believed_of_the_next_one_o
 def test_a_picture_of_high_watermarks_that_is_written_late_does_not_bring_back_a_deleted_topic(data: Path) -> None:
     async def recreate(broker: Broker) -> None:
         await _committed(broker, 6)
-        late = broker.logs.stage_high_watermarks({PARTITION: 7})
+        late = broker.logs.checkpoints.stage_high_watermarks({PARTITION: 7})
         await broker.logs.delete(PARTITION)
-        without = broker.logs.stage_high_watermarks({})  # nor may the file lag behind a picture that leaves it out
+        without = broker.logs.checkpoints.stage_high_watermarks(
+            {}
+        )  # nor may the file lag behind a picture that leaves it out
         await broker.log(topic_id="another", records=9)
         assert b"orders 0 6" not in (data / HIGH_WATERMARKS).read_bytes()
-        broker.logs.write_high_watermarks(late)
-        broker.logs.write_high_watermarks(without)
+        broker.logs.checkpoints.write_high_watermarks(late)
+        broker.logs.checkpoints.write_high_watermarks(without)
 
     async def look(broker: Broker) -> None:
-        assert broker.logs.high_watermark(PARTITION) == 0
+        assert broker.logs.checkpoints.high_watermark(PARTITION) == 0
 
     live(data, recreate, clean=False)
     live(data, look)
@@ -550,7 +554,7 @@ def test_a_high_watermark_is_not_believed_of_what_comes_after_a_truncation(data:
             log.append_as_leader(batch(), 1, NOW)
 
     async def look(broker: Broker) -> None:
-        assert broker.logs.high_watermark(PARTITION) == 4
+        assert broker.logs.checkpoints.high_watermark(PARTITION) == 4
 
     live(data, cut, clean=False)
     live(data, look)
@@ -561,13 +565,13 @@ def test_a_high_watermark_past_the_end_that_recovery_found_is_lowered_before_any
         await _committed(broker, 7)
 
     async def append(broker: Broker) -> None:
-        assert broker.logs.high_watermark(PARTITION) == 6
+        assert broker.logs.checkpoints.high_watermark(PARTITION) == 6
         log = await broker.log()
         for _ in range(5):
             log.append_as_leader(batch(), 1, NOW)
 
     async def look(broker: Broker) -> None:
-        assert broker.logs.high_watermark(PARTITION) == 6
+        assert broker.logs.checkpoints.high_watermark(PARTITION) == 6
 
     live(data, fill, clean=False)
     segment = data / "orders-0" / "00000000000000000000.log"
@@ -581,9 +585,9 @@ def test_the_high_watermark_of_a_log_that_is_not_there_is_ignored(data: Path) ->
         await _committed(broker, 7)
 
     async def recreate(broker: Broker) -> None:
-        assert broker.logs.high_watermark(PARTITION) == 0
+        assert broker.logs.checkpoints.high_watermark(PARTITION) == 0
         await broker.log(records=9)
-        assert broker.logs.high_watermark(PARTITION) == 0
+        assert broker.logs.checkpoints.high_watermark(PARTITION) == 0
 
     live(data, fill, clean=False)
     (data / "orders-0").rename(data.parent / "moved away")
@@ -595,7 +599,7 @@ def test_a_moved_start_is_not_believed_past_a_truncation(data: Path) -> None:
         log = await broker.logs.get_or_create(PARTITION, "id", CONFIG)
         log.append_as_leader(batch(10), 0, NOW)
         log.move_log_start_offset(5)
-        await broker.logs.checkpoint_log_start_offsets()
+        await broker.logs.checkpoints.checkpoint_log_start_offsets()
         log.truncate_to(6)  # the batch goes as a whole
         log.append_as_leader(batch(10), 0, NOW)
         assert log.log_start_offset == 0
@@ -641,7 +645,7 @@ async def test_logs_are_flushed_and_the_recovery_points_written_at_every_interva
 async def test_a_truncation_below_a_recovery_point_on_disk_lowers_that_first(broker: Broker, /, data: Path) -> None:
     log = await broker.log(records=5)
     await broker.log(OTHER, records=4)
-    await broker.logs.checkpoint_recovery_points()
+    await broker.logs.checkpoints.checkpoint_recovery_points()
     log.truncate_to(2)
     assert (data / "recovery-point-offset-checkpoint").read_bytes() == sealed(b"0\n2\norders 0 2\nother.topic-x 12 4\n")
 
@@ -652,7 +656,7 @@ def test_a_failed_disk_is_announced_once_and_leaves_no_clean_marker(data: Path, 
     told: list[str] = []
 
     async def run(broker: Broker) -> None:
-        broker.logs.on_offline(lambda: told.append("offline"))
+        broker.logs.directory.on_offline(lambda: told.append("offline"))
         log = await broker.log(records=2)
         other = await broker.log(OTHER, records=2)
         disk.fail = failure
@@ -660,20 +664,20 @@ def test_a_failed_disk_is_announced_once_and_leaves_no_clean_marker(data: Path, 
             with pytest.raises(BrokerError):
                 log.append_as_leader(batch(), 0, NOW)
         else:
-            assert await refusal(broker.logs.checkpoint_recovery_points()) is ErrorCode.KAFKA_STORAGE_ERROR
+            assert await refusal(broker.logs.checkpoints.checkpoint_recovery_points()) is ErrorCode.KAFKA_STORAGE_ERROR
         disk.fail = None
         with pytest.raises(BrokerError) as raised:
             other.append_as_leader(batch(), 0, NOW)
         assert raised.value.code is ErrorCode.KAFKA_STORAGE_ERROR
-        assert isinstance(broker.logs.failure, OSError)
+        assert isinstance(broker.logs.directory.failure, OSError)
         for refused in (
             broker.log(TopicPartition("new", 0)),
             broker.logs.delete(PARTITION),
-            broker.logs.checkpoint_recovery_points(),
+            broker.logs.checkpoints.checkpoint_recovery_points(),
         ):
             assert await refusal(refused) is ErrorCode.KAFKA_STORAGE_ERROR
         with pytest.raises(BrokerError):
-            broker.logs.write_high_watermarks(broker.logs.stage_high_watermarks({}))
+            broker.logs.checkpoints.write_high_watermarks(broker.logs.checkpoints.stage_high_watermarks({}))
 
     live(data, run, disk=disk)
     assert told == ["offline"]

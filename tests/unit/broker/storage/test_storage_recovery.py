@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from minibroker.broker.storage import search
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.broker.storage.recovery.recovery import DamagedLog, RecoveryReport, recover
 from minibroker.broker.storage.snapshots import write_snapshot
@@ -75,7 +76,10 @@ def check(
     check_indexes(log, time_indexes_are_whole=time_indexes_are_whole)
     assert [log.epoch_at(2 * number) for number in range(batches)] == [number // 20 for number in range(batches)]
     for number in range(batches):
-        assert at_once(log.offset_for_timestamp(NOW + 10 * number, 2 * batches)) == (NOW + 10 * number, 2 * number)
+        assert at_once(search.offset_for_timestamp(log, NOW + 10 * number, 2 * batches)) == (
+            NOW + 10 * number,
+            2 * number,
+        )
     for producer_id in range(min(batches, 3)):
         last = batches - 1 - (batches - 1 - producer_id) % 3
         for number in range(last, max(last - 15, -1), -3):

@@ -75,7 +75,7 @@ class _Request(NamedTuple):
     slot: int
 
 
-class Fetcher:
+class ReplicaFetcher:
     """Copies the partitions given to it from one leader broker until they are taken away or it is closed.
 
     A partition whose log directory has failed, or whose log is damaged (KAFKA_STORAGE_ERROR), is no longer followed;

@@ -4,7 +4,7 @@
 
 from collections.abc import Callable
 
-from minibroker.broker.replication.fetcher import Fetcher, FetcherSettings
+from minibroker.broker.replication.following.fetcher import FetcherSettings, ReplicaFetcher
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.scheduling.supervisor import Supervisor
 from minibroker.broker.settings.broker_config import BrokerConfig
@@ -13,7 +13,7 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
 
 
-class FetcherManager:
+class ReplicaFetcherManager:
     """Each partition is with one fetcher at most, that of the leader that it was last told to follow."""
 
     def __init__(
@@ -24,17 +24,17 @@ class FetcherManager:
         broker_epoch: Callable[[], int],
         connections: BrokerConnections,
         set_aside: Callable[[Partition, str], None],
-        leader_found: Callable[[], None],
     ) -> None:
-        """`set_aside`, `leader_found`: see `Fetcher`."""
+        """`set_aside`: as for `ReplicaFetcher`."""
         self._world = world
         self._supervisor = supervisor
         self._broker_epoch = broker_epoch
         self._connections = connections
         self._set_aside = set_aside
-        self._leader_found = leader_found
-        self._fetchers: dict[int, Fetcher] = {}
-        """By the id of the leader."""
+        self.on_leader_found: Callable[[], None] = lambda: None
+        """Called when one of `lost_leaders` is back, as far as this broker sees."""
+        self._fetchers: dict[int, ReplicaFetcher] = {}
+        """The fetchers by the ids of their leaders."""
         self._settings = FetcherSettings(
             broker_id=config.broker_id,
             wait_max_ms=config.replica_fetch_wait_max_ms,
@@ -62,7 +62,7 @@ class FetcherManager:
         self.stop_following(partition.topic_partition, but=leader_id)
         if fetcher is None:
             host, port = address
-            fetcher = self._fetchers[leader_id] = Fetcher(
+            fetcher = self._fetchers[leader_id] = ReplicaFetcher(
                 self._world,
                 self._connections,
                 leader_id,
@@ -71,7 +71,7 @@ class FetcherManager:
                 self._settings,
                 self._broker_epoch,
                 self._set_aside,
-                self._leader_found,
+                lambda: self.on_leader_found(),
             )
             self._supervisor.watch(fetcher.task)
             for other in moved:
@@ -85,7 +85,7 @@ class FetcherManager:
                 fetcher.remove(topic_partition)
 
     def lost_leaders(self) -> set[int]:
-        """See `Fetcher.is_lost`."""
+        """See `ReplicaFetcher.is_lost`."""
         return {leader_id for leader_id, fetcher in self._fetchers.items() if fetcher.is_lost}
 
     def wake(self, leader_id: int) -> None:
@@ -104,7 +104,7 @@ class FetcherManager:
         for leader_id in [leader_id for leader_id, fetcher in self._fetchers.items() if fetcher.idle]:
             self._retire(self._fetchers.pop(leader_id))
 
-    def _retire(self, fetcher: Fetcher) -> None:
+    def _retire(self, fetcher: ReplicaFetcher) -> None:
         self._supervisor.start(fetcher.close(), f"end of the fetcher of broker {fetcher.leader_id}")
 
     async def close(self) -> None:

@@ -1,0 +1,1 @@
+"""The follower's side: copying partitions from the brokers that lead them."""
