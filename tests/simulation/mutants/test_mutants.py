@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -23,42 +24,47 @@ RECORDS = 40
 every_mutant = pytest.mark.parametrize("name", MUTANTS)
 
 
-def _attributes() -> dict[tuple[str, str], Any]:
-    """Everything that a mutant could replace: what stands in the product's modules, and in the classes there."""
-    attributes: dict[tuple[str, str], Any] = {}
+Attributes = dict[tuple[str, str], Any]
+
+
+def _each() -> Iterator[tuple[tuple[str, str], Any]]:
+    """Everything that a mutant could replace: what stands in the product's modules, and in the classes there. The
+    product comes first, then the tests."""
     for module_name, module in sorted(sys.modules.items()):
         if module_name.partition(".")[0] in (PRODUCT, "tests"):
             for name, value in list(vars(module).items()):
-                attributes[module_name, name] = value
+                yield (module_name, name), value
                 if isinstance(value, type):
-                    attributes.update({(f"{module_name}.{name}", key): held for key, held in vars(value).items()})
-    return attributes
+                    for key, held in vars(value).items():
+                        yield (f"{module_name}.{name}", key), held
 
 
-def _different(before: dict[tuple[str, str], Any], after: dict[tuple[str, str], Any]) -> list[tuple[str, str]]:
+def _different(before: Attributes, after: Attributes) -> list[tuple[str, str]]:
     return [key for key in {**before, **after} if before.get(key) is not after.get(key)]
+
+
+@pytest.fixture(scope="module")
+def before() -> Attributes:
+    return dict(_each())
 
 
 @pytest.mark.slow
 @every_mutant
-def test_a_mutant_is_planted_and_leaves_nothing_behind(name: str) -> None:
-    before = _attributes()
+def test_a_mutant_is_planted_and_leaves_nothing_behind(name: str, before: Attributes) -> None:
     with planted(name):
-        assert _different(before, _attributes())
-    assert _different(before, _attributes()) == []
+        assert any(before.get(key) is not value for key, value in _each())
+    assert _different(before, dict(_each())) == []
 
 
-def test_nothing_is_planted_without_a_name() -> None:
-    before = _attributes()
+def test_nothing_is_planted_without_a_name(before: Attributes) -> None:
     with planted(None):
-        assert _different(before, _attributes()) == []
+        assert _different(before, dict(_each())) == []
 
 
-def test_a_mutant_is_taken_out_when_what_ran_with_it_fails() -> None:
-    before = _attributes()
+def test_a_mutant_is_taken_out_when_what_ran_with_it_fails(before: Attributes) -> None:
     with pytest.raises(ZeroDivisionError), planted(next(iter(MUTANTS))):
         raise ZeroDivisionError
-    assert _different(before, _attributes()) == []
+    assert _different(before, dict(_each())) == []
 
 
 def test_a_function_is_replaced_wherever_it_is_known() -> None:
