@@ -18,6 +18,7 @@ import http.client
 import logging
 import os
 import tempfile
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,8 +93,9 @@ def _download(url: str, sha256: str) -> bytes:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
             contents: bytes = response.read()
     except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = error.reason if type(error) is urllib.error.URLError else error
         raise LaunchError(
-            f"there is no ZooKeeper on this machine, and {url} cannot be downloaded ({error}): try again with a "
+            f"there is no ZooKeeper on this machine, and {url} cannot be downloaded ({reason}): try again with a "
             f"network, or set {MIRROR} to a mirror of Maven Central, or {OTHERWISE}"
         ) from error
     found = hashlib.sha256(contents).hexdigest()

@@ -117,13 +117,20 @@ def test_an_interrupted_download_is_an_error_and_leaves_nothing(
     assert files_below(tmp_path) == []
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1/maven2", "no-url", "http://127.0.0.1:x/maven2"])
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://127.0.0.1:1/maven2", "[Errno 111] Connection refused"),
+        ("no-url", "unknown url type: 'no-url/org/a/1/a-1.jar'"),
+        ("http://127.0.0.1:x/maven2", "nonnumeric port: 'x'"),
+    ],
+)
 def test_without_a_network_the_error_names_the_jar_and_the_remedies(
-    url: str, mirror: Mirror, environment: dict[str, str]
+    url: str, reason: str, mirror: Mirror, environment: dict[str, str]
 ) -> None:
     with pytest.raises(LaunchError) as caught:
         zookeeper_jars({**environment, MIRROR: url})
-    assert f"{url}/org/a/1/a-1.jar cannot be downloaded (" in str(caught.value)
+    assert f"{url}/org/a/1/a-1.jar cannot be downloaded ({reason}): try again" in str(caught.value)
     assert f"set {MIRROR} to a mirror of Maven Central, {REMEDY} with --zookeeper HOST:PORT" in str(caught.value)
 
 
