@@ -15,7 +15,7 @@ from minibroker.broker.handlers.node_endpoints import node_endpoints
 from minibroker.broker.handlers.services import Services, answer_later, check_named_once
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.partition import CONSUMER
-from minibroker.broker.replication.reading import FetchAnswer
+from minibroker.broker.replication.reading import FetchAnswer, read_past_emptied
 from minibroker.broker.replication.transcoding import has_columns
 from minibroker.broker.scheduling.slices import Slices
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -173,7 +173,7 @@ async def _past_emptied(services: Services, body: FetchRequest, answer: FetchAns
         partition = services.replicas.partitions.get(topic_partition)
         if partition is not None and _begins_emptied(response):
             fetch = fetches[topic_partition]
-            steps = partition.read_past_emptied(fetch, max_bytes=left, at_least_one=at_least_one)
+            steps = read_past_emptied(partition, fetch, max_bytes=left, at_least_one=at_least_one)
             response = await slices.finish(steps)
             left = max(0, left - len(response.records))
             at_least_one = at_least_one and not response.records

@@ -6,6 +6,7 @@ records that its index points to are deleted. The work is therefore done in slic
 
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.network.request_channel import Request
+from minibroker.broker.replication.reading import offset_for
 from minibroker.broker.scheduling.slices import Slices
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
@@ -43,7 +44,7 @@ async def _list(
         partition = services.replicas.partitions.require(TopicPartition(topic.name, asked.partition_index))
         partition.check_topic_id(topic.topic_id)
         timestamp, offset = await slices.finish(
-            partition.offset_for(asked.timestamp, asked.current_leader_epoch, replica_id)
+            offset_for(partition, asked.timestamp, asked.current_leader_epoch, replica_id)
         )
     except BrokerError as error:
         return ListOffsetsPartitionResponse(asked.partition_index, error.code)

@@ -1,16 +1,16 @@
 """One replica of one partition on this broker: leader or follower, its log, ISR and high watermark.
 
-Synchronous throughout: nothing here awaits, so each method is atomic on the event loop, and what is checked at
-its top still holds at its bottom. Writing the ISR to ZooKeeper is the business of `IsrWriter`; this class says what to
-write (`propose_isr`) and is told how it went (`isr_written`, `isr_conflict`).
+Synchronous throughout: nothing here awaits, so each method is atomic on the event loop, and a condition that is checked
+at its top still holds at its bottom. `IsrWriter` writes the ISR to ZooKeeper; this class decides what to write
+(`propose_isr`) and takes the outcome (`isr_written`, `isr_conflict`).
 
-A fetch comes in three steps, each taken once: `admit` it, note a follower's progress (`record_follower_fetch`), `read`
-its records. What is admitted stays so while this leadership lasts, as a leader's log is not cut: after a wait it is
-enough to ask `leads_in` before reading.
+A fetch is served in three steps, each taken once: `admit` it, record the follower's progress (`record_follower_fetch`),
+`read` its records. An admission holds while this leadership lasts, since a leader's log is not cut: after a wait,
+`leads_in` is the only question before reading.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 
 import msgspec
@@ -18,17 +18,12 @@ import msgspec
 from minibroker.broker.replication import isr as isr_rules
 from minibroker.broker.replication.isr import Follower
 from minibroker.broker.replication.throttle import Quota
-from minibroker.broker.storage import retention, search
+from minibroker.broker.storage import retention
 from minibroker.broker.storage.log import AppendInfo, Log
-from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_snapshot, encode_snapshot
+from minibroker.broker.storage.producer_state import encode_snapshot
 from minibroker.broker.storage.validator import Looked
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
-    EARLIEST_LOCAL_TIMESTAMP,
-    EARLIEST_TIMESTAMP,
-    LATEST_TIERED_TIMESTAMP,
-    LATEST_TIMESTAMP,
-    MAX_TIMESTAMP,
     UP_TO_HIGH_WATERMARK,
     Buffer,
     EpochEndOffset,
@@ -44,14 +39,13 @@ from minibroker.protocol.model import (
     TopicPartition,
     min_insync_replicas,
 )
-from minibroker.protocol.records import HEADER_SIZE, parse_header
 from minibroker.protocol.words import counted
 from minibroker.protocol.world import Clock
 
 logger = logging.getLogger("minibroker.replication")
 
 CONSUMER = -1
-"""The replica id of a fetch that no replica makes."""
+"""The replica id in the fetch of a consumer."""
 
 
 class Role(Enum):
@@ -63,21 +57,11 @@ class Settings(msgspec.Struct, frozen=True):
     broker_id: int
     lag_time_max_s: float
     min_insync_replicas: int | None
-    """The broker's own, for topics that do not set it; None: 2 for three or more replicas, else 1."""
-
-
-class Fetched(msgspec.Struct, frozen=True):
-    """What a follower did with the answer to its fetch."""
-
-    truncated_to: int | None = None
-    appended: bool = False
-    is_stuck: bool = False
-    """It was to truncate, but there was nothing to cut: the next fetch will say the same."""
+    """The broker's setting, for topics that do not set it; None: 2 for three or more replicas, else 1."""
 
 
 class Traffic:
-    """What went through the partitions of one topic on this broker (Kafka's BrokerTopicMetrics). Whoever exports it
-    reads it."""
+    """The traffic of one topic's partitions on this broker (Kafka's BrokerTopicMetrics)."""
 
     __slots__ = ("bytes_in", "bytes_out", "messages_in", "replication_bytes_in", "replication_bytes_out")
 
@@ -85,7 +69,7 @@ class Traffic:
         self.bytes_in = 0
         self.messages_in = 0
         self.bytes_out = 0
-        """To consumers."""
+        """Bytes sent to consumers."""
         self.replication_bytes_in = 0
         self.replication_bytes_out = 0
 
@@ -95,11 +79,11 @@ class Partition:
     fewer than min.insync.replicas are in sync; a request of another leader epoch changes nothing; an acknowledged
     offset is below the high watermark of the maximal ISR.
 
-    With `durability=synced` a replica has what it has flushed: the leader counts its own log so far, and a follower
-    asks for more once it has flushed what it got (`may_fetch`), so the offset of its fetch says that. Whatever is
-    decided by these offsets holds on disk, then: the high watermark, who lags, who may join the ISR. It is the high
-    watermark that waits, not acks=all alone: what a power cut of all replicas may take back must not be read before
-    either, or a consumer would have seen, and committed, what never happened.
+    With `durability=synced` only flushed records count: the leader counts its own log up to its last flush, and a
+    follower fetches again only when it has flushed the last answer (`may_fetch`), so the offset of its fetch is the end
+    of its flushed log. So everything that these offsets decide holds on disk: the high watermark, which replicas lag,
+    which may join the ISR. The high watermark itself waits, not only acks=all. Otherwise a consumer could read, and
+    commit, records that a power cut of all replicas takes back.
     """
 
     def __init__(
@@ -119,9 +103,9 @@ class Partition:
         follower_quota: Quota | None = None,
         give_up: Callable[["Partition", str], None] = lambda partition, reason: None,
     ) -> None:
-        """`store_start_soon`: called where the log begins later than it would after a crash, and others wait for it.
-        `give_up`: called where the log is damaged, and this broker's part in the partition is to end, soon.
-        The quotas are for replicas that are out of sync, as they are sent to, or as this is one; None: no limit."""
+        """`store_start_soon` is called when the log begins later than it would after a crash, and a deletion waits for
+        that. `give_up` is called when the log is damaged, so that this replica should soon leave service. The quotas
+        apply to replicas that are out of sync: those that this leader sends to, and this follower; None: no limit."""
         self.topic_partition = topic_partition
         self.log = log
         self.traffic = traffic or Traffic()
@@ -135,9 +119,9 @@ class Partition:
         between them the log was never truncated."""
         self.controller_epoch = NO_EPOCH
         self.told_in_broker_epoch = NO_EPOCH
-        """The broker epoch in which this broker was told its role."""
+        """The broker epoch in which this broker received its role."""
         self.assignment: tuple[int, ...] = ()
-        """All replicas, also those that a reassignment adds or removes."""
+        """All replicas, including those that a reassignment adds or removes."""
         self.replication_factor = 0
         """As in `ReplicaAssignment`."""
         self.isr: tuple[int, ...] = ()
@@ -146,11 +130,11 @@ class Partition:
         self.eligible: tuple[int, ...] = ()
         self.eligible_epochs: tuple[int, ...] = ()
         self.to_commit = 0
-        """These four belong to the committed ISR, as in `LeaderAndIsr`."""
+        """The last four attributes belong to the committed ISR, as in `LeaderAndIsr`."""
         self.proposed_isr: tuple[int, ...] | None = None
-        """An ISR that was sent to ZooKeeper and whose outcome is not known yet."""
+        """An ISR that was sent to ZooKeeper, with an outcome that is not known yet."""
         self.proposed_to_commit = 0
-        """What goes on record with it."""
+        """The `to_commit` that is written with `proposed_isr`."""
         self.partition_epoch = NO_EPOCH
         self.epoch_start_offset = -1
         self.high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
@@ -159,8 +143,8 @@ class Partition:
         self._clock = clock
         self._alive_epoch = alive_epoch
         self._may_be_deposed = may_be_deposed
-        self._store_start_soon = store_start_soon
-        self._give_up = give_up
+        self.store_start_soon = store_start_soon
+        self.give_up = give_up
         self._topic_min_insync_replicas = min_insync_replicas
 
     def reconfigure(
@@ -170,17 +154,17 @@ class Partition:
         leader_quota: Quota | None,
         follower_quota: Quota | None,
     ) -> None:
-        """As in the constructor, from now on. Whoever calls it looks after what waits, and after the ISR: with another
-        min.insync.replicas something may be committed, or be no longer."""
+        """Replace these arguments of the constructor. The caller must then check waiting requests and the ISR: another
+        min.insync.replicas may commit records, or stop committing them."""
         self._settings = settings
         self._topic_min_insync_replicas = min_insync_replicas
         self.leader_quota = leader_quota
         self.follower_quota = follower_quota
 
-    # -- what the controller says --
+    # -- orders of the controller --
 
     def is_stale(self, state: LeaderAndIsrPartition) -> bool:
-        """The state is of an earlier leader epoch than the one held here."""
+        """Whether the state's leader epoch is earlier than the one held here."""
         return state.leader_epoch < self.leader_epoch
 
     def become_leader(self, state: LeaderAndIsrPartition) -> None:
@@ -204,12 +188,12 @@ class Partition:
         self.advance_high_watermark()
 
     def become_follower(self, state: LeaderAndIsrPartition) -> None:
-        """Follow the state's leader (or none, where it has none)."""
+        """Follow the state's leader, if it has one."""
         self._adopt(state, Role.FOLLOWER)
         self.followers = {}
 
     def stop_leading(self) -> None:
-        """The controller has stopped this replica: it leads no more, and follows none, until it is told a role."""
+        """Stop leading, on the controller's order. The replica follows no leader until it receives a role."""
         self.role = Role.FOLLOWER
         self.leader_id = NO_LEADER
         self.followers = {}
@@ -250,21 +234,21 @@ class Partition:
 
     @property
     def promises_more_than_is_on_record(self) -> bool:
-        """The state znode has a lower number than min.insync.replicas, or would have it by a change that is on its way.
-        Whoever shrinks the ISR goes by that number, so what was committed by the higher one would not be safe."""
+        """Whether the state znode has a lower number than min.insync.replicas, or would get it by a pending change. The
+        controller shrinks the ISR by that number, so records committed by the higher one would not be safe."""
         needed = self.min_insync_replicas
         return 0 < self.to_commit < needed or (self.proposed_isr is not None and self.proposed_to_commit < needed)
 
     @property
     def is_to_be_recorded(self) -> bool:
-        """The state znode has another number than min.insync.replicas. (Where replicas are eligible, that waits until
-        they are struck off: to write is to judge about them.)"""
+        """Whether the state znode has another number than min.insync.replicas. While other replicas are eligible, this
+        waits until they are struck off, since each write decides about them."""
         return self.is_leader and self.to_commit != self.min_insync_replicas and not self.eligible
 
     def append(self, records: Buffer, *, required_acks: int, now_ms: int, looked: Looked = Looked.NOT) -> AppendInfo:
-        """Append as leader. `looked`: as for `check_acceptable`. Raises BrokerError: NOT_LEADER_OR_FOLLOWER,
-        NOT_ENOUGH_REPLICAS (acks=all), and what the log refuses; then nothing was written."""
-        self._require_leader(NO_EPOCH)
+        """Append as leader. `looked`: as for `check_acceptable`. Raises BrokerError, with nothing written:
+        NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS (acks=all), and the errors of `Log.append_as_leader`."""
+        self.require_leader(NO_EPOCH)
         if required_acks == -1 and len(self.isr) < self.min_insync_replicas:
             raise self._not_enough_replicas()
         info = self.log.append_as_leader(records, self.leader_epoch, now_ms, looked=looked)  # P4
@@ -282,11 +266,11 @@ class Partition:
         )
 
     def acknowledgement(self, required_offset: int, leading_since_epoch: int) -> ErrorCode | None:
-        """Whether an append that ended at `required_offset` is settled: NONE once all in-sync replicas have it, an
-        error where it cannot be told any more, None while it is open (DelayedProduce's three endings).
+        """Return the outcome of an append that ended at `required_offset`: NONE once all in-sync replicas have it, an
+        error if its fate can no longer be determined, None while it is open (DelayedProduce's three endings).
 
-        With too few replicas in sync the high watermark stands still, so there is nothing to wait for: the producer
-        is told at once, and tries again."""
+        With too few replicas in sync the high watermark stands still, so the producer gets an error at once and
+        retries."""
         if not self.is_leader or self.leading_since_epoch != leading_since_epoch:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if len(self.isr) < self.min_insync_replicas:
@@ -300,12 +284,13 @@ class Partition:
         return set(self.isr).union(self.proposed_isr or ())
 
     def advance_high_watermark(self) -> bool:
-        """Move the high watermark to what all replicas that count have; True if it moved.
+        """Move the high watermark to the smallest log end of the replicas that count. Return True if it moved.
 
-        It stands still while the committed ISR is too small, while others are on record as eligible (they have what was
-        committed before, and would lack what is committed now), and until min.insync.replicas is on record."""
+        It stands still while the committed ISR is too small, while replicas outside of it are on record as eligible
+        (they have the records committed before, and would lack those committed now), and until min.insync.replicas is
+        on record."""
         if self.role is not Role.LEADER or self.high_watermark >= self.log.log_end_offset:
-            return False  # nearly always, where there are very many partitions
+            return False  # nearly always, with very many partitions
         if self.eligible or len(self.isr) < self.min_insync_replicas or self.promises_more_than_is_on_record:
             return False
         of_replicas = isr_rules.high_watermark(
@@ -323,12 +308,12 @@ class Partition:
 
     @property
     def leads_alone(self) -> bool:
-        """No other replica can have become the leader without this one's part in it: none is in sync, or eligible."""
+        """Whether no other replica can have become leader without this one: none is in sync or eligible."""
         return self.is_leader and self.maximal_isr == {self.leader_id} and not self.eligible
 
     def disregard_the_gone(self) -> bool:
-        """A follower outside of the ISR whose broker has died, or is about to stop, is not waited for any more, however
-        recently it had caught up: it will not join. True if the high watermark moved."""
+        """Stop waiting for followers outside of the ISR whose brokers have died or are about to stop: however recently
+        they had caught up, they will not join. Return True if the high watermark moved."""
         awaited = self.maximal_isr
         for broker_id, follower in self.followers.items():
             if broker_id not in awaited and self._alive_epoch(broker_id) is None:
@@ -336,12 +321,13 @@ class Partition:
         return self.advance_high_watermark()
 
     def isr_to_propose(self) -> tuple[int, ...] | None:
-        """The ISR that this leader would write now: without those that lag, with those that have caught up. None where
-        it is right as it is, or where a change is on its way already. The same ISR again where others are eligible
-        beside it though it is large enough, as after a change of the setting, or where one of them has lost something:
-        until they are not, nothing is committed. But not before all of the ISR have fetched in this epoch: of those
-        that have not, nobody knows whether they live. And the same ISR again where another min.insync.replicas is to go
-        on record.
+        """Return the ISR that this leader would write now: without lagging followers, with those that caught up. None
+        if the ISR is right, or if a change is pending already.
+
+        The same ISR is proposed again in two cases. One: other replicas are eligible beside an ISR that is large enough
+        (the setting has changed, or a replica has lost records). Nothing is committed until they are struck off; but
+        first all of the ISR must have fetched in this epoch, which shows that they live. Two: another
+        min.insync.replicas must go on record.
         """
         if not self.is_leader or self.proposed_isr is not None:
             return None
@@ -368,8 +354,8 @@ class Partition:
         follower = self.followers[broker_id]
         end, now_s = self.log.log_end_offset, self._clock.monotonic()
         if not isr_rules.is_caught_up(follower, end, now_s, self._settings.lag_time_max_s):
-            # It would have to leave again at once. Where the high watermark stands still (below min.insync.replicas)
-            # even one that is long dead has reached it: it would come and go with each answer of ZooKeeper.
+            # It would have to leave again at once. While the high watermark stands still (below min.insync.replicas),
+            # even a dead follower has reached it, and would join and leave with each answer of ZooKeeper.
             return False
         return isr_rules.may_join(
             follower,
@@ -380,7 +366,7 @@ class Partition:
         )
 
     def propose_isr(self, isr: tuple[int, ...]) -> LeaderAndIsr:
-        """From now on the high watermark waits for the members of `isr` too. Returns what to write; the write must be
+        """Let the high watermark wait for the members of `isr` as well. Return the state to write; the write must be
         conditional on `partition_epoch`, the version of the znode that it replaces."""
         self.proposed_isr = isr
         self.proposed_to_commit = self.min_insync_replicas
@@ -400,7 +386,7 @@ class Partition:
         )
 
     def _commit(self, state: LeaderAndIsr, version: int) -> bool:
-        """True if the high watermark moved."""
+        """Adopt the committed state. Return True if the high watermark moved."""
         self.isr, self.isr_epochs = state.isr, state.isr_epochs
         self.eligible, self.eligible_epochs = state.eligible, state.eligible_epochs
         self.to_commit = state.to_commit
@@ -409,12 +395,13 @@ class Partition:
         return self.advance_high_watermark()
 
     def isr_written(self, written: LeaderAndIsr, version: int) -> bool:
-        """ZooKeeper holds the proposed ISR at this version. True if the high watermark moved."""
+        """Adopt the proposed ISR, which ZooKeeper holds at this version. Return True if the high watermark moved."""
         return self.is_pending(written) and self._commit(written, version)
 
     def isr_conflict(self, proposed: LeaderAndIsr, actual: LeaderAndIsr) -> bool:
-        """ZooKeeper refused: it holds `actual`. Adopted where it is of this leadership; otherwise another broker
-        leads and the controller is about to say so. True if the high watermark moved."""
+        """ZooKeeper rejected the write, and holds `actual`. Adopt that if it belongs to this leadership; otherwise
+        another broker leads, and an order of the controller is about to say so. Return True if the high watermark
+        moved."""
         if not self.is_pending(proposed):
             return False
         if (actual.leader, actual.leader_epoch) != (self.leader_id, self.leader_epoch):
@@ -422,7 +409,7 @@ class Partition:
         return self._commit(actual, actual.partition_epoch)
 
     def is_pending(self, proposal: LeaderAndIsr) -> bool:
-        """The proposal's outcome still matters: nothing newer was told since."""
+        """Whether the proposal's outcome still matters: no newer state has arrived since."""
         return (
             self.is_leader
             and self.leader_epoch == proposal.leader_epoch
@@ -433,7 +420,7 @@ class Partition:
     # -- leader: fetches --
 
     def record_follower_fetch(self, replica_id: int, fetch: FetchPartition, broker_epoch: int) -> bool:
-        """A follower has what comes before an admitted fetch. True if the high watermark moved."""
+        """Record that a follower has everything before an admitted fetch. Return True if the high watermark moved."""
         isr_rules.record_fetch(
             self.followers[replica_id],
             fetch.fetch_offset,
@@ -445,11 +432,11 @@ class Partition:
         return self.advance_high_watermark()
 
     def readable_end(self, replica_id: int) -> int:
-        """Consumers read up to the high watermark, replicas up to the end."""
+        """Return the end for a reader: the high watermark for consumers, the log's end for replicas."""
         return self.high_watermark if replica_id == CONSUMER else self.log.log_end_offset
 
     def quota_for(self, replica_id: int) -> Quota | None:
-        """What is sent to that replica counts towards it. None for those that the high watermark waits for."""
+        """Return the quota to which bytes sent to that replica count; None if the high watermark waits for it."""
         quota = self.leader_quota
         if quota is None or replica_id == CONSUMER or replica_id in self.maximal_isr:
             return None
@@ -458,12 +445,12 @@ class Partition:
         return None if is_caught_up else quota
 
     def withholds_from(self, replica_id: int) -> bool:
-        """That replica gets nothing now: it is out of sync, and others have used up the rate."""
+        """Whether that replica gets nothing now: it is out of sync, and the rate is used up."""
         quota = self.quota_for(replica_id)
         return quota is not None and quota.is_exceeded
 
     def check_topic_id(self, topic_id: str) -> None:
-        """Raises BrokerError where this is a partition of another topic of the same name; empty: whichever it is."""
+        """Raises BrokerError if this partition belongs to another topic of the same name. An empty id matches any."""
         if topic_id and topic_id != self.log.topic_id:
             raise BrokerError(
                 ErrorCode.INCONSISTENT_TOPIC_ID,
@@ -471,8 +458,8 @@ class Partition:
             )
 
     def admit(self, fetch: FetchPartition, replica_id: int) -> FetchPartitionResponse | None:
-        """None where the fetch may be served, now and for as long as this leadership lasts. Else its answer: an error,
-        or the diverging epoch."""
+        """Return None if the fetch may be served, now and while this leadership lasts. Otherwise return its answer: an
+        error, or the diverging epoch."""
         try:
             diverging = self.check_fetch(fetch, replica_id)
         except BrokerError as error:
@@ -484,18 +471,20 @@ class Partition:
         return None if diverging is None else self._response(b"", diverging)
 
     def tell_producers(self, refusal: FetchPartitionResponse) -> None:
-        """To a follower that `admit` has refused as out of range: see `FetchPartitionResponse.producers`."""
+        """Add the state of producers to the refusal of a follower as out of range: see
+        `FetchPartitionResponse.producers`."""
         if producers := self.log.producers_below(refusal.log_start_offset):
             refusal.producers = memoryview(encode_snapshot(producers))
 
     def check_fetch(self, fetch: FetchPartition, replica_id: int) -> EpochEndOffset | None:
-        """Raises BrokerError (not leader, another epoch, out of range, no replica of this partition). The diverging
-        epoch where the follower's log is not a prefix of this one (KIP-595), which includes a follower that is ahead.
+        """Return the diverging epoch if the follower's log is not a prefix of this one (KIP-595), which includes a
+        follower that is ahead. Raises BrokerError (not leader, another epoch, out of range, no replica of this
+        partition).
 
-        A follower whose log is empty and that does not know what came before it has nothing to compare. To go on where
-        this log holds records before that would make it one without them, so that is out of range.
+        A follower with an empty log that knows nothing of earlier records has nothing to compare. If this log holds
+        records before its offset, the follower would lack them, so its fetch is out of range.
         """
-        self._require_leader(fetch.current_leader_epoch)
+        self.require_leader(fetch.current_leader_epoch)
         log = self.log
         if fetch.last_fetched_epoch != NO_EPOCH:
             self._require_past(fetch.last_fetched_epoch)
@@ -523,8 +512,7 @@ class Partition:
     def read(
         self, fetch: FetchPartition, replica_id: int, *, max_bytes: int, at_least_one: bool
     ) -> FetchPartitionResponse:
-        """The records for a fetch that is admitted, from its offset, whole batches; an error code instead of an
-        exception."""
+        """Return the records for an admitted fetch: whole batches, from its offset on. Errors come as codes."""
         end = self.readable_end(replica_id)
         if fetch.fetch_offset >= end or self.withholds_from(replica_id):
             return self._response(b"")
@@ -537,34 +525,18 @@ class Partition:
             return self.refusal(self.considered(error, replica_id).code)
         return self._response(records)
 
-    def read_past_emptied(
-        self, fetch: FetchPartition, *, max_bytes: int, at_least_one: bool
-    ) -> Generator[None, None, FetchPartitionResponse]:
-        """As `read`, for a consumer, from the next batch on that has records; in steps. Where none has below the high
-        watermark, the answer is the last batch, for the consumer to go on behind it."""
-        epoch = self.leader_epoch
-        try:
-            offset = yield from search.past_emptied(self.log, fetch.fetch_offset, self.high_watermark)
-        except BrokerError as error:
-            return self.refusal(self.considered(error).code)
-        if not self.leads_in(epoch):
-            return self.refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        found = msgspec.structs.replace(fetch, fetch_offset=offset)
-        response = self.read(found, CONSUMER, max_bytes=max_bytes, at_least_one=at_least_one)
-        self.traffic.bytes_out += len(response.records)
-        return response
-
     def considered(self, error: BrokerError, reader: int = CONSUMER) -> BrokerError:
-        """What to tell a reader that met it. A leader whose log is damaged gives up its leadership where the others
-        can commit without it, or will with the follower that reads: one that cannot get past the damage may be the one
-        that is missing. Else it stays, since all but what is damaged can be read and written, as nowhere else."""
+        """Return the error for a reader that met `error`. A leader with a damaged log gives up its leadership if the
+        other replicas can commit without it, or could together with the reading follower, which may be the missing one
+        because it cannot get past the damage. Otherwise it stays: everything else in its log can be read and written,
+        and nowhere else."""
         if error.code is not ErrorCode.CORRUPT_MESSAGE:
             return error
         others = {*self.isr} - {self._settings.broker_id}
         in_sync_then = others if reader == CONSUMER else others | {reader}
         if not others or len(in_sync_then) < self.min_insync_replicas:
             return error
-        self._give_up(self, error.detail)
+        self.give_up(self, error.detail)
         return BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, error.detail)
 
     def _response(self, records: bytes, diverging: EpochEndOffset | None = None) -> FetchPartitionResponse:
@@ -588,39 +560,7 @@ class Partition:
             current_leader_epoch=self.leader_epoch,
         )
 
-    def offset_for(
-        self, timestamp_ms: int, current_leader_epoch: int, replica_id: int
-    ) -> Generator[None, None, tuple[int, int]]:
-        """(timestamp, offset) for ListOffsets; offset -1 where there is no such record. "Latest" is the high
-        watermark, which a new leader does not know until it has reached the start of its epoch (KIP-207). In steps,
-        as `Search`. Raises BrokerError."""
-        self._require_leader(current_leader_epoch)
-        end = self.readable_end(replica_id)
-        if timestamp_ms in (EARLIEST_TIMESTAMP, EARLIEST_LOCAL_TIMESTAMP):
-            return -1, self.log.log_start_offset
-        if timestamp_ms == LATEST_TIERED_TIMESTAMP:
-            return -1, -1
-        if timestamp_ms < LATEST_TIERED_TIMESTAMP:
-            raise BrokerError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp_ms} has no meaning here")
-        if replica_id == CONSUMER and self.high_watermark < self.epoch_start_offset:
-            raise self._high_watermark_not_known()
-        if timestamp_ms == LATEST_TIMESTAMP:
-            return -1, end
-        epoch = self.leader_epoch
-        try:
-            if timestamp_ms == MAX_TIMESTAMP:
-                found = yield from search.newest_record(self.log, end)
-            else:
-                found = yield from search.offset_for_timestamp(self.log, timestamp_ms, end)
-        except BrokerError as error:
-            self._require_leader(current_leader_epoch)
-            raise self.considered(error, replica_id) from error
-        if self.leader_epoch != epoch:
-            return (yield from self.offset_for(timestamp_ms, current_leader_epoch, replica_id))
-        self._require_leader(current_leader_epoch)
-        return found if found is not None else (-1, -1)
-
-    def _high_watermark_not_known(self) -> BrokerError:
+    def high_watermark_not_known(self) -> BrokerError:
         return BrokerError(
             ErrorCode.OFFSET_NOT_AVAILABLE,
             f"the high watermark of {self.topic_partition} is {self.high_watermark}, "
@@ -628,22 +568,23 @@ class Partition:
         )
 
     def end_offset_for_epoch(self, leader_epoch: int, current_leader_epoch: int) -> tuple[int, int]:
-        """OffsetsForLeaderEpoch: (epoch, end offset) of the largest epoch not above `leader_epoch`. Raises BrokerError,
-        UNKNOWN_LEADER_EPOCH for epochs after this leader's included: an answer would pass for a truncation."""
-        self._require_leader(current_leader_epoch)
+        """OffsetsForLeaderEpoch: return (epoch, end offset) of the largest epoch not above `leader_epoch`. Raises
+        BrokerError; UNKNOWN_LEADER_EPOCH for epochs after this leader's, since any answer would look like a truncation.
+        """
+        self.require_leader(current_leader_epoch)
         self._require_past(leader_epoch)
         return self.log.end_offset_for(leader_epoch)
 
     def _require_past(self, epoch: int) -> None:
-        """A reader with records of a later epoch than this leader's knows of a later leader: it is not for this one to
-        say where their histories part (KIP-320)."""
+        """Raises BrokerError if `epoch` is later than this leader's. A reader with records of a later epoch knows a
+        later leader, so this one cannot say where their histories part (KIP-320)."""
         if epoch > self.leader_epoch:
             raise BrokerError(
                 ErrorCode.UNKNOWN_LEADER_EPOCH,
                 f"{self.topic_partition} is in epoch {self.leader_epoch} here, not yet in {epoch}",
             )
 
-    def _require_leader(self, current_leader_epoch: int) -> None:
+    def require_leader(self, current_leader_epoch: int) -> None:
         if current_leader_epoch != NO_EPOCH:
             if current_leader_epoch < self.leader_epoch:
                 raise BrokerError(
@@ -661,17 +602,17 @@ class Partition:
                 f"{self.topic_partition} is led by broker {self.leader_id} in epoch {self.leader_epoch}",
             )
 
-    # -- leader: what is deleted, on demand and by age --
+    # -- leader: deletion on request and by retention --
 
     def delete_records(self, offset: int) -> int:
-        """Let the log begin at `offset` (UP_TO_HIGH_WATERMARK: there), if it begins before. Returns the offset for
-        which to await `deletion`.
+        """Let the log begin at `offset` (or at the high watermark, for UP_TO_HIGH_WATERMARK), if it begins earlier.
+        Return the offset for which to await `deletion`.
 
-        Raises BrokerError, and then nothing was deleted: NOT_LEADER_OR_FOLLOWER, also where this leader may have a
-        successor that it has not heard of; POLICY_VIOLATION in a topic that is compacted alone; NOT_ENOUGH_REPLICAS;
-        OFFSET_OUT_OF_RANGE above the high watermark; OFFSET_NOT_AVAILABLE where a new leader does not know yet how high
-        that is (KIP-207); or the disk has failed."""
-        self._require_leader(NO_EPOCH)
+        Raises BrokerError, with nothing deleted: NOT_LEADER_OR_FOLLOWER, also if this leader may have a successor that
+        it does not know; POLICY_VIOLATION in a topic that is only compacted; NOT_ENOUGH_REPLICAS; OFFSET_OUT_OF_RANGE
+        above the high watermark; OFFSET_NOT_AVAILABLE while a new leader does not know the high watermark (KIP-207);
+        KAFKA_STORAGE_ERROR if the disk has failed."""
+        self.require_leader(NO_EPOCH)
         if self._may_be_deposed(self.told_in_broker_epoch):
             raise BrokerError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER, f"another broker may lead {self.topic_partition} by now"
@@ -687,7 +628,7 @@ class Partition:
             raise self._not_enough_replicas()
         is_beyond = self.high_watermark < offset <= self.log.log_end_offset
         if self.high_watermark < self.epoch_start_offset and (is_beyond or offset == UP_TO_HIGH_WATERMARK):
-            raise self._high_watermark_not_known()
+            raise self.high_watermark_not_known()
         until = self.high_watermark if offset == UP_TO_HIGH_WATERMARK else offset
         if not 0 <= until <= self.high_watermark:
             raise BrokerError(
@@ -699,18 +640,18 @@ class Partition:
         if until > before:
             logger.info("%s: deletes records %d to %d on request", self.topic_partition, before, until - 1)
         if self.log.stored_start_offset < until:
-            self._store_start_soon(self.topic_partition)
+            self.store_start_soon(self.topic_partition)
         return until
 
     @property
     def low_watermark(self) -> int:
-        """No replica that may be elected has records below it, nor will it after a crash."""
+        """The offset below which no electable replica has records, even after a crash."""
         return isr_rules.low_watermark(
             self.log.stored_start_offset, self.followers, self.maximal_isr.union(self.eligible)
         )
 
     def deletion(self, required_offset: int, leading_since_epoch: int) -> ErrorCode | None:
-        """As `acknowledgement`, of a deletion up to `required_offset`: NONE once the low watermark has reached it."""
+        """As `acknowledgement`, for a deletion up to `required_offset`: NONE once the low watermark has reached it."""
         if not self.is_leader or self.leading_since_epoch != leading_since_epoch:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if len(self.isr) < self.min_insync_replicas:
@@ -718,16 +659,16 @@ class Partition:
         return ErrorCode.NONE if self.low_watermark >= required_offset else None
 
     def has_expired(self, now_ms: int) -> bool:
-        """There is something to `expire`, by the settings as far as they are known here."""
+        """Whether there is something to `expire`, by the settings that are known here."""
         return self._expired_until(now_ms, self.high_watermark) > self.log.log_start_offset
 
     def expire(self, now_ms: int, limit: int) -> None:
-        """Let the log begin after what is too old or too much by the topic's settings, at `limit` at most. Only a
-        leader does that, and none that may have a successor, whose log would begin earlier. Raises BrokerError where
-        the disk has failed.
+        """Let the log begin after the records that are too old or too many by the topic's settings, at `limit` at most.
+        Only a leader does that, and none that may have a successor, whose log would begin earlier. Raises BrokerError
+        if the disk has failed.
 
-        Called when the settings have just been read: `limit` is the high watermark of a moment before, when they may
-        have been others by which nothing was to be deleted that came later."""
+        Called when the settings have just been read. `limit` is the high watermark before that: records above it may
+        have been written under other settings that keep them."""
         before, start, config = self.log.log_start_offset, self._expired_until(now_ms, limit), self.log.config
         if start > before:
             gone = [segment for segment in self.log.extents() if before < segment.end_offset <= start]
@@ -747,94 +688,14 @@ class Partition:
             retention_bytes=self.log.config.retention_bytes,
         )
 
-    # -- follower --
+    # -- follower: see `following.copying` --
 
     @property
     def may_fetch(self) -> bool:
-        """A fetch says that this replica has all before its offset. Once that is so, the log's `on_flushed` is called
-        where it was not."""
+        """Whether this follower may ask for more: a fetch says that it has everything before its offset. When that
+        becomes true, the log's `on_flushed` is called."""
         return self.log.is_safe
-
-    def next_fetch(self, partition_max_bytes: int, *, suspect: bool = False) -> FetchPartition:
-        """Tells the leader where this log begins and ends, and whether its last answer was corrupt."""
-        log = self.log
-        stored_start = log.stored_start_offset
-        if stored_start != log.log_start_offset:
-            self._store_start_soon(self.topic_partition)
-        return FetchPartition(
-            partition=self.topic_partition.partition,
-            current_leader_epoch=self.leader_epoch,
-            fetch_offset=log.log_end_offset,
-            last_fetched_epoch=log.latest_epoch,
-            log_start_offset=stored_start,
-            partition_max_bytes=partition_max_bytes,
-            suspect=suspect,
-        )
-
-    def apply_fetched(self, response: FetchPartitionResponse) -> Fetched:
-        """Take the leader's answer to a fetch at the log's end: truncate where the logs diverge, else append.
-
-        The high watermark is raised only after that, and never past the log's end: raised first, it could cover
-        records that are about to be cut (KAFKA-14704).
-        """
-        if response.diverging_epoch is not None:
-            before = self.log.log_end_offset, self.log.latest_epoch
-            truncated_to = self._truncate_to_divergence(response.diverging_epoch)
-            return Fetched(truncated_to, is_stuck=(truncated_to, self.log.latest_epoch) == before)
-        appended = len(response.records) > 0
-        if appended:
-            self._begin_with(response.records)
-            self.log.append_as_follower(response.records, self.leader_epoch)
-            self.traffic.replication_bytes_in += len(response.records)
-        self.high_watermark = max(self.high_watermark, min(response.high_watermark, self.log.log_end_offset))
-        self.log.move_log_start_offset(min(response.log_start_offset, self.high_watermark))
-        return Fetched(appended=appended)
-
-    def _begin_with(self, records: Buffer) -> None:
-        """The leader's log may begin within a batch, and the whole batch is what comes: an empty log begins there, as
-        in Kafka after its UnexpectedAppendOffsetException."""
-        end = self.log.log_end_offset
-        if self.log.log_start_offset == end and len(records) >= HEADER_SIZE:
-            header = parse_header(records)
-            if header.base_offset < end <= header.last_offset:
-                producers = self.log.producers_below(header.base_offset)
-                self.log.truncate_fully_and_start_at(header.base_offset, producers=producers)
-
-    def is_to_restart(self, leader_start_offset: int) -> bool:
-        """This log was out of the leader's range, and cannot go on with it: the leader's begins after its end, or it
-        is empty and does not know what came before it."""
-        return leader_start_offset > self.log.log_end_offset or self.log.latest_epoch == NO_EPOCH
-
-    def restart(self, refusal: FetchPartitionResponse) -> None:
-        """Drop everything and follow from where the leader's log begins (KAFKA-9491), knowing what it knows of the
-        producers of what came before. Raises BrokerError CORRUPT_MESSAGE."""
-        try:
-            producers = decode_snapshot(bytes(refusal.producers)) if refusal.producers else []
-        except InvalidSnapshot as error:
-            raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"what the leader knows of producers: {error}") from error
-        start, previous = refusal.log_start_offset, refusal.diverging_epoch
-        self.log.truncate_fully_and_start_at(start, NO_EPOCH if previous is None else previous.epoch, producers)
-        self.high_watermark = start
-
-    def _truncate_to_divergence(self, leader: EpochEndOffset) -> int:
-        """Cut back to the end of the last epoch that both logs may share. One round is enough where this log has the
-        leader's epoch; otherwise the next fetch, with an earlier epoch, finds the next point (KIP-279)."""
-        _, own_end = self.log.end_offset_for(leader.epoch)
-        if leader.epoch == NO_EPOCH or own_end == -1:
-            offset = min(self.log.log_start_offset, self.log.log_end_offset)
-        else:
-            offset = min(leader.end_offset, own_end, self.log.log_end_offset)
-        try:
-            self.log.truncate_to(offset)
-        except BrokerError as error:
-            if error.code is not ErrorCode.CORRUPT_MESSAGE:
-                raise
-            self._give_up(self, error.detail)  # it is cut halfway
-            raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, error.detail) from error
-        # A batch that reaches over the offset goes as a whole, so the log may end before it.
-        self.high_watermark = min(self.high_watermark, self.log.log_end_offset)
-        return self.log.log_end_offset
 
 
 WithPresentSettings = Callable[[Sequence[Partition]], Awaitable[list[Partition]]]
-"""Reads settings again, before something is deleted by them: `ReplicaSettings.with_present_settings`."""
+"""Reads settings again before records are deleted by them: `ReplicaSettings.with_present_settings`."""

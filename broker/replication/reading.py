@@ -1,14 +1,27 @@
-"""Fetches of consumers and followers from the logs that this broker leads (Kafka's fetchMessages)."""
+"""Reads from the logs that this broker leads: fetches of consumers and followers, and ListOffsets (Kafka's
+fetchMessages and fetchOffset)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+
+import msgspec
 
 from minibroker.broker.replication.delayed import AdmittedFetch, DelayedFetch, Waits
 from minibroker.broker.replication.isr_writer import IsrWriter
 from minibroker.broker.replication.partition import CONSUMER, Partition
 from minibroker.broker.replication.partitions import Partitions
+from minibroker.broker.storage import search
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.messages import FetchPartition, FetchPartitionResponse, FetchRequest
+from minibroker.protocol.messages import (
+    EARLIEST_LOCAL_TIMESTAMP,
+    EARLIEST_TIMESTAMP,
+    LATEST_TIERED_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
+    FetchPartition,
+    FetchPartitionResponse,
+    FetchRequest,
+)
 from minibroker.protocol.model import TopicPartition
 
 _MOST_PRODUCER_BYTES = 256 * 1024
@@ -167,3 +180,54 @@ def _admit_to(partition: Partition, fetch: FetchPartition, replica_id: int) -> A
     if refusal is not None:
         return partition.topic_partition, refusal
     return AdmittedFetch(partition.topic_partition, fetch, partition, partition.leader_epoch)
+
+
+def read_past_emptied(
+    partition: Partition, fetch: FetchPartition, *, max_bytes: int, at_least_one: bool
+) -> Generator[None, None, FetchPartitionResponse]:
+    """As `read`, for a consumer, from the next batch that has records; in steps. If none below the high watermark
+    has any, the answer is the last batch, so that the consumer goes on after it."""
+    epoch = partition.leader_epoch
+    try:
+        offset = yield from search.past_emptied(partition.log, fetch.fetch_offset, partition.high_watermark)
+    except BrokerError as error:
+        return partition.refusal(partition.considered(error).code)
+    if not partition.leads_in(epoch):
+        return partition.refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    found = msgspec.structs.replace(fetch, fetch_offset=offset)
+    response = partition.read(found, CONSUMER, max_bytes=max_bytes, at_least_one=at_least_one)
+    partition.traffic.bytes_out += len(response.records)
+    return response
+
+
+def offset_for(
+    partition: Partition, timestamp_ms: int, current_leader_epoch: int, replica_id: int
+) -> Generator[None, None, tuple[int, int]]:
+    """Return (timestamp, offset) for ListOffsets, with offset -1 if there is no such record; in steps, as `Search`.
+    "Latest" is the high watermark, which a new leader does not know until it has reached the start of its epoch
+    (KIP-207). Raises BrokerError."""
+    partition.require_leader(current_leader_epoch)
+    end = partition.readable_end(replica_id)
+    if timestamp_ms in (EARLIEST_TIMESTAMP, EARLIEST_LOCAL_TIMESTAMP):
+        return -1, partition.log.log_start_offset
+    if timestamp_ms == LATEST_TIERED_TIMESTAMP:
+        return -1, -1
+    if timestamp_ms < LATEST_TIERED_TIMESTAMP:
+        raise BrokerError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp_ms} has no meaning here")
+    if replica_id == CONSUMER and partition.high_watermark < partition.epoch_start_offset:
+        raise partition.high_watermark_not_known()
+    if timestamp_ms == LATEST_TIMESTAMP:
+        return -1, end
+    epoch = partition.leader_epoch
+    try:
+        if timestamp_ms == MAX_TIMESTAMP:
+            found = yield from search.newest_record(partition.log, end)
+        else:
+            found = yield from search.offset_for_timestamp(partition.log, timestamp_ms, end)
+    except BrokerError as error:
+        partition.require_leader(current_leader_epoch)
+        raise partition.considered(error, replica_id) from error
+    if partition.leader_epoch != epoch:
+        return (yield from offset_for(partition, timestamp_ms, current_leader_epoch, replica_id))
+    partition.require_leader(current_leader_epoch)
+    return found if found is not None else (-1, -1)

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from minibroker.broker.replication.following import copying
 from minibroker.broker.replication.partition import Partition, Settings
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
@@ -276,7 +277,7 @@ class Replication(RuleBasedStateMachine):
             if broker_id not in self.alive or partition.is_leader or partition.leader_id not in self.alive:
                 return
             leader = self.partitions[partition.leader_id]
-            request = partition.next_fetch(1_000)
+            request = copying.next_fetch(partition, 1_000)
             answer = leader.admit(request, broker_id)
             if answer is None:
                 leader.record_follower_fetch(broker_id, request, self.broker_epochs[broker_id])
@@ -285,7 +286,7 @@ class Replication(RuleBasedStateMachine):
             elif answer.error_code != ErrorCode.NONE:
                 assert answer.error_code in MOVED
                 return
-            partition.apply_fetched(answer)
+            copying.apply_fetched(partition, answer)
 
     def propose(self, partition: Partition) -> None:
         isr = partition.isr_to_propose()

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from minibroker.broker.replication.following import copying
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage.io_errors import Shortage
 from minibroker.broker.storage.log import LogInvariantViolated
@@ -302,7 +303,7 @@ class ReplicaFetcher:
                 topic_id = follow.partition.log.topic_id
                 topic = by_topic[topic_partition.topic] = FetchTopic(topic_partition.topic, topic_id, [])
             topic.partitions.append(
-                follow.partition.next_fetch(settings.partition_max_bytes, suspect=follow.is_suspect)
+                copying.next_fetch(follow.partition, settings.partition_max_bytes, suspect=follow.is_suspect)
             )
         topics = list(by_topic.values())
         slot, is_known = NO_SLOT, False
@@ -376,7 +377,7 @@ class ReplicaFetcher:
         code = error_of(answer.error_code)
         if code is ErrorCode.NONE:
             end_before = partition.log.log_end_offset
-            fetched = partition.apply_fetched(answer)
+            fetched = copying.apply_fetched(partition, answer)
             if partition.follower_quota is not None and not follow.is_in_sync:
                 partition.follower_quota.record(len(answer.records))
             follow.is_in_sync = partition.log.log_end_offset >= answer.high_watermark
@@ -399,7 +400,7 @@ class ReplicaFetcher:
                     follow.is_suspect = True
                     return False
             return not fetched.is_stuck
-        if code is ErrorCode.OFFSET_OUT_OF_RANGE and partition.is_to_restart(answer.log_start_offset):
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE and copying.must_restart(partition, answer.log_start_offset):
             logger.warning(
                 "%s: starting afresh at %d, where the leader's log begins, with which this one, %d to %d, cannot go on",
                 partition.topic_partition,
@@ -407,7 +408,7 @@ class ReplicaFetcher:
                 partition.log.log_start_offset,
                 partition.log.log_end_offset,
             )
-            partition.restart(answer)
+            copying.restart(partition, answer)
             return True
         logger.debug("%s: broker %d answers %s", partition.topic_partition, self.leader_id, code.name)
         return False

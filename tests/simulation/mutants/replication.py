@@ -10,6 +10,7 @@ import msgspec
 from minibroker.broker.replication import isr as isr_rules
 from minibroker.broker.replication import isr_writer
 from minibroker.broker.replication.delayed import DelayedFetch
+from minibroker.broker.replication.following import copying
 from minibroker.broker.replication.following.fetcher import ReplicaFetcher
 from minibroker.broker.replication.isr_writer import IsrWriter
 from minibroker.broker.replication.lifecycle import ReplicaLifecycle
@@ -79,11 +80,11 @@ def stale_leader_says_where_histories_part(patches: Patches) -> None:
 
 @mutant("KAFKA-14704, KAFKA-9491", "a follower takes over the high watermark before it cuts its log, and keeps it then")
 def high_watermark_before_truncation(patches: Patches) -> None:
-    @patches.instead_of(Partition, "apply_fetched")
-    def apply_fetched(original: Any, self: Partition, response: Any) -> Any:
-        raised = max(self.high_watermark, min(response.high_watermark, self.log.log_end_offset))
-        fetched = original(self, response)
-        self.high_watermark = max(self.high_watermark, raised)
+    @patches.instead_of(copying, "apply_fetched")
+    def apply_fetched(original: Any, partition: Partition, response: Any) -> Any:
+        raised = max(partition.high_watermark, min(response.high_watermark, partition.log.log_end_offset))
+        fetched = original(partition, response)
+        partition.high_watermark = max(partition.high_watermark, raised)
         return fetched
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from minibroker.broker.replication.following import copying
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.replication.replica_settings import ReplicaSettings
 from minibroker.broker.replication.upkeep.log_cleaner import LogCleaner
@@ -63,17 +64,17 @@ def followers_delete_by_themselves(patches: Patches) -> None:
 
 @mutant("retention", "a follower does not let its log begin where its leader's does")
 def log_start_not_adopted(patches: Patches) -> None:
-    @patches.instead_of(Partition, "apply_fetched")
-    def apply_fetched(original: Any, self: Partition, response: Any) -> Any:
+    @patches.instead_of(copying, "apply_fetched")
+    def apply_fetched(original: Any, partition: Partition, response: Any) -> Any:
         response.log_start_offset = 0
-        return original(self, response)
+        return original(partition, response)
 
 
 @mutant("a batch twice", "a replica that begins where its leader's log does knows no producer of what came before")
 def begins_without_producers(patches: Patches) -> None:
-    @patches.instead_of(Partition, "restart")
-    def restart(original: Any, self: Partition, refusal: FetchPartitionResponse) -> None:
-        original(self, msgspec.structs.replace(refusal, producers=memoryview(b"")))
+    @patches.instead_of(copying, "restart")
+    def restart(original: Any, partition: Partition, refusal: FetchPartitionResponse) -> None:
+        original(partition, msgspec.structs.replace(refusal, producers=memoryview(b"")))
 
 
 @mutant("a batch twice", "what such a replica was told of producers is not written down")

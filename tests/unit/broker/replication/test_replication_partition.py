@@ -6,7 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from minibroker.broker.replication.following import copying
 from minibroker.broker.replication.partition import Partition, Settings
+from minibroker.broker.replication.reading import offset_for
 from minibroker.broker.replication.throttle import Quota
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
@@ -552,11 +554,11 @@ def test_latest_is_not_available_until_the_high_watermark_has_reached_the_epochs
     partition.become_leader(state(epoch=1))
 
     def latest() -> object:
-        return at_once(partition.offset_for(LATEST_TIMESTAMP, -1, CONSUMER))
+        return at_once(offset_for(partition, LATEST_TIMESTAMP, -1, CONSUMER))
 
     assert refusal(latest) is ErrorCode.OFFSET_NOT_AVAILABLE
-    assert at_once(partition.offset_for(EARLIEST_TIMESTAMP, -1, CONSUMER)) == (-1, 0)
-    assert at_once(partition.offset_for(LATEST_TIMESTAMP, -1, 2)) == (-1, 4)
+    assert at_once(offset_for(partition, EARLIEST_TIMESTAMP, -1, CONSUMER)) == (-1, 0)
+    assert at_once(offset_for(partition, LATEST_TIMESTAMP, -1, 2)) == (-1, 4)
     # Between the high watermark and the log's end a consumer waits, it is not out of range.
     found = partition.read(fetch_of(4), CONSUMER, max_bytes=100, at_least_one=True)
     assert (found.error_code, len(found.records)) == (ErrorCode.NONE, 0)
@@ -569,13 +571,13 @@ def test_offsets_for_times(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_leader(state(isr=(1,), replicas=(1, 2)))
     append(partition, 3)
-    assert at_once(partition.offset_for(NOW + 1, -1, CONSUMER)) == (NOW + 1, 1)
-    assert at_once(partition.offset_for(NOW + 99, -1, CONSUMER)) == (-1, -1)
-    assert at_once(partition.offset_for(MAX_TIMESTAMP, -1, CONSUMER)) == (NOW + 2, 2)
-    assert at_once(partition.offset_for(EARLIEST_LOCAL_TIMESTAMP, -1, CONSUMER)) == (-1, 0)
-    assert at_once(partition.offset_for(LATEST_TIERED_TIMESTAMP, -1, CONSUMER)) == (-1, -1)
-    assert refusal(lambda: at_once(partition.offset_for(-6, -1, CONSUMER))) is ErrorCode.UNSUPPORTED_VERSION
-    assert refusal(lambda: at_once(partition.offset_for(NOW, 5, CONSUMER))) is ErrorCode.UNKNOWN_LEADER_EPOCH
+    assert at_once(offset_for(partition, NOW + 1, -1, CONSUMER)) == (NOW + 1, 1)
+    assert at_once(offset_for(partition, NOW + 99, -1, CONSUMER)) == (-1, -1)
+    assert at_once(offset_for(partition, MAX_TIMESTAMP, -1, CONSUMER)) == (NOW + 2, 2)
+    assert at_once(offset_for(partition, EARLIEST_LOCAL_TIMESTAMP, -1, CONSUMER)) == (-1, 0)
+    assert at_once(offset_for(partition, LATEST_TIERED_TIMESTAMP, -1, CONSUMER)) == (-1, -1)
+    assert refusal(lambda: at_once(offset_for(partition, -6, -1, CONSUMER))) is ErrorCode.UNSUPPORTED_VERSION
+    assert refusal(lambda: at_once(offset_for(partition, NOW, 5, CONSUMER))) is ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
 def test_an_answer_that_took_long_is_that_of_the_epoch_in_which_it_is_given(tmp_path: Path) -> None:
@@ -588,7 +590,7 @@ def test_an_answer_that_took_long_is_that_of_the_epoch_in_which_it_is_given(tmp_
     assert partition.high_watermark == 200
 
     def begun() -> Generator[None, None, tuple[int, int]]:
-        steps = partition.offset_for(MAX_TIMESTAMP, -1, CONSUMER)
+        steps = offset_for(partition, MAX_TIMESTAMP, -1, CONSUMER)
         next(steps)
         return steps
 
@@ -650,18 +652,21 @@ def test_a_follower_that_does_not_know_what_came_before_its_empty_log_begins_whe
 def test_an_empty_log_goes_on_only_with_the_history_that_it_was_emptied_in(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_follower(state(leader=2, epoch=5))
-    partition.restart(out_of_range(4, previous_epoch=4))
+    copying.restart(partition, out_of_range(4, previous_epoch=4))
     partition.become_leader(state(epoch=6))
     assert partition.check_fetch(fetch_of(4, epoch=6, last_epoch=4), 2) is None
     assert partition.check_fetch(fetch_of(4, epoch=6, last_epoch=5), 2) == EpochEndOffset(4, 4)
     partition.become_follower(state(leader=2, epoch=7))
-    assert partition.next_fetch(100).last_fetched_epoch == 6
-    partition.apply_fetched(answered(diverging=EpochEndOffset(4, 9)))  # 6 has written nothing
-    assert partition.next_fetch(100).last_fetched_epoch == 4
-    assert not partition.is_to_restart(0)
-    partition.apply_fetched(answered(diverging=EpochEndOffset(3, 2)))
-    assert (partition.next_fetch(100).fetch_offset, partition.next_fetch(100).last_fetched_epoch) == (2, -1)
-    assert partition.is_to_restart(0)
+    assert copying.next_fetch(partition, 100).last_fetched_epoch == 6
+    copying.apply_fetched(partition, answered(diverging=EpochEndOffset(4, 9)))  # 6 has written nothing
+    assert copying.next_fetch(partition, 100).last_fetched_epoch == 4
+    assert not copying.must_restart(partition, 0)
+    copying.apply_fetched(partition, answered(diverging=EpochEndOffset(3, 2)))
+    assert (copying.next_fetch(partition, 100).fetch_offset, copying.next_fetch(partition, 100).last_fetched_epoch) == (
+        2,
+        -1,
+    )
+    assert copying.must_restart(partition, 0)
 
 
 @pytest.mark.parametrize("offset", [6, 1])
@@ -695,20 +700,20 @@ def test_a_leader_does_not_say_where_a_history_parts_that_is_younger_than_its_ow
 def test_a_follower_copies_and_learns_the_high_watermark_up_to_its_own_end(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_follower(state(leader=2, epoch=1))
-    assert partition.next_fetch(100) == fetch_of(0, epoch=1, max_bytes=100)
-    assert partition.apply_fetched(answered(stamped(batch(3), 0, 1), high_watermark=9)).appended
+    assert copying.next_fetch(partition, 100) == fetch_of(0, epoch=1, max_bytes=100)
+    assert copying.apply_fetched(partition, answered(stamped(batch(3), 0, 1), high_watermark=9)).appended
     assert (partition.log.log_end_offset, partition.high_watermark) == (3, 3)
-    assert partition.next_fetch(100) == fetch_of(3, epoch=1, last_epoch=1, max_bytes=100)
-    partition.apply_fetched(answered(high_watermark=1))
+    assert copying.next_fetch(partition, 100) == fetch_of(3, epoch=1, last_epoch=1, max_bytes=100)
+    copying.apply_fetched(partition, answered(high_watermark=1))
     assert partition.high_watermark == 3
 
 
 def test_a_follower_truncates_to_the_diverging_epoch(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_follower(state(leader=2, epoch=1))
-    partition.apply_fetched(answered(stamped(batch(3), 0, 0) + stamped(batch(2), 3, 1), high_watermark=5))
+    copying.apply_fetched(partition, answered(stamped(batch(3), 0, 0) + stamped(batch(2), 3, 1), high_watermark=5))
     partition.become_follower(state(leader=3, epoch=2))
-    fetched = partition.apply_fetched(answered(high_watermark=99, diverging=EpochEndOffset(0, 3)))
+    fetched = copying.apply_fetched(partition, answered(high_watermark=99, diverging=EpochEndOffset(0, 3)))
     assert (fetched.truncated_to, partition.log.log_end_offset, partition.high_watermark) == (3, 3, 3)
     assert partition.log.latest_epoch == 0
 
@@ -716,19 +721,19 @@ def test_a_follower_truncates_to_the_diverging_epoch(tmp_path: Path) -> None:
 def test_a_follower_truncates_in_rounds_where_it_lacks_the_leaders_epoch(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_follower(state(leader=2, epoch=5))
-    partition.apply_fetched(answered(stamped(batch(4), 0, 1) + stamped(batch(4), 4, 5)))
+    copying.apply_fetched(partition, answered(stamped(batch(4), 0, 1) + stamped(batch(4), 4, 5)))
     # The leader's log: epoch 1 up to 2, epoch 3 up to 7. It has no epoch 5.
-    assert partition.apply_fetched(answered(diverging=EpochEndOffset(3, 7))).truncated_to == 4
-    assert partition.next_fetch(100).last_fetched_epoch == 1
-    assert partition.apply_fetched(answered(diverging=EpochEndOffset(1, 2))).truncated_to == 0
+    assert copying.apply_fetched(partition, answered(diverging=EpochEndOffset(3, 7))).truncated_to == 4
+    assert copying.next_fetch(partition, 100).last_fetched_epoch == 1
+    assert copying.apply_fetched(partition, answered(diverging=EpochEndOffset(1, 2))).truncated_to == 0
 
 
 def test_the_high_watermark_is_never_past_the_end_of_a_truncated_log(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_follower(state(leader=2, epoch=1))
-    partition.apply_fetched(answered(stamped(batch(10), 0, 0), high_watermark=10))
+    copying.apply_fetched(partition, answered(stamped(batch(10), 0, 0), high_watermark=10))
     # In the middle of the batch: it goes as a whole.
-    assert partition.apply_fetched(answered(diverging=EpochEndOffset(0, 5))).truncated_to == 0
+    assert copying.apply_fetched(partition, answered(diverging=EpochEndOffset(0, 5))).truncated_to == 0
     assert (partition.log.log_end_offset, partition.high_watermark) == (0, 0)
     partition.become_leader(state(epoch=2))
     end = append(partition, acks=-1)
@@ -738,14 +743,14 @@ def test_the_high_watermark_is_never_past_the_end_of_a_truncated_log(tmp_path: P
 def test_a_follower_starts_afresh_where_the_leaders_log_begins_later(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_follower(state(leader=2, epoch=1))
-    partition.apply_fetched(answered(stamped(batch(3), 0, 1), high_watermark=3))
-    partition.restart(out_of_range(50))
+    copying.apply_fetched(partition, answered(stamped(batch(3), 0, 1), high_watermark=3))
+    copying.restart(partition, out_of_range(50))
     assert (partition.log.log_start_offset, partition.log.log_end_offset, partition.high_watermark) == (50, 50, 50)
-    assert partition.next_fetch(100).last_fetched_epoch == -1
-    partition.restart(out_of_range(50, previous_epoch=1))
-    assert partition.next_fetch(100).last_fetched_epoch == 1
-    partition.restart(out_of_range(0))
-    assert partition.next_fetch(100).last_fetched_epoch == -1
+    assert copying.next_fetch(partition, 100).last_fetched_epoch == -1
+    copying.restart(partition, out_of_range(50, previous_epoch=1))
+    assert copying.next_fetch(partition, 100).last_fetched_epoch == 1
+    copying.restart(partition, out_of_range(0))
+    assert copying.next_fetch(partition, 100).last_fetched_epoch == -1
 
 
 def test_a_follower_that_starts_afresh_knows_who_wrote_what_it_does_not_get(tmp_path: Path) -> None:
@@ -759,10 +764,10 @@ def test_a_follower_that_starts_afresh_knows_who_wrote_what_it_does_not_get(tmp_
     assert answer is not None
     leader.tell_producers(answer)
     partition.become_follower(state(leader=2, epoch=3))
-    partition.restart(answer)
+    copying.restart(partition, answer)
     assert [(i, [b.first_offset for b in p.batches]) for i, p in partition.log.producers()] == [(7, [0, 2])]
     asked = fetch_of(5, epoch=3, last_epoch=3)
-    partition.apply_fetched(leader.read(asked, 2, max_bytes=10_000, at_least_one=True))
+    copying.apply_fetched(partition, leader.read(asked, 2, max_bytes=10_000, at_least_one=True))
     assert dict(partition.log.producers()).keys() == {7, 8}
     for (_, here), (_, there) in zip(partition.log.producers(), leader.log.producers(), strict=True):
         assert here.batches == there.batches
@@ -771,9 +776,9 @@ def test_a_follower_that_starts_afresh_knows_who_wrote_what_it_does_not_get(tmp_
 def test_a_follower_does_not_start_afresh_on_what_was_damaged_on_its_way(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_follower(state(leader=2, epoch=1))
-    partition.apply_fetched(answered(stamped(batch(3), 0, 1), high_watermark=3))
+    copying.apply_fetched(partition, answered(stamped(batch(3), 0, 1), high_watermark=3))
     damaged = out_of_range(50, producers=b"no snapshot")
-    assert refusal(lambda: partition.restart(damaged)) is ErrorCode.CORRUPT_MESSAGE
+    assert refusal(lambda: copying.restart(partition, damaged)) is ErrorCode.CORRUPT_MESSAGE
     assert partition.log.log_end_offset == 3
 
 
@@ -850,18 +855,20 @@ def test_an_isr_that_is_on_its_way_counts_for_the_low_watermark(tmp_path: Path) 
 def test_a_follower_tells_where_its_log_would_begin_after_a_crash(tmp_path: Path) -> None:
     leader, (partition, _) = leader_of_five(tmp_path / "leader"), open_partition(tmp_path / "follower")
     asked: list[TopicPartition] = []
-    partition._store_start_soon = asked.append
+    partition.store_start_soon = asked.append
     partition.become_follower(state(leader=2))
     for start in (0, 3):
         leader.delete_records(start)
-        partition.apply_fetched(leader.read(partition.next_fetch(1_000), 2, max_bytes=1_000, at_least_one=True))
+        copying.apply_fetched(
+            partition, leader.read(copying.next_fetch(partition, 1_000), 2, max_bytes=1_000, at_least_one=True)
+        )
     assert partition.log.log_start_offset == 3
-    assert partition.next_fetch(1_000).log_start_offset == 0
+    assert copying.next_fetch(partition, 1_000).log_start_offset == 0
     assert asked == [partition.topic_partition]
     store_start(partition)
-    assert partition.next_fetch(1_000).log_start_offset == 3
-    partition.restart(out_of_range(7))
-    assert partition.next_fetch(1_000).log_start_offset == 7  # a log that is empty has no earlier file
+    assert copying.next_fetch(partition, 1_000).log_start_offset == 3
+    copying.restart(partition, out_of_range(7))
+    assert copying.next_fetch(partition, 1_000).log_start_offset == 7  # a log that is empty has no earlier file
     assert len(asked) == 1
 
 
