@@ -18,7 +18,7 @@ FindPartition = Callable[[TopicPartition], Partition | None]
 
 
 class _Status(msgspec.Struct, kw_only=True):
-    """What is known of one partition of a request."""
+    """The state of one partition of a request."""
 
     required_offset: int = -1
     leading_since_epoch: int = -1
@@ -37,7 +37,7 @@ def refused_append(index: int, error: BrokerError) -> ProducePartitionResponse:
 
 
 class DeletionStatus(_Status):
-    """As `ProduceStatus`."""
+    """As `ProduceStatus`, for a deletion."""
 
     response: DeleteRecordsPartitionResult
 
@@ -46,8 +46,8 @@ Status = TypeVar("Status", bound=_Status)
 
 
 class _UntilSettled(DelayedOperation, Generic[Status]):
-    """Completes when every partition has one of three endings: an error, the leader moved, or what was asked for has
-    happened. What is still pending at the deadline ends with REQUEST_TIMED_OUT."""
+    """Completes when every partition has one of three endings: an error, the leader moved, or the condition is met.
+    Partitions still pending at the deadline end with REQUEST_TIMED_OUT."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class _UntilSettled(DelayedOperation, Generic[Status]):
 
     @abstractmethod
     def _look(self, partition: Partition, status: Status) -> ErrorCode | None:
-        """How it has ended, None while it is open."""
+        """Return the ending, None while it is open."""
 
     @abstractmethod
     def _settle(self, status: Status, code: ErrorCode, partition: Partition | None) -> None:
@@ -120,8 +120,9 @@ class DelayedProduce(_UntilSettled[ProduceStatus]):  # P5
 
 
 class DelayedDeleteRecords(_UntilSettled[DeletionStatus]):
-    """Waits until no replica that may be elected has what was to be deleted, nor will have it after a crash (Kafka's
-    DelayedDeleteRecords). An error leaves open whether it will be: it is gone from the leader that was asked."""
+    """Waits until no electable replica has the deleted records, or would have them after a crash (Kafka's
+    DelayedDeleteRecords). After an error the other replicas may or may not delete them: they are gone from the leader
+    that was asked."""
 
     def _look(self, partition: Partition, status: DeletionStatus) -> ErrorCode | None:
         return partition.deletion(status.required_offset, status.leading_since_epoch)
@@ -156,10 +157,10 @@ class DelayedFetch(DelayedOperation):
     the one that admitted it (Kafka's DelayedFetch). Records are read when it completes, so the answer is as fresh as
     can be.
 
-    A follower's waits on for the other partitions: the controller tells the follower, too, which asks anew then,
-    without waiting for this answer. When a broker dies nearly every partition changes its leader epoch, a hundred with
-    each order; if each of these orders ended all requests that name one of them, most of the failover's time would go
-    into asking again for those that have not changed yet.
+    A follower's fetch waits on for the other partitions: the follower gets the controller's order as well and then asks
+    anew, without waiting for this answer. When a broker dies nearly every partition changes its leader epoch, a hundred
+    with each order; if each order ended all requests that name one of its partitions, most of the failover's time would
+    go into asking again for unchanged partitions.
 
     A follower of thousands of partitions waits for hundreds with each request, and most checks are of a few of them:
     only those are looked at. Where `min_bytes` is more than 1 all count together, and a rate that is used up becomes

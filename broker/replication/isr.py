@@ -1,39 +1,40 @@
-"""Which replicas are in sync, and how far the log is safe. Pure functions of the leader's picture.
+"""The replicas that are in sync, and the offset up to which the log is safe. Pure functions of the leader's picture.
 
-The problem: the ISR lives in ZooKeeper, and while a change of it is on its way it is not known which one holds.
-A high watermark taken over the smaller ISR could cover records that the next leader, elected from the larger,
-does not have (KAFKA-8836). The choice (KIP-497): until the outcome is known, the high watermark waits for the
-*maximal* ISR, the union of the committed one and the proposed; min.insync.replicas counts the committed one
-alone. So both err on the side of waiting.
+The problem: the ISR lives in ZooKeeper, and while a change of it is pending, the leader does not know which one holds.
+A high watermark taken over the smaller ISR could cover records that the next leader, elected from the larger, does not
+have (KAFKA-8836). The choice (KIP-497): until the outcome is known, the high watermark waits for the *maximal* ISR, the
+union of the committed one and the proposed; min.insync.replicas counts the committed one alone. So both err on the side
+of waiting.
 
-A follower joins once it has caught up with the high watermark *and* with the offset at which the current
-leader epoch began (KAFKA-7128: the high watermark of a new leader may be far behind what its predecessor had
-acknowledged), fetching under the broker epoch that the controller last announced as alive (KIP-903: a replica
-that was restarted empty must not join by the fetches of its former self). And it must not lag by the rule by which it
-would leave: below min.insync.replicas the high watermark waits, so that even a follower long dead has reached it.
+A follower joins once it has caught up with the high watermark *and* with the offset at which the current leader epoch
+began (KAFKA-7128: the high watermark of a new leader may be far behind what its predecessor had acknowledged), fetching
+under the broker epoch that the controller last announced as alive (KIP-903: a replica that was restarted empty must not
+join by the fetches of its former self). And it must not lag by the rule by which it would leave: below
+min.insync.replicas the high watermark waits, so that even a follower long dead has reached it.
 
-Below min.insync.replicas the high watermark stands still (KIP-966). So a replica that leaves the ISR then still has
-all that was committed, and stays eligible as leader: the last one in the ISR is not the only one that has everything.
+Below min.insync.replicas the high watermark stands still (KIP-966). So a replica that leaves the ISR then still has all
+that was committed, and stays eligible as leader: the last one in the ISR is not the only one that has everything.
 
 min.insync.replicas may change at any time, brokers may have different ones (dynamic ones of their own, and files), and
-all hear of changes at different times. What counts is the number by which the leader acknowledges. The choice: that
-number is in the state znode, beside the ISR (`LeaderAndIsr.to_commit`), and the leader alone writes it. It commits
-nothing by a higher number before that is on record, so whoever shrinks the ISR, the controller above all, knows from
-the very state that it replaces what was promised: a write that knows less is refused for its version. Where no number
-is on record, everybody who leaves stays eligible. A lower number is written as well, but nothing depends on it: where
-fewer are enough by now, the leader strikes the eligible off first, in ZooKeeper, and commits nothing until then.
+all hear of changes at different times. The number by which the leader acknowledges decides. The choice: that number is
+in the state znode, beside the ISR (`LeaderAndIsr.to_commit`), and the leader alone writes it. It commits nothing by a
+higher number before that is on record, so each writer that shrinks the ISR, above all the controller, reads the promise
+in the very state that it replaces: a write that knows less is rejected for its version. If no number is on record,
+every replica that leaves stays eligible. A lower number is written as well, but nothing depends on it: if fewer
+replicas are enough by now, the leader first strikes the eligible ones off, in ZooKeeper, and commits nothing until
+then.
 
 Rejected: the controller reads the settings for each decision (it cannot know the leader's file, and may be paused
-between reading and writing); it always keeps whoever leaves on record (right and simpler, but after each crash every
+between reading and writing); it always keeps a leaving replica on record (right and simpler, but after each crash every
 partition would need a second write, by its leader, before it could commit again); the registration of a broker says its
 setting (it is gone when the broker dies, and a change would be a second thing to keep in step).
 
-What is deleted on demand (KIP-107) must not come back with the next leader, so the same replicas count for the *low
-watermark*: a deletion is acknowledged once the log of everyone who may be elected begins behind it, on disk. That is
-more than records get, which are in their hosts' memory when they are acknowledged: where a log begins is in nobody's
-memory but the process's until it is in the checkpoint, so a mere kill would undo it. (Kafka waits for every live
-replica and for no file. A live one outside of the ISR is not waited for here, since it cannot be elected before it has
-joined, and it does not join before its log begins where the leader's does.)
+Deleted records (KIP-107) must not come back with the next leader, so the same replicas count for the *low watermark*: a
+deletion is acknowledged once the log of every electable replica begins behind it, on disk. Acknowledged records need
+only their hosts' memory; but a log's start is only in the process's memory until it is in the checkpoint, so a mere
+kill would undo it. (Kafka waits for every live replica and for no file. A live one outside of the ISR is not waited for
+here, since it cannot be elected before it has joined, and it does not join before its log begins where the leader's
+does.)
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,7 +45,7 @@ from minibroker.protocol.model import NO_EPOCH, LeaderAndIsr, Member, eligible_a
 
 
 class Follower(msgspec.Struct):
-    """What a leader knows of one follower, by its fetches in the current leader epoch. Times are monotonic seconds."""
+    """The leader's picture of one follower, from its fetches in the present leader epoch. Times are monotonic, in s."""
 
     log_end_offset: int = -1
     """Everything below is in the follower's log; -1: it has not fetched in this epoch."""
@@ -66,14 +67,12 @@ def record_fetch(
     now_s: float,
     broker_epoch: int,
 ) -> None:
-    """A follower asked for `fetch_offset`, so it has all from its `log_start_offset` to there (Kafka's
-    Replica.updateFetchStateOrThrow).
+    """Record that a follower asked for `fetch_offset`, so it has everything from its `log_start_offset` to there
+    (Kafka's Replica.updateFetchStateOrThrow). A late fetch of a former run of its broker is ignored: the present run
+    may have lost those records.
 
-    What a former run of its broker asked for says nothing about the present one, which may have lost it: such a fetch,
-    if it comes late, is left out.
-
-    It is caught up now if it has all there is, or it *was* at its previous fetch if it has all there was then: a
-    follower under constant load is always one fetch behind, and is in sync nevertheless.
+    The follower is caught up now if it has everything, or *was* at its previous fetch if it had everything then: under
+    constant load a follower is always one fetch behind, and in sync nevertheless.
     """
     if broker_epoch < follower.broker_epoch:
         return

@@ -170,8 +170,8 @@ class IsrWriter:
                 outcome_unknown = True
                 await asyncio.sleep(ZOOKEEPER_RETRY_S)
             except MultiFailed as refused:
-                # What was refused is looked at as if its outcome were unknown: another may have written, the topic may
-                # be gone, or the node of its id is still to be made.
+                # Treat a rejected write as one of unknown outcome: another writer may have been first, the topic may be
+                # gone, or the node of its id may not exist yet.
                 outcome_unknown = True
                 if not isinstance(refused.cause, BadVersion):
                     await asyncio.sleep(ZOOKEEPER_TROUBLE_S)

@@ -25,7 +25,7 @@ class LeadershipListener(Protocol):
     """
 
     def on_leader(self, topic_partition: TopicPartition, epoch: int) -> None:
-        """This broker leads in `epoch`. It may have led in earlier epochs, too."""
+        """This broker leads in `epoch`. It may have led in earlier epochs as well."""
 
     def on_follower(self, topic_partition: TopicPartition, epoch: int) -> None:
         """This broker does not lead in `epoch`: another broker leads, or none does, or the replica is gone."""

@@ -117,7 +117,7 @@ class ReplicaLifecycle:
 
     def _may_be_deposed(self, told_in_broker_epoch: int) -> bool:
         """Whether a leader may have a successor that this broker does not know: the broker has lost ZooKeeper, or had
-        to register again and has not been told its role since."""
+        to register again and has not received its role since."""
         return not self._is_in_touch() or self._broker_epoch() != told_in_broker_epoch
 
     def _store_start_soon(self, topic_partition: TopicPartition) -> None:

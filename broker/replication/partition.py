@@ -123,7 +123,7 @@ class Partition:
         self.assignment: tuple[int, ...] = ()
         """All replicas, including those that a reassignment adds or removes."""
         self.replication_factor = 0
-        """As in `ReplicaAssignment`."""
+        """The replication factor, as in `ReplicaAssignment`."""
         self.isr: tuple[int, ...] = ()
         """The committed ISR: what ZooKeeper is known to hold."""
         self.isr_epochs: tuple[int, ...] = ()
@@ -621,7 +621,7 @@ class Partition:
             raise BrokerError(
                 ErrorCode.POLICY_VIOLATION,
                 f"topic {self.topic_partition.topic} has cleanup.policy=compact, which keeps every key's latest "
-                f"record, however old: send a record without a value for each key that is to go, or set "
+                f"record, however old: send a record without a value for each key to delete, or set "
                 f"cleanup.policy=compact,delete",
             )
         if len(self.isr) < self.min_insync_replicas:

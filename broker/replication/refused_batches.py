@@ -1,15 +1,16 @@
-"""Batches that idempotent producers of Kafka's will send again, and before which nothing of theirs may be appended.
+"""Rejected batches that Kafka's idempotent producers will send again, before which nothing of theirs may be appended.
 
-The problem: a log that does not know a producer takes any first sequence of it, as Kafka's do (`ProducerState.check`).
-But a producer has up to five requests under way. If the first is refused (the broker does not lead yet, too few
-replicas are in sync) and a moment later the second is not, it would be taken: the records would change their order, and
-the first batch, when it comes again, would be out of sequence, which ends librdkafka's producer for good. In Kafka that
-happens.
+The problem: a log that does not know a producer accepts any first sequence of it, as Kafka's do
+(`ProducerState.check`). But a producer has up to five requests under way. If the first is rejected (the broker does not
+lead yet, too few replicas are in sync) and the second, a moment later, is not, the second would be appended: the
+records would change their order, and the first batch, when it comes again, would be out of sequence, which ends
+librdkafka's producer. In Kafka that happens.
 
-The choice: what was refused, and will come again, is remembered. Of an unknown producer nothing else is appended that
-came before that, or soon after: it was under way on the same connection. (Large batches are appended long after that.)
-The others get OUT_OF_ORDER_SEQUENCE_NUMBER, as if the producer were known, and come again after it. Not for ever: the
-batch may come again to another broker, and its producer to this one when the topic is another.
+The choice: a rejected batch that will come again is remembered. Until it does, nothing else of an unknown producer is
+appended that arrived before the rejection, or soon after: such batches were under way on the same connection. (Large
+batches are appended long after their arrival.) They get OUT_OF_ORDER_SEQUENCE_NUMBER, as if the producer were known,
+and come again after it. This ends after a while: the batch may come again to another broker, and its producer to this
+one with another topic.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from minibroker.protocol.model import MAX_TOPIC_NAME_LENGTH, TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, BatchHeader, Buffer, CorruptRecord, parse_header
 
 REMEMBERED_S = 10.0
-"""What comes later than this does not wait for what was refused."""
+"""Seconds after a rejection after which later batches do not wait for the rejected one."""
 FORGOTTEN_S = 120.0
-"""What came before that has been handled by then: clients wait for a minute at most."""
+"""Seconds after which earlier batches have been handled: clients wait for a minute at most."""
 MOST_REMEMBERED = 10_000
-"""Beyond that the oldest are forgotten."""
+"""The most rejected batches remembered. Beyond that the oldest are forgotten."""
 
 
 class _Refused(NamedTuple):
@@ -38,7 +39,7 @@ class _Refused(NamedTuple):
 class RefusedBatches:
     def __init__(self) -> None:
         self._refused: dict[tuple[TopicPartition, int], _Refused] = {}
-        """By partition and producer id, the oldest first."""
+        """The rejected batches by partition and producer id, the oldest first."""
 
     def __len__(self) -> int:
         return len(self._refused)

@@ -1,17 +1,16 @@
-"""How fast replicas that are out of sync may catch up (Kafka's ReplicationQuotaManager, KIP-73), and logs be compacted.
+"""Rates at which out-of-sync replicas catch up (Kafka's ReplicationQuotaManager, KIP-73) and logs are compacted.
 
-A broker has a rate for what it sends as a leader, and one for what it fetches as a follower; topics name the replicas
-to which they apply. While a rate is exceeded, such a partition is left out of the answer, or of the fetch. A replica
-that is in sync is never held up. Nor does it count: in Kafka it does, and others starve where producers are faster than
-the rate.
+A broker has a rate for the bytes it sends as a leader, and one for those it fetches as a follower; topics name the
+replicas to which they apply. While a rate is exceeded, such a partition is left out of the answer, or of the fetch. A
+replica that is in sync is never held up. Nor does it count: in Kafka it does, and others starve where producers are
+faster than the rate.
 """
 
 from minibroker.protocol.world import Clock
 
 ALL_REPLICAS = "*"
 BURST_S = 1.0
-"""What was not used of the rate may be made up for within this time: followers do not ask at the very moment at which
-they may."""
+"""Seconds within which unused rate may be made up for: followers do not ask at the first permitted moment."""
 
 
 class Quota:
@@ -22,15 +21,15 @@ class Quota:
         self._burst_s = burst_s
         self._clock = clock
         self.free_at_s = clock.monotonic() - burst_s
-        """When all that was recorded will have had its time. By the monotonic clock."""
+        """The monotonic time at which all recorded bytes will have had their time."""
 
     def record(self, size: int) -> None:
         begin_s = max(self.free_at_s, self._clock.monotonic() - self._burst_s)
         self.free_at_s = begin_s + size / self._bytes_per_s
 
     def change_rate(self, bytes_per_s: float) -> None:
-        """What was recorded takes less time at a higher rate. At a lower one it takes no more than it would have: it
-        was sent while that was allowed."""
+        """Change the rate. Recorded bytes take less time at a higher rate, but no more time at a lower one: they were
+        sent while that was allowed."""
         now_s = self._clock.monotonic()
         if self.free_at_s > now_s and bytes_per_s > self._bytes_per_s:
             self.free_at_s = now_s + (self.free_at_s - now_s) * (self._bytes_per_s / bytes_per_s)

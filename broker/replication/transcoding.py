@@ -1,27 +1,26 @@
-"""Records for those who know no columns: what was read for a fetch, as Kafka's clients take it (magic 2).
+"""Transcoding between columns and Kafka's records (magic 2), for Kafka's clients and for topics that store records.
 
-The problem: the batches of native producers are columns, and turning them into records takes 0.1 to 1 us a record, in
-which nobody else has the event loop; and a fetch reads megabytes.
+The problem: native producers send batches of columns. Turning them into records takes 0.1 to 1 us a record, during
+which the event loop does nothing else; and a fetch reads megabytes.
 
-The choice: the log and the followers keep what was produced, and only what leaves for such a client is transcoded,
-batch by batch, in slices of the loop. What does not fit into a slice goes to a thread: compression and decompression,
-which let the loop run meanwhile, and batches larger than producers make them by default. The limits of the fetch are
-those of what is sent: batches are left off that do not fit, but the first of an answer is there at any size, or a
-consumer would never get past it.
+The choice: the log and the followers keep the batches as produced. Only batches that leave for such a client are
+transcoded, one by one, in slices of the loop. A thread does the work that does not fit into a slice: compression and
+decompression, which let the loop run, and batches larger than producers make them by default. The limits of the fetch
+apply to the transcoded bytes: batches that do not fit are left out, but the first of an answer is included at any size,
+or a consumer would never get past it.
 
-Several groups read the same batches, mostly the newest. So what was made last is kept, CACHE_BYTES of it, until this
-broker no longer leads the partition. What a batch is known by there tells it from any other that was ever at its
-offset: the topic's id; the leader epoch, which is another one after a truncation; and the CRC, as compaction writes a
-batch anew under the same epoch.
+Several groups read the same batches, mostly the newest. So the last CACHE_BYTES of output are kept while this broker
+leads the partition. The key of a batch distinguishes it from any other that was ever at its offset: the topic's id; the
+leader epoch, which changes with a truncation; and the CRC, as compaction writes a batch anew under the same epoch.
 
-Clients older than zstd (their Fetch is below version 10) get gzip in its place, since what is made here for such a
-client is for it to read. Batches of Kafka's own clients are sent as they are, as by Kafka where the topic's
-`compression.type` is the producer's: some clients know more codecs than versions of Fetch.
+Clients older than zstd (their Fetch is below version 10) get gzip in its place in transcoded batches. Batches of
+Kafka's own clients are sent as they are, as Kafka does if the topic's `compression.type` is the producer's: some
+clients know more codecs than versions of Fetch.
 
-Rejected as the rule: to transcode each batch when it is appended. Every write would be dearer for the sake of readers
-that may never come, and native readers would lose what columns are for. It is what `record.format=kafka` asks for, by
-topic. There, too, it is the leader that does it, and not the producer: a producer would have to learn the setting of
-each topic before its first batch, also with acks=0, and of each change; and nothing would make it follow.
+Rejected as the rule: transcoding each batch when it is appended. Every write would be dearer for the sake of readers
+that may never come, and native readers would lose the benefit of columns. Topics ask for it by `record.format=kafka`.
+Even then the leader transcodes and not the producer: a producer would have to learn the setting of each topic before
+its first batch, also with acks=0, and of each change; and nothing would force it to comply.
 """
 
 import asyncio
@@ -73,13 +72,13 @@ T = TypeVar("T")
 CACHE_BYTES = 32 << 20
 
 _CODEC_ON_LOOP_BYTES = 32 << 10
-"""So much is compressed or decompressed faster than a thread is called."""
+"""Bytes that are compressed or decompressed faster than a thread is called."""
 _ON_LOOP_BYTES = 512 << 10
 _ON_LOOP_RECORDS = 4_096
-"""So much of a batch is half a slice: the one that ends a slice begins within it."""
+"""Bytes of a batch that take half a slice: the batch that ends a slice begins within it."""
 
 _LENGTH_AND_MAGIC = Struct(">8xi4xb").unpack_from
-"""Of a batch (`records.header`)."""
+"""The length and magic of a batch (`records.header`)."""
 
 
 _MOST_CONVERSIONS = 4
@@ -99,11 +98,11 @@ class _Key(NamedTuple):
 
 
 class TranscodingStats(msgspec.Struct):
-    """What was made of batches of columns, for one kind of request; without what came from the cache."""
+    """Counts of transcoded batches for one kind of request, without those from the cache."""
 
     records: int = 0
     bytes: int = 0
-    """Of the batches that were made."""
+    """The bytes of the transcoded batches."""
     seconds: float = 0.0
     """From the beginning of a batch to its end, waits for a thread included."""
 
@@ -146,17 +145,18 @@ class Transcoder:
         self.fetched = TranscodingStats()
 
     def on_leader(self, topic_partition: TopicPartition, epoch: int) -> None:
-        """What is cached of it stays as it is in the log."""
+        """Keep the cached batches: they stay as they are in the log."""
 
     def on_follower(self, topic_partition: TopicPartition, epoch: int) -> None:
-        """Its log may be gone, or be another topic's soon, and nobody fetches from here."""
+        """Drop the partition's cached batches: its log may be gone, or soon be another topic's, and no client fetches
+        from here."""
         for key in [key for key in self._cache if key.topic_partition == topic_partition]:
             self.cached_bytes -= len(self._cache.pop(key))
 
     async def as_appended(self, records: Buffer, config: LogConfig) -> Buffer:
-        """What a producer sent, as a log with that config keeps it (`is_to_be_rewritten`). What is damaged is left for
-        the log to find. Raises BrokerError: INVALID_RECORD for a body that cannot be read; MESSAGE_TOO_LARGE where what
-        all records have once is too much when each has its own."""
+        """Return a producer's batches as a log with that config keeps them (`is_to_be_rewritten`). Damaged batches are
+        left for the log to report. Raises BrokerError: INVALID_RECORD for a body that cannot be read; MESSAGE_TOO_LARGE
+        if fields that all records share take too much once each record has its own."""
         batches: list[Buffer] = []
         slices = Slices()
         position = 0
@@ -225,9 +225,9 @@ class Transcoder:
         *,
         knows_zstd: bool = True,
     ) -> FetchAnswer:
-        """The answer with records of magic 2 alone, within the limits of the request. An error code where a batch is
-        damaged and none comes before it. `is_gone`: nobody would get it any more, and no further batch is looked at.
-        `knows_zstd`: else what is made here has another codec."""
+        """Return the answer with records of magic 2 only, within the limits of the request. If a batch is damaged and
+        none comes before it, the answer is an error code. `is_gone`: the client has gone, so no further batch is read.
+        Without `knows_zstd` transcoded batches get another codec."""
         fetches = {
             TopicPartition(topic.topic, fetch.partition): fetch
             for topic in request.topics
@@ -284,7 +284,7 @@ class Transcoder:
                     part.partition.log.check(records, part.offset)
                 except BrokerError as damage:
                     raise part.partition.considered(damage) from error
-                # As it was produced, and as every replica has it.
+                # The batch is as it was produced, and as every replica has it.
                 raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{part.partition.topic_partition}: {error}") from error
         return batches
 
@@ -329,7 +329,7 @@ class Transcoder:
         return await run(as_records, header, body, offset)
 
     def _runner(self, turn: "_Turn | None") -> "_Run":
-        """Calls what takes a thread, and so may take much memory, too: it waits for its turn."""
+        """Call a function in a thread. Such calls may also take much memory, so they wait for their turn."""
 
         async def run(call: Callable[..., T], *args: Any) -> T:
             if turn is not None:
@@ -362,7 +362,7 @@ class Transcoder:
 
 
 class _Part(NamedTuple):
-    """What is asked of one partition."""
+    """One partition of a request."""
 
     partition: Partition
     offset: int

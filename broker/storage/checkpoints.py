@@ -1,16 +1,16 @@
-"""The small files beside the segments, as Kafka writes them, and who may write them when.
+"""The small files beside the segments, in Kafka's formats, and the rules for writing them.
 
-Other than in Kafka, each ends with a line that has a checksum of what stands before it. Otherwise a digit of a log
-start offset or of a leader epoch that has flipped would be believed, or a letter of a topic id: records would be
-hidden, cut off, or deleted as those of another topic. Files without that line are read, too: they are from before there
-was one.
+Unlike in Kafka, each file ends with a line that has a checksum of the lines before it. Without it a flipped digit of a
+log start offset or leader epoch, or a flipped letter of a topic id, would go unnoticed: records would be hidden, cut
+off, or deleted as those of another topic. Files without that line are read as well: they were written before it
+existed.
 
 Encoding and decoding are pure functions. `OffsetCheckpoint` is the one file per directory that holds an offset for
-every partition (recovery points, log start offsets, high watermarks, where the dirty part begins).
+every partition (recovery points, log start offsets, high watermarks, first dirty offsets).
 
-A recovery point on disk is a promise: "below it, everything is there". So it must never stay higher than what a
-truncation left, and worker threads that write an older picture must not overwrite a newer one. Hence `values`, an
-upper bound on what the file can say while writes are under way, and `lower`, which returns once the file says less.
+A recovery point on disk is a promise: "below it, everything is there". So it must never stay higher than a truncation
+left it, and worker threads that write an older picture must not overwrite a newer one. Hence `values`, an upper bound
+on what the file can say while writes are under way, and `lower`, which returns once the file says less.
 """
 
 import threading
@@ -71,7 +71,7 @@ def _seal(content: bytes) -> bytes:
 
 
 def unsealed(path: str, data: bytes) -> bytes:
-    """What stands before the checksum, if there is one. Raises MalformedFile where it is another one."""
+    """Return the text before the checksum, if there is one. Raises MalformedFile if the checksum does not match."""
     content, mark, _ = data.rpartition(_SEAL)
     if not mark:
         return data
@@ -89,7 +89,7 @@ def _decode_lines(path: str, data: bytes) -> list[str]:
         version, count, *lines = unsealed(path, data).decode().splitlines()
         if int(version) != _VERSION or int(count) != len(lines):
             raise ValueError(f"version {version}, {count} lines announced, {len(lines)} found")
-    except MalformedFile:  # a ValueError, too
+    except MalformedFile:  # a ValueError as well
         raise
     except ValueError as error:
         raise MalformedFile(f"{path} is damaged: {error}") from error
@@ -191,9 +191,9 @@ class OffsetCheckpoint:
     def __init__(self, disk: Disk, path: str) -> None:
         self.path = path
         self.values: dict[TopicPartition, int] = {}
-        """What the file holds, or is about to hold once every write has ended."""
+        """The offsets that the file holds, or will hold once every write has ended."""
         self.stored: Mapping[TopicPartition, int] = {}
-        """What the file holds, durably."""
+        """The offsets that the file holds, durably."""
         self._disk = disk
         self._staging = threading.Lock()
         self._writing = threading.Lock()

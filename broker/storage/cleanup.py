@@ -40,7 +40,7 @@ class CleanedLog(FlushedLog):
         *,
         has_durable_id: bool = True,
     ) -> None:
-        """As for `FlushedLog`."""
+        """The arguments are those of `FlushedLog`; `first_dirty_offset` is the checkpointed one."""
         super().__init__(directory, path, partition, topic_id, config, recovered, has_durable_id=has_durable_id)
         self._first_dirty_offset = first_dirty_offset
         self._wall_clock_ahead_ms = self._clock.wall_ms() - self._monotonic_ms()

@@ -12,7 +12,7 @@ MOST_IN_ALL = 15 / 16
 
 
 class Room(NamedTuple):
-    """What the process has file descriptors for."""
+    """Whether the process has file descriptors for more."""
 
     for_a_log: bool
     """Another log may be created."""

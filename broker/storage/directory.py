@@ -1,9 +1,9 @@
-"""The data directory of a broker: whose it is, what is in it, what its logs share, and whether its disk has failed.
+"""The data directory of a broker: its owner, its contents, the state that its logs share, and the failure of its disk.
 
-One broker process owns the directory, by its lock; `meta.properties` says which broker of which cluster it belongs
-to. The clean-shutdown marker is the last thing that a stopping broker writes and the first that a starting one
-removes, durably, before anything can be appended: a marker that outlives its truth hides a torn log (KAFKA-15375,
-KAFKA-10471). It is not written at all where the disk has failed.
+One broker process owns the directory, by its lock; `meta.properties` names the broker and the cluster. The
+clean-shutdown marker is the last file that a stopping broker writes and the first that a starting one removes, durably,
+before any append: a marker that stays too long hides a torn log (KAFKA-15375, KAFKA-10471). It is not written if the
+disk has failed.
 """
 
 from __future__ import annotations
@@ -57,16 +57,17 @@ _OWN_FILES = (
 FLUSHES_AT_ONCE = 3
 """Each takes a worker thread of the directory, and leaves one for other work."""
 HUNG_AFTER_S = 30
-"""A disk hangs when no call has returned for so long though some are under way. One that is only slow returns some."""
+"""A disk hangs when none of the calls under way has returned for this many seconds. A slow disk returns some."""
 _LOOK_S = 1.0
 
 SHORTAGE_LOG_INTERVAL_S = 10.0
 
 DELETED = "-delete"
 STRAY = "-stray"
-"""Of a topic that was deleted while this directory was not there (Kafka's strays): kept, for somebody to remove."""
+"""The suffix of a replica whose topic was deleted while this directory was away (Kafka's strays). An operator may
+remove it."""
 FUTURE = "-future"
-"""A copy of a replica that is being moved here from another directory, not complete yet."""
+"""The suffix of an incomplete copy of a replica that is being moved here from another directory."""
 
 _MAX_FILE_NAME = 255
 _MOVED_NAME = re.compile(rf".+-[0-9]+\.[0-9a-f]{{32}}({DELETED}|{STRAY}|{FUTURE})", re.ASCII)
@@ -74,20 +75,19 @@ _PARTITION_NAME = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.ASCII)
 
 
 class DataDirectoryUnusable(MinibrokerError):
-    """The broker cannot start on this data directory. Says which one, why, and what to do."""
+    """The broker cannot start on this data directory. The message names it, the reason and the remedy."""
 
 
 class LogDirectoryFailed(DataDirectoryUnusable):
-    """It is the disk, or what the operating system says of it: the broker can start without this directory, where it
-    has others."""
+    """The disk or the operating system fails. The broker can start without this directory if it has others."""
 
 
 class Contents(NamedTuple):
-    """What a data directory holds beside its own files."""
+    """The contents of a data directory besides its own files."""
 
     partitions: list[TopicPartition]
     deleted: list[str]
-    """Names of what an interrupted deletion or move left."""
+    """Names left by an interrupted deletion or move."""
 
 
 class LogDirectory:
@@ -100,13 +100,13 @@ class LogDirectory:
         self.log_start_offsets = OffsetCheckpoint(world.disk, f"{path}/{LOG_START_OFFSET_FILE}")
         self.high_watermarks = OffsetCheckpoint(world.disk, f"{path}/{HIGH_WATERMARK_FILE}")
         self.flush_turns = asyncio.Semaphore(FLUSHES_AT_ONCE)
-        """Taken in the order in which the logs came, so none is left behind by busier ones."""
+        """Logs take turns in the order in which they came, so busy logs do not starve others."""
         self.first_dirty_offsets = OffsetCheckpoint(world.disk, f"{path}/{CLEANER_OFFSET_FILE}")
         self.failure: BaseException | None = None
-        """Why it is offline; None while it is not."""
+        """The error that took the directory offline; None while it is online."""
         self._silent_until_s = -math.inf
         self.silent_s = 0.0
-        """For how long no call has returned though some were under way."""
+        """Seconds during which calls were under way and none returned."""
         self._listeners: list[Callable[[], None]] = []
         self._on_silence: Callable[[], None] = lambda: None
         self._calls = 0
@@ -122,7 +122,7 @@ class LogDirectory:
     # -- whose it is --
 
     def take(self) -> None:
-        """Make it, if it is not there, and lock it. Raises DataDirectoryUnusable, OSError."""
+        """Create the directory if it is missing, and lock it. Raises DataDirectoryUnusable, OSError."""
         self._make()
         try:
             self._lock = self._disk.lock(self._path(LOCK_FILE))
@@ -152,8 +152,8 @@ class LogDirectory:
             self._lock = None
 
     def check_owner(self, broker_id: int, cluster_id: str) -> bool:
-        """It is this broker's from now on, if it was no other's. True if it was nobody's. Raises DataDirectoryUnusable,
-        OSError."""
+        """Make this broker the owner, unless another one is. Return True if the directory had no owner. Raises
+        DataDirectoryUnusable, OSError."""
         path = self._path(META_PROPERTIES_FILE)
         mine = MetaProperties(broker_id, cluster_id)
         if not self._disk.exists(path):
@@ -184,7 +184,7 @@ class LogDirectory:
     # -- the marker of a clean stop --
 
     def read_clean_marker(self) -> int | None:
-        """The epoch of the broker that stopped cleanly, -1 if it is not known; None: none did. Raises OSError."""
+        """Return the epoch of the broker that stopped cleanly: -1 if unknown, None if none did. Raises OSError."""
         path = self._path(CLEAN_SHUTDOWN_FILE)
         if not self._disk.exists(path):
             return None
@@ -233,11 +233,11 @@ class LogDirectory:
     # -- what its logs share --
 
     def lower_offsets(self, partition: TopicPartition, offset: int) -> None:
-        """On return no checkpoint says more than `offset` for the partition: what a log holds from there on, after a
-        cut or in a new topic of that name, is neither flushed nor committed nor compacted, whatever was there before.
-        Raises OSError."""
+        """Lower every checkpoint of the partition to `offset` at most, durable on return. Records that a log holds
+        beyond it, after a cut or in a new topic of that name, are neither flushed nor committed nor compacted, whatever
+        was there before. Raises OSError."""
         if not self.recovery_points.is_written:
-            # Those of other logs go with this one, and say that all is there from where the log begins.
+            # This file holds the points of all logs, which promise everything from the log start on.
             self.log_start_offsets.write_staged()
         for checkpoint in (
             self.recovery_points,
@@ -248,7 +248,7 @@ class LogDirectory:
             checkpoint.lower(partition, offset)
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
-        """As `Executor.run`, in the threads of this directory: one whose disk hangs holds up none but itself."""
+        """As `Executor.run`, in the threads of this directory: a disk that hangs blocks no other directory."""
         self._calls += 1
         if self._look is None:
             self._look_later()
@@ -265,7 +265,7 @@ class LogDirectory:
         self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_now)
 
     def _look_now(self) -> None:
-        # Counted, not measured: while this process is stopped, what has returned is not seen.
+        # Counted, not measured: calls that return while this process is stopped go unseen.
         self.silent_s += _LOOK_S
         self._look_later()
         if self.silent_s >= HUNG_AFTER_S and not self.is_hung:
@@ -276,18 +276,18 @@ class LogDirectory:
         self._on_silence = listener
 
     def give_up(self) -> None:
-        """Take the directory offline for good, since its disk hangs: nobody waits for it any more."""
+        """Take the directory offline until the next start, since its disk hangs. Waiting callers are released."""
         self.fail(TimeoutError(f"no call has returned for {self.silent_s:.0f} s: the disk hangs"), "work in it")
         self._hung.set()
 
     @property
     def is_hung(self) -> bool:
-        """It was given up. Worker threads may still be at work in it, and go on at any time."""
+        """Whether the directory was given up. Worker threads may still use it."""
         return self._hung.is_set()
 
     async def unless_hung(self, work: Awaitable[T]) -> T:
-        """What `work` returns. Raises BrokerError KAFKA_STORAGE_ERROR once the directory is given up. Then, and where
-        the caller is cancelled, the work goes on: what it uses must be left to it."""
+        """Return the result of `work`. Raises BrokerError KAFKA_STORAGE_ERROR once the directory is given up. Then, and
+        if the caller is cancelled, the work goes on, so its resources must be left to it."""
         loop = asyncio.get_running_loop()
         task, hung = asyncio.ensure_future(work, loop=loop), loop.create_task(self._hung.wait())
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may have gone
@@ -312,7 +312,7 @@ class LogDirectory:
             listener()
 
     def fail(self, error: BaseException, doing: str) -> None:
-        """Take the directory offline for good. Called in the event loop."""
+        """Take the directory offline until the next start. Called in the event loop."""
         if self.failure is None:
             self.failure = error
             logger.error("the log directory %s is offline: %s failed: %r", self.path, doing, error, exc_info=error)
@@ -327,8 +327,8 @@ class LogDirectory:
             )
 
     def refuse(self, error: OSError, doing: str, *, is_read: bool = False) -> NoReturn:
-        """For what has changed nothing (`is_read`), or will be done again from its beginning. Raises BrokerError:
-        Shortage, UNKNOWN_SERVER_ERROR where it is a bug; else as `fail_and_raise`."""
+        """Raise the BrokerError for a call that has changed nothing (`is_read`) or will be repeated from its beginning:
+        Shortage, UNKNOWN_SERVER_ERROR for a bug; otherwise as `fail_and_raise`."""
         trouble = trouble_of(error, is_read=is_read)
         if trouble is Trouble.SHORTAGE:
             self.tell_of_shortage(error, doing)
@@ -339,21 +339,21 @@ class LogDirectory:
         self.fail_and_raise(error, doing)
 
     def tell_of_shortage(self, error: OSError, doing: str) -> None:
-        """Now and then: many calls may meet the same one. In the event loop."""
+        """Log a shortage at intervals, since many calls may meet it. Called in the event loop."""
         now_s = self.world.clock.monotonic()
         if now_s >= self._silent_until_s:
             self._silent_until_s = now_s + SHORTAGE_LOG_INTERVAL_S
             logger.warning("%s", shortage(doing, error).detail)
 
     def fail_unless_short(self, error: OSError, doing: str) -> None:
-        """As `fail`, for what may as well be left undone where there is a shortage."""
+        """As `fail`, for work that can be left undone during a shortage."""
         if trouble_of(error) is Trouble.SHORTAGE:
             self.tell_of_shortage(error, doing)
         else:
             self.fail(error, doing)
 
     def fail_and_raise(self, error: OSError, doing: str) -> NoReturn:
-        """Take the directory offline, and raise BrokerError KAFKA_STORAGE_ERROR. For what may be halfway done."""
+        """Take the directory offline and raise BrokerError KAFKA_STORAGE_ERROR: the work may be half done."""
         self.fail(error, doing)
         raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, f"{doing} failed: {error}") from error
 

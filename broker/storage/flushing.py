@@ -5,10 +5,10 @@ memory and is written by the next flush, in a worker thread; then the recovery p
 the log in the event loop, and counts only as far as the log was not truncated while it was carried out.
 
 With `durability=synced` a flush follows every append. One is under way at a time, for everything appended before it
-began; the next begins when it has ended. So many records share an fdatasync when many come (group commit), and no
-append waits for one. Only the log's account changes: `safe_end_offset`, by which the replica is judged, is the end of
-the last flush. Neither the recovery point's checkpoint nor index entries are written for it: recovery reads on from
-that checkpoint, and no torn batch lies below the end of a flush.
+began; the next begins when it has ended. Under load many records share an fdatasync (group commit), and no append waits
+for one. Only the log's account changes: `safe_end_offset`, by which the replica is judged, is the end of the last
+flush. Neither the recovery point's checkpoint nor index entries are written for it: recovery reads on from that
+checkpoint, and no torn batch lies below the end of a flush.
 
 After a failed write or fsync the page cache may hold pages that are marked clean but are not on disk, and a second
 fsync would "succeed". So the first failure takes the whole log directory offline until the broker is restarted.
@@ -160,7 +160,7 @@ class FlushedLog:
         self._cuts = 0
         self._written_now: Flush | None = None
         self._shortage: OSError | None = None
-        """The error because of which the last flush was not carried out."""
+        """The error that kept the last flush from being carried out."""
         self._flushing: asyncio.Task[None] | None = None
         self._retired: list[Segment] = []
         self._damage_told = ""

@@ -1,14 +1,14 @@
 """Sparse indexes of a segment: sorted pairs that say where to begin to look.
 
-The offset index maps a batch's last offset (relative to the segment's base) to the position where the batch begins,
-the time index maps the largest timestamp so far to the offset that brought it. In both, keys and values increase
-strictly, so one type serves both, and can be searched by value too.
+The offset index maps a batch's last offset (relative to the segment's base) to the position where the batch begins, the
+time index maps the largest timestamp so far to the offset that brought it. In both, keys and values increase strictly,
+so one type serves both, and can be searched by value too.
 
 `SparseIndex` is in memory: two arrays, searched by C code. It belongs to the active segment and to sealed segments
-whose index file is not written yet. `StoredIndex` searches a sealed segment's file with a dozen reads of a few
-bytes and keeps nothing: a terabyte of log has two gigabytes of index, and readers that go on where they stopped
-never ask for it. Rejected: mapping the files (the simulator has no such thing, and a page fault on the event loop
-is a stall that nobody sees).
+whose index file is not written yet. `StoredIndex` searches a sealed segment's file with a dozen reads of a few bytes
+and keeps nothing: a terabyte of log has two gigabytes of index, and readers that go on where they stopped never ask for
+it. Rejected: mapping the files (the simulator cannot map files, and a page fault on the event loop is an invisible
+stall).
 
 Files are Kafka's: entries of 8 (offset index) or 12 bytes (time index), big endian, without header.
 """

@@ -1,17 +1,16 @@
-"""What an error of the operating system means, for the call that met it and for the log directory: decided here alone.
+"""The meaning of an operating system's error for the call that met it and for the log directory. Decided only here.
 
-An error is not a failed disk because it came from a call for a file. Taken for one, any of these costs all replicas of
-the directory, and the broker, if it has no other directory.
+Not every error of a file's call means a failed disk. Treating one of the first two kinds below as such would cost all
+replicas of the directory, and the broker if it has no other directory.
 
-- **A shortage**: the process or the host has run out of something. EMFILE and ENFILE come only from calls that open:
-  nothing was written by them. ENOMEM and EAGAIN count as a shortage where something was read; a write that met them may
-  have written any part. That one call fails, and may be tried again.
-- **A bug**: EBADF, EFAULT, EINVAL and ESPIPE say that the call makes no sense. Of what was read wrongly nothing is
-  changed, so whoever asked is told that it failed. A write that makes no sense is a broken invariant, and what is on
-  disk is anybody's guess.
-- **A failure** is everything else, for ever: whatever the disk says, as EIO and ENOSPC; that files are gone or may not
-  be touched any more (ENOENT, EACCES, EROFS); what nobody has thought of; and each of the above where a change was left
-  halfway. After a failed write or fsync of unknown extent nothing may go on as if it had not happened.
+- **A shortage**: the process or the host has run out of a resource. EMFILE and ENFILE come only from calls that open,
+  which have written nothing. ENOMEM and EAGAIN count as a shortage in a read; a write that met them may have written
+  any part. Only that call fails, and it may be repeated.
+- **A bug**: EBADF, EFAULT, EINVAL and ESPIPE say that the call makes no sense. A wrong read changes nothing, so its
+  caller gets an error. A wrong write is a broken invariant, and the disk may hold anything.
+- **A failure** is everything else, until the next start: the disk's own errors, as EIO and ENOSPC; files that are gone
+  or forbidden (ENOENT, EACCES, EROFS); unknown errors; and each of the above if it left a change half done. After a
+  failed write or fsync of unknown extent nothing may go on as if it had not happened.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class Trouble(Enum):
 
 
 def trouble_of(error: BaseException, *, is_read: bool = False) -> Trouble:
-    """What `error` says of a call that changes nothing (`is_read`), or changes something in steps each of which is done
-    again by the next attempt."""
+    """Return the meaning of `error` for a call that changes nothing (`is_read`), or whose steps the next attempt all
+    repeats."""
     number = error.errno if isinstance(error, OSError) else None
     if number in (_SHORTAGES if is_read else _NO_DESCRIPTORS):
         return Trouble.SHORTAGE

@@ -15,7 +15,7 @@ from minibroker.broker.storage.checkpoints import EpochEntry
 from minibroker.protocol.model import NO_EPOCH
 
 UNKNOWN = (NO_EPOCH, -1)
-"""What `end_offset_for` answers where it cannot tell (UNDEFINED_EPOCH, UNDEFINED_EPOCH_OFFSET)."""
+"""The answer of `end_offset_for` if the epoch is not known (UNDEFINED_EPOCH, UNDEFINED_EPOCH_OFFSET)."""
 
 _epoch_of = itemgetter(0)
 _start_of = itemgetter(1)

@@ -4,12 +4,12 @@ The problem: a produce request must cost little more than its CRC and one write.
 disk failure the log must hold everything that it promised, and everything derived from it (indexes, leader epochs,
 producer state) must agree with it.
 
-The choice: **the batches are the truth, and one number says how far they are safe.** An append writes batches and
-moves numbers in memory, nothing else; the rest reaches its files with the next flush (`flushing`). After a crash,
-recovery ignores everything on disk at or above the recovery point except the batches, and rebuilds it from their
-headers (`recovery`). So files need not be written in any order, with one exception: a truncation below the recovery
-point (or the high watermark) first lowers the number on disk, synchronously, because the records that the log holds
-there next are neither flushed nor committed. That is rare, since truncated records are the youngest.
+The choice: **the batches are the truth, and one number says how far they are safe.** An append only writes batches and
+moves numbers in memory; the rest reaches its files with the next flush (`flushing`). After a crash, recovery ignores
+everything on disk at or above the recovery point except the batches, and rebuilds it from their headers (`recovery`).
+So files need not be written in order, with one exception: a truncation below the recovery point (or the high watermark)
+first lowers the number on disk, synchronously, because the records that the log holds there next are neither flushed
+nor committed. That is rare, since truncated records are the youngest.
 
 The same holds for leader epochs. KAFKA-7415 requires that a leader knows its epoch's start offset before its first
 append: it does, in memory, and every batch carries its epoch to disk. An epoch without a record needs no file, since a
@@ -346,7 +346,8 @@ class Log(CleanedLog):
             while position < len(data):
                 header = parse_header(data, position)
                 validate_batch(data, header, position)
-                # The first batch may begin before the offset, even before the log's start, where no epoch is known.
+                # The first batch may begin before the offset, even before the log's start, below which no epoch is
+                # known.
                 written_in = self._epochs.epoch_at(header.last_offset)
                 begins_at = header.base_offset if position else max(header.base_offset, at)
                 if not at <= begins_at <= header.last_offset < self._log_end_offset:
@@ -470,7 +471,7 @@ class Log(CleanedLog):
             if previous_epoch != NO_EPOCH:
                 self._epochs.assign(previous_epoch, offset - 1)
             self._producers = ProducerState.restore(producers)
-            # So that after a power cut no old snapshot seems to be this log's, and the log does not begin later.
+            # After a power cut no old snapshot may seem to belong to this log, which must begin here.
             if self._has_durable_id or not self.topic_id:
                 self._disk.sync_directory(self.path)
             else:

@@ -1,7 +1,7 @@
 """The checkpoint files of one log directory: where its logs begin, how far they are flushed, committed and compacted.
 
-Each file is written in a worker thread, from a picture that is taken in the event loop. What a file may say, and when
-it is lowered, is decided here and in `LogDirectory.lower_offsets`.
+Each file is written in a worker thread, from a picture taken in the event loop. This module and
+`LogDirectory.lower_offsets` decide what a file may say, and when it is lowered.
 """
 
 import logging
@@ -53,7 +53,7 @@ class LogCheckpoints:
         return recovery_points, None
 
     def _read_offsets(self, checkpoint: OffsetCheckpoint, *, shows_losses: bool = False) -> dict[TopicPartition, int]:
-        """`shows_losses`: without the file, something may be missing, or back, that nobody would notice."""
+        """`shows_losses`: without this file, the loss or return of records may go unnoticed."""
         try:
             return checkpoint.read()
         except MalformedFile as error:
@@ -70,15 +70,15 @@ class LogCheckpoints:
         await self._write_first_dirty_offsets()
 
     async def checkpoint_recovery_points(self) -> None:
-        """Flush every log and write down that it is. Raises BrokerError KAFKA_STORAGE_ERROR."""
-        for log in list(self._logs.values()):  # one by one: other work needs worker threads too
+        """Flush every log and write the recovery points. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        for log in list(self._logs.values()):  # one by one: other work needs worker threads as well
             await log.checkpoint()
         await self.note_recovery_points()
 
     async def checkpoint_synced(self) -> None:
-        """Write down how far logs with durability=synced are flushed, where that is more than the file says. A power
-        cut takes nothing below, so a start that does not find it knows that something else has happened. Raises
-        BrokerError KAFKA_STORAGE_ERROR."""
+        """Write the recovery points if logs with durability=synced are flushed further than the file says. A power cut
+        takes nothing below them, so a start that finds less knows of another cause. Raises BrokerError
+        KAFKA_STORAGE_ERROR."""
         known = self._recovery_points.values
         if any(log.config.synced and log.recovery_point > known.get(p, 0) for p, log in self._logs.items()):
             await self.note_recovery_points()
@@ -91,7 +91,7 @@ class LogCheckpoints:
             self._directory.refuse(error, f"writing {self._recovery_points.path}")
 
     async def _write_recovery_points(self) -> None:
-        """And where the logs begin."""
+        """Write the recovery points and the log start offsets. Raises OSError."""
         points = {partition: log.recovery_point for partition, log in self._logs.items()}
         points |= self._of_damaged(self._recovery_points)
         staged = self._recovery_points.stage(points)
@@ -100,13 +100,13 @@ class LogCheckpoints:
         await self._run(self._recovery_points.write, staged)
 
     def _of_damaged(self, checkpoint: OffsetCheckpoint) -> dict[TopicPartition, int]:
-        """What the file says of replicas that are out of service stays. Without its recovery point, the next start
-        would take what had been safe for a tail that nobody had flushed, and cut it at the damage; and what had been
-        deleted would be back where somebody repairs the files."""
+        """Return the file's entries for replicas out of service, which stay. Without its recovery point, the next start
+        would take safe records for an unflushed tail and cut them at the damage; without its start offset, deleted
+        records would be back when the files are repaired."""
         return {p: checkpoint.values[p] for p in self._damaged if p in checkpoint.values}
 
     async def remove_old_segments(self) -> None:
-        """Take off the disk what lies below the logs' start. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        """Remove segments below the logs' starts from disk. Raises BrokerError KAFKA_STORAGE_ERROR."""
         logs = [log for log in list(self._logs.values()) if log.has_old_segments]
         if not logs:
             return
@@ -118,10 +118,11 @@ class LogCheckpoints:
             await log.remove_old_segments(min(starts.get(log.partition, 0), recovery_point))
 
     async def checkpoint_log_start_offsets(self) -> Mapping[TopicPartition, int]:
-        """Write down where logs begin, if not at 0. Returns what is on disk. Raises BrokerError KAFKA_STORAGE_ERROR.
+        """Write the log start offsets above 0, and return those on disk. Raises BrokerError KAFKA_STORAGE_ERROR.
 
-        One that was never flushed is flushed first. If a power cut took it, it would be made anew and begin where the
-        file says, as if it knew all that was before: its leader would not tell it of the producers."""
+        A log that was never flushed is flushed first. If a power cut took it, the log would be made anew and begin at
+        the offset in the file, as if it knew the records before; then its leader would not send it their producers.
+        """
         self._directory.check()
         for log in list(self._logs.values()):
             if log.log_start_offset > 0 and not log.has_durable_id:
@@ -141,7 +142,7 @@ class LogCheckpoints:
         return offsets
 
     async def checkpoint_first_dirty_offsets(self) -> None:
-        """Write down which logs are compacted, and how far. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        """Write how far logs are compacted. Raises BrokerError KAFKA_STORAGE_ERROR."""
         self._directory.check()
         try:
             await self._write_first_dirty_offsets()
@@ -157,12 +158,12 @@ class LogCheckpoints:
             await self._run(checkpoint.write, checkpoint.stage(offsets))
 
     def high_watermark(self, partition: TopicPartition) -> int:
-        """As last checkpointed, 0 where it never was: of this very log, and not past what it held then."""
+        """Return the high watermark as last checkpointed, 0 if it never was: of this very log, and within it."""
         return self._high_watermarks.values.get(partition, 0)
 
     async def _lower_high_watermarks(self) -> None:
-        """Before anything is appended: a mark past the end of a log would be believed of what is appended there next,
-        and the mark of a log that is not there, of the next topic of that name."""
+        """Lower the high watermarks to the logs before the first append. A mark past a log's end would hold for records
+        appended there next, and the mark of a missing log for the next topic of that name."""
         before = self._high_watermarks.values
         marks = {p: min(mark, self._logs[p].log_end_offset) for p, mark in before.items() if p in self._logs}
         marks |= self._of_damaged(self._high_watermarks)
@@ -174,7 +175,7 @@ class LogCheckpoints:
             await self._run(self._high_watermarks.write, self._high_watermarks.stage(marks))
 
     async def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        """Write them down. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        """Write the high watermarks. Raises BrokerError KAFKA_STORAGE_ERROR."""
         staged = self.stage_high_watermarks(high_watermarks)
         try:
             await self._run(self.write_high_watermarks, staged)
@@ -185,11 +186,11 @@ class LogCheckpoints:
             raise
 
     def stage_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> Staged:
-        """A picture of the high watermarks, to be written by `write_high_watermarks`. Logs that are not named keep what
-        was checkpointed last; what has no log is left out. Does not block.
+        """Take a picture of the high watermarks for `write_high_watermarks`. Logs that are not named keep their last
+        checkpoint; partitions without a log are left out. Does not block.
 
-        To be taken in the event loop, where logs are cut and deleted: so all of it is from before, or all from after
-        that."""
+        To be called in the event loop, where logs are cut and deleted, so that the picture is consistent.
+        """
         before = self._high_watermarks.values
         marks = {p: high_watermarks.get(p, before.get(p, 0)) for p in self._logs}
         return self._high_watermarks.stage(marks | self._of_damaged(self._high_watermarks))

@@ -1,27 +1,27 @@
-"""The log directories of a broker (`log.dirs`): which replica is in which, and what becomes of one whose disk fails.
+"""The log directories of a broker (`log.dirs`): the replicas in each, and what happens when a disk fails.
 
-Each directory has a `LogManager` of its own, with its lock, checkpoints and marker of a clean stop. One that cannot be
-opened, or whose disk fails or hangs later, is offline until the broker is started again; the others serve on. As long
-as that lasts nothing new is written there, and no replica that may be in it is made anew in another: its broker may be
-on record as having what was acknowledged, and would lead with an empty log. So only a replica that is new to the
-cluster (`is_new`, as in Kafka) goes to a directory that is online, the one with the fewest.
+Each directory has its own `LogManager`, with its lock, checkpoints and marker of a clean stop. A directory that cannot
+be opened, or whose disk fails or hangs later, is offline until the broker is restarted; the others serve on. Meanwhile
+nothing is written there, and no replica that may be in it is made anew elsewhere: its broker may be on record as having
+acknowledged records, and would lead with an empty log. So only a replica that is new to the cluster (`is_new`, as in
+Kafka) is created, in the online directory with the fewest replicas.
 
-A replica that is in several directories is one whose directory came back: the broker had gone on without it, and made
-the replica anew in another (or somebody has copied it). The one with the longest log is served, by the rule of the last
-resort in elections; the others are renamed, and kept until somebody removes them. (Kafka does not start then.)
-Whichever is served, nothing is lost by it: this broker is not believed for anything until it has caught up. Rejected:
-serving none until somebody takes one away (nobody does, at night); the one that was made last (no file says so, and a
-directory may go and come more than once).
+A replica in several directories is one whose directory came back: the broker had gone on without it and made the
+replica anew in another (or an operator copied it). The longest log is served, by the rule of the last resort in
+elections; the others are renamed, and kept until an operator removes them. (Kafka does not start then.) The choice
+loses nothing, since nothing here is trusted until the broker has caught up. Rejected: serving none until an operator
+removes one (at night, none is there); serving the one that was made last (no file says so, and a directory may go and
+come more than once).
 
-A *stray* is what a directory has of a topic that was deleted while that directory was not in `log.dirs`. The next topic
-of its name tells: ids tell their age (`protocol.topic_ids`), and no topic is made while an older one has its name. So
+A *stray* is a replica of a topic that was deleted while its directory was not in `log.dirs`. The next topic of that
+name shows it: ids tell their age (`protocol.topic_ids`), and no topic is created while an older one has its name. So
 only the replica of an older topic gives way, never one of a newer topic to an order that comes late.
 
-A replica can be moved from one directory to another (`replication.log_mover`), and there is no moment at which a crash
-leaves none: the copy is complete and on disk before it gets its name, and only then does the other one lose its own.
-Between the two a start finds both, and keeps one, as above.
+A replica can be moved from one directory to another (`replication.upkeep.log_mover`), and no crash leaves none: the
+copy is complete and on disk before it gets its name, and only then does the other one lose its own. A start between the
+two finds both, and keeps one as above.
 
-Whether this broker's data can be believed, all its directories decide together: see `continuity`.
+Whether this broker's data can be trusted is decided by all its directories together: see `continuity`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LogDirs:
         default_config: LogConfig | None = None,
         checkpoint_interval_ms: int = 60_000,
     ) -> None:
-        """`log_dirs` are absolute paths, none within another. The rest as for `LogManager`."""
+        """`log_dirs` are absolute paths, none within another. The other arguments are as for `LogManager`."""
         self.paths = tuple(log_dirs)
         self._world = world
         self._candidates = [
@@ -70,16 +70,16 @@ class LogDirs:
             for path in log_dirs
         ]
         self._managers: list[LogManager] = []
-        """Those that were opened, in the order of the setting; they may have failed since."""
+        """The directories that were opened, in the order of the setting. Some may have failed since."""
         self._unopened: dict[str, str] = {}
-        """The others, and why."""
+        """The paths of the others, and the reason."""
         self._listeners: list[Callable[[LogManager], None]] = []
 
     # -- open and close --
 
     async def open(self, cluster_id: str) -> None:
-        """Take the directories and open every log in them. Raises DataDirectoryUnusable: where a directory is somebody
-        else's, and where none can be used."""
+        """Take the directories and open every log in them. Raises DataDirectoryUnusable if a directory belongs to
+        another broker, or if none can be used."""
         try:
             outcomes = await asyncio.gather(
                 *(self._open(manager, cluster_id) for manager in self._candidates), return_exceptions=True
@@ -122,7 +122,7 @@ class LogDirs:
             await self._going_on(self._keep_the_longest(partition))
 
     async def _keep_the_longest(self, partition: TopicPartition) -> None:
-        """Of what several directories have of it. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        """Keep one of several replicas of the partition. Raises BrokerError KAFKA_STORAGE_ERROR."""
         homes = self._homes(partition)
         if len(homes) < 2:
             return
@@ -135,8 +135,7 @@ class LogDirs:
                 await manager.set_stray_aside(partition, f"it is in {where}, and not longer here")
 
     async def _set_strays_aside(self, partition: TopicPartition, topic_id: str) -> None:
-        """What belongs to an older topic of that name is in nobody's way any more. Raises BrokerError
-        KAFKA_STORAGE_ERROR."""
+        """Set aside replicas of older topics of that name. Raises BrokerError KAFKA_STORAGE_ERROR."""
         for manager in self._managers:
             held = await manager.topic_id(partition)
             if is_older(held, topic_id):
@@ -152,8 +151,8 @@ class LogDirs:
             await self._going_on(manager.agree(verdict))
 
     async def close(self, *, clean: bool = True, broker_epoch: int = -1) -> None:
-        """Stop. With `clean`, what is in the directories that are online is on disk on return, with the marker that
-        says so. Whoever appends must have stopped before. What fails on the way is raised when all are closed."""
+        """Stop. With `clean`, everything in online directories is on disk on return, with the marker that says so.
+        Appends must have stopped before. Errors are raised when all directories are closed."""
         if clean and len(self.online) > 1:
             await asyncio.gather(*(self._going_on(m.checkpoints.checkpoint_recovery_points()) for m in self.online))
             await self.note_failed()  # while the others can still be written to
@@ -167,19 +166,19 @@ class LogDirs:
 
     @property
     def recovery(self) -> dict[str, RecoveryProgress]:
-        """How far opening the logs is, by directory."""
+        """The progress of opening the logs, by directory."""
         return {manager.log_dir: manager.recovery for manager in self._candidates}
 
     # -- which are online --
 
     @property
     def online(self) -> list[LogManager]:
-        """In the order of the setting."""
+        """The online directories, in the order of the setting."""
         return [manager for manager in self._managers if manager.directory.failure is None]
 
     @property
     def offline(self) -> dict[str, str]:
-        """The paths of the others, and why they are."""
+        """The paths of the offline directories, and the reason."""
         failed = {
             manager.log_dir: str(manager.directory.failure)
             for manager in self._managers
@@ -188,8 +187,8 @@ class LogDirs:
         return {**self._unopened, **failed}
 
     def on_offline(self, listener: Callable[[LogManager], None]) -> None:
-        """Call `listener` when a directory fails that was opened, once for each: nothing is appended to its logs or
-        read from them any more."""
+        """Call `listener` once for each opened directory that fails: nothing is appended to its logs or read from them
+        any more."""
         self._listeners.append(listener)
 
     def _failed(self, manager: LogManager) -> None:
@@ -197,8 +196,8 @@ class LogDirs:
             listener(manager)
 
     def _silent(self, manager: LogManager) -> None:
-        """Its disk hangs. It is given up where the broker can go on with another; not where they all hang, as then it
-        is no matter of one disk, and may pass."""
+        """Give up a directory whose disk hangs if the broker can go on with another. If all disks hang, the cause is
+        not one disk, and may pass."""
         others = [other for other in self.online if other is not manager]
         if manager.directory.failure is not None or any(
             other.directory.silent_s < HUNG_AFTER_S / 2 for other in others
@@ -206,8 +205,8 @@ class LogDirs:
             manager.directory.give_up()
 
     async def note_failed(self) -> None:
-        """Durable on return in the directories that are online: which others have failed. They are not believed when
-        they are back, whether or not their own disks could take that note."""
+        """Record in the online directories, durable on return, which others have failed. Their data is not trusted when
+        they are back, even if their own disks could not record the failure."""
         failed = [
             manager.continuity.directory_id for manager in self._managers if manager.directory.failure is not None
         ]
@@ -217,12 +216,12 @@ class LogDirs:
 
     @property
     def trusted_since(self) -> int:
-        """Since which broker epoch nothing was lost; SINCE_THIS_REGISTRATION: from the next registration on."""
+        """The broker epoch since which nothing was lost; SINCE_THIS_REGISTRATION: from the next registration on."""
         return least_of(manager.continuity.trusted_since for manager in self.online)
 
     @property
     def synced_since(self) -> int:
-        """The same of what had been flushed."""
+        """The broker epoch since which nothing flushed was lost."""
         return least_of(manager.continuity.synced_since for manager in self.online)
 
     def registered(self, broker_epoch: int) -> None:
@@ -234,7 +233,7 @@ class LogDirs:
 
     @property
     def room(self) -> Room:
-        """The same for all directories."""
+        """The room for files, the same for all directories."""
         return room_on(self._world.disk)
 
     def get(self, partition: TopicPartition) -> Log | None:
@@ -245,38 +244,38 @@ class LogDirs:
         return None
 
     def logs(self) -> Iterator[Log]:
-        """Those in directories that are online."""
+        """Yield the logs in online directories."""
         for manager in self.online:
             yield from manager.logs()
 
     def logs_in(self, path: str) -> list[Log]:
-        """Of one directory; empty where that is offline."""
+        """Return the logs of one directory; empty if it is offline."""
         return [log for manager in self._online_at(path) for log in manager.logs()]
 
     async def space(self, path: str) -> tuple[int, int]:
-        """As `LogManager.space`, of any directory."""
+        """As `LogManager.space`, also for a directory that is offline."""
         return await next(manager.space() for manager in self._candidates if manager.log_dir == path)
 
     @property
     def damaged(self) -> dict[TopicPartition, str]:
-        """Replicas in directories that are online that could not be opened, or were set aside, and why."""
+        """Replicas in online directories that could not be opened or were set aside, and the reason."""
         return {partition: why for manager in self.online for partition, why in manager.damaged.items()}
 
     @property
     def healable(self) -> set[TopicPartition]:
-        """Those among them that a copy from the leader would replace: with damaged files, in one directory alone. While
-        a directory could not be opened there is none, since nothing is made anew then."""
+        """The damaged replicas that a copy from the leader would replace: those with damaged files, in one directory
+        only. Empty while a directory could not be opened, since nothing is made anew then."""
         found = {partition for manager in self.online for partition in manager.healable}
         return set() if self._unopened else {p for p in found if len(self._homes(p)) == 1}
 
     @property
     def offline_replica_count(self) -> int:
-        """Of those that are known of: what is in a directory that could not be opened, nobody knows."""
+        """The number of known replicas that are offline. Those in a directory that could not be opened are unknown."""
         return sum(len(m.damaged) if m.directory.failure is None else m.replica_count for m in self._managers)
 
     def is_offline(self, partition: TopicPartition) -> bool:
-        """It has a replica that is damaged, or in a directory that has failed, and none that can be served. (One that
-        was being moved has another in the directory that has not failed.)"""
+        """Whether the partition has a replica that is damaged or in a failed directory, and none that can be served.
+        (One that was being moved has another, in the directory that works.)"""
         if any(m.directory.failure is None and m.get(partition) is not None for m in self._managers):
             return False
         return any(m.directory.failure is not None or partition in m.damaged for m in self._homes(partition))
@@ -285,7 +284,7 @@ class LogDirs:
         return [manager for manager in self._managers if manager.has(partition)]
 
     def _check_homes(self, homes: Sequence[LogManager], partition: TopicPartition, *, may_be_unknown: bool) -> None:
-        """Raises BrokerError KAFKA_STORAGE_ERROR where the replica is in a directory that is offline, or may be."""
+        """Raises BrokerError KAFKA_STORAGE_ERROR if the replica is, or may be, in an offline directory."""
         for manager in homes:
             manager.directory.check()
         if self._unopened and not homes and not may_be_unknown:
@@ -295,7 +294,7 @@ class LogDirs:
             )
 
     async def topic_id(self, partition: TopicPartition) -> str:
-        """As `LogManager.topic_id`, of the first replica that is found."""
+        """As `LogManager.topic_id`, for the first replica that has one."""
         for manager in self._homes(partition):
             topic_id = await manager.topic_id(partition)
             if topic_id:
@@ -312,9 +311,9 @@ class LogDirs:
     async def get_or_create(
         self, partition: TopicPartition, topic_id: str, config: LogConfig, *, is_new: bool = False
     ) -> Log:
-        """As `LogManager.get_or_create`, but a replica of an older topic gives way; also KAFKA_STORAGE_ERROR where the
-        replica is in a directory that is offline, or may be. `is_new`: the partition is, so no directory can have it
-        from before."""
+        """As `LogManager.get_or_create`, but a replica of an older topic gives way. Also raises KAFKA_STORAGE_ERROR if
+        the replica is, or may be, in an offline directory. `is_new`: the partition is new, so no directory has an
+        earlier replica."""
         await self._set_strays_aside(partition, topic_id)
         await self._keep_the_longest(partition)
         homes = self._homes(partition)
@@ -323,14 +322,14 @@ class LogDirs:
         if home is None:
             raise BrokerError(ErrorCode.KAFKA_STORAGE_ERROR, "no log directory is online")
         log = await home.get_or_create(partition, topic_id, config)
-        home.directory.check()  # another log's write may have failed meanwhile
+        home.directory.check()  # another log's write may have failed during the wait
         return log
 
     async def create(
         self, partitions: Sequence[TopicPartition], topic_id: str, config: LogConfig, new: Collection[TopicPartition]
     ) -> None:
-        """As `get_or_create` for many partitions of one topic, where they are in no directory yet, and as far as it
-        works: what keeps it from working, `get_or_create` will say. `new` are those among them that are."""
+        """Create the logs of partitions of one topic that are in no directory yet, as far as that works;
+        `get_or_create` reports each failure. `new` are the partitions that are new to the cluster."""
         shares: dict[LogManager, list[TopicPartition]] = {}
         online = self.online
         if not online:
@@ -344,8 +343,8 @@ class LogDirs:
                 await home.create(share, topic_id, config)
 
     async def delete(self, partition: TopicPartition) -> None:
-        """As `LogManager.delete`; also KAFKA_STORAGE_ERROR where a directory is offline that has the replica, or may
-        have it: it would come back with the directory."""
+        """As `LogManager.delete`. Also raises KAFKA_STORAGE_ERROR if an offline directory has the replica, or may have
+        it: it would come back with the directory."""
         homes = self._homes(partition)
         self._check_homes(homes, partition, may_be_unknown=False)
         for manager in homes:
@@ -354,8 +353,7 @@ class LogDirs:
     # -- moving from one directory to another --
 
     def check_destination(self, partition: TopicPartition, path: str) -> None:
-        """Raises BrokerError: LOG_DIR_NOT_FOUND where there is no such directory, KAFKA_STORAGE_ERROR where it is
-        offline."""
+        """Raises BrokerError: LOG_DIR_NOT_FOUND if there is no such directory, KAFKA_STORAGE_ERROR if it is offline."""
         if path not in self.paths:
             raise BrokerError(
                 ErrorCode.LOG_DIR_NOT_FOUND,
@@ -374,8 +372,8 @@ class LogDirs:
         return next(iter(self._online_at(path)))
 
     async def create_future(self, original: Log, path: str, config: LogConfig) -> Log:
-        """An empty log in the directory `path`, for a copy of `original`: see `LogManager.create_future`. Raises
-        BrokerError as `check_destination`, also KAFKA_STORAGE_ERROR where there is too little room for the copy."""
+        """Return an empty log in the directory `path` for a copy of `original`: see `LogManager.create_future`. Raises
+        BrokerError as `check_destination`, also KAFKA_STORAGE_ERROR if there is too little room for the copy."""
         partition = original.partition
         destination = self._destination(partition, path)
         if destination.has(partition):
@@ -395,9 +393,9 @@ class LogDirs:
                 await manager.discard_future(future)
 
     def replace(self, original: Log, future: Log, high_watermark: int) -> asyncio.Task[None]:
-        """Serve the replica from `future`, which is complete, in this turn of the loop, which waits for the disk. The
-        task that is returned ends when `original` is gone: see `LogManager.give_away`. Raises BrokerError as
-        `LogManager.adopt_future`, and then nothing is replaced."""
+        """Serve the replica from `future`, which is complete, from this turn of the loop on; blocks on the disk. The
+        returned task ends when `original` is gone: see `LogManager.give_away`. Raises BrokerError as
+        `LogManager.adopt_future`, with nothing replaced."""
         partition = original.partition
         source = next(manager for manager in self._managers if manager.get(partition) is original)
         self._destination(partition, future.log_dir).adopt_future(future, high_watermark)
@@ -415,8 +413,8 @@ class LogDirs:
         return max((manager.checkpoints.high_watermark(partition) for manager in self._homes(partition)), default=0)
 
     async def checkpoint_high_watermarks(self, path: str, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        """Write down those of the logs in one directory, if it is online. Where it does not take it, it goes offline;
-        so do those below."""
+        """Write the high watermarks of one directory, if it is online. A directory that fails at it goes offline. The
+        same holds for the methods below."""
         for manager in self._online_at(path):
             await self._going_on(manager.checkpoints.checkpoint_high_watermarks(high_watermarks))
 
@@ -444,7 +442,7 @@ class LogDirs:
         return [manager for manager in self.online if manager.log_dir == path]
 
     async def _going_on(self, work: Awaitable[object]) -> None:
-        """Where a directory fails meanwhile, that has been told already."""
+        """Do the work, and ignore the failure of its directory, which is reported already."""
         try:
             await work
         except BrokerError as error:
@@ -453,8 +451,8 @@ class LogDirs:
 
 
 def _how_long(log: Log | None) -> tuple[int, int, int]:
-    """By the last epoch first. Where they end alike, the one that begins later is the younger one: records were deleted
-    since. None: it cannot be opened."""
+    """Order logs by last epoch, then end. Of two that end alike the younger one begins later, since records were
+    deleted in between. None: the log cannot be opened."""
     return (NO_EPOCH - 1, -1, -1) if log is None else (log.latest_epoch, log.log_end_offset, log.log_start_offset)
 
 

@@ -1,12 +1,12 @@
 """The logs of one log directory (the larger part of Kafka's LogManager): opening, creating, deleting, closing.
 
-Every log is opened in a worker thread. One whose files are damaged costs this broker that replica and nothing else: it
-is in `damaged`, and asking for it raises until it is deleted, as it is once the cluster does not count on it any more
-(`replication/healing.py`). The same goes for one that turns out to be damaged while it is in use, or whose contract was
-broken (`set_aside`); only of the latter nothing is deleted. Where it is the disk that fails (DISK_ERRORS), the log
-directory is not opened: an error that the next start may not meet must not cost a replica for as long as the broker
-runs. What blocks for more than a moment (creating, deleting, recovering) runs off the event loop, one operation at a
-time for each partition.
+A worker thread opens each log. A log with damaged files costs this broker that replica and nothing else: the replica is
+listed in `damaged`, and requests for it raise until it is deleted, which happens once the cluster no longer counts on
+it (`replication/upkeep/healing.py`). The same holds for a log that turns out to be damaged while in use, or whose
+contract was broken (`set_aside`); the latter is never deleted. If the disk itself fails (DISK_ERRORS), the log
+directory is not opened: an error that the next start may not meet must not cost a replica for the broker's lifetime.
+Operations that block for more than a moment (creating, deleting, recovering) run off the event loop, one at a time for
+each partition.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from minibroker.protocol.world import World
 logger = logging.getLogger("minibroker.storage")
 
 SHORTAGE_PATIENCE_S = 5.0
-"""How long a change that cannot be left undone waits for descriptors that others have. Orders wait behind some."""
+"""Seconds that an indispensable change waits for file descriptors to become free. Some orders wait behind it."""
 
 NEWS_INTERVAL_S = 5.0
-"""How often a recovery that takes long says how far it is."""
+"""Seconds between two log lines about the progress of a long recovery."""
 
 T = TypeVar("T")
 
@@ -77,23 +77,23 @@ class LogManager:
         default_config: LogConfig | None = None,
         checkpoint_interval_ms: int = 60_000,
     ) -> None:
-        """`log_dir` is an absolute path. `default_config` is for logs that nobody has asked for yet;
+        """`log_dir` is an absolute path. `default_config` applies to logs until a role is ordered for them;
         `checkpoint_interval_ms` is log.flush.offset.checkpoint.interval.ms."""
         if not log_dir.startswith("/"):
             raise ValueError(f"the log directory {log_dir!r} must be an absolute path")
         self.log_dir = log_dir
         self.was_clean = False
-        """The broker before us stopped cleanly: nothing can be missing."""
+        """The previous broker stopped cleanly, so nothing can be missing."""
         self.previous_broker_epoch = -1
-        """That of the broker that stopped cleanly, -1 if unknown."""
+        """The epoch of the broker that stopped cleanly, -1 if unknown."""
         self.reports: dict[TopicPartition, RecoveryReport] = {}
-        """What opening each log took."""
+        """A report of the opening of each log."""
         self.damaged: dict[TopicPartition, str] = {}
-        """Replicas that could not be opened, or were set aside, and why."""
+        """Replicas that could not be opened or were set aside, and the reason."""
         self.healable: set[TopicPartition] = set()
         """Those among them whose files are damaged, so that a copy from the leader would be better."""
         self._not_flushed: dict[TopicPartition, Log] = {}
-        """Those that were set aside and are not on disk as far as they went: no stop is clean that leaves them so."""
+        """Logs that were set aside before they were wholly flushed. A stop that leaves one is not clean."""
         self._world = world
         self._disk = world.disk
         self._broker_id = broker_id
@@ -107,7 +107,7 @@ class LogManager:
         self.checkpoints = LogCheckpoints(self.directory, self.continuity, self._logs, self.damaged)
         self._unsettled: set[TopicPartition] = set()
         self._partition_locks: WeakValueDictionary[TopicPartition, asyncio.Lock] = WeakValueDictionary()
-        """Each lasts as long as somebody holds it or waits for it."""
+        """A lock exists while a task holds it or waits for it."""
         self._stopping = asyncio.Event()
         self._run = self.directory.run_unless_hung
         self._checkpointing: asyncio.Task[None] | None = None
@@ -119,7 +119,7 @@ class LogManager:
     # -- open --
 
     async def open(self, cluster_id: str) -> None:
-        """Take the directory and open every log in it. Raises DataDirectoryUnusable; then nothing of it is held."""
+        """Take the directory and open every log in it. Raises DataDirectoryUnusable, and then holds nothing of it."""
         try:
             self.directory.take()
             try:
@@ -153,7 +153,7 @@ class LogManager:
     async def _open_logs(
         self, recovery_points: Mapping[TopicPartition, int], log_start_offsets: Mapping[TopicPartition, int] | None
     ) -> None:
-        """`log_start_offsets`: 0 for those that it does not name; None: not known."""
+        """`log_start_offsets`: 0 for logs that it does not name; None: not known."""
         found, deleted = self.directory.contents()
         for name in deleted:
             logger.info("removing %s, left over from a deletion or a move", self._path(name))
@@ -171,7 +171,7 @@ class LogManager:
             except OSError as error:
                 if error.errno in DISK_ERRORS:
                     disk_failures.append(error)
-                return  # any other is met again when this log is opened, and dealt with there
+                return  # any other error is met again, and handled, when this log is opened
             self._progress.measured(partition, to_do)
 
         async def open_one(partition: TopicPartition) -> None:
@@ -219,7 +219,7 @@ class LogManager:
 
     @property
     def recovery(self) -> RecoveryProgress:
-        """How far opening the logs is. Once it has ended nothing remains, of as much as there was to do."""
+        """The progress of opening the logs. Once that has ended, nothing remains."""
         return self._progress.now
 
     async def _tell_progress(self) -> None:
@@ -255,11 +255,11 @@ class LogManager:
     # -- what the cluster may believe of this directory --
 
     async def agree(self, verdict: Verdict) -> None:
-        """What all directories say together is durable on return. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        """Record the verdict of all directories, durable on return. Raises BrokerError KAFKA_STORAGE_ERROR."""
         await self._note(self.continuity.agree, verdict)
 
     async def note_failed(self, directories: Collection[str]) -> None:
-        """Others have failed: durable on return. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        """Record that other directories have failed, durable on return. Raises BrokerError KAFKA_STORAGE_ERROR."""
         await self._note(self.continuity.note_failed, directories)
 
     async def _note(self, write: Callable[[Any], None], what: object) -> None:
@@ -271,8 +271,8 @@ class LogManager:
             self.directory.fail_and_raise(error, doing)
 
     async def _patiently(self, doing: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What `attempt` returns, which may be repeated from its beginning: as it is for SHORTAGE_PATIENCE_S where it
-        meets a shortage. Raises OSError, and BrokerError where the directory fails meanwhile."""
+        """Return the result of `attempt`, which is repeated from its beginning for SHORTAGE_PATIENCE_S while it meets a
+        shortage. Raises OSError, and BrokerError if the directory fails in between."""
         until_s = self._world.clock.monotonic() + SHORTAGE_PATIENCE_S
         while True:
             try:
@@ -285,8 +285,8 @@ class LogManager:
             self.directory.check()
 
     def registered(self, broker_epoch: int) -> None:
-        """The broker has this epoch now. Durable on return, where it is the epoch since which nothing was lost; blocks
-        for that once. A disk that fails here takes the directory offline."""
+        """Take the broker's new epoch. If nothing is lost since that epoch, record that, durable on return; this blocks
+        once. A disk that fails here takes the directory offline."""
         if self.directory.failure is not None:
             return
         try:
@@ -295,7 +295,7 @@ class LogManager:
             self.directory.fail(error, f"writing {self._path(CONTINUITY_FILE)}")
 
     async def distrust(self, reason: str) -> None:
-        """What is here is not believed before the next registration. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        """Do not vouch for the data here before the next registration. Raises BrokerError KAFKA_STORAGE_ERROR."""
         await self._note(self.continuity.distrust, reason)
 
     async def _distrust(self, reason: str) -> None:
@@ -311,7 +311,7 @@ class LogManager:
         return list(self._logs.values())
 
     def has(self, partition: TopicPartition) -> bool:
-        """A replica of it is here, whether it can be opened or not, or may be."""
+        """Whether a replica of the partition is here, or may be here, usable or not."""
         return partition in self._logs or partition in self.damaged or partition in self._unsettled
 
     @property
@@ -320,8 +320,7 @@ class LogManager:
         return len(self._logs) + len(self.damaged) + new
 
     async def topic_id(self, partition: TopicPartition) -> str:
-        """The id of the topic that the replica here belongs to, whether it can be opened or not. Empty where there is
-        none, or its id is not known."""
+        """Return the topic id of the replica here, usable or not. Empty if there is none, or if its id is not known."""
         log = self._logs.get(partition)
         if log is not None:
             return log.topic_id
@@ -333,8 +332,8 @@ class LogManager:
             return ""
 
     def set_aside(self, partition: TopicPartition, reason: str, *, is_damaged: bool = False) -> Awaitable[None]:
-        """Take a log out of service: it is `damaged` from now on, until the next start opens it again; or where its
-        files are, until it is deleted. What is to be awaited closes it."""
+        """Take a log out of service: it is `damaged` until the next start opens it again or, if its files are damaged,
+        until it is deleted. The awaitable closes it."""
         log = self._logs.pop(partition, None)
         if log is not None:
             if is_damaged:
@@ -354,12 +353,12 @@ class LogManager:
         if log is None:
             return
         async with self._exclusively(partition):
-            with suppress(BrokerError):  # the directory is offline, or short of something: it is not flushed then
-                await log.checkpoint()  # a clean stop vouches for this log, too
+            with suppress(BrokerError):  # the directory is offline or has a shortage: the log stays unflushed
+                await log.checkpoint()  # a clean stop vouches for this log as well
                 if log.recovery_point >= log.log_end_offset and self._not_flushed.get(partition) is log:
                     del self._not_flushed[partition]
             if partition in self.damaged:
-                # Both: a recovery point says that all is there from where the log begins.
+                # Both, since a recovery point promises everything from the log start on.
                 starts, points = self.directory.log_start_offsets, self.directory.recovery_points
                 if log.has_durable_id:
                     starts.stage({**starts.values, partition: log.log_start_offset})
@@ -368,10 +367,10 @@ class LogManager:
                 await log.close()
 
     async def get_or_create(self, partition: TopicPartition, topic_id: str, config: LogConfig) -> Log:
-        """The partition's log, with `config` from now on. An empty `topic_id` is not checked.
+        """Return the partition's log, with `config` applied. An empty `topic_id` matches any topic.
 
-        Raises BrokerError: INCONSISTENT_TOPIC_ID (the log is of another topic of that name), KAFKA_STORAGE_ERROR (the
-        directory has failed, or the replica is damaged), INVALID_TOPIC_EXCEPTION.
+        Raises BrokerError: INCONSISTENT_TOPIC_ID (the log belongs to another topic of that name), KAFKA_STORAGE_ERROR
+        (the directory has failed, or the replica is damaged), INVALID_TOPIC_EXCEPTION.
         """
         problem = topic_name_problem(partition.topic)
         if problem:
@@ -404,8 +403,8 @@ class LogManager:
             return log
 
     async def create(self, partitions: Sequence[TopicPartition], topic_id: str, config: LogConfig) -> None:
-        """As `get_or_create` for partitions of one topic that are not here, in one go: they share a worker thread's
-        call, and its wait for the disk. Raises BrokerError as it does, and then none of them was created."""
+        """As `get_or_create`, for partitions of one topic that are not here: they share one call of a worker thread and
+        its wait for the disk. Raises BrokerError as it does, with none of them created."""
         problem = topic_name_problem(partitions[0].topic)
         if problem:
             raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
@@ -426,21 +425,21 @@ class LogManager:
                 self._adopt(partition, opened, config).configure(config)
 
     async def delete(self, partition: TopicPartition) -> None:
-        """Forget the log, and remove its files in the background; nothing where there is none. Once this returns, a
-        restart does not find it. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        """Forget the log, if there is one, and remove its files in the background. Once this returns, a restart does
+        not find it. Raises BrokerError KAFKA_STORAGE_ERROR."""
         doomed = await self._move_away(partition, DELETED)
         if doomed:
             self._remove_in_background(doomed)
 
     async def set_stray_aside(self, partition: TopicPartition, reason: str) -> None:
-        """Forget the log, and rename its directory, which nothing reads or removes from then on; nothing where there is
-        none. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        """Forget the log, if there is one, and rename its directory, which is never read or removed from then on.
+        Raises BrokerError KAFKA_STORAGE_ERROR."""
         stray = await self._move_away(partition, STRAY)
         if stray:
             logger.warning("%s: what was here is in %s now, and can be removed: %s", partition, stray, reason)
 
     async def _move_away(self, partition: TopicPartition, suffix: str) -> str:
-        """Under which path it is now; empty where there is none. Durable on return."""
+        """Move the replica away, durable on return. Return its new path, or an empty string if there is none."""
         log = self._logs.pop(partition, None)
         with self._under_way(partition):
             async with self._exclusively(partition):
@@ -460,8 +459,8 @@ class LogManager:
                     names = await self._run(self._disk.list, self.log_dir) if log is None else None
                     if names is not None and not {str(partition), moved.rpartition("/")[2]} & set(names):
                         await self._run(self._disk.sync_directory, self.log_dir)
-                        return False  # it was damaged, and somebody has moved it away; or an earlier attempt has
-                    # A recovery point whose log is gone would be taken for a loss by the next start.
+                        return False  # it was damaged, and has been moved away by hand or by an earlier attempt
+                    # The next start would count a recovery point without a log as a loss.
                     await self._run(self.directory.lower_offsets, partition, 0)
                     await self._run(self._rename_away, path, moved)
                     return True
@@ -471,15 +470,15 @@ class LogManager:
                 except OSError as error:
                     if trouble_of(error) is Trouble.SHORTAGE:
                         self.damaged[partition] = f"the replica in {path} could not be moved away: {error}"
-                        self.healable.add(partition)  # it is tried again where nobody counts on it any more
+                        self.healable.add(partition)  # the healer tries again once nothing counts on it
                     self.directory.refuse(error, f"renaming {path}")
         return moved if was_there else ""
 
     # -- moving to another log directory --
 
     async def create_future(self, partition: TopicPartition, topic_id: str, config: LogConfig) -> Log:
-        """An empty log for a copy of a replica in another directory. It counts for nothing here before `adopt_future`,
-        and the next start removes it. Raises BrokerError KAFKA_STORAGE_ERROR."""
+        """Return an empty log for a copy of a replica in another directory. Until `adopt_future` it is no replica, and
+        the next start would remove it. Raises BrokerError KAFKA_STORAGE_ERROR."""
         self.directory.check()
         check_room(self._disk, self._path(str(partition)))
         path = self._path(moved_name(partition, f"{self._world.random.getrandbits(128):032x}", FUTURE))
@@ -490,15 +489,15 @@ class LogManager:
         return Log(self.directory, path, partition, topic_id, config, recovered, has_durable_id=not topic_id)
 
     async def discard_future(self, log: Log) -> None:
-        """Close it, and remove its files in the background."""
-        with suppress(BrokerError):  # the disk hangs: what a worker thread may be at work with is left to it
+        """Close the log, and remove its files in the background."""
+        with suppress(BrokerError):  # the disk hangs: the files are left to the worker thread
             await log.close()
             if self.directory.failure is None:
                 self._remove_in_background(log.path)
 
     def adopt_future(self, log: Log, high_watermark: int) -> None:
-        """On return the log is this directory's replica, and all of it is on disk: after a crash the next start finds
-        it. Blocks. Raises BrokerError KAFKA_STORAGE_ERROR: then it is what it was, or the directory has failed."""
+        """Make the log this directory's replica, wholly on disk: after a crash the next start finds it. Blocks. Raises
+        BrokerError KAFKA_STORAGE_ERROR, with nothing changed unless the directory has failed."""
         partition = log.partition
         path = self._path(str(partition))
         self.directory.check()
@@ -525,9 +524,8 @@ class LogManager:
             self._logs[partition] = log
 
     def give_away(self, partition: TopicPartition) -> asyncio.Task[None]:
-        """Forget the log at once, since another directory has the replica. The task that is returned ends when its
-        files are gone, and raises BrokerError KAFKA_STORAGE_ERROR where the directory fails before a restart would not
-        find them."""
+        """Forget the log at once, since another directory has the replica. The returned task ends when its files are
+        gone, and raises BrokerError KAFKA_STORAGE_ERROR if the directory fails before a restart would miss them."""
         log = self._logs.pop(partition)
         self._unsettled.add(partition)
         task = asyncio.get_running_loop().create_task(
@@ -568,7 +566,8 @@ class LogManager:
 
     @contextmanager
     def _under_way(self, partition: TopicPartition) -> Iterator[None]:
-        """A creation or a deletion. Where the directory fails meanwhile, the replica may be there when it is back."""
+        """Mark a creation or deletion. If the directory fails in between, the replica may exist when the directory is
+        back."""
         self._unsettled.add(partition)
         try:
             yield
@@ -577,7 +576,7 @@ class LogManager:
                 self._unsettled.discard(partition)
 
     def _rename_away(self, path: str, moved: str) -> None:
-        if not self._disk.exists(moved):  # as it does where the last attempt came so far
+        if not self._disk.exists(moved):  # the last attempt may have come this far
             self._disk.rename(path, moved)
         self._disk.sync_directory(self.log_dir)
 
@@ -595,7 +594,7 @@ class LogManager:
 
     @asynccontextmanager
     async def _exclusively(self, partition: TopicPartition) -> AsyncIterator[None]:
-        """Creations and deletions of one partition happen one after the other."""
+        """Serialize creations and deletions of one partition."""
         lock = self._partition_locks.setdefault(partition, asyncio.Lock())
         async with lock:
             yield
@@ -616,7 +615,7 @@ class LogManager:
                 except Shortage:
                     continue
                 except BrokerError:
-                    return  # the directory is offline, and everybody has been told
+                    return  # the directory is offline; its listeners know
 
     def _report_failure(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -624,7 +623,7 @@ class LogManager:
             self.directory.fail(error, task.get_name())
 
     async def space(self) -> tuple[int, int]:
-        """Of the disk: how many bytes it has, and how many can still be taken; -1 where it does not tell."""
+        """Return the size of the disk and its free space in bytes; -1 if it reports none."""
         try:
             return await self._run(self._disk.space, self.log_dir)
         except (OSError, BrokerError):
@@ -633,8 +632,8 @@ class LogManager:
     # -- failure and end --
 
     async def close(self, *, clean: bool = True, broker_epoch: int = -1) -> None:
-        """Stop. With `clean`, everything is on disk on return, and the marker that says so, unless the directory has
-        failed or was never opened. Whoever appends must have stopped before."""
+        """Stop. With `clean`, everything is on disk on return, with the marker that says so, unless the directory has
+        failed or was never opened. Appends must have stopped before."""
         self._stopping.set()
         if self._checkpointing is not None:
             await asyncio.wait([self._checkpointing])
@@ -646,7 +645,7 @@ class LogManager:
         if clean:
             try:
                 for partition, log in list(self._not_flushed.items()):
-                    await self._end(partition, log)  # whoever was at it has been cancelled
+                    await self._end(partition, log)  # the task that was closing it has been cancelled
                 outcomes = await asyncio.gather(*(log.checkpoint() for log in self.logs()), return_exceptions=True)
                 for outcome in outcomes:
                     if outcome is not None:
@@ -654,12 +653,12 @@ class LogManager:
                 await self.checkpoints.note_recovery_points()
                 await self.checkpoints.checkpoint_first_dirty_offsets()
             except BrokerError:
-                clean = False  # the directory went offline, and everybody has been told
+                clean = False  # the directory went offline; its listeners know
             if clean and self._not_flushed:
                 clean = False
                 logger.warning("%s does not stop cleanly: not all of %s is on disk", self.log_dir, [*self._not_flushed])
         if self.directory.is_hung:
-            return  # worker threads may be at work there: the files stay open, and the lock taken
+            return  # worker threads may still use the files and the lock
         for log in self.logs():
             await log.close()
         if opened and self.directory.failure is not None:

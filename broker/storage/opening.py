@@ -26,7 +26,7 @@ class Opened(NamedTuple):
     topic_id: str
     recovered: Recovered
     has_durable_id: bool
-    """As for `Log`."""
+    """The file with the topic's id is on disk."""
 
 
 class LogOpener:
@@ -50,7 +50,7 @@ class LogOpener:
         log_start_offset: int | None,
         progress: LogProgress | None = None,
     ) -> Opened:
-        """In a worker thread. Raises DamagedLog, MalformedFile, CorruptRecord, OSError."""
+        """Open a log. Raises DamagedLog, MalformedFile, CorruptRecord, OSError."""
         directory = self._path(partition)
         topic_id = self._topic_id_or_reset(directory, recovery_point, clean)
         recovered = recover(
@@ -64,22 +64,25 @@ class LogOpener:
             before_loss=self._continuity.distrust,
             progress=progress,
         )
-        # Where both are 0, the first flush may not have come to its end.
+        # If both are 0, the first flush may not have ended.
         was_flushed = recovery_point > 0 or (log_start_offset or 0) > 0
         return Opened(topic_id, recovered, has_durable_id=was_flushed or not topic_id)
 
     def _topic_id_or_reset(self, directory: str, recovery_point: int, clean: bool) -> str:
-        """The topic's id is written when a log is made, and reaches the disk with its first flush. A power cut before
-        that may leave any part of the file, and any of the records: of which topic they are, nobody knows, so they go,
-        as records that were not flushed may. One that never had a record is not flushed by a clean stop either. Raises
-        MalformedFile, OSError."""
+        """Return the topic's id, or empty a log whose id file may be torn.
+
+        The id is written when a log is created, and reaches the disk with the first flush. A power cut before that may
+        leave any part of the file and any of the records. Their topic is unknown then, so they are removed, as
+        unflushed records may be. A clean stop does not flush a log without records either. Raises MalformedFile,
+        OSError.
+        """
         if recovery_point or not (self._continuity.has_lost_memory or (clean and self._is_empty(directory))):
             return read_topic_id(self._disk, directory)
         try:
             topic_id = read_topic_id(self._disk, directory)
         except MalformedFile:
             topic_id = ""
-        # One that lacks its checksum is believed otherwise, since the first ones had none.
+        # A file without a checksum is valid otherwise, since the first versions wrote none.
         if not topic_id or self._disk.read_file(f"{directory}/{PARTITION_METADATA_FILE}") != encode_topic_id(topic_id):
             topic_id = ""
             logger.info("%s was made shortly before the host lost its power: it is made anew, empty", directory)
@@ -93,8 +96,8 @@ class LogOpener:
         return not any(self._disk.read_file(f"{directory}/{name}") for name in segments)
 
     def create(self, partitions: Sequence[TopicPartition], topic_id: str) -> list[Opened]:
-        """In a worker thread. On return their directories are durable, each an empty log for the next start; what is
-        in them, the topic's id too, gets durable with the first flush. Raises OSError, and then none is open."""
+        """Create empty logs. Their directories are durable on return; the files in them, with the topic's id, become
+        durable with the first flush. Raises OSError, with none of them open."""
         created: list[Opened] = []
         with ExitStack() as undo:
             for partition in partitions:
@@ -107,7 +110,7 @@ class LogOpener:
         return created
 
     def _create_log(self, partition: TopicPartition, topic_id: str) -> Opened:
-        # Offsets that an earlier topic of that name left in the files must not be taken for this one's.
+        # An earlier topic of that name may have left offsets in the files.
         self._directory.lower_offsets(partition, 0)
         directory = self._path(partition)
         if self._disk.exists(directory):
@@ -136,7 +139,7 @@ class LogOpener:
 
 
 def put_topic_id(disk: Disk, directory: str, topic_id: str) -> None:
-    """Whole or not at all, whenever the process dies; not synced. Raises OSError."""
+    """Write the id, without syncing it: whole or not at all, whenever the process dies. Raises OSError."""
     path = f"{directory}/{PARTITION_METADATA_FILE}"
     file = disk.open(path + ".tmp", create=True)
     try:
@@ -148,6 +151,6 @@ def put_topic_id(disk: Disk, directory: str, topic_id: str) -> None:
 
 
 def read_topic_id(disk: Disk, directory: str) -> str:
-    """Empty where it is not known. Raises MalformedFile, OSError."""
+    """Return the topic's id, empty if it is not known. Raises MalformedFile, OSError."""
     path = f"{directory}/{PARTITION_METADATA_FILE}"
     return decode_topic_id(path, disk.read_file(path)) if disk.exists(path) else ""

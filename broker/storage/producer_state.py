@@ -1,35 +1,36 @@
-"""What idempotent producers wrote last: their epochs and last five batches (Kafka's ProducerStateManager).
+"""The last writes of idempotent producers: their epochs and last five batches (Kafka's ProducerStateManager).
 
-The problem: a producer that got no answer sends again, with up to five requests in flight, to whichever broker leads
-by then. The log must take each batch once and in order.
+The problem: a producer without an answer sends again, with up to five requests in flight, to the broker that leads by
+then. The log must append each batch once and in order.
 
-The choice: every batch carries producer id, epoch and the sequence of its first record. A leader takes a batch that
-follows the producer's last one, answers a repetition of one of the last five with its old offsets, and refuses all
-else. The state is a function of the log, so followers and recovery build the same from batch headers; snapshots
-spare them reading from the beginning.
+The choice: every batch carries the producer's id, its epoch and the sequence of its first record. A leader appends a
+batch that follows the producer's last one, answers a repetition of one of the last five with its old offsets, and
+rejects everything else. The state is a function of the log, so followers and recovery build the same from batch
+headers; snapshots spare them reading from the beginning.
 
-Two departures from Kafka. A native producer (its batches are columns) that the log does not know must begin with
-sequence 0, or else gets UNKNOWN_PRODUCER_ID: any other sequence would hide the gap left by batches that were lost, and
-our producers number what they send anew, if that is safe. Kafka takes any sequence of an unknown producer, and so do we
-where the batch is Kafka's: its clients rely on that when their topic is created again or their state has expired, and
-aiokafka's producer would be refused for ever. No record is written twice by that: what the log does not know was never
-in it, or a day ago. (The order of requests that are under way together: `replication/refused_batches.py`.)
+Two departures from Kafka. First, a native producer (its batches are columns) that the log does not know must begin with
+sequence 0, and gets UNKNOWN_PRODUCER_ID otherwise: any other sequence would hide the gap that lost batches left, and
+our producers renumber their batches if that is safe. Kafka accepts any sequence of an unknown producer, and so does
+this log for Kafka's batches: Kafka's clients rely on that when their topic is created again or their state has expired,
+and aiokafka's producer would be rejected for ever. No record is written twice by that, since the log never had an
+unknown batch, or had it a day ago. (The order of requests that are under way together:
+`replication/refused_batches.py`.)
 
-For that a replica has to know producers whose batches it never had: its log begins where its leader's does, which may
-be after a batch that is deleted already, and repeated later. So a replica that begins there gets what the leader knows
-from before (`below`), and has it on disk before it copies the first record. Kafka's replicas begin without, and the one
-that leads next takes the batch a second time.
+This requires that a replica knows producers whose batches it never had: its log begins where its leader's does, perhaps
+after a batch that is deleted already and repeated later. So a replica that begins there gets the leader's earlier
+producers (`below`), and has them on disk before it copies the first record. Kafka's replicas begin without, and the
+next leader appends the batch a second time.
 
-And a snapshot holds all five batches: Kafka writes the last alone, so that after a crash a repetition of an earlier one
-in flight counts as out of order. The format has room: one entry per batch, oldest first; a reader of one per producer
-keeps the newest.
+Second, a snapshot holds all five batches. Kafka writes only the last one, so after a crash a repetition of an earlier
+one in flight counts as out of order. The format has room: one entry per batch, oldest first; a reader that expects one
+per producer keeps the newest.
 
-A producer that wrote nothing for a day is forgotten, which must not happen between a batch and its repetition: the
-batch would be appended a second time. So the day is one through which this log was looked after, counted in the small
-steps in which it is (`time_passed`). Neither the records' timestamps (Kafka's choice: importing last year's records
-would make the log forget who imports them) nor a clock can be asked: a wall clock is set, and the monotonic one may
-jump over the sleep of a suspended host, while the producer, elsewhere, waits for its answer. The count begins anew with
-each start of the broker, and wherever the state is built again. It does no harm to forget a producer too late.
+A producer that wrote nothing for a day is forgotten. That must not happen between a batch and its repetition, which
+would be appended a second time. So the day is the time through which this log was looked after, counted in the small
+steps between two looks (`time_passed`). Neither the records' timestamps (Kafka's choice: importing last year's records
+would make the log forget their importer) nor a clock will do: a wall clock is set, and the monotonic one may jump over
+the sleep of a suspended host while the producer, elsewhere, waits for its answer. The count begins anew with each start
+of the broker and each rebuilding of the state. Forgetting a producer too late does no harm.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.records import MAGIC_COLUMNS, NO_SEQUENCE, BatchHeader
 
 RETAINED_BATCHES = 5
-"""As many as a producer may have in flight (Kafka's NUM_BATCHES_TO_RETAIN)."""
+"""The batches that a producer may have in flight (Kafka's NUM_BATCHES_TO_RETAIN)."""
 
 LONGEST_STEP_S = 60.0
-"""As often as a log is looked after by default. What passes beyond that between two looks does not count."""
+"""Seconds between two looks after a log by default. Time beyond that between two looks does not count."""
 
 MOST_TOLD = 2_000
-"""Producers that another replica is told of: half a megabyte, 15 ms. Each run of a program is one, and counts for a
+"""Producers that are sent to another replica: half a megabyte, 15 ms. Each run of a program is one, and counts for a
 day."""
 
 _SEQUENCES = 1 << 31  # after 2^31 - 1 comes 0
@@ -80,9 +81,9 @@ class Producer(NamedTuple):
     batches: tuple[ProducerBatch, ...]
     """The last batches of this epoch, oldest first."""
     last_seen_ms: int
-    """By the wall clock, for readers of snapshots: nothing is decided by it."""
+    """The wall time, for readers of snapshots only: it decides nothing."""
     last_seen_s: float = 0.0
-    """By the state's own count of time, which no snapshot has."""
+    """The state's own count of time, which no snapshot has."""
 
 
 class ProducerState:
@@ -135,7 +136,7 @@ class ProducerState:
         return None
 
     def check_begins(self, header: BatchHeader) -> None:
-        """Of a native producer, whose batch may have become records. Raises BrokerError UNKNOWN_PRODUCER_ID."""
+        """Check a native producer, whose batch may have become records. Raises BrokerError UNKNOWN_PRODUCER_ID."""
         if header.has_producer_id and header.base_sequence != 0 and header.producer_id not in self._producers:
             raise BrokerError(
                 ErrorCode.UNKNOWN_PRODUCER_ID,
@@ -159,8 +160,8 @@ class ProducerState:
         return any(not p.batches or p.batches[-1].last_offset >= offset for p in self._producers.values())
 
     def below(self, offset: int) -> list[tuple[int, Producer]]:
-        """What batches before `offset` have left behind: what a replica has to be told whose log begins there. Of more
-        than MOST_TOLD producers those that wrote last."""
+        """Return the state that batches before `offset` have left, for a replica whose log begins there. Of more than
+        MOST_TOLD producers, return those that wrote last."""
         found = [
             (producer_id, producer._replace(batches=batches))
             for producer_id, producer in self._producers.items()

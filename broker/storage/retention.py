@@ -1,14 +1,13 @@
-"""Which old segments a log need not keep, and their removal from disk.
+"""The old segments that a log need not keep, and their removal from disk.
 
-What goes is decided by the leader alone (`expired`, a pure function) and is one number, the log start offset: followers
-take it from the answers to their fetches, so all replicas begin at the same offset, whatever their clocks say and
-wherever their segments end. (Kafka's replicas each delete by their own clock.) It never passes the high watermark
-(KAFKA-5634).
+The leader alone decides (`expired`, a pure function). The decision is one number, the log start offset: followers take
+it from the answers to their fetches, so all replicas begin at the same offset, whatever their clocks say and wherever
+their segments end. (Kafka's replicas each delete by their own clock.) It never passes the high watermark (KAFKA-5634).
 
-Removing files is left to a worker thread. A power cut keeps any of the names that were removed, so before the first one
-goes, the log start offset is on disk, and recovery takes no gap below it for damage. Gone with the batches is what
-their producers wrote; so the producers' snapshot at the end of what goes is on disk, too, and a recovery point below
-which it is believed. Otherwise a batch whose answer was lost could be appended again after a restart.
+A worker thread removes the files. A power cut may restore any of the removed names, so the log start offset is on disk
+before the first removal, and recovery does not treat a gap below it as damage. The batches take their producers' state
+with them; so the producers' snapshot at the end of the removed segments is on disk as well, with a recovery point below
+which it is trusted. Otherwise a batch whose answer was lost could be appended again after a restart.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from minibroker.protocol.world import Disk
 
 
 class SegmentExtent(NamedTuple):
-    """What retention needs to know of a segment. `end_offset` is where the next one begins, or the log's end."""
+    """The facts about a segment that retention needs. `end_offset` is the start of the next one, or the log's end."""
 
     base_offset: int
     end_offset: int

@@ -58,7 +58,7 @@ def parse_file_name(name: str) -> tuple[int, str] | None:
 
 
 class Appended(NamedTuple):
-    """What a segment needs to know of a batch."""
+    """The facts about a batch that a segment needs."""
 
     last_offset: int
     max_timestamp: int
@@ -93,7 +93,7 @@ class Segment:
         self._distrusted: set[Layout] = set()
         """Index files that were found to be damaged."""
         self.newest: tuple[tuple[int, int], tuple[int, int]] | None = None
-        """What was found last: between which offsets, and what. For whoever looks for the newest record."""
+        """The last result of a search for the newest record: the range of offsets, and the record."""
 
     @classmethod
     def create(
@@ -119,8 +119,8 @@ class Segment:
 
     @property
     def newest_ms(self) -> int:
-        """How old it is: its largest timestamp; where it has none, when it was last written to (Kafka's
-        `LogSegment.largestTimestamp`)."""
+        """The time that stands for the segment's age: its largest timestamp, or if it has none, the time of the last
+        write (Kafka's `LogSegment.largestTimestamp`)."""
         return self.max_timestamp if self.max_timestamp >= 0 else self.file.modified_ms()
 
     # -- writing --
@@ -163,8 +163,8 @@ class Segment:
             index.in_step = False  # written even if it is empty
 
     def cut(self, position: int) -> None:
-        """Drop the bytes from `position` on, for good: where the recovery point is the new end, the next segment may
-        begin there at once, and then this one counts as flushed. What a power cut brought back would pass for damage.
+        """Drop the bytes from `position` on, durably: if the recovery point is the new end, the next segment may begin
+        there at once, and then this one counts as flushed. Bytes that a power cut brought back would look like damage.
         """
         self.file.truncate(position)
         self.file.fdatasync()
@@ -297,12 +297,10 @@ class Segment:
         return isinstance(self._offset_index, StoredIndex)
 
     def index_writes(self, *, all_entries: bool = True) -> list[IndexWrite]:
-        """What is missing in the index files, the time index first: an entry of the offset index says that those of the
-        time index up to there are in its file. So entries of the offset index that were cut go before all else.
-
-        Without `all_entries`, nothing unless a file may hold entries that were cut: those must be gone before the
-        recovery point passes them. `IndexWrite.carry_out` may run in another thread, one after the other.
-        """
+        """Return the writes that the index files lack, the time index first: an entry of the offset index implies that
+        the time index's entries up to there are in its file. So entries of the offset index that were cut go first.
+        Without `all_entries`, return nothing unless a file may hold entries that were cut: those must be gone before
+        the recovery point passes them. `IndexWrite.carry_out` may run in another thread, one after the other."""
         offsets, times = self._offset_index, self._time_index
         known = [index for index in (offsets, times) if isinstance(index, SparseIndex)]
         if not all_entries and all(index.in_step for index in known):
@@ -398,7 +396,7 @@ class Segment:
             logger.warning("%s is damaged; searching without it, until a start repairs it", self._index_path(layout))
 
     def locate(self, offset: int) -> int:
-        """Where the batch begins that holds `offset` or, where it is in none, the next one; `size` if there is none."""
+        """Return the position of the batch that holds `offset`, or of the next one; `size` if there is none."""
         position = self._known.get(offset)
         if position is not None:
             return position

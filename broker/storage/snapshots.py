@@ -30,7 +30,7 @@ def _path(directory: str, offset: int, suffix: str = SNAPSHOT_SUFFIX) -> str:
 
 
 def write_told(disk: Disk, directory: str, offset: int, producers: Sequence[tuple[int, Producer]]) -> None:
-    """What the log is told of those that had written before `offset`. Durable on return. Raises OSError."""
+    """Write the producers before `offset` that the leader has sent. Durable on return. Raises OSError."""
     disk.write_atomically(_path(directory, offset, TOLD_SUFFIX), encode_snapshot(producers))
 
 
@@ -52,9 +52,9 @@ def write_snapshot(disk: Disk, directory: str, offset: int, captured: list[tuple
 
 
 def keep_snapshot(disk: Disk, directory: str, offset: int) -> bool:
-    """Make it durable, and what it says, too, as what a log that begins there was told: the one is read while segments
-    before it are being removed, the other where the recovery point was lowered since. False: it is not there, or not
-    whole. Raises OSError."""
+    """Make a snapshot durable, both as a snapshot and as the received state of a log that begins there: the one is read
+    while segments before it are being removed, the other if the recovery point was lowered since. Return False if it is
+    missing or not whole. Raises OSError."""
     path = _path(directory, offset)
     try:
         known = decode_snapshot(disk.read_file(path))
@@ -92,8 +92,8 @@ def drop_snapshots_below(disk: Disk, directory: str, snapshots: list[int], offse
 
 
 def load_producers(disk: Disk, directory: str, snapshots: list[int], first_offset: int) -> tuple[ProducerState, int]:
-    """The state of the newest readable snapshot, or what the log was told, and the offset that it stands for; an empty
-    one and 0 if there is nothing. `first_offset`: of the first segment."""
+    """Return the state of the newest readable snapshot, or the received one, and its offset; an empty state and 0 if
+    there is none. `first_offset`: the base offset of the first segment."""
     files = [(offset, SNAPSHOT_SUFFIX) for offset in reversed(snapshots)]
     for offset, suffix in (*files, (first_offset, TOLD_SUFFIX)):
         path = _path(directory, offset, suffix)

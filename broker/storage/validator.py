@@ -1,8 +1,7 @@
-"""What a log takes from producers (Kafka's LogValidator): what is wrong with a record set is found before any of it is
-written.
+"""The checks on record sets from producers (Kafka's LogValidator), made before anything is written.
 
-A batch that no reader takes must not be acknowledged: its records may take MAX_BODY_BYTES, decompressed, and their
-headers MAX_HEADERS_BYTES. A few kilobytes can hold more than that, but to decompress every batch, as Kafka does, would
+A batch that no reader accepts must not be acknowledged: its records may take MAX_BODY_BYTES, decompressed, and their
+headers MAX_HEADERS_BYTES. A few kilobytes can hold more than that, but decompressing every batch, as Kafka does, would
 cost more than all other work on it. So a batch is decompressed, in a worker thread, only if its size and the frames of
 its codec leave open whether it is larger than MAX_HEADERS_BYTES (`may_exceed`, a few microseconds).
 """
@@ -48,7 +47,7 @@ from minibroker.protocol.records.compression import (
 from minibroker.protocol.records.header import COMPRESSION_MASK, LENGTH_END
 
 _OLD_MAGICS = (0, 1)
-"""Of Kafka before 0.11: refused, as by Kafka 4 (`ProduceRequest.validateRecords`)."""
+"""The magic of Kafka before 0.11: rejected, as by Kafka 4 (`ProduceRequest.validateRecords`)."""
 
 
 class RefusedRecords(BrokerError):
@@ -62,14 +61,13 @@ class RefusedRecords(BrokerError):
 _QUICK_BYTES = 128 << 10
 _QUICK_RECORDS = 1_000
 _QUICK_COMPRESSED_BYTES = 16 << 10
-"""So much is looked through within a slice of the event loop."""
+"""Bytes that are checked within one slice of the event loop."""
 
 _LENGTH_AND_ATTRIBUTES = Struct(">8xi9xh").unpack_from
-"""Of a batch (`records.header`)."""
-
+"""The length and attributes of a batch (`records.header`)."""
 
 _form_of = Struct(">8xi4xb4xh4xqq").unpack_from
-"""Of a batch: its length, magic, attributes, base and largest timestamp (`records.header`)."""
+"""The length, magic, attributes, base and largest timestamp of a batch (`records.header`)."""
 
 
 def is_to_be_rewritten(records: Buffer, config: LogConfig) -> bool:
@@ -173,7 +171,7 @@ def read_headers(records: Buffer, partition: TopicPartition) -> list[BatchHeader
         try:
             if end - position > MAGIC_POSITION and records[position + MAGIC_POSITION] in _OLD_MAGICS:
                 magic = records[position + MAGIC_POSITION]
-                raise InvalidRecord(f"records of magic {magic}, which nobody writes any more: upgrade the producer")
+                raise InvalidRecord(f"records of magic {magic}, which is obsolete: upgrade the producer")
             header = parse_header(records, position)
             validate_batch(records, header, position, as_produced=True)
             validate_produced(header)
@@ -259,7 +257,8 @@ def _too_large(partition: TopicPartition, error: RecordsTooLarge) -> BrokerError
 def _check_records(
     records: Buffer, header: BatchHeader, position: int, partition: TopicPartition, config: LogConfig, now_ms: int
 ) -> None:
-    """What compaction relies on, and what the topic says of timestamps. Raises CorruptRecord and RefusedRecords."""
+    """Check the conditions of compaction and of the topic's limits on timestamps. Raises CorruptRecord and
+    RefusedRecords."""
     batch = decode_batch(records, header, position, check_crc=False, max_body_bytes=MAX_BODY_BYTES)
     keys = batch.keys
     if config.compact and (keys is None or None in keys):

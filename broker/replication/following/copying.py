@@ -11,7 +11,7 @@ from minibroker.protocol.records import HEADER_SIZE, parse_header
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """What a follower did with the answer to its fetch."""
+    """A follower's outcome of applying the answer to its fetch."""
 
     truncated_to: int | None = None
     appended: bool = False

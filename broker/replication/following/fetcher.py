@@ -1,11 +1,12 @@
-"""The follower's side: one fetcher per leader broker, all partitions that it leads in a few long-polling requests.
+"""The follower's side: one fetcher per leader broker, which copies all partitions that it leads by a few long-polling
+requests.
 
-How they are put into requests, and how long each may wait: see `minibroker.protocol.fetch_schedule`. Those for quiet
-partitions are sent in full only where they differ from the last: see `minibroker.protocol.fetch_slots`.
+`minibroker.protocol.fetch_schedule` distributes them over requests and says how long each may wait. Requests for quiet
+partitions are sent in full only if they differ from the last: see `minibroker.protocol.fetch_slots`.
 
-A partition that was refused (the leader has not heard of its leadership yet, or has heard of a newer one) is left out
-for a short while that doubles up to `replica.fetch.backoff.ms`, or longer where very many are followed; the others go
-on. So is one with `durability=synced` until what the last answer brought is flushed.
+A partition whose fetch was rejected (the leader does not know its leadership yet, or knows a newer one) is left out for
+a short while that doubles up to `replica.fetch.backoff.ms`, or longer with very many partitions; the others go on. A
+partition with `durability=synced` is also left out until the last answer is flushed.
 """
 
 import asyncio
@@ -35,8 +36,8 @@ logger = logging.getLogger("minibroker.replication")
 FIRST_BACKOFF_S = 0.01
 CONNECT_TIMEOUT_S = 3.0
 _LOST_S = 1.0
-"""A leader whose connection broke is called lost for so long at most: a crashed one has a successor by then, and one
-that this broker alone cannot reach goes on."""
+"""The most seconds for which a leader counts as lost after its connection broke: a crashed one has a successor by then,
+and one that only this broker cannot reach goes on."""
 
 
 class FetcherSettings(msgspec.Struct, frozen=True):
@@ -56,15 +57,15 @@ class _Follow(msgspec.Struct, eq=False):
     partition: Partition
     leader_epoch: int
     is_in_sync: bool
-    """It was in the ISR when it was told to follow, or had reached the high watermark with the last answer."""
+    """It was in the ISR when this broker received its role, or had reached the high watermark with the last answer."""
     is_busy: bool = True
-    """The last answer brought something, or there was none yet."""
+    """The last answer had records or a truncation, or there was none yet."""
     not_before_s: float = 0.0
     backoff_s: float = 0.0
     is_suspect: bool = False
-    """The last answer was corrupt, or fits to nothing: the leader is to look at its disk (`FetchPartition.suspect`)."""
+    """The last answer was corrupt, or does not fit: the leader should check its disk (`FetchPartition.suspect`)."""
     has_appended: bool = False
-    """Something that this leader has sent in this epoch."""
+    """Records of this leader were appended in this epoch."""
 
 
 class _Request(NamedTuple):
@@ -77,11 +78,11 @@ class _Request(NamedTuple):
 
 
 class ReplicaFetcher:
-    """Copies the partitions given to it from one leader broker until they are taken away or it is closed.
+    """Copies partitions from one leader broker until they are taken away or it is closed.
 
-    A partition whose log directory has failed, or whose log is damaged (KAFKA_STORAGE_ERROR), is no longer followed;
-    everybody has been told. One whose log cannot go on with what its leader has is no longer followed either, and
-    `set_aside` is called with it and the reason. The others go on. Everything else is retried for ever.
+    It stops following a partition whose log directory has failed, or whose log is damaged (KAFKA_STORAGE_ERROR), which
+    is reported elsewhere. It also stops for a log that cannot continue with its leader's records, and calls `set_aside`
+    with the partition and the reason. The others go on. Everything else is retried for ever.
     """
 
     def __init__(
@@ -107,9 +108,10 @@ class ReplicaFetcher:
         self._found = found
         self._follows: dict[TopicPartition, _Follow] = {}
         self._unasked: dict[TopicPartition, _Follow] = {}
-        """Those that are in no outstanding request, and not refused just now."""
+        """Partitions that are in no outstanding request, and not rejected just now."""
         self._resting: dict[TopicPartition, _Follow] = {}
-        """Those that were refused, until it is time to ask again. They are many while their leader makes its logs."""
+        """Partitions that were rejected, until it is time to ask again. There are many while their leader creates its
+        logs."""
         self._rested_s = math.inf
         """When the first of them is due."""
         self._requests: list[_Request] = []
@@ -241,7 +243,7 @@ class ReplicaFetcher:
                 self._unasked[topic_partition] = follow
 
     async def _ask(self) -> float | None:
-        """Ask for every partition that is due and in no request. Returns in how many seconds others will be due."""
+        """Ask for every partition that is due and in no request. Return the seconds until others are due."""
         if not self._unasked and not self._resting:
             return None
         if self._connection is None or self._connection.closed:
@@ -372,7 +374,7 @@ class ReplicaFetcher:
         self._rested_s = min(self._rested_s, follow.not_before_s)
 
     def _apply_one(self, follow: _Follow, answer: FetchPartitionResponse) -> bool:
-        """True where the next fetch may follow at once."""
+        """Return True if the next fetch may follow at once."""
         partition = follow.partition
         code = error_of(answer.error_code)
         if code is ErrorCode.NONE:
@@ -395,14 +397,14 @@ class ReplicaFetcher:
                     self.leader_id,
                 )
                 if follow.has_appended:
-                    # What this leader gave is cut, as it has less. A batch has another offset than it had, which no CRC
-                    # covers in Kafka's format: the leader is to look.
+                    # This leader has less than it sent before. A batch may have got another offset, which no CRC covers
+                    # in Kafka's format, so the leader should check.
                     follow.is_suspect = True
                     return False
             return not fetched.is_stuck
         if code is ErrorCode.OFFSET_OUT_OF_RANGE and copying.must_restart(partition, answer.log_start_offset):
             logger.warning(
-                "%s: starting afresh at %d, where the leader's log begins, with which this one, %d to %d, cannot go on",
+                "%s: starting afresh at the leader's log start %d, since this log, %d to %d, cannot continue it",
                 partition.topic_partition,
                 answer.log_start_offset,
                 partition.log.log_start_offset,

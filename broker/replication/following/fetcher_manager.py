@@ -79,7 +79,7 @@ class ReplicaFetcherManager:
         fetcher.add(partition)
 
     def stop_following(self, topic_partition: TopicPartition, *, but: int | None = None) -> None:
-        """Whichever its leader; `but`: go on if it is this one."""
+        """Stop following the partition, whichever broker leads it, except from the leader `but`."""
         for leader_id, fetcher in self._fetchers.items():
             if leader_id != but:
                 fetcher.remove(topic_partition)
@@ -89,18 +89,18 @@ class ReplicaFetcherManager:
         return {leader_id for leader_id, fetcher in self._fetchers.items() if fetcher.is_lost}
 
     def wake(self, leader_id: int) -> None:
-        """A partition that is led there may have become due."""
+        """Let the fetcher of that leader look again, since one of its partitions may have become due."""
         fetcher = self._fetchers.get(leader_id)
         if fetcher is not None:
             fetcher.wake()
 
     def wake_all(self) -> None:
-        """Their rates may have changed."""
+        """Let all fetchers look again, since their rates may have changed."""
         for fetcher in self._fetchers.values():
             fetcher.wake()
 
     def close_idle(self) -> None:
-        """Those that have nothing to follow any more."""
+        """Close fetchers without partitions."""
         for leader_id in [leader_id for leader_id, fetcher in self._fetchers.items() if fetcher.idle]:
             self._retire(self._fetchers.pop(leader_id))
 

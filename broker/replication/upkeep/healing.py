@@ -1,22 +1,22 @@
-"""Damaged replicas: their files are deleted, and they are copied from their leaders again. And replicas that could not
-be made, or deleted, as there were too few file descriptors: the controller, which is told that of no replica twice, is
-asked to order it again.
+"""Healing of damaged replicas: their files are deleted, and they are copied from their leaders again. Also replicas
+that could not be created or deleted for lack of file descriptors: the controller, which orders that only once for each
+replica, is asked to order it again.
 
-How damage is found, and when a leader gives up its leadership over it: see docs/internals/storage.md.
+docs/internals/storage.md describes how damage is found, and when a leader gives up its leadership because of it.
 
-The danger: a replica is on record as having all that was acknowledged (in the ISR, or eligible). If that stays so, or
-becomes so again, while it has nothing, it may lead with an empty log, and the others cut off what was acknowledged. So
+The danger: a replica is on record as having every acknowledged record (in the ISR, or eligible). If that stays so, or
+becomes so again, while it has nothing, it may lead with an empty log, and the others cut off acknowledged records. So
 nothing is deleted before ZooKeeper says, in a leader epoch after the last one in which this replica took part, that
 another broker leads and that this one is neither in the ISR nor eligible (`may_be_deleted`). From then on it stays out
 until it has fetched everything anew:
-- A leader takes in only who has fetched everything in its own epoch. Fetches of earlier epochs that come late are
-  refused, and this replica sends none of a later one before it is made anew.
-- What an earlier leader still has under way expects another version of the state.
-- An order from an earlier epoch that comes late, perhaps to lead, is refused (`Healer.check`).
-A replica that was damaged when it was opened has not taken part under this registration of its broker, so the epoch
-does not matter: what that broker fetched before counts for nobody (KIP-903), and it does not vouch for what it had.
+- A leader accepts into the ISR only followers that have fetched everything in its own epoch. Fetches of earlier epochs
+  that come late are refused, and this replica sends none of a later one before it is made anew.
+- A pending write of an earlier leader expects another version of the state.
+- An order from an earlier epoch that comes late, perhaps to lead, is refused (`Healer.check`). A replica that was
+  damaged when it was opened has not taken part under this registration of its broker, so the epoch does not matter: the
+  broker's earlier fetches no longer count (KIP-903), and it does not vouch for its data.
 
-Where it is the last one that has everything, or where nothing can be committed without it, nothing is deleted.
+If it is the last one that has everything, or if nothing can be committed without it, nothing is deleted.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ logger = logging.getLogger("minibroker.replication")
 
 CHECK_S = 1.0
 LONGEST_PAUSE_S = 64.0
-"""Between two times that replicas are asked for that cannot be made, as long as no descriptors become free."""
+"""The longest pause between two requests for replicas that cannot be created, while no descriptors become free."""
 NO_ROOM = Room(for_a_log=False, for_a_file=False)
 ZOOKEEPER_RETRY_S = 0.1
 
 
 def may_be_deleted(state: LeaderAndIsr, broker_id: int, last_epoch: int) -> bool:
-    """Whether nobody counts on what this broker's replica has. `last_epoch` is the last leader epoch in which it took
+    """Return whether nothing counts on this broker's replica. `last_epoch` is the last leader epoch in which it took
     part under this registration. Pure."""
     return (
         state.leader not in (NO_LEADER, broker_id)
@@ -64,18 +64,18 @@ class Healer:
         self._sessions = sessions
         self._broker_id = broker_id
         self._last_epochs: dict[TopicPartition, int] = {}
-        """Of replicas that were found to be damaged while they took part."""
+        """The last epochs of replicas that were found to be damaged while they took part."""
         self._begun_in: dict[TopicPartition, tuple[str, int]] = {}
-        """Of replicas that were deleted here to be made anew: the id of their topic, and the leader epoch."""
+        """The topic ids and leader epochs of replicas that were deleted here to be made anew."""
         self._short: set[TopicPartition] = set()
-        """Replicas that could not be made or deleted since the controller was asked for such last."""
+        """Replicas that could not be created or deleted since the last request to the controller."""
         self._is_mended = False
         self._room = NO_ROOM
         """At the last look."""
         self._asked_s = -LONGEST_PAUSE_S
         self._pause_s = CHECK_S
         self.healed = 0
-        """How many replicas were deleted to be copied again."""
+        """Replicas that were deleted to be copied again."""
 
     def replica_lost(self, topic_partition: TopicPartition, leader_epoch: int) -> None:
         """It is damaged, and took part until `leader_epoch`. It must not fetch in a later one."""
@@ -90,7 +90,7 @@ class Healer:
         self._short.add(topic_partition)
 
     def mended(self) -> None:
-        """What kept replicas from being made is no longer in the way: the controller is asked for them soon."""
+        """An obstacle to creating replicas is gone: ask the controller for them soon."""
         self._is_mended = True
 
     def check(self, topic_partition: TopicPartition, topic_id: str, leader_epoch: int) -> None:
@@ -110,7 +110,8 @@ class Healer:
             healed = [partition for partition in sorted(self._logs.healable) if await self._heal(partition)]
             if healed or self._is_mended or self._asks_again():
                 self._is_mended = False
-                # As if a directory had failed: it asks what became of the replicas here, and they are made anew.
+                # As after the failure of a directory: the controller asks for the state of the replicas here, and they
+                # are made anew.
                 await tell_of_lost_replicas(self._sessions, self._broker_id)
 
     def _asks_again(self) -> bool:

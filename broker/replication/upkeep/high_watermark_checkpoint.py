@@ -1,8 +1,8 @@
-"""Writes the high watermarks of all partitions to `replication-offset-checkpoint`, now and then and at the end. With
-them is written, now and then, how far logs with durability=synced are flushed.
+"""Writes the high watermarks of all partitions to `replication-offset-checkpoint`, at intervals and at the end, and at
+intervals the recovery points of logs with durability=synced.
 
-A restarted broker begins with what is written there. What the file may say, and when it is lowered, is decided by
-`LogManager`. Each directory is written by itself: one whose disk fails, or is slow, holds up no other.
+A restarted broker begins with these marks. `LogCheckpoints` decides what the file may say, and when it is lowered. Each
+directory is written by itself, so a failing or slow disk delays no other.
 """
 
 import asyncio

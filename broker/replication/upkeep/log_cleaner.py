@@ -1,11 +1,11 @@
-"""Compacts the logs whose topics want it, the dirtiest first, one at a time (Kafka's LogCleaner).
+"""Compacts the logs of topics with cleanup.policy=compact, the dirtiest first, one at a time (Kafka's LogCleaner).
 
-Each replica compacts its own log, as far as it is committed. So replicas of one partition differ in what they still
-have of earlier records, never in what is the latest record of a key.
+Each replica compacts its own log, as far as it is committed. So replicas of one partition may differ in earlier records
+of a key, never in the latest one.
 
-Whether a topic is compacted is read again before each pass. Somebody may have set another policy since, and written
-records that are all to be kept; a replica that had not heard of it would be left with the latest, and might lead. What
-was there before the settings were read may go: it is as if it had gone then.
+The policy of a topic is read again before each pass. An operator may have set another policy since, and clients written
+records that must all stay; a replica that does not know the change would keep only the latest, and might lead. Records
+from before the settings were read may go, as if they had gone then.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class LogCleaner:
         self._uncleanable: dict[TopicPartition, Log] = {}
         """Logs that are left alone, since they could not be read."""
         self._quota = Quota(settings.io_max_bytes_per_second, world.clock, burst_s=0)
-        """Of what is read and written."""
+        """The most bytes read and written per second."""
         self._done_bytes = 0
         """Read and written by the pass that is under way."""
         self.passes = 0
@@ -74,7 +74,7 @@ class LogCleaner:
         )
 
     def configure(self, settings: CleanerSettings) -> None:
-        """At any time. Who sleeps is to be woken."""
+        """Apply new settings at any time. The caller must wake the sleeping task."""
         self._settings = settings
         self._quota.change_rate(settings.io_max_bytes_per_second)
 
@@ -112,8 +112,8 @@ class LogCleaner:
             return None
 
     async def _what_may_go(self, partition: Partition) -> Cleanable | None:
-        """By the settings as they are now. None: nothing, or they cannot be read."""
-        limit = partition.high_watermark  # of what comes later the settings that are read need not be true any more
+        """Return the candidate by the present settings. None: there is none, or the settings cannot be read."""
+        limit = partition.high_watermark  # the settings that were read may not apply to later records
         if not await self._with_present_settings([partition]):
             return None
         candidate = self._candidate(partition, min(limit, partition.high_watermark))
@@ -146,7 +146,7 @@ class LogCleaner:
 
     def _leave_alone(self, log: Log, error: MinibrokerError) -> None:
         if isinstance(error, BrokerError) and error.code in (
-            ErrorCode.KAFKA_STORAGE_ERROR,  # its directory is offline, and everybody has been told
+            ErrorCode.KAFKA_STORAGE_ERROR,  # its directory is offline, which is reported elsewhere
             ErrorCode.NOT_LEADER_OR_FOLLOWER,  # it is closed
         ):
             return

@@ -1,14 +1,14 @@
 """Moves replicas from one log directory of this broker to another (KIP-113), while they go on leading or following.
 
 The batches are copied into a *future* log in the other directory, by the event loop, a slice at a time, until there is
-little left. What is there by then is flushed. Then, in one turn of the loop, so that nothing can be appended meanwhile:
-the rest is copied, and flushed; the future log gets its name, durably; the partition is served from it. Only after that
-do the old files go. So at every moment one log has everything on disk that any of the two had, under its name.
+little left, and flushed. Then, in one turn of the loop, so that nothing can be appended in between: the rest is copied,
+and flushed; the future log gets its name, durably; the partition is served from it. Only after that do the old files
+go. So at every moment one of the two logs has everything on disk, under its name.
 
-Whatever is awkward is done again from the beginning: where the log was truncated meanwhile, or begins after the end of
-what was copied. It is given up, with a line in the log, where the copy cannot be written or the log cannot be read. No
-pass of compaction begins meanwhile, as in Kafka: it might remove the mark of a deletion whose record was copied before.
-A move is not remembered over a restart: what was copied is removed then, and must be asked for again.
+A move begins again from the start if the log was truncated, or now begins after the end of the copy. It is given up,
+with a log line, if the copy cannot be written or the log cannot be read. No compaction begins during a move, as in
+Kafka: it might remove the mark of a deletion whose record was copied before. A restart forgets a move: it removes the
+copy, and the move must be requested again.
 
 One replica is moved at a time, as fast as the disks can. Rejected: a log that is appended to together with the other
 one until both are equal (two disks that may fail, or hang, in each append); names first, records later (a start that
@@ -77,9 +77,12 @@ class LogMover:
         self._is_asked = asyncio.Event()
 
     def move(self, topic_partition: TopicPartition, path: str) -> None:
-        """Begin, or go on, to move this broker's replica to the directory `path`; where that is its present one, to
-        move it no more. Raises BrokerError: LOG_DIR_NOT_FOUND, KAFKA_STORAGE_ERROR where a directory is offline,
-        REPLICA_NOT_AVAILABLE where only other brokers have replicas, UNKNOWN_TOPIC_OR_PARTITION where none has."""
+        """Begin or continue to move this broker's replica to the directory `path`; if that is its present one, cancel
+        the move.
+
+        Raises BrokerError: LOG_DIR_NOT_FOUND, KAFKA_STORAGE_ERROR if a directory is offline, REPLICA_NOT_AVAILABLE if
+        only other brokers have replicas, UNKNOWN_TOPIC_OR_PARTITION if none has.
+        """
         self._logs.check_destination(topic_partition, path)
         partition = self._partitions.get(topic_partition)
         if partition is None and self._logs.is_offline(topic_partition):
@@ -97,7 +100,7 @@ class LogMover:
             self._is_asked.set()
 
     def futures_in(self, path: str) -> list[Future]:
-        """What is being moved to that directory, or waits for its turn."""
+        """Return the replicas that are being moved to that directory, or wait for their turn."""
         found = []
         for topic_partition, move in self._moves.items():
             partition = self._partitions.get(topic_partition)
@@ -133,7 +136,7 @@ class LogMover:
                 move.path,
                 why,
             )
-        else:  # deleted, or its directory has failed, which is told elsewhere
+        else:  # deleted, or its directory has failed: reported elsewhere
             logger.info("%s is not moved to %s, since it is not here any more", move.topic_partition, move.path)
 
     async def _carry_out(self, move: _Move) -> None:
@@ -155,7 +158,7 @@ class LogMover:
         log = partition.log
         try:
             await log.pause_compaction()
-            # Nobody counts on what is flushed of it before it is complete.
+            # Nothing counts on the copy before it is complete.
             config = msgspec.structs.replace(log.config, synced=False, flush_ms=None, flush_messages=None)
             future = await self._logs.create_future(log, move.path, config)
             try:
@@ -171,7 +174,7 @@ class LogMover:
         move.future = None
         logger.info("%s was moved from %s to %s", move.topic_partition, log.log_dir, move.path)
         await self._logs.note_recovery_points(move.path)
-        with suppress(BrokerError):  # the old directory has failed, and everybody has been told
+        with suppress(BrokerError):  # the old directory has failed, which is reported elsewhere
             await asyncio.shield(removal)
         return True
 
@@ -181,8 +184,8 @@ class LogMover:
             await self._logs.discard_future(future)
 
     async def _copy(self, move: _Move, partition: Partition, log: Log, future: Log) -> asyncio.Task[None] | None:
-        """Copy it all, and serve the partition from the copy. Returns the removal of what was copied; None: it cannot
-        be completed any more."""
+        """Copy the whole log, and serve the partition from the copy. Return the removal of the original; None if the
+        move cannot be completed."""
         cuts = log.cuts
 
         def goes_on() -> bool:

@@ -1,11 +1,11 @@
-"""Looks now and then for what is too old or too much, and removes it from disk (Kafka's LogManager.cleanupLogs).
+"""Removes records that are too old or too many from disk, at intervals (Kafka's LogManager.cleanupLogs).
 
-Leaders decide where their logs begin (`Partition.expire`, `delete_records`), followers take it from the answers to
-their fetches; what lies below goes from the disks of both. Where a log begins is written to disk now and then, and soon
-where somebody waits for that. Each log directory is looked after by itself: a slow disk holds up no other.
+Leaders decide where their logs begin (`Partition.expire`, `delete_records`), and followers take it from the answers to
+their fetches; both remove the segments below. The start of a log is written to disk at intervals, and soon if a request
+waits for that. Each log directory has its own task, so a slow disk delays no other.
 
-The settings by which records are to go may be outdated: somebody may have set a longer retention just now, and been
-told that it holds. So those of all topics that have something to delete are read again first, once in a round.
+This broker's copy of the settings may be outdated: an operator may just have set a longer retention, with success. So
+the settings of all topics that have something to delete are read again first, once in a round.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ class LogRetention:
         sleeps: Sleeps,
         with_present_settings: WithPresentSettings,
     ) -> None:
-        """`partitions` is read anew each time. `on_start_stored`: where the partition's log began when it was to be
-        stored soon is on disk."""
+        """`partitions` is read anew each time. `on_start_stored` is called when the start of a partition's log, which
+        was to be stored soon, is on disk."""
         self._clock = clock
         self._logs = logs
         self._partitions = partitions
         self.interval_ms = interval_ms
-        """May be set anew at any time. Who sleeps is to be woken."""
+        """May be changed at any time. The caller must wake the sleeping task."""
         self._sleeps = sleeps
         self._on_start_stored = on_start_stored
         self._with_present_settings = with_present_settings
@@ -50,7 +50,7 @@ class LogRetention:
         self._has_moved[log_dir].set()
 
     async def store_starts(self, log_dir: str) -> None:
-        """Of the partitions in one directory, until cancelled."""
+        """Until cancelled, store the log starts of the partitions in one directory when asked to."""
         while True:
             await self._has_moved[log_dir].wait()
             await asyncio.sleep(GATHER_S)
@@ -67,7 +67,7 @@ class LogRetention:
             await self.run_once(log_dir)
 
     async def run_once(self, log_dir: str) -> None:
-        """What is in a directory that is offline, or fails meanwhile, is left alone."""
+        """Skip logs in a directory that is offline or fails in between."""
         now_ms = self._clock.wall_ms()
         limits: dict[Partition, int] = {}
         for log in self._logs.logs_in(log_dir):

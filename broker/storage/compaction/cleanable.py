@@ -1,8 +1,8 @@
-"""Which part of a log is to be compacted, which log first, and which segments become one. Pure (Kafka's
+"""The part of a log that can be compacted, the log that comes first, and the segments that become one. Pure (Kafka's
 LogCleanerManager and Cleaner.groupSegmentsBySize).
 
-A log is *clean* below its first dirty offset: no key has two records there. What comes next is dirty, and part of that
-may be cleaned: whole segments that nothing can cut any more and that are old enough.
+A log is *clean* below its first dirty offset: no key has two records there. The rest is dirty, and part of it may be
+cleaned: whole segments that cannot be cut any more and that are old enough.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from minibroker.broker.storage.retention import SegmentExtent
 
 
 class Cleanable(NamedTuple):
-    """What a compaction would be about. From `first_dirty` to `end` is dirty, and may be cleaned."""
+    """The range of a compaction. From `first_dirty` to `end` the log is dirty, and may be cleaned."""
 
     first_dirty: int
     end: int
     clean_bytes: int
     dirty_bytes: int
-    """Of what may be cleaned."""
+    """The bytes that may be cleaned."""
 
     @property
     def dirty_ratio(self) -> float:
@@ -29,7 +29,7 @@ class Cleanable(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """What decides whether a log's turn has come."""
+    """The facts that decide whether a log's turn has come."""
 
     cleanable: Cleanable
     min_dirty_ratio: float
@@ -46,8 +46,8 @@ def cleanable(
     now_ms: int,
     min_compaction_lag_ms: int,
 ) -> Cleanable:
-    """What may be cleaned of a log with these segments, the last of which is the active one: never that one, and
-    nothing from the offset `limit` on, nor from the first dirty segment on that has a record younger than
+    """Return the range of a log that may be cleaned. The last of these segments is the active one, which is never
+    cleaned; nor is anything from the offset `limit` on, or from the first dirty segment with a record younger than
     `min_compaction_lag_ms`."""
     first_dirty = end = max(first_dirty, log_start_offset)
     clean_bytes = dirty_bytes = 0

@@ -1,4 +1,4 @@
-"""Compaction of a log (Kafka's Cleaner): of each key the latest record stays, at its offset, and earlier ones go.
+"""Compaction of a log (Kafka's Cleaner): the latest record of each key stays, at its offset, and earlier ones go.
 
 One pass: read the dirty part, as far as its keys fit into the map (`KeyMap`); then write every segment below that end
 anew, from the log's beginning, without the records that the map has a later one for. A log with more new keys than the
@@ -6,12 +6,12 @@ map can hold takes several passes. Small segments that are neighbours become one
 
 What stays, and why:
 - offsets, timestamps, leader epochs, producers' sequences. A batch loses records, nothing else changes.
-- A record without a value, a tombstone, deletes its key. It must be there for those who have read what it deletes, so
-  the batch is told, when it is first cleaned, from when on its tombstones may go: `delete.retention.ms` later
-  (KIP-534; KAFKA-4529 took the age of a file for that). A wall clock may be set, and set right again, so two clocks
-  are asked (`Now`); only across a start of the broker the wall clock alone has to be believed. Batches behind the end
-  of the pass are not told, since what their tombstones delete is still there.
-- Control batches: who reads transactions needs them.
+- A record without a value, a tombstone, deletes its key. Readers of the deleted record must find it, so a batch gets,
+  when it is first cleaned, the time at which its tombstones may go: `delete.retention.ms` later (KIP-534; KAFKA-4529
+  used the age of a file). A wall clock may be set, and set right again, so two clocks count (`Now`); only across a
+  start of the broker there is the wall clock alone. Batches after the end of the pass get none, since the records that
+  their tombstones delete are still there.
+- Control batches: readers of transactions need them.
 - The first batch of each leader epoch, emptied if need be: a log that is copied, or recovered, learns from it where the
   epoch begins, and tells deposed leaders by that where to cut off what was never acknowledged (KIP-101).
 - Of each producer that the log knows its last five batches, emptied if need be: a repetition must be recognised also by
@@ -19,13 +19,13 @@ What stays, and why:
 - The last batch of each segment, emptied if need be: where a segment ends before the next one begins, recovery takes
   that for damage.
 
-It all happens in worker threads, in slices, on files that it opens for itself: whatever becomes of the log meanwhile is
-no danger to the reading, only to its use. So when the log is cut, or is closed, the pass is given up
-(`stop`), and the segment under way with it. Those that were swapped in before stay.
+All work happens in worker threads, in slices, on files that the pass opens for itself: changes of the log cannot
+disturb its reading, only make it useless. So when the log is cut, or is closed, the pass is given up (`stop`), and the
+segment under way with it. Those that were swapped in before stay.
 
-A batch that has a wrong CRC ends it: written anew, it would pass for good. One whose CRC is right is as its producer
-sent it, and that may be anything, also in a topic that was not always compacted: what cannot be decoded, or not be
-encoded again, stays as it is, lest one batch keep its log from ever being cleaned.
+A batch with a wrong CRC ends the pass: written anew, it would seem right. A batch with a right CRC is as its producer
+sent it, which may be anything, also in a topic that was not always compacted. A batch that cannot be decoded, or
+encoded again, stays as it is, so that it does not keep its log from ever being cleaned.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class Source(NamedTuple):
 
 
 class Now(NamedTuple):
-    """By the clock that is behind, and by the one that is ahead: the wall clock, and one that goes on from what that
-    said when the log was opened, however it is set since. Between a `latest_ms` and an `earliest_ms` that is as much
-    later, so much time has passed by both."""
+    """The time by the clock that is behind, and by the one that is ahead: the wall clock, and a clock that continues
+    the wall time of the log's opening, however the wall clock is set since. From a `latest_ms` to a later `earliest_ms`
+    their difference has passed by both."""
 
     earliest_ms: int
     latest_ms: int
@@ -105,7 +105,8 @@ class Compaction:
     ) -> None:
         """`sources` end at `end` or later, and `key_map` is empty."""
         self.end = first_dirty
-        """What lies below is clean after this pass. Set by `read_keys`: `end`, or less where the map is full."""
+        """The offset below which the log is clean after this pass. `read_keys` sets it: to `end`, or to less if the map
+        is full."""
         self.has_changed = False
         """The segment written last is not, byte for byte, what it was made from."""
         self.stopped = asyncio.Event()
@@ -202,7 +203,7 @@ class Compaction:
         _append(cleaned, pieces, appended)
         cleaned.seal()
         cleaned.file.fdatasync()
-        if cleaned.max_timestamp == NO_TIMESTAMP:  # its age is that of what was written, not that of its compaction
+        if cleaned.max_timestamp == NO_TIMESTAMP:  # the segment's age is that of its records, not of its compaction
             cleaned.file.set_modified_ms(max(source.segment.newest_ms for source in group))
         yield read + waiting
 
@@ -215,7 +216,7 @@ class Compaction:
         return cleaned
 
     def _kept(self, header: BatchHeader, data: bytes, is_last: bool, now: Now) -> bytes | bytearray | None:
-        """What stays of a batch: `data` itself where that is all of it. None: nothing."""
+        """Return the rest of a batch: `data` itself if everything stays, None if nothing does."""
         if header.base_offset >= self.end or header.is_control:
             return data
         is_needed = is_last or header.last_offset in self._needed
@@ -224,7 +225,8 @@ class Compaction:
         batch = _decoded(data, header)
         if batch is None:
             return data
-        # What is copied from a replica that has compacted it brings that one's word, given when its own log was clean.
+        # A batch copied from a replica that has compacted it carries that replica's time, set when its own log was
+        # clean.
         horizon_ms = header.delete_horizon_ms if header.base_offset < self._first_dirty else None
         tombstones_go = horizon_ms is not None and horizon_ms <= now.earliest_ms
         keys, values = batch.keys, batch.values

@@ -1,8 +1,8 @@
 """The latest offset of each key, in bounded memory (Kafka's SkimpyOffsetMap).
 
-Short keys are kept as they are; of long ones a digest. Two keys with one digest would cost the earlier of them its
-latest record. 128 bits make that a matter of luck that nobody has, and the salt, drawn for each map, keeps those from
-helping their luck who may choose the keys (Kafka's is a plain MD5, of which anybody can make two that are equal).
+Short keys are kept as they are, long ones as a digest. Two keys with one digest would cost the earlier of them its
+latest record. With 128 bits that is practically impossible by chance, and the salt, drawn for each map, makes it
+impossible by choice of keys (Kafka's digest is a plain MD5, for which equal pairs are easily made).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class KeyMap:
         return not self._latest or len(self._latest) + count <= self._capacity
 
     def put(self, keys: Sequence[bytes | None], offsets: Sequence[int]) -> None:
-        """Offsets must come in ascending order, over all calls. What has no key is passed over."""
+        """Add keys with their offsets, which must ascend over all calls. Records without a key are skipped."""
         self._latest.update(zip(self._short(keys), offsets, strict=True))
         self._latest.pop(None, None)
 

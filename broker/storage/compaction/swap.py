@@ -1,11 +1,11 @@
-"""The swap: one cleaned segment takes the place of those that it was made from, whenever the broker dies.
+"""The swap: one cleaned segment replaces those that it was made from, whenever the broker dies.
 
-KAFKA-2118: a broker that died between the removal of the old segments and the naming of the new one had lost both. What
-makes it hard is that several names change, and that a power cut may keep any of the changes that were not synced: the
-removal of one file and not the rename of another, half of a rename even (the old name gone, the new one not there).
+KAFKA-2118: a broker that died between the removal of the old segments and the naming of the new one had lost both.
+Several names must change, and a power cut may keep any of the changes that were not synced: the removal of one file but
+not the rename of another, or even half of a rename (the old name gone, the new one missing).
 
-The choice: **one small file, the marker, says that a swap is under way, and nothing that could be needed is removed
-before what replaces it is on disk.** For a segment with base offset B that replaces those from B to E:
+The choice: **one small file, the marker, says that a swap is under way, and no file that may be needed is removed
+before its replacement is on disk.** For a segment with base offset B that replaces those from B to E:
 
 1. `B.log.cleaned` is written and synced. No reader and no restart has anything to do with it.
 2. The marker `B.swap` is written, atomically: "E". From now on a restart goes forward.
@@ -49,7 +49,7 @@ class Swap:
     def __init__(
         self, disk: Disk, directory: str, segment: Segment, end_offset: int, replaced: Sequence[Segment]
     ) -> None:
-        """`segment` is nobody else's to change until this is carried out."""
+        """Only the swap may change `segment` until it is carried out."""
         self.segment = segment
         self._disk = disk
         self._directory = directory
@@ -78,7 +78,7 @@ class Swap:
 
 
 def finish_swap(disk: Disk, directory: str, index_interval_bytes: int) -> None:
-    """What a restart does first. Raises MalformedFile, CorruptRecord, OSError."""
+    """Finish or undo a swap at a restart, before anything else. Raises MalformedFile, CorruptRecord, OSError."""
     names = disk.list(directory)
     parsed = [found for name in names if (found := parse_file_name(name)) is not None]
     for base in [offset for offset, suffix in parsed if suffix == SWAP_SUFFIX]:
@@ -102,7 +102,7 @@ def finish_swap(disk: Disk, directory: str, index_interval_bytes: int) -> None:
 
 
 def remove_cleaned(disk: Disk, directory: str, base: int) -> None:
-    """What a compaction that was given up has written. Raises OSError."""
+    """Remove the output of a compaction that was given up. Raises OSError."""
     with suppress(FileNotFoundError):
         disk.remove(_log(directory, base) + CLEANED_SUFFIX)
 
@@ -118,7 +118,7 @@ def decode_marker(path: str, data: bytes) -> int:
         if version != "0":
             raise ValueError(f"version {version}")
         return int(end_offset)
-    except MalformedFile:  # a ValueError, too
+    except MalformedFile:  # a ValueError as well
         raise
     except ValueError as error:
         raise MalformedFile(f"{path} is damaged: {error}") from error

@@ -1,9 +1,9 @@
-"""What the files of a stopped broker's log hold, batch by batch, without changing a byte (Kafka's DumpLogSegments).
+"""The contents of a stopped broker's log, batch by batch, without changing a byte (Kafka's DumpLogSegments).
 
-`recovery` stops at the first bad batch and cuts the log there, since nothing behind it may be served. Someone who looks
-for what went wrong wants the opposite: all that is there, and where the bad bytes begin and end. So `scan` goes on
-behind them, at the next place where a batch begins whose CRC is right. A batch in the middle of another one's value
-could be taken for that place; it would be reported with an offset that does not fit.
+`recovery` stops at the first bad batch and cuts the log there, since nothing behind it may be served. To find out what
+went wrong, the opposite is needed: everything that is left, and where the bad bytes begin and end. So `scan` goes on
+after them, at the next batch with a right CRC. A batch in the middle of another one's value could be taken for that
+place; it would be reported with an offset that does not fit.
 
 Everything here reads one piece of a file at a time, so a segment may be larger than memory. Raises OSError.
 """

@@ -1,9 +1,8 @@
-"""Whether the files of a stopped broker agree with themselves and with each other, without changing a byte.
+"""Checks that the files of a stopped broker agree with themselves and with each other, without changing a byte.
 
-A broker checks what it needs in order to start (`recovery`): what is below the recovery point it takes on trust. Here
-every CRC, record, index entry, snapshot and checkpoint is looked at, as far as somebody relies on it: what the active
-segment's index, the snapshots and the leader epochs say from the recovery point on is built again at the next start,
-and may say anything.
+A broker checks only what it needs to start (`recovery`), and trusts everything below the recovery point. Here every
+CRC, record, index entry, snapshot and checkpoint is checked that the next start relies on: from the recovery point on,
+the active segment's index, the snapshots and the leader epochs are built again, and may hold anything.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ BUILT_AGAIN = "stop the broker and remove the file: it is built again from the b
 _NOT_BUILT_AGAIN = (
     "no batch has it: what a producer that had written before the log begins repeats may be written twice"
 )
-"""What helps where nothing but a file that is derived from the batches is wrong."""
+"""The remedy if only a file that is derived from the batches is wrong."""
 
 
 _WITHOUT_IT = {
@@ -60,7 +59,8 @@ _WITHOUT_IT = {
     HIGH_WATERMARK_FILE: "the next start goes on without it",
     CLEANER_OFFSET_FILE: "the next start goes on without it, and compacts from the beginning",
 }
-"""What damage to a checkpoint comes to. None is to be removed: a broker that sees damage lets the cluster know."""
+"""The effects of damage to a checkpoint. No checkpoint should be removed: a broker that sees damage reports it to the
+cluster."""
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -78,7 +78,8 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class PartitionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a partition's directory, or one segment of it, holds. `log_end_offset`: what the next record would get."""
+    """The contents of a partition's directory, or of one segment. `log_end_offset`: the offset that the next record
+    would get."""
 
     directory: str
     segments: int
@@ -91,7 +92,7 @@ class PartitionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DirectoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a broker's data directory holds; `findings` are those about its own files."""
+    """The contents of a broker's data directory; `findings` are those about its own files."""
 
     directory: str
     partitions: list[PartitionReport]
@@ -99,7 +100,7 @@ class DirectoryReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpointed(NamedTuple):
-    """What the data directory's files say of one partition; None: nothing, or they are not at hand."""
+    """The entries of the data directory's files for one partition; None: no entry, or the file is not at hand."""
 
     recovery_point: int | None = None
     log_start_offset: int | None = None
@@ -182,7 +183,7 @@ def verify_data_directory(path: Path) -> DirectoryReport:
 
 
 def checkpointed(directory: Path) -> Checkpointed:
-    """What the data directory around a partition's directory says of it, as far as that can be read."""
+    """Return the entries for a partition in the data directory around its directory, as far as they can be read."""
     partition = _partition_at(directory)
     if partition is None or not is_data_directory(directory.parent):
         return Checkpointed()
@@ -202,7 +203,7 @@ def _read_offsets(path: Path, findings: list[Finding]) -> _Offsets | None:
 
 
 def _damage(path: Path, error: MalformedFile) -> str:
-    """What is wrong, without the path."""
+    """The problem, without the path."""
     return str(error).removeprefix(f"{path} is ")
 
 
@@ -256,13 +257,13 @@ class _Walk:
     directory: Path
     known: Checkpointed
     next_offset: int
-    """What the next batch should begin with."""
+    """The offset at which the next batch should begin."""
     leader_epoch: int = NO_EPOCH
     batches: int = 0
     records: int = 0
     bytes: int = 0
     epoch_starts: list[EpochEntry] = field(default_factory=list)
-    """Of the batches."""
+    """The bytes of the batches."""
     unclear_gaps: list[_Gap] = field(default_factory=list)
     """Legal if the topic is or was compacted, and that is not known."""
     findings: list[Finding] = field(default_factory=list)
@@ -408,7 +409,7 @@ class _Walk:
             self.findings.append(Finding(file=str(path), problem=f"{_damage(path, error)}; {BUILT_AGAIN}"))
             return
         if any(finding.costs_records for finding in self.findings):
-            return  # an epoch may have begun in what is missing
+            return  # an epoch may have begun in the missing part
         end = min(self.relied_upon, self.next_offset)
         said = {entry.epoch: entry.start_offset for entry in entries if entry.start_offset < end}
         first = self.known.log_start_offset
@@ -417,10 +418,10 @@ class _Walk:
         may_leave_gaps = self.known.is_compacted or bool(self.unclear_gaps)
         found = {entry.epoch: entry.start_offset for entry in self.epoch_starts if entry.start_offset < end}
         for epoch in sorted({*said, *found}):
-            # What begins the log may be cut off at its start, and then the epoch begins there.
+            # The log's start may lie within a batch, and then the epoch begins there.
             by_file, by_batches = max(said.get(epoch, -1), first), max(found.get(epoch, -1), first)
             if may_leave_gaps and epoch in said:
-                # Of a compacted log's epoch the first batches may be gone, or all of them.
+                # A compacted log may lack the first batches of an epoch, or all of them.
                 by_batches = by_file if epoch not in found else min(by_file, by_batches)
             if by_file != by_batches:
                 problem = (

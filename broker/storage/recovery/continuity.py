@@ -1,39 +1,38 @@
-"""Since when this data directory has lost nothing: the broker's word on whether its data can be believed.
+"""The broker epoch since which this data directory has lost nothing, by which the cluster trusts its data or not.
 
-The problem: what is acknowledged is in the memory of every in-sync replica, not on its disk. A broker whose process
-was killed comes back with all of it, since the kernel still has it; a broker whose host lost its power comes back with
-less, and nothing in its files shows that a tail is missing. Elected all the same, it would make the others cut off what
-was acknowledged.
+The problem: acknowledged records are in the memory of every in-sync replica, not on its disk. A broker whose process
+was killed comes back with all of them, since the kernel still has them. A broker whose host lost its power comes back
+with less, and nothing in its files shows that a tail is missing. If it were elected, it would make the others cut off
+acknowledged records.
 
-The choice: the broker says of itself since which broker epoch (KIP-380: each registration has a new one) it has lost
-nothing. That number is kept in a small file, together with the boot id of the host. It stays the same over a clean
-stop, and over a crash under the same boot id; otherwise, and wherever recovery had to cut more than an incomplete last
-batch, it becomes "from my next registration on". The registration carries it to the controller, which elects by it
+The choice: the broker states the broker epoch (KIP-380: each registration has a new one) since which it has lost
+nothing. That number is in a small file, with the boot id of the host. It stays the same over a clean stop, and over a
+crash under the same boot id. Otherwise, and if recovery had to cut more than an incomplete last batch, it becomes "from
+my next registration on". The registration carries it to the controller, which elects by it
 (`controller/decisions/elections.py`).
 
-A second number, `synced_since`, says the same of what had been flushed, for topics with durability=synced: their
-replicas count for what is on disk alone, so a power cut takes nothing from them that they stood for, and the batches
-that it tore are those of an unflushed tail. That number changes where more is missing: below the recovery point on
-file; in a log that no power cut explains; with the directory, or with a disk that has failed.
+A second number, `synced_since`, states the same for flushed records, for topics with durability=synced. Their replicas
+count only for their flushed records, so a power cut takes nothing that they counted for, and the batches that it tears
+belong to an unflushed tail. That number changes if more is missing: below the recovery point on file; in a log without
+a power cut as the cause; with the directory, or with a disk that has failed.
 
-Whatever is interrupted must err on the side of distrust:
-- a loss is written down before the recovery cuts anything, since the next recovery would find nothing to cut;
-- the file has the present boot id before the clean-shutdown marker is removed, which is before anything is appended:
-  so it never vouches, under one start of the host, for what was written under an earlier one;
+Every interrupted step must err on the side of distrust:
+- a loss is recorded before the recovery cuts anything, since the next recovery would find nothing to cut;
+- the file has the present boot id before the clean-shutdown marker is removed, which is before any append: so under one
+  start of the host it never vouches for records that were written under an earlier one;
 - the epoch of the registration is in the file before this broker obeys any order under it.
 
-With several directories (`log.dirs`) it is the broker that is believed or not, since a registration has room for one
-word. Each directory is judged as above, and the least of it counts. Beside that they vouch for each other: each has an
-id, and the file names all directories that the broker had (`combined`). So it is noticed if one was taken out of
-`log.dirs`, or if an empty disk is mounted in its place: otherwise its replicas would be made anew, empty, by a broker
-that is believed. One that failed while others went on is noted in those, as its own disk may not take the note; and so
-is one that could not be opened, for whatever reason: a process that was killed may have left it more than it wrote.
-What is not noticed: a broker that has gone on with other directories, none of which is there any more, and gets back
-old ones, or an old copy.
+With several directories (`log.dirs`) the broker as a whole is trusted or not, since a registration has room for one
+number. Each directory is judged as above, and the least of them counts. They also vouch for each other: each has an id,
+and the file names all directories that the broker had (`combined`). This shows whether one was taken out of `log.dirs`,
+or an empty disk is mounted in its place; otherwise a trusted broker would make its replicas anew, empty. A directory
+that fails while others go on is recorded in those, as its own disk may not take the record; and so is one that could
+not be opened, for whatever reason, since a killed process may have left it more than it wrote. Not noticed: a broker
+that has gone on with other directories, all of them gone by now, and gets back old ones or an old copy.
 
-Rejected: a word for each partition (one more file to sync with each); a word for each directory (the controller would
-have to know which replica is in which before it elects); an fsync per append for all topics, which makes most of this
-unnecessary and costs a disk's latency for each batch.
+Rejected: a number for each partition (one more file to sync with each); a number for each directory (the controller
+would have to know the directory of each replica before it elects); an fsync per append for all topics, which makes most
+of this unnecessary and costs a disk's latency for each batch.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ _VERSION = 0
 
 
 class Continuity(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file says: under the host's start `boot_id`, all that was written since the broker epoch `trusted_since`
-    is there, and all that was flushed since `synced_since` (None: as `trusted_since`). SINCE_THIS_REGISTRATION: nothing
-    is sure before the next registration."""
+    """The contents of the file: under the host's start `boot_id`, everything written since the broker epoch
+    `trusted_since` is there, and everything flushed since `synced_since` (None: as `trusted_since`).
+    SINCE_THIS_REGISTRATION: nothing is certain before the next registration."""
 
     version: int = _VERSION
     boot_id: str
@@ -68,7 +67,8 @@ class Continuity(msgspec.Struct, frozen=True, kw_only=True):
     synced_since: int | None = None
     """None, `trusted_since`: written before there were synced topics."""
     directory_id: str = ""
-    """Of this directory, drawn when it was new. Empty, and the others too: written before there were several."""
+    """The id of this directory, drawn when it was new. Empty, like the others, in files from before there could be
+    several."""
     directories: tuple[str, ...] = ()
     """The ids of all directories of the broker."""
     failed: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Witness(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the directories say together."""
+    """The verdict of all directories together."""
 
     trusted_since: int
     synced_since: int
@@ -99,12 +99,9 @@ class Verdict(NamedTuple):
 
 
 def combined(witnesses: Sequence[Witness], unopened: int) -> Verdict:
-    """What may be believed of a broker that has opened these directories, at least one, and could not open `unopened`
-    others, which are among those that are missing: no replica that may be in them is made anew meanwhile, and they are
-    not believed when they are back. Pure.
-
-    A directory that is new costs no trust where all others are there: it is one more.
-    """
+    """Return the verdict on a broker that has opened these directories, at least one, and could not open `unopened`
+    others. Those count as missing: meanwhile no replica that may be in them is made anew, and they are not trusted when
+    they are back. A new directory beside all the others costs no trust. Pure."""
     present = {witness.directory_id for witness in witnesses}
     old = [witness for witness in witnesses if not witness.is_new]
     known = present.union(*(witness.directories for witness in old))
@@ -177,7 +174,7 @@ class DataContinuity:
 
     @property
     def synced_since(self) -> int:
-        """The same of what had been flushed."""
+        """The broker epoch since which nothing flushed was lost."""
         return _synced_since(self._content)
 
     @property
@@ -185,8 +182,8 @@ class DataContinuity:
         return self._content.directory_id
 
     def begin(self, *, was_clean: bool, is_new: bool = False) -> None:
-        """First of all, before the marker of the clean stop is removed and before any log is opened. `is_new`: the
-        directory was nobody's before."""
+        """Begin, before the marker of the clean stop is removed and before any log is opened. `is_new`: the directory
+        had no owner before."""
         boot_id = self._present_boot_id()
         found = self._read()
         self._is_new = is_new and found is None
@@ -195,8 +192,8 @@ class DataContinuity:
             trusted_since = found.trusted_since
         elif found is not None:
             logger.warning(
-                "the host was started anew, and the broker had not stopped cleanly before: what it wrote last may be "
-                "missing, so it is not elected for what it had (but where a topic's durability is synced)"
+                "the host was started anew, and the broker had not stopped cleanly before: its last writes may be "
+                "missing, so only topics with durability=synced may elect it before it has caught up"
             )
         before = found or self._content
         begun = msgspec.structs.replace(
@@ -213,7 +210,7 @@ class DataContinuity:
 
     @property
     def has_lost_memory(self) -> bool:
-        """After `begin`: what was written and not flushed may be gone, and nobody believes otherwise."""
+        """Whether, after `begin`, records that were written and not flushed may be gone."""
         return self.trusted_since == SINCE_THIS_REGISTRATION
 
     def witness(self) -> Witness:
@@ -247,10 +244,9 @@ class DataContinuity:
             self._change(failed=tuple(sorted({*self._content.failed, *directories})))
 
     def distrust(self, reason: str, was_flushed: bool = True) -> None:
-        """Something is lost, or is about to be. Called from any thread.
-
-        Without `was_flushed` it may be the tail that nobody had flushed: it is, where what was in memory is known to be
-        gone. (That stays known, however often the start is interrupted, until all logs are open.)"""
+        """Record a loss that has happened or is about to. Called from any thread. Without `was_flushed` the loss may be
+        an unflushed tail; it counts as one if the memory of the last run is known to be gone. (That stays known,
+        however often the start is interrupted, until all logs are open.)"""
         with self._writing:
             if self.trusted_since == SINCE_THIS_REGISTRATION and not was_flushed:
                 return
@@ -260,7 +256,7 @@ class DataContinuity:
             self._change(trusted_since=SINCE_THIS_REGISTRATION, synced_since=SINCE_THIS_REGISTRATION)
 
     def registered(self, broker_epoch: int) -> None:
-        """This broker has this epoch. What it writes from now on is there until it says otherwise."""
+        """Take the broker's new epoch. From now on its writes are vouched for since this epoch."""
         with self._writing:
             # Epochs only grow, except with a ZooKeeper that was set up anew, in which nothing is on record yet.
             known = self.trusted_since, self.synced_since

@@ -1,28 +1,28 @@
 """Opening a log: after a clean stop, after a crash of the process, after a power cut, and with damaged files.
 
-Below the recovery point, the log's bytes, the names of its files and its leader epochs are on disk for certain.
-From there on only the bytes of the batches are believed, and those only as far as their CRCs, offsets and epochs
-are right; whatever else is there (index entries, snapshots, leader epochs) may be of a log that was truncated
-since, and is built again from the batches. So a restart reads what was written since the last flush, not the whole
-segment, and nothing but the recovery point has to be written in step with the log.
+Below the recovery point, the log's bytes, the names of its files and its leader epochs are on disk for certain. From
+there on only the bytes of the batches are trusted, as far as their CRCs, offsets and epochs are right. Everything else
+(index entries, snapshots, leader epochs) may belong to a log that was truncated since, and is built again from the
+batches. So a restart reads what was written since the last flush, not the whole segment, and nothing but the recovery
+point has to be written in step with the log.
 
-What is checked, and why that finds lost writes:
+The checks, and why they find lost writes:
 - the CRC, for torn and overwritten batches;
-- batches follow each other, and each segment begins where the one before ends: of two files that were not synced,
-  the power cut may have kept the later one alone. (Compaction leaves gaps only within segments: it keeps the last
-  batch of each, empty if need be.)
+- batches follow each other, and each segment begins at the end of the one before: if two files were not synced, the
+  power cut may have kept only the later one. (Compaction leaves gaps only within segments: it keeps the last batch of
+  each, empty if need be.)
 - leader epochs never decrease: after a truncation the old tail may reappear behind new batches.
 
-A process that is killed while it appends leaves a batch cut short, which nobody was told of: this costs no trust. But
-so may a length that has flipped look, or a file that lost its end, and then records are missing that were acknowledged.
-The kernel copies a write page by page, and a process dies between two of them: so the end of a torn append is the end
-of a page, and anything else that is cut short is a loss.
+A process that is killed while it appends leaves a batch cut short, which was never acknowledged: this costs no trust.
+But a flipped length, or a file that lost its end, may look the same, and then acknowledged records are missing. The
+kernel copies a write page by page, and a process dies between two of them: so the end of a torn append is the end of a
+page, and anything else that is cut short is a loss.
 
-What was read and believed is written again, so that the next flush flushes it, whatever became of the last one. It is
-not much: the log flushes in the background each time that 32 MiB were appended.
+Trusted batches are written again, so that the next flush covers them, even if the last one failed. It is not much: the
+log flushes in the background each time that 32 MiB were appended.
 
-At the first batch that fails, the log is cut and later segments are removed. Only where that would remove a whole
-segment below the recovery point, which no crash explains, nothing is touched and the replica is reported as damaged.
+At the first batch that fails, the log is cut and later segments are removed. But if that would remove a whole segment
+below the recovery point, which no crash explains, nothing is touched and the replica is reported as damaged.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from minibroker.protocol.world import Disk
 
 _SCAN_BYTES = 1024 * 1024
 PAGE_BYTES = 4096
-"""What the kernel copies of a write at a time, or a whole number of it."""
+"""The bytes of a write that the kernel copies at a time, or a divisor of them."""
 _EVERY_OFFSET = 1 << 62
 
 
@@ -79,7 +79,7 @@ class _MissedCleanStop(Exception):
 
 
 class RecoveryReport(NamedTuple):
-    """What opening a log took."""
+    """A report of the opening of a log."""
 
     log_end_offset: int
     scanned_bytes: int
@@ -93,7 +93,7 @@ class RecoveryReport(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """What a Log is made of."""
+    """The parts of a `Log`."""
 
     segments: list[Segment]
     log_start_offset: int
@@ -150,7 +150,7 @@ class _Scan:
                     self.bad = _Bad(f"{left} of {header.size} bytes of a batch are there", is_torn and is_possible)
                     return
                 if not problem and header.size > _SCAN_BYTES:
-                    # Of any size: a release without the present limit may have acknowledged it.
+                    # Accept any size: a release without the present limit may have acknowledged it.
                     validate_pieces(self._pieces(header.size), header)
                     chunk = b""
                 elif not problem:
@@ -192,7 +192,7 @@ def _is_flushed(next_base: int | None, recovery_point: int) -> bool:
 
 
 def to_be_read(disk: Disk, directory: str, recovery_point: int) -> LogProgress:
-    """What `recover` will have before it after a crash: the segments that reach past the recovery point. Blocks. Raises
+    """Return what `recover` will read after a crash: the segments that reach past the recovery point. Blocks. Raises
     OSError."""
     parsed = [name for name in map(parse_file_name, disk.list(directory)) if name is not None]
     bases = [base for base, suffix in parsed if suffix == LOG_SUFFIX]
@@ -220,14 +220,13 @@ def recover(
 ) -> Recovered:
     """Open the log in `directory`, repairing what a crash left. Blocks.
 
-    `recovery_point` is what the checkpoint says, 0 if nothing; `clean`: the broker stopped cleanly, so all of the log
-    is on disk, unless it goes on past that point: then it could not be opened, or was set aside, when the broker
-    stopped. A directory without segments becomes an empty log that begins at `log_start_offset`; None: not known, and
-    the log begins where its first segment does. `before_loss` is
-    called before anything is cut that is more than an incomplete last batch, since afterwards nothing shows it: with
-    the reason, and whether what is missing had been flushed for certain. `progress`, as `to_be_read` returns it, is
-    told how far this is. A swap of compacted segments that was under way is carried out first. Raises DamagedLog,
-    CorruptRecord and MalformedFile (damage below the recovery point), OSError.
+    `recovery_point` is the checkpoint's, 0 if it has none; `clean`: the broker stopped cleanly, so all of the log is on
+    disk, unless it extends past that point: then it could not be opened, or was set aside, before the stop. A directory
+    without segments becomes an empty log that begins at `log_start_offset`; None: not known, and the log begins where
+    its first segment does. `before_loss` is called before anything is cut that is more than an incomplete last batch,
+    since afterwards nothing shows it: with the reason, and whether the missing records had been flushed for certain.
+    `progress`, as `to_be_read` returns it, is told how far this is. A swap of compacted segments that was under way is
+    carried out first. Raises DamagedLog, CorruptRecord and MalformedFile (damage below the recovery point), OSError.
     """
     finish_swap(disk, directory, index_interval_bytes)
     if log_start_offset is not None:
@@ -253,7 +252,7 @@ def recover(
 
 
 def empty_log(disk: Disk, directory: str, index_interval_bytes: int) -> Recovered:
-    """What a log is made of whose directory was made just now. Blocks. Raises OSError."""
+    """Return the parts of a log in a directory that was just created. Blocks. Raises OSError."""
     return Recovered(
         segments=[Segment.create(disk, directory, 0, index_interval_bytes)],
         log_start_offset=0,
@@ -330,8 +329,8 @@ def _recover(
                 continue
             if flushed:
                 raise DamagedLog(
-                    f"{problem}, where it had been safely on disk; opening it would delete what follows. (To do "
-                    f"without that, stop the broker, and move this segment and those after it elsewhere)"
+                    f"{problem}, below the recovery point; opening it would delete what follows. (To give that up, "
+                    f"stop the broker, and move this segment and those after it elsewhere)"
                 )
             lost_more = next_base is not None or scan.bad is None or not scan.bad.incomplete
             if lost_more:
@@ -359,7 +358,7 @@ def _recover(
             # For names that a truncation or a roll changed: what this start saw, the next must see, whatever happens.
             disk.sync_directory(directory)
         snapshots = drop_snapshots_above(disk, directory, snapshots, believed)
-        # Of another log, or left by a removal of old segments that was interrupted.
+        # Snapshots of another log, or left by an interrupted removal of old segments.
         snapshots = drop_snapshots_below(disk, directory, snapshots, segments[0].base_offset)
         producers, snapshot_offset = load_producers(disk, directory, snapshots, segments[0].base_offset)
         replay(segments, min(snapshot_offset, epochs_end), end_offset, producers, snapshot_offset, epochs, now_ms)
@@ -390,8 +389,8 @@ def _require_first_segment(disk: Disk, directory: str, log_start_offset: int, re
     first = min((parsed[0] for parsed in names if parsed is not None and parsed[1] == LOG_SUFFIX), default=None)
     if first is not None and log_start_offset < min(first, recovery_point):
         raise DamagedLog(
-            f"{directory} begins at offset {first}, but all from {log_start_offset} on had been safely on disk. (To do "
-            f"without what is missing, stop the broker and remove {LOG_START_OFFSET_FILE})"
+            f"{directory} begins at offset {first}, but everything from {log_start_offset} on was on disk. (To give up "
+            f"the missing records, stop the broker and remove {LOG_START_OFFSET_FILE})"
         )
 
 
@@ -402,7 +401,7 @@ def _is_being_removed(next_base: int | None, log_start_offset: int) -> bool:
 
 def _write_again(segment: Segment, start: int, end: int) -> None:
     """Make the bytes of the batches dirty. An fdatasync that failed before the crash may have left pages that differ
-    from what is on disk and that the kernel takes for clean: the next one would succeed without writing them."""
+    from the disk and that the kernel considers clean: the next one would succeed without writing them."""
     for position in range(start, end, _SCAN_BYTES):
         segment.file.pwrite([segment.file.pread(min(_SCAN_BYTES, end - position), position)], position)
 

@@ -1,4 +1,4 @@
-"""What is left to do while the logs of a directory are opened: worker threads count, the event loop reads."""
+"""The work that is left while the logs of a directory are opened: worker threads count, the event loop reads."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from minibroker.protocol.recovery_progress import RecoveryProgress
 
 
 class LogProgress:
-    """Of one log. Belongs to the worker thread that opens it; what it says may be read from any thread."""
+    """The progress of one log. Belongs to the worker thread that opens it; any thread may read it."""
 
     def __init__(self, sizes: Collection[int] = ()) -> None:
-        """`sizes`: of the segments that are to be read."""
+        """`sizes`: the bytes of the segments that will be read."""
         self.bytes = self.remaining_bytes = sum(sizes)
         self.remaining_segments = len(sizes)
         self._after = 0
-        """What remains once the segment that is being read has been."""
+        """The bytes that remain after the segment that is being read."""
 
     def found(self, size: int) -> None:
-        """Another segment is to be read."""
+        """Begin with another segment."""
         self.bytes += size
         self.remaining_bytes += size
         self.remaining_segments += 1
@@ -29,7 +29,7 @@ class LogProgress:
         self._after = max(0, self.remaining_bytes - size)
 
     def left(self, size: int) -> None:
-        """So much of the segment has not been read yet."""
+        """Set the bytes of the segment that are not read yet."""
         self.remaining_bytes = min(self.remaining_bytes, self._after + size)
 
     def end(self) -> None:
@@ -39,7 +39,7 @@ class LogProgress:
 
 
 class DirectoryProgress:
-    """Of all logs of a directory. Belongs to the event loop."""
+    """The progress of all logs of a directory. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._opened_logs = 0
@@ -47,7 +47,7 @@ class DirectoryProgress:
         self._left: dict[TopicPartition, LogProgress] = {}
 
     def begin(self, partitions: Iterable[TopicPartition]) -> None:
-        """These logs are to be opened; what there is to read is not known yet."""
+        """Begin to open these logs; their sizes are not known yet."""
         self._left = {partition: LogProgress() for partition in partitions}
 
     def measured(self, partition: TopicPartition, progress: LogProgress) -> None:
