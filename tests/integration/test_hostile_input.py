@@ -9,8 +9,8 @@ import pytest
 from tests.faults import hostile_kafka
 from tests.faults.hostile_frames import report, run
 
-FRAMES = 20_000
-LIVE_FRAMES = 5_000
+FRAMES = 10_000
+LIVE_FRAMES = 2_500
 SEED = 2_024
 
 
