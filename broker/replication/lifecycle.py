@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 from minibroker.broker.cluster.metadata_cache import MetadataCache
@@ -27,50 +28,33 @@ DELETIONS_REMEMBERED = 10_000
 """Deleted replicas that are remembered. An order that comes after so many later deletions is no longer expected."""
 
 
+@dataclass(eq=False)
 class ReplicaLifecycle:
     """Opens logs as partitions of the table, and takes them out of it."""
 
-    def __init__(
-        self,
-        broker_id: int,
-        partitions: Partitions,
-        logs: LogDirs,
-        metadata: MetadataCache,
-        settings: ReplicaSettings,
-        fetchers: ReplicaFetcherManager,
-        waits: Waits,
-        listeners: LeadershipListeners,
-        retention: LogRetention,
-        healer: Healer,
-        supervisor: Supervisor,
-        clock: Clock,
-        sessions: Callable[[], Awaitable[ZooKeeperSession]],
-        broker_epoch: Callable[[], int],
-        is_in_touch: Callable[[], bool],
-    ) -> None:
-        """`is_in_touch`: as for `ReplicaManager`."""
-        self._broker_id = broker_id
-        self._partitions = partitions
-        self._logs = logs
-        self._metadata = metadata
-        self._settings = settings
-        self._fetchers = fetchers
-        self._waits = waits
-        self._listeners = listeners
-        self._retention = retention
-        self._healer = healer
-        self._supervisor = supervisor
-        self._clock = clock
-        self._sessions = sessions
-        self._broker_epoch = broker_epoch
-        self._is_in_touch = is_in_touch
-        self.traffic: dict[str, Traffic] = {}
-        """The traffic of each topic that has a partition here."""
-        self._deleted: dict[tuple[str, TopicPartition], int] = {}
-        """The leader epochs in which replicas were deleted here, by topic id and partition."""
-        self._deleted_replicas: Gathered[TopicPartition] = Gathered(
-            lambda deleted: logger.info("deleted its replicas of %s", named(deleted))
-        )
+    _broker_id: int
+    _partitions: Partitions
+    _logs: LogDirs
+    _metadata: MetadataCache
+    _settings: ReplicaSettings
+    _fetchers: ReplicaFetcherManager
+    _waits: Waits
+    _listeners: LeadershipListeners
+    _retention: LogRetention
+    _healer: Healer
+    _supervisor: Supervisor
+    _clock: Clock
+    _sessions: Callable[[], Awaitable[ZooKeeperSession]]
+    _broker_epoch: Callable[[], int]
+    _is_in_touch: Callable[[], bool]
+    """As for `ReplicaManager`."""
+    traffic: dict[str, Traffic] = field(default_factory=dict)
+    """The traffic of each topic that has a partition here."""
+    _deleted: dict[tuple[str, TopicPartition], int] = field(default_factory=dict)
+    """The leader epochs in which replicas were deleted here, by topic id and partition."""
+    _deleted_replicas: Gathered[TopicPartition] = field(
+        default_factory=lambda: Gathered(lambda deleted: logger.info("deleted its replicas of %s", named(deleted)))
+    )
 
     def close(self) -> None:
         self._deleted_replicas.close()

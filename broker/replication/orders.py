@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from minibroker.broker.cluster.metadata_cache import MetadataCache
@@ -55,41 +56,26 @@ class _Assigned(NamedTuple):
     partition: Partition
 
 
+@dataclass(eq=False)
 class ControllerOrders:
     """Carries out one order at a time: the caller has checked the controller's and the broker's epoch, and lets no
     other control request in between."""
 
-    def __init__(
-        self,
-        broker_id: int,
-        partitions: Partitions,
-        logs: LogDirs,
-        metadata: MetadataCache,
-        lifecycle: ReplicaLifecycle,
-        settings: ReplicaSettings,
-        fetchers: ReplicaFetcherManager,
-        isr_writer: IsrWriter,
-        waits: Waits,
-        listeners: LeadershipListeners,
-        healer: Healer,
-        sessions: Callable[[], Awaitable[ZooKeeperSession]],
-        broker_epoch: Callable[[], int],
-    ) -> None:
-        self._broker_id = broker_id
-        self._partitions = partitions
-        self._logs = logs
-        self._metadata = metadata
-        self._lifecycle = lifecycle
-        self._settings = settings
-        self._fetchers = fetchers
-        self._isr_writer = isr_writer
-        self._waits = waits
-        self._listeners = listeners
-        self._healer = healer
-        self._sessions = sessions
-        self._broker_epoch = broker_epoch
-        self._up_to_date: ZooKeeperSession | None = None
-        """The session that `_up_to_date_session` has brought up to date for the present order."""
+    _broker_id: int
+    _partitions: Partitions
+    _logs: LogDirs
+    _metadata: MetadataCache
+    _lifecycle: ReplicaLifecycle
+    _settings: ReplicaSettings
+    _fetchers: ReplicaFetcherManager
+    _isr_writer: IsrWriter
+    _waits: Waits
+    _listeners: LeadershipListeners
+    _healer: Healer
+    _sessions: Callable[[], Awaitable[ZooKeeperSession]]
+    _broker_epoch: Callable[[], int]
+    _up_to_date: ZooKeeperSession | None = None
+    """The session that `_up_to_date_session` has brought up to date for the present order."""
 
     # -- lead or follow --
 

@@ -10,7 +10,7 @@ A fetch is served in three steps, each taken once: `admit` it, record the follow
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 
 import msgspec
@@ -695,7 +695,3 @@ class Partition:
         """Whether this follower may ask for more: a fetch says that it has everything before its offset. When that
         becomes true, the log's `on_flushed` is called."""
         return self.log.is_safe
-
-
-WithPresentSettings = Callable[[Sequence[Partition]], Awaitable[list[Partition]]]
-"""Reads settings again before records are deleted by them: `ReplicaSettings.with_present_settings`."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from typing import Any
 from minibroker.broker.storage.descriptors import Room, room_on
 from minibroker.broker.storage.directory import HUNG_AFTER_S, LogDirectoryFailed
 from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_checkpoints import LogCheckpoints
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.storage.recovery.continuity import combined, least_of
@@ -401,42 +402,16 @@ class LogDirs:
         self._destination(partition, future.log_dir).adopt_future(future, high_watermark)
         return source.give_away(partition)
 
-    async def note_recovery_points(self, path: str) -> None:
-        """As `LogManager.note_recovery_points`."""
-        for manager in self._online_at(path):
-            await self._going_on(manager.checkpoints.note_recovery_points())
-
     # -- checkpoints --
 
     def high_watermark(self, partition: TopicPartition) -> int:
         """As `LogManager.high_watermark`."""
         return max((manager.checkpoints.high_watermark(partition) for manager in self._homes(partition)), default=0)
 
-    async def checkpoint_high_watermarks(self, path: str, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        """Write the high watermarks of one directory, if it is online. A directory that fails at it goes offline. The
-        same holds for the methods below."""
+    async def at(self, path: str, work: Callable[[LogCheckpoints], Awaitable[object]]) -> None:
+        """Do this work on the checkpoints of a directory, if it is online. A disk that fails at it takes it offline."""
         for manager in self._online_at(path):
-            await self._going_on(manager.checkpoints.checkpoint_high_watermarks(high_watermarks))
-
-    async def checkpoint_log_start_offsets(self, path: str) -> None:
-        """As `LogManager.checkpoint_log_start_offsets`."""
-        for manager in self._online_at(path):
-            await self._going_on(manager.checkpoints.checkpoint_log_start_offsets())
-
-    async def checkpoint_first_dirty_offsets(self, path: str) -> None:
-        """As `LogManager.checkpoint_first_dirty_offsets`."""
-        for manager in self._online_at(path):
-            await self._going_on(manager.checkpoints.checkpoint_first_dirty_offsets())
-
-    async def checkpoint_synced(self, path: str) -> None:
-        """As `LogManager.checkpoint_synced`."""
-        for manager in self._online_at(path):
-            await self._going_on(manager.checkpoints.checkpoint_synced())
-
-    async def remove_old_segments(self, path: str) -> None:
-        """As `LogManager.remove_old_segments`."""
-        for manager in self._online_at(path):
-            await self._going_on(manager.checkpoints.remove_old_segments())
+            await self._going_on(work(manager.checkpoints))
 
     def _online_at(self, path: str) -> list[LogManager]:
         return [manager for manager in self.online if manager.log_dir == path]

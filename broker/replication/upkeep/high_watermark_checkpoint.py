@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Mapping
 
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.storage.log_checkpoints import LogCheckpoints
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.model import TopicPartition
 
@@ -24,13 +25,16 @@ class HighWatermarkCheckpoint:
         """For one directory, until cancelled."""
         while True:
             await asyncio.sleep(self._interval_s)
-            await self._logs.checkpoint_high_watermarks(log_dir, self._high_watermarks())
-            await self._logs.checkpoint_synced(log_dir)
+            await self._write(log_dir, self._high_watermarks())
+            await self._logs.at(log_dir, LogCheckpoints.checkpoint_synced)
 
     async def write(self) -> None:
         """At once, for all directories."""
         marks = self._high_watermarks()
-        await asyncio.gather(*(self._logs.checkpoint_high_watermarks(path, marks) for path in self._logs.paths))
+        await asyncio.gather(*(self._write(path, marks) for path in self._logs.paths))
+
+    async def _write(self, log_dir: str, marks: Mapping[TopicPartition, int]) -> None:
+        await self._logs.at(log_dir, lambda checkpoints: checkpoints.checkpoint_high_watermarks(marks))
 
     def _high_watermarks(self) -> dict[TopicPartition, int]:
         return {topic_partition: partition.high_watermark for topic_partition, partition in self._partitions.items()}

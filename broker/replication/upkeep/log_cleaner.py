@@ -13,13 +13,15 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from minibroker.broker.replication.partition import Partition, WithPresentSettings
+from minibroker.broker.replication.partition import Partition
 from minibroker.broker.replication.throttle import Quota
+from minibroker.broker.replication.upkeep import WithPresentSettings
 from minibroker.broker.scheduling.sleeps import Sleeps
 from minibroker.broker.storage.compaction.cleanable import Candidate, Cleanable, dirtiest
 from minibroker.broker.storage.compaction.cleaning import CannotBeCleaned
 from minibroker.broker.storage.compaction.key_map import KeyMap
 from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_checkpoints import LogCheckpoints
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
@@ -141,7 +143,7 @@ class LogCleaner:
             self._done_bytes,
             self._world.clock.monotonic() - began_s,
         )
-        await self._logs.checkpoint_first_dirty_offsets(log.log_dir)
+        await self._logs.at(log.log_dir, LogCheckpoints.checkpoint_first_dirty_offsets)
         return True
 
     def _leave_alone(self, log: Log, error: MinibrokerError) -> None:

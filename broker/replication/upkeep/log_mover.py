@@ -27,6 +27,7 @@ from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage.flushing import SHORTAGE_PAUSE_S
 from minibroker.broker.storage.io_errors import Shortage
 from minibroker.broker.storage.log import Log, LogInvariantViolated
+from minibroker.broker.storage.log_checkpoints import LogCheckpoints
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
@@ -173,7 +174,7 @@ class LogMover:
             log.resume_compaction()
         move.future = None
         logger.info("%s was moved from %s to %s", move.topic_partition, log.log_dir, move.path)
-        await self._logs.note_recovery_points(move.path)
+        await self._logs.at(move.path, LogCheckpoints.note_recovery_points)
         with suppress(BrokerError):  # the old directory has failed, which is reported elsewhere
             await asyncio.shield(removal)
         return True

@@ -11,8 +11,10 @@ the settings of all topics that have something to delete are read again first, o
 import asyncio
 from collections.abc import Callable, Mapping
 
-from minibroker.broker.replication.partition import Partition, WithPresentSettings
+from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.upkeep import WithPresentSettings
 from minibroker.broker.scheduling.sleeps import Sleeps
+from minibroker.broker.storage.log_checkpoints import LogCheckpoints
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
@@ -56,7 +58,7 @@ class LogRetention:
             await asyncio.sleep(GATHER_S)
             self._has_moved[log_dir].clear()
             moved, self._to_store[log_dir] = self._to_store[log_dir], {}
-            await self._logs.checkpoint_log_start_offsets(log_dir)
+            await self._logs.at(log_dir, LogCheckpoints.checkpoint_log_start_offsets)
             for topic_partition in moved:
                 self._on_start_stored(topic_partition)
 
@@ -85,4 +87,4 @@ class LogRetention:
                 if error.code is not ErrorCode.KAFKA_STORAGE_ERROR:
                     raise
             await asyncio.sleep(0)
-        await self._logs.remove_old_segments(log_dir)
+        await self._logs.at(log_dir, LogCheckpoints.remove_old_segments)

@@ -18,6 +18,7 @@ from minibroker.broker.replication.upkeep import log_mover
 from minibroker.broker.replication.upkeep.log_mover import LogMover
 from minibroker.broker.storage.compaction.key_map import KeyMap
 from minibroker.broker.storage.log import Log
+from minibroker.broker.storage.log_checkpoints import LogCheckpoints
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -191,8 +192,8 @@ async def test_whenever_the_broker_dies_one_directory_has_all_that_the_replica_h
         moving.append(30)
         moving.log.move_log_start_offset(5)
         await moving.log.checkpoint()
-        await moving.logs.checkpoint_log_start_offsets(HERE)
-        await moving.logs.note_recovery_points(HERE)
+        await moving.logs.at(HERE, LogCheckpoints.checkpoint_log_start_offsets)
+        await moving.logs.at(HERE, LogCheckpoints.note_recovery_points)
         safe = 30
         faults = host.medium.faults
         faults.die_after(number)
