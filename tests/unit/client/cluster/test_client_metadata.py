@@ -367,7 +367,7 @@ async def test_an_advertised_address_that_cannot_be_reached_is_explained(
     address = runtime.metadata.cluster.brokers[1]
     await elsewhere.stop()
     runtime.connections.advertised({1: address})
-    with pytest.raises(NetworkError, match=rf"{address}.*broker 1 advertises.*advertised\.listeners"):
+    with pytest.raises(NetworkError, match=rf"{address}.*Broker 1 advertises.*advertised\.listeners"):
         await runtime.connections.open(address, Purpose.REQUESTS)
     assert runtime.connections.error(address, Purpose.REQUESTS) is not None
     await elsewhere.start()
