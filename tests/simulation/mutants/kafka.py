@@ -78,20 +78,20 @@ def records_are_never_repeated(patches: Patches) -> None:
 @mutant("idempotence lost in conversion", "what is converted for the log forgets who sent it")
 def converted_records_forget_their_producer(patches: Patches) -> None:
     @patches.instead_of(transcoding.Transcoder, "_appendable")
-    async def _appendable(original: Any, self: Any, batch: Any, header: Any) -> Any:
+    async def _appendable(original: Any, self: Any, batch: Any, header: Any, config: Any) -> Any:
         stranger = msgspec.structs.replace(
             header, producer_id=NO_PRODUCER_ID, producer_epoch=-1, base_sequence=NO_SEQUENCE
         )
-        return await original(self, batch, stranger)
+        return await original(self, batch, stranger, config)
 
 
 @mutant("offsets that move", "a batch that is read from its middle is said to begin there")
 def batches_begin_where_they_are_read(patches: Patches) -> None:
     @patches.instead_of(transcoding.Transcoder, "_records")
-    async def _records(original: Any, self: Any, batch: Any, header: Any, offset: int) -> Any:
+    async def _records(original: Any, self: Any, batch: Any, header: Any, offset: int, turn: Any = None) -> Any:
         if header.base_offset < offset <= header.last_offset:
             header = msgspec.structs.replace(header, base_offset=offset)
-        return await original(self, batch, header, offset)
+        return await original(self, batch, header, offset, turn)
 
 
 @mutant("a cache's key too short", "what was transcoded is known by its offset alone, whatever the partition")

@@ -87,7 +87,12 @@ def test_a_replica_goes_on_at_once_when_its_throttle_is_loosened(
 
     play(
         scenario,
-        settings={"replica.fetch.max.bytes": "100000", "replica.lag.time.max.ms": "3000"},
+        settings={
+            "replica.fetch.max.bytes": "100000",
+            "replica.lag.time.max.ms": "3000",
+            # More than there are brokers, so the topic is not created: fetches of its partitions would wake the fetcher.
+            "offsets.topic.replication.factor": "9",
+        },
         configs={f"{side}.replication.throttled.replicas": "*"},
     )
 
