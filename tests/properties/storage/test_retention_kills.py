@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from minibroker.broker.storage import log as log_module
+from minibroker.broker.storage import snapshots
 from minibroker.broker.storage.directory import LogDirectoryFailed
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_checkpoints import LogCheckpoints
@@ -392,7 +392,7 @@ def recovery_points_not_written(patches: Patches) -> None:
 
 
 def snapshot_not_synced(patches: Patches) -> None:
-    @patches.instead_of(log_module, "keep_snapshot")
+    @patches.instead_of(snapshots, "keep_snapshot")
     def keep_snapshot(original: Any, *where: Any) -> bool:
         return True
 
