@@ -90,7 +90,7 @@ def test_a_replica_goes_on_at_once_when_its_throttle_is_loosened(
         settings={
             "replica.fetch.max.bytes": "100000",
             "replica.lag.time.max.ms": "3000",
-            # More than there are brokers, so the topic is not created: fetches of its partitions would wake the fetcher.
+            # More than there are brokers, so the topic is not created: its fetches would wake the fetcher.
             "offsets.topic.replication.factor": "9",
         },
         configs={f"{side}.replication.throttled.replicas": "*"},
