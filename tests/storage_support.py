@@ -33,7 +33,7 @@ from minibroker.protocol.records import (
 from minibroker.protocol.world import Beside, Disk, Executor, File, Lock, World, ZooKeeper
 from minibroker.protocol.world.real import NoZooKeeper, RealDisk, RealNetwork
 from tests.simulation.simulator.disk import ProcessDisk, VirtualDisk
-from tests.simulation.simulator.process import ProcessKilled
+from tests.simulation.simulator.ownership import ProcessKilled
 
 T = TypeVar("T")
 

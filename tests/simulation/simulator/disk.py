@@ -424,7 +424,7 @@ class VirtualDisk:
             file.mend()
         self._rotten.clear()
 
-    def of(self, process: Owner) -> ProcessDisk:
+    def of(self, process: DiskUser) -> ProcessDisk:
         """The disk as this process sees it."""
         return ProcessDisk(self, process)
 
@@ -465,8 +465,8 @@ class VirtualDisk:
         return self.directory(above), name
 
 
-class Owner(Protocol):
-    """What a disk asks of the process that uses it (`tests.simulation.simulator.process.Process`)."""
+class DiskUser(Protocol):
+    """The part of a process (`tests.simulation.simulator.process.Process`) that a disk needs."""
 
     def check(self) -> None:
         """Raises ProcessKilled."""
@@ -478,7 +478,7 @@ class Owner(Protocol):
 class ProcessDisk:
     """`minibroker.protocol.world.Disk` for one process. Severed when it is killed."""
 
-    def __init__(self, disk: VirtualDisk, process: Owner) -> None:
+    def __init__(self, disk: VirtualDisk, process: DiskUser) -> None:
         self._disk = disk
         self._process = process
         self._locks: dict[ProcessLock, None] = {}
@@ -637,7 +637,7 @@ class ProcessDisk:
 class ProcessFile:
     """`minibroker.protocol.world.File`."""
 
-    def __init__(self, opener: ProcessDisk, disk: VirtualDisk, process: Owner, file: _File, path: str) -> None:
+    def __init__(self, opener: ProcessDisk, disk: VirtualDisk, process: DiskUser, file: _File, path: str) -> None:
         opener.open_files += 1
         self._opener = opener
         self._disk = disk

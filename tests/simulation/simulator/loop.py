@@ -55,7 +55,7 @@ from random import Random
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from tests.simulation.simulator.process import Process, ProcessKilled, current_process
+from tests.simulation.simulator.ownership import Owner, ProcessKilled, current_owner
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class VirtualTask(asyncio.Task[Any]):
     ) -> None:
         # Before the base's own: it puts the task into a set.
         self.number = loop.next_number()
-        self.process = current_process.get() if context is None else context.get(current_process)
+        self.process = current_owner.get() if context is None else context.get(current_owner)
         self.label = f"{self.process.name if self.process else ''} task {self.number}"
         super().__init__(coroutine, loop=loop, name=name, context=context)
 
@@ -107,8 +107,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """What everything random in this run is derived from."""
         self.random = Random(f"{seed} loop")
         """For what the operating system's scheduler decides."""
-        self.processes: list[Process] = []
-        """Every process ever started, in order."""
+        self.before_close: list[Callable[[], object]] = []
+        """`close` calls these first, in order."""
         self.unhandled: list[dict[str, Any]] = []
         """What `call_exception_handler` was told by or about living processes and the test. `run` fails for them."""
         self.callbacks = 0
@@ -143,10 +143,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now + self._ahead_s() if self._clocks_differ else self._now
 
     def _ahead_s(self) -> float:
-        process = current_process.get()
+        process = current_owner.get()
         return 0.0 if process is None else process.ahead_s
 
-    def jump(self, process: Process, seconds: float) -> None:
+    def jump(self, process: Owner, seconds: float) -> None:
         """The process's clock goes ahead by so much at once, and its timers with it."""
         self.record(f"the clock of {process.name} jumps by {seconds}")
         self._clocks_differ = True
@@ -214,10 +214,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             handle: Any = ready.popleft()
             if handle._cancelled:
                 continue
-            owner = handle._context.get(current_process)
+            owner = handle._context.get(current_owner)
             if owner is not None and not owner.running:
                 if owner.alive:
-                    owner.hold(handle)
+                    owner.held.append(handle)
                 else:
                     self._remains.append(handle)
                 continue
@@ -362,7 +362,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self.is_closed() or isinstance(context.get("exception"), ProcessKilled):
             return
         task = context.get("task") or context.get("future")
-        owner = task.process if isinstance(task, VirtualTask) else current_process.get()
+        owner = task.process if isinstance(task, VirtualTask) else current_owner.get()
         if owner is None or owner.alive:
             self.unhandled.append(context)
             super().call_exception_handler(context)
@@ -379,10 +379,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # -- the end --
 
-    def keep_remains_of(self, process: Process, held: Iterable[asyncio.Handle]) -> None:
-        """The process was killed: its tasks must not be collected before the end, nor what was held for it."""
-        self._remains += [task for task in self._undone_tasks() if task.process is process]
-        self._remains += held
+    def keep_remains_of(self, killed: Owner) -> None:
+        """Keep the tasks and held handles of a killed process from being collected before the run ends."""
+        self._remains += [task for task in self._undone_tasks() if task.process is killed]
+        self._remains += killed.held
+        killed.held = []
 
     def make_ready(self, handles: Iterable[asyncio.Handle]) -> None:
         """Run handles that were held, after what is ready now."""
@@ -401,11 +402,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self.call_exception_handler({"message": "a task failed at the end", "exception": error, "task": task})
 
     def close(self) -> None:
-        """Kill all processes and bury what is left of them."""
+        """Call `before_close`, which kills the processes, and bury their tasks."""
         if self.is_closed():
             return
-        for process in self.processes:
-            process.kill()
+        for call in self.before_close:
+            call()
         self._remains += self._ready
         self._remains += self._timers
         tasks = self._undone_tasks()
@@ -478,9 +479,9 @@ def _freeze_imports() -> None:
     gc.freeze()
 
 
-def _owner(handle: asyncio.Handle) -> Process | None:
+def _owner(handle: asyncio.Handle) -> Owner | None:
     context: Context = handle._context  # type: ignore[attr-defined]
-    return context.get(current_process)
+    return context.get(current_owner)
 
 
 def _is_wake_up(handle: asyncio.Handle) -> bool:
@@ -490,7 +491,7 @@ def _is_wake_up(handle: asyncio.Handle) -> bool:
     return getattr(callback, "__name__", None) == "task_wakeup"
 
 
-def _describe(handle: Any, owner: Process | None) -> str:
+def _describe(handle: Any, owner: Owner | None) -> str:
     """The same text in every run, so without addresses and asyncio's global task counter."""
     callback = handle._callback
     task = getattr(callback, "__self__", None)

@@ -17,7 +17,7 @@ from minibroker.protocol.world.real import RealDisk
 from tests.running import run_by
 from tests.simulation.simulator.disk import SECTOR_BYTES, ProcessDisk
 from tests.simulation.simulator.loop import on_virtual_loop, run
-from tests.simulation.simulator.process import ProcessKilled
+from tests.simulation.simulator.ownership import ProcessKilled
 from tests.simulation.simulator.world import Host, Simulation
 
 Scenario = Callable[[Disk, str], None]

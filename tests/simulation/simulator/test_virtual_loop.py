@@ -10,7 +10,8 @@ import pytest
 
 from tests.running import run_by
 from tests.simulation.simulator.loop import Stuck, VirtualLoop, on_virtual_loop, run
-from tests.simulation.simulator.process import Process, ProcessKilled
+from tests.simulation.simulator.ownership import ProcessKilled
+from tests.simulation.simulator.process import Process
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 

@@ -23,7 +23,7 @@ from minibroker.protocol.world.real import RealNetwork
 from tests.running import run_by
 from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.network import WINDOW_BYTES, Arrival
-from tests.simulation.simulator.process import ProcessKilled
+from tests.simulation.simulator.ownership import ProcessKilled
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 Scenario = Callable[[Network, Network, str], Coroutine[None, None, None]]

@@ -23,7 +23,7 @@ from minibroker.protocol.world import (
 )
 from tests.running import run_by
 from tests.simulation.simulator.loop import on_virtual_loop, run
-from tests.simulation.simulator.process import Process, ProcessKilled, current_process
+from tests.simulation.simulator.ownership import Owner, ProcessKilled, current_owner
 from tests.simulation.simulator.test_virtual_network import _serve
 from tests.simulation.simulator.world import WALL_CLOCK_START_MS, Simulation, VirtualWorld
 
@@ -134,12 +134,12 @@ async def test_a_process_is_told_of_an_event_although_its_cause_was_killed_in_th
 async def test_what_a_watcher_starts_belongs_to_the_process_that_set_it() -> None:
     simulation = Simulation()
     writer, watcher = (simulation.host(name).start_process() for name in ("writer", "watcher"))
-    called_as: list[Process | None] = []
+    called_as: list[Owner | None] = []
 
     async def watch() -> None:
         session = await watcher.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
-        session.on_state(lambda _: called_as.append(current_process.get()))
-        await session.exists("/node", lambda _: called_as.append(current_process.get()))
+        session.on_state(lambda _: called_as.append(current_owner.get()))
+        await session.exists("/node", lambda _: called_as.append(current_owner.get()))
         simulation.loop.call_later(1, session.virtual.expire)
 
     async def write() -> None:

@@ -26,7 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 from tests.simulation.mutants import MUTANTS, planted
-from tests.simulation.simulator.process import current_process
+from tests.simulation.simulator.ownership import current_owner
 from tests.simulation.storms.group_storm import GroupStorm
 from tests.simulation.storms.storm import Report, Storm, simulate
 from tests.simulation.storms.verdicts.history import Anomaly
@@ -147,7 +147,7 @@ class _VirtualTime(logging.Filter):
             record.virtual_s = asyncio.get_running_loop().time()
         except RuntimeError:
             record.virtual_s = 0.0
-        owner = current_process.get()
+        owner = current_owner.get()
         record.owner = "-" if owner is None else owner.name
         return True
 

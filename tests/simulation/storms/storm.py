@@ -47,7 +47,7 @@ from minibroker.protocol.world import Create, Operation, SetData, World
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
 from tests.simulation.simulator.disk import DiskFaults
 from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.process import ProcessKilled
+from tests.simulation.simulator.ownership import ProcessKilled
 from tests.simulation.simulator.world import Simulation
 from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.simulation.storms.ambush import Ambushes

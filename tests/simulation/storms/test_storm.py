@@ -23,7 +23,7 @@ from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
 from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.network import VirtualTransport
-from tests.simulation.simulator.process import ProcessKilled
+from tests.simulation.simulator.ownership import ProcessKilled
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.simulation.storms.clients.groups import _Group, _Life, _Listener, _Member
 from tests.simulation.storms.clients.users import Users

@@ -158,7 +158,7 @@ class ScriptedCluster:
         self.next_producer_id = 1_000
         self.changed = asyncio.Event()
         self._topic_number = 0
-        self.groups = ScriptedGroups(self)
+        self.groups = ScriptedGroups(lambda node_id: self.nodes[node_id].port)
 
     async def __aenter__(self) -> ScriptedCluster:
         for node in self.nodes.values():
@@ -221,7 +221,7 @@ class ScriptedCluster:
 
     async def answer(self, node_id: int, request: Any, action: Action) -> m.Message:
         if received_by_groups(request):
-            return await self.groups.answer(node_id, request, action)
+            return await self.groups.answer(node_id, request, action.code, action.is_carried_out)
         match request:
             case m.MetadataRequest():
                 return self.metadata(request)

@@ -1,20 +1,17 @@
-"""The coordinator of a ScriptedCluster: enough of one for members to rebalance, and for tests to say what goes wrong.
+"""The group coordinator of a ScriptedCluster. It rebalances groups, and a test can let any single request fail.
 
-What a real coordinator does, with its log, its timers and its moves, is in the tests on the virtual World; here is what
-they cannot bring about: an error at the one request that a test names.
+The scenarios on the virtual World test real coordinators, with their logs, timers and moves.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import groups as g
-
-if TYPE_CHECKING:
-    from tests.unit.client.scripted_broker import Action, ScriptedCluster
 
 _REQUESTS = (
     g.FindCoordinatorRequest,
@@ -74,8 +71,9 @@ class Group:
 
 
 class ScriptedGroups:
-    def __init__(self, cluster: ScriptedCluster) -> None:
-        self._cluster = cluster
+    def __init__(self, port: Callable[[int], int]) -> None:
+        self._port = port
+        """Returns a broker's port, which is known once the broker listens."""
         self.coordinator = 0
         """The broker that coordinates all groups."""
         self.groups: dict[str, Group] = {}
@@ -84,20 +82,15 @@ class ScriptedGroups:
     def group(self, name: str) -> Group:
         return self.groups.setdefault(name, Group())
 
-    async def answer(self, node_id: int, request: Any, action: Action) -> m.Message:
-        code = action.code
+    async def answer(self, node_id: int, request: Any, scripted: ErrorCode, is_carried_out: bool) -> m.Message:
+        code = scripted
         if not code and node_id != self.coordinator:
             code = ErrorCode.NOT_COORDINATOR
         match request:
             case g.FindCoordinatorRequest():
-                node = self._cluster.nodes[self.coordinator]
-                return g.FindCoordinatorResponse(
-                    0,
-                    [
-                        g.Coordinator(key, node.id, "127.0.0.1", node.port, action.code)
-                        for key in request.coordinator_keys
-                    ],
-                )
+                at, port = self.coordinator, self._port(self.coordinator)
+                coordinators = [g.Coordinator(k, at, "127.0.0.1", port, scripted) for k in request.coordinator_keys]
+                return g.FindCoordinatorResponse(0, coordinators)
             case g.JoinGroupRequest():
                 return await self._join(request, code)
             case g.SyncGroupRequest():
@@ -110,7 +103,7 @@ class ScriptedGroups:
                         self.group(request.group_id).remove(leaving.member_id)
                 return g.LeaveGroupResponse(0, code, [])
             case g.OffsetCommitRequest():
-                return self._commit(request, code, action)
+                return self._commit(request, code, bool(scripted) and is_carried_out)
             case g.OffsetFetchRequest():
                 return self._fetch(request, code)
         raise AssertionError(f"no script for {request}")
@@ -181,13 +174,13 @@ class ScriptedGroups:
             return g.SyncGroupResponse(0, code)
         return g.SyncGroupResponse(0, ErrorCode.NONE, "consumer", None, group.members[request.member_id].assignment)
 
-    def _commit(self, request: g.OffsetCommitRequest, code: ErrorCode, action: Action) -> g.OffsetCommitResponse:
+    def _commit(self, request: g.OffsetCommitRequest, code: ErrorCode, despite_error: bool) -> g.OffsetCommitResponse:
         if not code and request.generation_id >= 0:
             code = self._problem(request)
         group = self.group(request.group_id)
         for topic in request.topics:
             for partition in topic.partitions:
-                if not code or (action.is_carried_out and code == action.code):
+                if not code or despite_error:
                     group.offsets[topic.name, partition.partition_index] = Stored(
                         partition.committed_offset,
                         partition.committed_leader_epoch,

@@ -17,7 +17,7 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.messages import CreatePartitionsTopic
 from minibroker.protocol.world import ConnectionLoss, Operation
-from tests.simulation.simulator.process import ProcessKilled
+from tests.simulation.simulator.ownership import ProcessKilled
 from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.unit.controller.cluster import Cluster, ObedientBroker, Office, Told, simulate
 from tests.unit.controller.test_controller_storm import Storm

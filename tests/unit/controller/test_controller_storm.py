@@ -16,7 +16,7 @@ from minibroker.protocol.messages import CreatePartitionsTopic
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import Check, Create, Operation, SessionState, SetData, ZooKeeperError
 from tests.simulation.seeds import every_seed
-from tests.simulation.simulator.process import ProcessKilled
+from tests.simulation.simulator.ownership import ProcessKilled
 from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.unit.controller.cluster import Cluster, ObedientBroker, Office, simulate
 

@@ -26,7 +26,7 @@ from tests.simulation.scenarios.control.test_cluster import _check as check_reco
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import CONTROL_PORT, NO_OFFSETS_TOPIC, PORT, SECRET, VirtualCluster, host_name
 from tests.simulation.simulator.loop import on_virtual_loop, run
-from tests.simulation.simulator.process import Process, ProcessKilled, current_process
+from tests.simulation.simulator.ownership import Owner, ProcessKilled, current_owner
 from tests.simulation.simulator.world import Simulation
 from tests.simulation.simulator.zookeeper import VirtualSession
 
@@ -432,9 +432,9 @@ class Points:
         def send(original: Any, connection: Connection, api: Any, *rest: Any, **named: Any) -> Any:
             if api not in (LEADER_AND_ISR, UPDATE_METADATA, STOP_REPLICA):
                 return original(connection, api, *rest, **named)
-            self._next(current_process.get())
+            self._next(current_owner.get())
             answer = original(connection, api, *rest, **named)
-            self._next(current_process.get())
+            self._next(current_owner.get())
             return answer
 
     def _write(self, session: VirtualSession, operations: Sequence[Operation]) -> None:
@@ -443,7 +443,7 @@ class Points:
             if not self._controller.alive:
                 raise ConnectionLoss("killed")
 
-    def _next(self, process: Process | None) -> None:
+    def _next(self, process: Owner | None) -> None:
         if process is self._controller and process.alive:
             if self.count == self._number:
                 self._strike()

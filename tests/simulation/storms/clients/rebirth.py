@@ -34,7 +34,8 @@ from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.records import BatchHeader, decode_batch
 from minibroker.protocol.world import Create, Delete, Operation, SetData, World
 from tests.simulation.simulator.cluster import host_name
-from tests.simulation.simulator.process import Process, ProcessKilled
+from tests.simulation.simulator.ownership import ProcessKilled
+from tests.simulation.simulator.process import Process
 from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.indirect_admin import IndirectAdmin
 from tests.simulation.storms.verdicts.history import Anomaly, TopicIdPartition
