@@ -1,14 +1,14 @@
-"""Kill the controller in the middle of what an administrator asked for, round after round; judge what became of it.
+"""Kill the controller in the middle of an administrator's operation, round after round; check how the operation ends.
 
     python -m tests.faults.controller_rounds --rounds 5 [--kinds creation,deletion,...] [--json FILE]
 
-Each kind of operation is played once unharmed, which shows how long it takes. In each round it is begun again, and
-after a part of that time, another one in each round, the controller's process is killed with SIGKILL. An administrator
-repeats what is refused for now, or is not known to be done; nothing that was accepted is asked for again. In every
-second round the broker is started again at once, in the others the rest of the cluster is on its own for a while first,
-and must have done what it can. In the end every broker must show what was asked for, and its disk hold nothing else.
-Meanwhile a topic of the kind's own (3 partitions, 3 replicas) is written to with acks=all. Exit code 1 unless all
-operations ended right, and nothing was lost, duplicated, out of order or altered.
+Each kind of operation first runs once without a fault, which measures how long it takes. Each round starts it again
+and kills the controller's process with SIGKILL after a different part of that time. The administrator repeats a request
+that is refused for now or whose outcome is unknown, and never repeats an accepted one. In every second round the broker
+is restarted at once. In the others the remaining brokers first have a while on their own, in which they must do all
+that they can. At the end every broker must show the requested result, and its disk must hold nothing else. Throughout,
+a producer writes with acks=all to one topic per kind (3 partitions, 3 replicas). Exit code 1 unless all operations
+ended as requested and no record was lost, duplicated, out of order or altered.
 """
 
 from __future__ import annotations
@@ -57,35 +57,35 @@ PARTITIONS = 3
 RECORDS_PER_SECOND = 1_000
 _MOVED_RECORDS = 300
 _MOVED_VALUE_BYTES = 10_000
-"""So much is in each partition at least, when it is reassigned."""
+"""The least number of bytes in each partition when it is reassigned."""
 _RECORDS_PER_SECOND_WHILE_MOVED = 60
 SETTINGS = {
-    # What an election is to do must not come about by itself.
+    # Only the requested election may move a leader.
     "auto.leader.rebalance.enable": "false",
-    # Of partitions that are reassigned. It takes about a second then, in which the controller can be killed.
+    # A reassignment then takes about a second, which leaves time to kill the controller.
     "follower.replication.throttled.rate": "1500000",
 }
 
 ALONE_S = 2.0
-"""How long the others may take to do it before the killed broker is started again."""
+"""How long the other brokers have before the killed broker is restarted."""
 STOPPED_WITHIN_S = 20.0
-"""A broker that is told to stop: 15 s until it is relieved, or does without, and then its files are flushed."""
+"""Limit for a controlled shutdown: at most 15 s to hand over its leaderships, then the flush of its files."""
 ASK_TIMEOUT_S = 5.0
 LONGEST_SPREAD_S = 1.0
 _ACKNOWLEDGED_BETWEEN = 50
-"""On every partition, before each kill."""
+"""Records that every partition must acknowledge before each kill."""
 _LOOK_EVERY_S = 0.05
 _REPEAT_AFTER_S = 0.2
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Look = Callable[[], Awaitable[str | None]]
-"""Returns what is wrong."""
+"""Returns a description of the problem, or None."""
 JudgePartitions = Callable[[list[MetadataPartition]], str | None]
 
 
 class NotAsAsked(Exception):
-    """An operation did not end right."""
+    """An operation did not end as requested."""
 
 
 def trial_on(stage: Stage, topic: str, value_bytes: int = 0) -> Trial:
@@ -94,7 +94,7 @@ def trial_on(stage: Stage, topic: str, value_bytes: int = 0) -> Trial:
 
 
 async def acknowledged(trial: Trial, more: int) -> None:
-    async with patience(f"not every partition of {trial.topic} took writes; it did not recover"):
+    async with patience(f"not every partition of {trial.topic} accepted writes; it did not recover"):
         await trial.wait_for_acknowledgements(more, PATIENCE_S)
 
 
@@ -104,17 +104,17 @@ async def verdict_of(trial: Trial) -> TrialVerdict:
 
 
 class Stage(NamedTuple):
-    """What operations are played on."""
+    """The cluster on which operations run."""
 
     cluster: LocalCluster
     admin: Admin
 
     def brokers(self) -> dict[int, int]:
-        """The port of each."""
+        """The port of each broker, by broker id."""
         return {entry.id: entry.port for entry in self.cluster.file().brokers}
 
     async def ask(self, broker_id: int, api: Api[Request, Response], request: Request) -> Response:
-        """That broker itself. Raises MinibrokerError."""
+        """Send the request to this broker, whether or not it is the right one. Raises MinibrokerError."""
         port = self.brokers()[broker_id]
         connection = await open_connection(
             RealNetwork(), LOOPBACK, port, client_id="controller-rounds", timeout_s=ASK_TIMEOUT_S
@@ -126,7 +126,8 @@ class Stage(NamedTuple):
             await connection.wait_closed()
 
     async def on_every_broker(self, topic: str, judge: JudgePartitions, *, except_for: int | None = None) -> str | None:
-        """The first problem with what a broker knows of the topic; it gets no partitions where that is nothing."""
+        """Judge each broker's metadata of the topic (no partitions if it does not know the topic); return the first
+        problem."""
         for broker_id in self.brokers():
             if broker_id == except_for:
                 continue
@@ -137,11 +138,11 @@ class Stage(NamedTuple):
         return None
 
     def log_dirs(self, broker_id: int, topic: str) -> set[str]:
-        """The names of the directories of the topic's replicas, also of those that are about to be removed."""
+        """The names of the directories of the topic's replicas, including those about to be removed."""
         return {path.name for path in self.cluster.directory.glob(f"broker-{broker_id}/{topic}-*")}
 
     def logged_errors(self) -> list[str]:
-        """What no broker has to say here, as that would be a bug."""
+        """Lines of the brokers' logs that only a bug explains."""
         return [
             f"broker {broker_id}: {line}"
             for broker_id in self.brokers()
@@ -150,8 +151,8 @@ class Stage(NamedTuple):
         ]
 
     async def whole(self, topic: str) -> ClusterView:
-        """The cluster once all brokers know each other and a controller, and each has all replicas of the topic in the
-        ISR."""
+        """Wait until all brokers know each other and a controller, and each reports all replicas of the topic in sync;
+        return the view of the cluster."""
         brokers = sorted(self.brokers())
         async with patience(f"a broker is missing, or a replica of {topic} out of its ISR; it did not recover"):
             while True:
@@ -172,7 +173,7 @@ class Stage(NamedTuple):
 
 
 def problem_of(found: Sequence[MetadataPartition], partitions: int, replicas: int) -> str | None:
-    """None: there are so many, all led, with all their replicas in sync."""
+    """Return None if there are this many partitions, each with a leader and this many replicas, all in sync."""
     if len(found) != partitions:
         return f"{len(found)} partitions instead of {partitions}"
     for state in found:
@@ -184,47 +185,47 @@ def problem_of(found: Sequence[MetadataPartition], partitions: int, replicas: in
 
 
 class Operation(ABC):
-    """One that an administrator asks for. `topic` is of its own."""
+    """An administrator's operation on `topic`, which no other operation uses."""
 
     refused_for_now: frozenset[ErrorCode] = frozenset()
-    """Errors after which it is repeated, beside retriable ones: a broker is missing."""
+    """Errors for a missing broker, after which the request is repeated as after a retriable error."""
     done_before: frozenset[ErrorCode] = frozenset()
-    """What a repetition is told where an attempt did it whose answer did not come."""
+    """Errors of a repeated request which show that an earlier attempt, whose answer was lost, succeeded."""
     goes_on_when_accepted = False
-    """The answer says that it has begun, or is on record."""
+    """Whether the answer only confirms that the operation has begun or is recorded."""
 
     def __init__(self, stage: Stage, topic: str) -> None:
         self.stage = stage
         self.topic = topic
         self.victim: int | None = None
-        """The controller, if it is to be killed."""
+        """The controller's id if this round kills it."""
 
     @abstractmethod
     async def prepare(self) -> None:
-        """Make what it needs, on the whole cluster."""
+        """Create the topics and records that the operation needs, while all brokers are alive."""
 
     @abstractmethod
     async def ask(self) -> None:
-        """Raises MinibrokerError, and NotAsAsked where the answer is not true."""
+        """Send the request. Raises MinibrokerError, and NotAsAsked if the answer is not true."""
 
     @abstractmethod
     async def problem(self) -> str | None:
-        """What is not as it was asked for yet. May raise MinibrokerError."""
+        """Describe the first difference from the requested result, None if there is none. May raise MinibrokerError."""
 
     async def problem_alone(self) -> str | None:
-        """The same of what must come about while the victim is gone, once it is accepted."""
+        """Like `problem`, for the part of an accepted operation that must be done while the victim is dead."""
         return None
 
     @asynccontextmanager
     async def under_load(self) -> AsyncIterator[None]:
-        """Around all of it. Raises NotAsAsked where something was lost."""
+        """Keep up the operation's own load around a round. Raises NotAsAsked if a record was lost."""
         yield
 
     async def clean_up(self) -> None:
         await self.stage.admin.delete_topic(self.topic)
 
     async def _write(self, partitions: int) -> None:
-        """A record to each."""
+        """Write a record to each partition."""
         async with Producer(self.stage.cluster.bootstrap(), acks="all") as producer:
             for partition in range(partitions):
                 producer.send(self.topic, b"a record", partition=partition)
@@ -249,7 +250,7 @@ class Creation(Operation):
 
 
 class Deletion(Operation):
-    """Then a topic of that name is created, with one replica, so that it can be while a broker is missing."""
+    """A deletion, then a new topic of the same name. It has one replica, so a missing broker does not prevent it."""
 
     done_before = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION})
     _is_gone = False
@@ -266,7 +267,7 @@ class Deletion(Operation):
             await self.stage.admin.create_topic(self.topic, partitions=1, replication_factor=1)
         except BrokerError as error:
             if error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
-                raise NotAsAsked(f"the name is not free, though the topic is said to be deleted: {error}") from error
+                raise NotAsAsked(f"the deletion was confirmed, but the name is still in use: {error}") from error
             raise
 
     async def problem(self) -> str | None:
@@ -290,8 +291,8 @@ class Deletion(Operation):
 
 
 class Reassignment(Operation):
-    """Each partition has its replicas on two of the brokers, and each of them moves to the next broker. They
-    are written to meanwhile."""
+    """Each partition has two replicas, and each replica moves to the next broker, while a producer writes to the
+    partitions."""
 
     refused_for_now = frozenset({ErrorCode.INVALID_REPLICA_ASSIGNMENT})
     goes_on_when_accepted = True
@@ -325,7 +326,7 @@ class Reassignment(Operation):
             await sending
         verdict = await verdict_of(trial)
         if not verdict.flawless:
-            raise NotAsAsked(f"of what was written to the moving partitions: {verdict}")
+            raise NotAsAsked(f"the records written to the moving partitions: {verdict}")
 
     async def ask(self) -> None:
         await self.stage.admin.alter_partition_reassignments(
@@ -345,7 +346,7 @@ class Reassignment(Operation):
         return f"still under way: {under_way}" if under_way else None
 
     async def problem_alone(self) -> str | None:
-        """One partition goes away from the victim, to the two others."""
+        """One partition moves from the victim to the other two brokers."""
 
         def judge(found: list[MetadataPartition]) -> str | None:
             for number, target in self._targets.items():
@@ -364,8 +365,8 @@ class Reassignment(Operation):
 
 
 class PreferredElection(Operation):
-    """Each broker leads a partition that another one should lead. As the killed one leads nothing when it is back, the
-    election is repeated then."""
+    """An election for partitions whose leaders are not the preferred ones. The killed broker leads nothing when it is
+    back, so the election is repeated then."""
 
     refused_for_now = frozenset({ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE})
 
@@ -373,12 +374,12 @@ class PreferredElection(Operation):
         ids = sorted(self.stage.brokers())
         leading = [[ids[(number + place) % BROKERS] for place in range(BROKERS)] for number in range(PARTITIONS)]
         await self.stage.admin.create_topic(self.topic, assignments=leading)
-        # The same replicas in another order: the leader stays, and is no longer the one to prefer.
+        # The same replicas in another order: the leader stays, but is no longer the preferred one.
         await self.stage.admin.alter_partition_reassignments(
             {TopicPartition(self.topic, number): [*ids[1:], ids[0]] for number, ids in enumerate(leading)}
         )
         self._preferred = {number: ids[1] for number, ids in enumerate(leading)}
-        async with patience("another order of the replicas does not come about"):
+        async with patience("the new order of the replicas was not applied"):
             while await self.stage.on_every_broker(self.topic, self._is_reordered) is not None:
                 await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -401,10 +402,10 @@ class PreferredElection(Operation):
             for partition in elected:
                 leader, preferred = view.partitions[partition].leader_id, self._preferred[partition.partition]
                 if leader != preferred != self.victim:
-                    return f"{partition} is led by {leader}, and {preferred} is said to be elected"
+                    return f"{partition} is led by {leader}, but the answer reported the election of {preferred}"
             return None
 
-        # If the controller was killed when it had answered, the others hear of it from its successor.
+        # If the controller was killed after its answer, the other brokers hear of the election from its successor.
         await until_right(elsewhere)
         if refused is not None:
             raise refused
@@ -421,7 +422,7 @@ class PreferredElection(Operation):
 
 
 class ControlledShutdown(Operation):
-    """Of a broker that is not the controller. It is started again, and joins the ISRs."""
+    """A controlled shutdown of a broker other than the controller. It is then restarted and rejoins the ISRs."""
 
     async def prepare(self) -> None:
         controller_id = (await asyncio.to_thread(self.stage.cluster.view)).controller_id
@@ -436,7 +437,7 @@ class ControlledShutdown(Operation):
 
 
 class AlteredConfigs(Operation):
-    """A setting of a topic, and one of all brokers."""
+    """A change of one topic setting and one setting of all brokers."""
 
     goes_on_when_accepted = True
     _values = itertools.count(1_000_000)
@@ -471,7 +472,7 @@ class AlteredConfigs(Operation):
                 for resource, name in zip(asked, ("retention.ms", "message.max.bytes"), strict=True)
             ]
             if values != [self._value] * 2:
-                return f"broker {broker_id} goes by {values} instead of {self._value}"
+                return f"broker {broker_id} uses {values} instead of {self._value}"
         return None
 
 
@@ -494,7 +495,7 @@ class AddedPartitions(Operation):
 
 
 async def until_right(look: Look) -> None:
-    """Until it finds no problem. Raises NotAsAsked with what is still wrong after a while."""
+    """Wait until `look` finds no problem. Raises NotAsAsked with the last one after PATIENCE_S."""
     problem: str | None = "not looked at"
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -511,16 +512,17 @@ async def until_right(look: Look) -> None:
 
 
 class Attempts:
-    """What an administrator does until an operation is accepted."""
+    """An administrator's attempts until an operation is accepted."""
 
     def __init__(self, operation: Operation) -> None:
         self._operation = operation
         self.errors: list[str] = []
         self.accepted_s: float | None = None
-        """When that was, in monotonic seconds."""
+        """When the operation was accepted, in monotonic seconds."""
 
     async def run(self) -> None:
-        """Raises NotAsAsked for an error that should not have been met, LaunchError where it takes too long."""
+        """Repeat the request until it is accepted. Raises NotAsAsked for an unexpected error, LaunchError after
+        PATIENCE_S."""
         async with patience(f"{self._operation.topic}: it was not accepted"):
             may_be_done = False
             while True:
@@ -542,7 +544,7 @@ class Attempts:
     def _check_expected(self, causes: Iterable[MinibrokerError]) -> None:
         for cause in causes:
             if not is_unknown(cause) and code_of(cause) not in self._operation.refused_for_now:
-                raise NotAsAsked(f"asked for, it failed: {cause}") from cause
+                raise NotAsAsked(f"the request failed: {cause}") from cause
 
 
 def causes_of(error: MinibrokerError) -> Sequence[MinibrokerError]:
@@ -556,12 +558,12 @@ def code_of(error: MinibrokerError) -> ErrorCode | None:
 
 
 def is_unknown(error: MinibrokerError) -> bool:
-    """Whether what was asked for may have been done all the same."""
+    """Whether the operation may have been done in spite of the error."""
     return isinstance(error, NetworkError) or (isinstance(error, BrokerError) and error.retriable)
 
 
 class Together(Operation):
-    """All that need no broker to stop, at once, each with a topic of its own."""
+    """All operations that need no broker to stop, at once, each on its own topic."""
 
     goes_on_when_accepted = True
 
@@ -622,25 +624,25 @@ KINDS: Mapping[str, type[Operation]] = {
 class Round(NamedTuple):
     kind: str
     killed_after_ms: int | None
-    """Since the operation was begun; None: nothing was killed."""
+    """Time from the request to the kill; None in the round without a fault."""
     was_accepted: bool
-    """Before the controller was killed: it had to go on under the next one, or was over."""
+    """Whether the operation was accepted before the kill; the next controller must then finish it."""
     accepted_ms: int | None
     took_ms: int
-    """Until every broker showed its result."""
+    """Time until every broker showed the result."""
     errors: list[str]
-    """Why it was repeated."""
+    """The errors after which the request was repeated."""
     failure: str | None
 
 
 def kill_time(number: int, usual_s: float) -> float:
-    """When in round `number` the controller is killed: these are spread evenly over the usual duration, however many
-    rounds there are (multiples of the golden ratio)."""
+    """Seconds until the kill in round `number`. Multiples of the golden ratio spread any number of rounds evenly over
+    the usual duration."""
     return (number + 1) * 0.618_034 % 1.0 * min(usual_s, LONGEST_SPREAD_S)
 
 
 async def play_round(stage: Stage, kind: str, trial: Trial, number: int, usual_s: float | None) -> Round:
-    """`usual_s`: how long the operation takes; None: that is to be found out, and nothing is killed."""
+    """Play one round. `usual_s` is the operation's usual duration; None measures it, without a kill."""
     operation = KINDS[kind](stage, f"{trial.topic}-{'unharmed' if usual_s is None else number + 1}")
     attempts = Attempts(operation)
     kill_after_s = None if usual_s is None else kill_time(number, usual_s)
@@ -696,7 +698,7 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def told(played: Round) -> str:
+def summary(played: Round) -> str:
     when = "unharmed"
     if played.killed_after_ms is not None:
         state = "accepted" if played.was_accepted else "not answered"
@@ -706,8 +708,8 @@ def told(played: Round) -> str:
 
 
 async def play_kind(stage: Stage, kind: str, rounds: int) -> tuple[dict[str, object], int, int]:
-    """The report, and how many of its checks passed and failed: one for each round, one for what was written, and one
-    for what the brokers logged."""
+    """Return the report, and how many of its checks passed and failed: one per round, one for the records written, and
+    one for the brokers' logs."""
     topic = f"rounds-{kind}"
     await stage.admin.create_topic(topic, partitions=PARTITIONS, replication_factor=BROKERS)
     trial = trial_on(stage, topic)
@@ -720,7 +722,7 @@ async def play_kind(stage: Stage, kind: str, rounds: int) -> tuple[dict[str, obj
             if usual_s is None:
                 until_ms = played[-1].took_ms if KINDS[kind].goes_on_when_accepted else played[-1].accepted_ms
                 usual_s = (until_ms or 0) / 1_000
-            tell(told(played[-1]))
+            tell(summary(played[-1]))
     verdict = await verdict_of(trial)
     bugs = list((Counter(stage.logged_errors()) - logged_before).elements())
     failed = sum(each.failure is not None for each in played) + (not verdict.flawless) + bool(bugs)

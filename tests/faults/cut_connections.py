@@ -1,12 +1,12 @@
-"""A million records while the producer's connections are cut, most of them after the append and before the answer.
+"""Send a million records while the producer's connections are cut, mostly between the append and the answer.
 
     python -m tests.faults.cut_connections [--records 1000000] [--seed 1] [--keep DIR]
 
-Between the producer and each broker of a cluster of real processes is a TCP proxy. When bytes of an answer come by, the
-proxy sometimes resets both connections instead of passing them on: the records are in the log, and the producer cannot
-know. Now and then it also cuts in the middle of a request. Records go by turns through `send` and `send_batch`. Then
-the topic is read from its beginning, past the proxies, and each value compared with what was sent: none may be there
-twice, none missing, none out of order. Exit code 1 unless so, and unless connections were cut.
+A TCP proxy stands between the producer and each broker of a cluster of real processes. At some answers the proxy resets
+both connections instead of passing the bytes on: the records are in the log, and the producer cannot know it. More
+rarely it cuts in the middle of a request. The producer alternates between `send` and `send_batch`. Then a consumer
+reads the topic from its beginning, without the proxies, and compares each value with the one sent. Exit code 1 if a
+record is duplicated, missing or out of order, or if no connection was cut.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ PARTITIONS = 6
 VALUE_BYTES = 50
 BATCH_SIZE = 8 * 1024
 AT_ONCE = 500
-"""Records by `send_batch`, then as many by `send`."""
+"""Records sent with `send_batch`, then as many with `send`."""
 
 AFTER_THE_APPEND = 0.1
-"""How likely it is that an answer is what ends its connection."""
+"""The probability that an answer is cut."""
 IN_A_REQUEST = 0.003
-"""The same for some of the bytes of a request."""
+"""The probability that a piece of a request is cut."""
 
 _PIECE_BYTES = 64 * 1024
 
@@ -63,17 +63,17 @@ class Outcome(NamedTuple):
 
 
 class Proxy:
-    """Passes bytes between clients and one port, and cuts."""
+    """Passes bytes between clients and one port, and sometimes cuts a connection."""
 
     def __init__(self, port: int, random: Random) -> None:
         self._target = port
         self._random = random
         self.cuts = [0, 0]
-        """After an append, and in a request."""
+        """Cuts after an append, and within a request."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> int:
-        """The port of the proxy."""
+        """Return the port of the proxy."""
         self._server = await asyncio.start_server(self._accept, LOOPBACK, 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
@@ -104,7 +104,7 @@ class Proxy:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
         except (OSError, asyncio.CancelledError):
-            pass  # somebody was first to close; or all is over, of which the stream's server would complain
+            pass  # the other side closed first, or the run has ended; asyncio's server would log either
         finally:
             for each in writers:
                 each.transport.abort()
@@ -112,7 +112,7 @@ class Proxy:
     async def _pass_on(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, risk: float, kind: int
     ) -> None:
-        """Until either side closes, or the dice say so."""
+        """Pass bytes on until either side closes or the connection is cut."""
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(_PIECE_BYTES):
                 if self._random.random() < risk:
@@ -124,7 +124,7 @@ class Proxy:
 
 
 class ProxiedNetwork(RealNetwork):
-    """Connections to brokers go through their proxies."""
+    """Connects to brokers through their proxies."""
 
     def __init__(self, ports: dict[int, int]) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ async def read_all(bootstrap: str, topic: str) -> ContentVerdict:
 
 
 async def run(bootstrap: str, records: int, seed: int) -> Outcome:
-    """`bootstrap`: of a cluster that runs on this machine."""
+    """Run against the cluster at `bootstrap`, which must be on this machine."""
     ports = [int(address.rpartition(":")[2]) for address in bootstrap.split(",")]
     proxies = [Proxy(port, Random(f"{seed}/{port - ports[0]}")) for port in ports]
     passages = {port: await proxy.start() for port, proxy in zip(ports, proxies, strict=True)}

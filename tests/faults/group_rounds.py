@@ -1,18 +1,18 @@
-"""Break members of a local cluster under a consumer group, round after round; judge what its members saw.
+"""Break a local cluster under a consumer group, round after round; judge what the group's members saw.
 
     python -m tests.faults.group_rounds --rounds 10 [--kinds restart,leader,coordinator,...] [--json FILE] [--keep DIR]
 
-Three consumers, each a process of its own, share a topic (6 partitions, 3 replicas) with the cooperative-sticky
-assignor, and commit what they have read; the topic is written to with acks=all all the while. In each round a broker
-is stopped in good order and started again (restart), or the leader of a partition, the group's coordinator, the
-controller, ZooKeeper or a member of the group is killed with SIGKILL and started again. The group must read on in every
-partition, and commit, within LIMIT_S; for a member that was killed that includes its session timeout.
+Three consumers, each in its own process, share a topic (6 partitions, 3 replicas) with the cooperative-sticky assignor
+and commit the records they have read, while a producer writes with acks=all. In each round a broker is stopped cleanly
+and restarted (restart), or the leader of a partition, the group's coordinator, the controller, ZooKeeper or a member of
+the group is killed with SIGKILL and restarted. The group must read and commit in every partition again within LIMIT_S,
+which for a killed member includes its session timeout.
 
-All processes note what they see with the machine's monotonic clock. In the end that is put together and judged as in
-the storms (`storms.verdicts.group_history`): nothing committed goes back or was skipped, nothing comes again but what
-was not committed at a hand-over, nothing is out of order, no partition has two owners in a generation. Exit code 1
-unless all of this holds, the group has read everything, and nothing that was acknowledged is lost, twice there, or out
-of order.
+All processes timestamp their events with the machine's monotonic clock. At the end the events are merged and judged as
+in the storms (`storms.verdicts.group_history`): no committed offset goes back or was skipped, no record is delivered
+again unless it was uncommitted at a hand-over, none is out of order, and no partition has two owners in a generation.
+Exit code 1 unless all of this holds, the group has read all records, and no acknowledged record is lost, duplicated or
+out of order.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RECORDS_PER_SECOND = 300
 SESSION_TIMEOUT_MS = 3_000
 LIMIT_S = 5.0
 QUIET_S = 1.0
-"""How long a group goes on undisturbed before each round."""
+"""How long the group runs without a fault before each round."""
 _LOOK_EVERY_S = 0.02
 
 SETTINGS = {"group.min.session.timeout.ms": "1000", "offsets.topic.num.partitions": "3"}
@@ -82,7 +82,7 @@ def tell(line: str) -> None:
 
 
 class _Teller(RebalanceListener):
-    """Says on standard output, in lines of JSON, what a member sees and does."""
+    """Writes a member's events to standard output, as lines of JSON."""
 
     def __init__(self) -> None:
         self.positions: dict[TopicPartition, int] = {}
@@ -140,7 +140,7 @@ async def _be_a_member(bootstrap: str, group: str, topic: str) -> None:
 
 
 class Member:
-    """Starts the process, and keeps what it says."""
+    """Runs a member's process and collects its events."""
 
     def __init__(self, name: str, log: Path, bootstrap: str, group: str, topic: str) -> None:
         self.name = name
@@ -166,7 +166,7 @@ class Member:
         assert process.stdout is not None
         async for line in process.stdout:
             if not line.endswith(b"\n"):
-                break  # it was killed while it wrote
+                break  # killed while it wrote the line
             said = json.loads(line)
             self.said.append(said | {"who": f"{self.name}#{process.pid}"})
             if said["what"] == "committed":
@@ -190,7 +190,7 @@ class Member:
 class Outcome(NamedTuple):
     kind: Kind
     until_all_go_on_s: list[float]
-    """In each round: from the fault until every partition is read and committed again."""
+    """For each round, the time from the fault until every partition is read and committed again."""
     problems: list[str]
     records: int
     duplicates: int
@@ -259,7 +259,7 @@ class Stage:
         return Outcome(self.kind, took, problems, sum(map(len, final.values())), delivered - distinct)
 
     async def _break(self, view: ClusterView, number: int) -> float:
-        """When it was done."""
+        """Inject the fault; return the time when it was done."""
         partition = TopicPartition(self.topic, number % PARTITIONS)
         match self.kind:
             case Kind.MEMBER:
@@ -305,7 +305,7 @@ class Stage:
             await connection.wait_closed()
 
     async def _all_go_on(self, since: float) -> float:
-        """When something was committed in every partition again that was read since then."""
+        """Return the time when every partition had a commit of records read after `since`."""
         async with patience(f"not every partition of {self.topic} was read and committed"):
             while True:
                 latest = {p: max(m.committed_at.get(p, 0.0) for m in self.members) for p in range(PARTITIONS)}
@@ -374,7 +374,7 @@ class Stage:
                 await asyncio.sleep(0.2)
 
     def _tell_the_story(self, history: GroupHistory) -> None:
-        """What all members said, in the order in which it happened."""
+        """Replay the events of all members in the order of their timestamps."""
         commits: dict[tuple[str, int], list[Any]] = {}
         for said in sorted((said for member in self.members for said in member.said), key=lambda said: said["at"]):
             who = said["who"]

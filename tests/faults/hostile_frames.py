@@ -1,11 +1,11 @@
-"""Bad input in bulk: hundreds of thousands of frames that no honest peer sends, in process and at a live broker.
+"""Send hundreds of thousands of malformed frames: to the decoders in process, and to a live broker.
 
     python -m tests.faults.hostile_frames [--frames 200000] [--seed 1] [--live FRAMES] [--keep DIR]
 
-Each frame is first read in process, where nothing but InvalidMessage and CorruptRecord may come out; that also tells
-what the broker must do with it. Then it goes to a broker process over real sockets, pipelined with others up to the
-first that ends the connection. Meanwhile a producer and a consumer go on with what they do all day. Frame N of a seed
-is always the same; `--show N` prints one. Exit code 1 unless every check passed.
+Each frame is first read in process, where the decoders may raise InvalidMessage and CorruptRecord only; this also
+decides what the broker must do with it. Then the frame goes to a broker process over real sockets, pipelined with
+others up to the first one that ends the connection. A producer and a consumer of another topic work throughout. Frame N
+of a seed is always the same; `--show N` prints it. Exit code 1 unless every check passed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ ANSWERED_LATER = (
     apis.ALTER_PARTITION_REASSIGNMENTS,
     apis.LIST_PARTITION_REASSIGNMENTS,
 )
-"""By a task, or once others have done something, so that a later request can be answered first."""
+"""APIs whose answer comes from a task or waits for other brokers, so that a later request may be answered first."""
 LATE_ANSWERS_S = 0.2
 BAD_LOG_LINES = (
     "Traceback",
@@ -129,7 +129,7 @@ def hypothesis_frames(seed: int, count: int) -> list[Hostile]:
 
 
 def all_frames(seed: int, count: int, drawn: Sequence[Hostile]) -> Iterator[tuple[str, Hostile]]:
-    """(name, frame), `count` of them, those drawn by hypothesis among them."""
+    """Yield `count` pairs (name, frame), including those drawn by hypothesis."""
     for number in range(count - len(drawn)):
         yield str(number), hostile_frame(seed, number)
         if number < len(drawn):
@@ -139,7 +139,7 @@ def all_frames(seed: int, count: int, drawn: Sequence[Hostile]) -> Iterator[tupl
 
 
 class InProcess:
-    """Reads every frame as a listener does, and counts what came of it."""
+    """Reads every frame as a listener does, and counts the outcomes."""
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
@@ -151,7 +151,7 @@ class InProcess:
         self.kinds[frame.kind] += 1
         try:
             reading = read(frame)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what we look for
+        except Exception as error:  # noqa: BLE001 - any other exception is the bug that this looks for
             self.escaped.append(f"frame {name} ({frame.kind}): {error!r}"[:300])
             return None
         self.endings[reading.ending.name.lower()] += 1
@@ -171,14 +171,14 @@ class InProcess:
 
 
 class Script(NamedTuple):
-    """What one connection sends, and what must come back."""
+    """The bytes that one connection sends, and the answers it must get."""
 
     plane: Plane
     names: list[str]
     data: bytes
     requests: list[tuple[int, Api[Any, Any], Any]]
     is_closed: bool
-    """By the broker, at the end."""
+    """Whether the broker must close the connection at the end."""
 
 
 def _sentinel() -> bytes:
@@ -186,8 +186,8 @@ def _sentinel() -> bytes:
 
 
 def scripts(readings: Iterator[tuple[str, Hostile, Reading]]) -> Iterator[Script]:
-    """Frames joined, on each plane, up to the first that ends the connection. Every other time, requests that are
-    answered late are left to be answered before that one is sent."""
+    """Join the frames of each plane up to the first that ends the connection. Every second time that requests with late
+    answers come before it, send them without it, so that they are answered."""
     pending: dict[Plane, list[tuple[str, Hostile, Reading]]] = {plane: [] for plane in Plane}
     patient = False
     for name, frame, reading in readings:
@@ -220,7 +220,7 @@ def _script(plane: Plane, queue: Sequence[tuple[str, Hostile, Reading]]) -> Scri
 
 
 class Attack:
-    """Plays scripts at a broker, and notes every answer that no broker should give."""
+    """Sends scripts to a broker, and records every answer that no broker should give."""
 
     def __init__(self, ports: dict[Plane, int], source: Iterator[Script]) -> None:
         self._ports = ports
@@ -231,7 +231,7 @@ class Attack:
         self.unwanted: list[str] = []
 
     async def play_all(self, until_frames: int) -> None:
-        """`until_frames`: in all, counted from the beginning; every script that was begun is finished."""
+        """Play scripts until `until_frames` frames were sent since the beginning. Begun scripts are finished."""
 
         async def worker(number: int) -> None:
             while self.frames < until_frames:
@@ -266,7 +266,7 @@ class Attack:
                         while True:
                             self._judge(script, await read_answer(reader))
         except (asyncio.IncompleteReadError, ConnectionError):
-            # A producer with acks=0 that failed is told by closing.
+            # A broker reports a failed Produce with acks=0 by closing the connection.
             may_close = script.is_closed or any(
                 isinstance(body, m.ProduceRequest) and body.acks == 0 for _, _, body in script.requests
             )
@@ -281,7 +281,7 @@ class Attack:
             writer.transport.abort()
 
     def _judge(self, script: Script, frame: bytes) -> bool:
-        """Count an answer; True for the one to the sentinel."""
+        """Count an answer; return True for the answer to the sentinel."""
         where = f"{script.plane.value} plane, frames {', '.join(script.names)}"
         try:
             envelope = apis.decode_response_envelope(frame)
@@ -295,7 +295,7 @@ class Attack:
         if not script.is_closed and envelope.correlation_id == SENTINEL:
             asked.append(apis.API_VERSIONS)
         if not asked:
-            self.unwanted.append(f"an answer to {envelope.correlation_id}, which was not asked: {where}")
+            self.unwanted.append(f"an answer to {envelope.correlation_id}, which was not sent: {where}")
             return False
         problem = ""
         for api in asked:
@@ -337,7 +337,7 @@ def error_codes(value: Any) -> Iterator[int]:
 
 
 class LegitimateTraffic:
-    """A producer and a consumer of a topic of their own."""
+    """A producer and a consumer of their own topic."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -347,7 +347,7 @@ class LegitimateTraffic:
         self.slowest_s = 0.0
 
     async def run(self) -> None:
-        """Until `end`; then until all that was acknowledged has been read."""
+        """Produce and consume until `end`, then until all acknowledged records have been read."""
         async with (
             Producer(self._bootstrap) as producer,
             Consumer(self._bootstrap, topics=[LEGITIMATE_TOPIC]) as consumer,
@@ -387,7 +387,7 @@ async def _fill_watched(bootstrap: str) -> None:
 
 
 async def _digest(bootstrap: str) -> str:
-    """A digest of all that can be read of the topic under watch, and how many records that is."""
+    """A digest of all records of the watched topic, and their number."""
     digest = hashlib.sha256()
     count = 0
     async with Consumer(bootstrap, partitions=[TopicPartition(WATCHED_TOPIC, 0)]) as consumer:
@@ -409,7 +409,7 @@ def bad_lines(log: Path) -> list[str]:
 
 
 def start_broker(cluster: LocalCluster, settings: dict[str, str]) -> dict[Plane, int]:
-    """One broker with listeners on known ports. Blocking."""
+    """Start one broker with listeners on known ports. Blocking."""
     data_port, control_port = free_ports(2)
     listeners = f"{DEFAULT_LISTENER}://{LOOPBACK}:{data_port},{CONTROL_LISTENER}://{LOOPBACK}:{control_port}"
     cluster.up(
@@ -427,7 +427,7 @@ class Attacker(Protocol):
     unwanted: list[str]
 
     async def play_all(self, until_frames: int) -> None:
-        """`until_frames`: in all, counted from the beginning; what was begun is finished."""
+        """Send frames until `until_frames` were sent since the beginning. Begun work is finished."""
         ...
 
 
@@ -437,9 +437,9 @@ AttackerT = TypeVar("AttackerT", bound=Attacker)
 async def attack_live(
     directory: Path, attack_on: Callable[[dict[Plane, int]], AttackerT], count: int
 ) -> tuple[list[Check], AttackerT, list[str]]:
-    """Start a broker, attack it, judge it. The first tenth of the frames is the warm-up of its memory."""
+    """Start a broker, attack it, judge it. The first tenth of the frames warms up its memory."""
     cluster = LocalCluster(directory)
-    # Every bad frame costs its sender the connection, so we come back more often than anybody may.
+    # Each bad frame costs its sender the connection, so the attack reconnects faster than the default rate allows.
     rate = {"max.connection.creation.rate": "1000000", "default.replication.factor": "1"}
     ports = await asyncio.to_thread(start_broker, cluster, rate)
     try:
@@ -461,7 +461,7 @@ async def attack_live(
         await attack.play_all(count)
         took_s = time.monotonic() - began_s
         during = len(traffic.acknowledged) - during
-        await asyncio.sleep(1)  # let it free what it can
+        await asyncio.sleep(1)  # time to free memory
         cold = resident_bytes(process.pid)
         after_attack = len(traffic.acknowledged)
         while len(traffic.acknowledged) < after_attack + 50 and not running.done():
@@ -510,7 +510,7 @@ async def attack_live(
 
 
 def run(frames: int, live_frames: int, seed: int, directory: Path) -> list[Check]:
-    """Prints what happened by kind, and returns the checks."""
+    """Print the outcomes by kind; return the checks."""
     in_process = InProcess()
     too_obedient = 0
     print(f"seed {seed}, {frames} frames, {live_frames} of them live", flush=True)
@@ -539,13 +539,13 @@ def run(frames: int, live_frames: int, seed: int, directory: Path) -> list[Check
 
     print("\n".join(summary))
     table("frames by kind", in_process.kinds)
-    table("as a listener must take them", in_process.endings)
-    print(f"well-formed requests that would change what is watched, read in process alone: {too_obedient}")
+    table("required outcomes", in_process.endings)
+    print(f"well-formed requests that would change the watched topic, read in process only: {too_obedient}")
     table("answers of the broker", attack.answers)
     table(f"record batches decoded in process ({batches})", in_process.records)
     checks.append(
         Check(
-            "decoders raise InvalidMessage or CorruptRecord alone",
+            "decoders raise InvalidMessage or CorruptRecord only",
             not in_process.escaped,
             f"{frames} frames and {batches} batches" + "".join(f"\n      {line}" for line in in_process.escaped[:10]),
         )
@@ -560,7 +560,7 @@ def table(title: str, counts: Counter[str]) -> None:
 
 
 def report(name: str, checks: Sequence[Check]) -> int:
-    """Print each check and the total; the exit code."""
+    """Print each check and the total; return the exit code."""
     for check in checks:
         print(f"{'ok    ' if check.passed else 'FAILED'} {check.name}: {check.detail}")
     failed = sum(not check.passed for check in checks)
@@ -571,7 +571,7 @@ def report(name: str, checks: Sequence[Check]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=200_000)
-    parser.add_argument("--live", type=int, help="how many of them go to a broker (all)")
+    parser.add_argument("--live", type=int, help="how many of the frames go to a broker (default: all)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="use this directory and leave it, for its logs")
     parser.add_argument("--show", type=int, metavar="N", help="print frame N of the seed and what must come of it")

@@ -1,10 +1,10 @@
-"""Frames that no honest peer sends: a grammar over every API that there is, so a new API is covered by being there.
+"""A grammar of malformed frames over all declared APIs, so that a new API is covered without a change here.
 
 A request is drawn from the schema that declares it (`msgspec.inspect`), with names, partitions, epochs and records that
 a broker may know, then damaged: in its values, in its shape, in its bytes. Frame `number` of a seed is always the same.
 
-`Reading` says what a reader of such bytes must make of them, and which requests among them a broker must *obey*: a
-well-formed request to delete a topic is no bad input, so what would harm the topic under watch is never sent to it.
+`Reading` holds the outcome that a reader of these bytes must reach. It also marks requests which a broker must *obey*:
+a request to delete a topic may be well-formed, so requests that would change the watched topic are never sent.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from minibroker.protocol.records import CorruptRecord, decode_batch, encode_batc
 from minibroker.protocol.records.compression import Compression, compress
 
 WATCHED_TOPIC = "watched"
-"""Has data that must not change."""
+"""A topic whose records must not change."""
 OPEN_TOPIC = "open"
-"""Takes whatever is well-formed."""
+"""A topic to which every well-formed request may write."""
 CREATED_TOPICS = ("created-0", "created-1", "created-2")
 
 MAX_REQUEST_BYTES = 100 * 1024 * 1024
@@ -77,9 +77,9 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 class Hostile(NamedTuple):
     kind: str
     plane: Plane
-    """Of the listener that it is for."""
+    """The plane of the listener to which the frame is sent."""
     data: bytes
-    """As it goes over the wire, the announced length included."""
+    """The bytes on the wire, including the announced length."""
 
 
 # --- Records ---------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def _batch(random: Random) -> bytearray:
 
 
 def _with_body(header: bytes | bytearray, body: bytes, **fields: int) -> bytearray:
-    """The header over another body, with length and CRC that are right, and some of its fields changed."""
+    """Put the header before another body, with some fields changed and with the right length and CRC."""
     values = list(_HEADER.unpack_from(header))
     values[1] = _HEADER.size + len(body) - 12
     names = (
@@ -158,7 +158,7 @@ def _wrong_crc(random: Random) -> bytes:
 
 
 def _wrong_header(random: Random) -> bytes:
-    """One field at the end of its range, with a CRC that is right."""
+    """One field at the end of its range, with the right CRC."""
     batch = _batch(random)
     widths = {0: 8, 2: 4, 3: 1, 5: 2, 6: 4, 7: 8, 8: 8, 9: 8, 10: 2, 11: 4, 12: 4}
     positions = {0: 0, 2: 12, 3: 16, 5: 21, 6: 23, 7: 27, 8: 35, 9: 43, 10: 51, 11: 53, 12: 57}
@@ -171,7 +171,7 @@ def _wrong_header(random: Random) -> bytes:
 
 
 def _wrong_body(random: Random) -> bytes:
-    """A body that the header's CRC vouches for, and that no encoder wrote."""
+    """A body that no encoder writes, with the right CRC."""
     batch = _batch(random)
     plain = encode_batch([b"v", b"w"], base_timestamp=1, magic=random.choice((2, 77)))
     body = bytearray(plain[61:])
@@ -214,14 +214,14 @@ RECORD_KINDS: dict[str, Callable[[Random], bytes]] = {
 
 
 def hostile_records(random: Random) -> tuple[str, bytes]:
-    """A kind, and bytes where a record batch is due."""
+    """A kind of damage, and the bytes in place of a record batch."""
     if random.random() < 0.01:
         return "bomb", _bomb_batch(random)
     kind = random.choice(list(RECORD_KINDS))
     return kind, RECORD_KINDS[kind](random)
 
 
-# --- Requests, from their schemas --------------------------------------------------------------------------------
+# --- Requests from their schemas ---------------------------------------------------------------------------------
 
 
 @cache
@@ -230,7 +230,7 @@ def _schema(api_key: int) -> msgspec.inspect.Type:
 
 
 class _Draw:
-    """Draws a request that its schema allows, as plain lists."""
+    """Draws a request that matches its schema, as plain lists."""
 
     def __init__(self, random: Random, api: Api[Any, Any]) -> None:
         self.random = random
@@ -252,7 +252,7 @@ class _Draw:
                 size = random.choice((0, 1, 1, 1, 2, 2, 5))
                 entries = [self._value(node.item_type, name) for _ in range(size)]
                 if entries and random.random() < 0.05:
-                    entries.append(entries[0])  # twice the same topic, partition...
+                    entries.append(entries[0])  # a duplicate topic or partition
                 return entries
             case msgspec.inspect.UnionType():
                 return self._value(random.choice(node.types), name)
@@ -313,7 +313,7 @@ def _request(random: Random, api: Api[Any, Any] | None = None) -> list[Any]:
 
 
 def _places(tree: list[Any]) -> list[tuple[list[Any], int]]:
-    """Every element of the nested lists: where it is, to be replaced."""
+    """The place (list, index) of every element of the nested lists."""
     found = []
     for position, value in enumerate(tree):
         found.append((tree, position))
@@ -327,7 +327,7 @@ def _framed(payload: bytes | bytearray) -> bytes:
 
 
 def _plane_of(random: Random, request: list[Any]) -> Plane:
-    """Mostly the right one."""
+    """The request's own plane in most cases."""
     right = apis.APIS[request[0]].plane or random.choice(list(Plane))
     if random.random() < 0.1:
         return Plane.CONTROL if right is Plane.DATA else Plane.DATA
@@ -391,7 +391,7 @@ def _deep(random: Random) -> _Built:
 
 
 def _announced(random: Random) -> _Built:
-    """A length that is not that of what follows."""
+    """A length other than that of the bytes that follow."""
     plane, frame = _well_formed(random)
     length = random.choice(
         (-(2**31), -1, 0, 1, 3, 2**20, 2**20 + 1, MAX_REQUEST_BYTES, MAX_REQUEST_BYTES + 1, 2**31 - 1)
@@ -453,7 +453,7 @@ def _strangers(random: Random) -> _Built:
 
 
 def _long_lists(random: Random) -> _Built:
-    """As much as a frame of 1 MiB can ask for."""
+    """Lists as long as a frame of 1 MiB allows."""
     request = random.choice(
         (
             [3, 0, 1, "hostile", [[f"t{number}" for number in range(m.MAX_TOPICS)]]],
@@ -490,14 +490,14 @@ _WEIGHTS = [weight for weight, _ in KINDS.values()]
 
 
 def hostile_frame(seed: int, number: int) -> Hostile:
-    """Always the same for a seed and a number."""
+    """Return the frame of this seed and number, always the same one."""
     random = Random(f"{seed}/{number}")
     (kind,) = random.choices(_NAMES, _WEIGHTS)
     plane, data = KINDS[kind][1](random)
     return Hostile(kind, plane, data)
 
 
-# --- What must become of it ----------------------------------------------------------------------------------------
+# --- Required outcomes ---------------------------------------------------------------------------------------------
 
 
 class Ending(Enum):
@@ -527,7 +527,7 @@ _LIMIT_OF = {
 
 
 def read(hostile: Hostile) -> Reading:
-    """Read it as a listener must. Whatever it raises, a listener would have raised."""
+    """Read the frame as a listener must. Any exception raised here would be raised in a listener."""
     reader = FrameReader(_LIMIT_OF[hostile.plane])
     ending = Ending.ANSWERED
     frames: list[bytes | memoryview] = []
@@ -558,7 +558,7 @@ def read(hostile: Hostile) -> Reading:
 
 
 def _is_safe(api: Api[Any, Any], body: Any) -> bool:
-    """False for what a broker does as it is told, and the topic under watch, or the whole cluster, would change."""
+    """Return False for a request which a broker would obey, and which would change the watched topic or the cluster."""
     if isinstance(body, m.ProduceRequest):
         return not any(
             topic.name == WATCHED_TOPIC and any(_is_appendable(part.records) for part in topic.partition_data)
@@ -574,7 +574,7 @@ def _is_safe(api: Api[Any, Any], body: Any) -> bool:
 
 
 def _is_appendable(records: memoryview) -> bool:
-    """A broker may take the first batch: it looks at its header and CRC."""
+    """Whether a broker may append the first batch; a broker checks only its header and CRC."""
     try:
         slices = list(iterate_batches(records))
         for found in slices:
@@ -585,7 +585,7 @@ def _is_appendable(records: memoryview) -> bool:
 
 
 def decode_records(records: bytes) -> bool:
-    """What a consumer does with them, with and without a CRC that holds. True if there was a batch in them."""
+    """Decode the records as a consumer does, with and without the check of the CRC. Return True if there is a batch."""
     whole = False
     for check_crc in (True, False):
         try:

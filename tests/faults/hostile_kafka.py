@@ -1,12 +1,12 @@
-"""Bad input in Kafka's protocol, in bulk: in process and at a live broker.
+"""Send malformed frames of Kafka's protocol in bulk: to the decoders in process, and to a live broker.
 
     python -m tests.faults.hostile_kafka [--frames 200000] [--seed 1] [--live FRAMES]
 
 A request is drawn from the layouts that declare the APIs, in any version, with names and records that a broker may
-know; then it is damaged: in its bytes, its lengths, its header. Each is first decoded in process, where nothing but
-BadInput may come out, and no more memory be taken than its bytes allow. Then it goes to a broker process, which must
-answer it, or wait with it, or close the connection where the decoder has refused it. Frame N of a seed is always the
-same. Exit code 1 unless every check passed.
+know, then damaged: in its bytes, its lengths, its header. Each frame is first decoded in process, where the decoder may
+raise BadInput only and must use memory in proportion to the frame's bytes. Then the frame goes to a broker process,
+which must answer it, wait for the rest of it, or close the connection if the decoder has refused the frame. Frame N of
+a seed is always the same. Exit code 1 unless every check passed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tests.kafka_messages import random_struct
 TEXTS = ("", OPEN_TOPIC, OPEN_TOPIC, "nobody-has-it", "a/b", "..", "line\nbreak", "x" * 250, "\U0001f600" * 60)
 NASTY = (
     b"\xff\xff\xff\xff\x0f",  # the largest varint
-    b"\xff\xff\xff\xff\xff\xff",  # one that does not end
+    b"\xff\xff\xff\xff\xff\xff",  # a varint that does not end
     b"\x80\x80\x80\x80\x80",
     b"\x7f\xff\xff\xff",
     b"\x80\x00\x00\x00",
@@ -61,9 +61,9 @@ NASTY = (
     bytes(64),
 )
 OVERHEAD_BYTES = 20_000
-"""Of any frame: what an exception and its text take."""
+"""Memory that an exception and its text may use, for a frame of any size."""
 BYTES_PER_BYTE = 150
-"""An empty string of one byte becomes an object with some others around it."""
+"""Memory allowed for each byte of a frame: an empty string of one byte becomes several objects."""
 QUIET_S = 0.05
 REQUESTS_PER_CONNECTION = 10
 
@@ -71,7 +71,7 @@ REQUESTS_PER_CONNECTION = 10
 class Frame(NamedTuple):
     kind: str
     data: bytes
-    """With its length."""
+    """The bytes on the wire, including the announced length."""
 
 
 class Verdict(NamedTuple):
@@ -141,7 +141,7 @@ def _scramble(random: Random, frame: bytearray) -> None:
 
 
 def _claim(random: Random, frame: bytearray) -> None:
-    """Many elements, each as small as can be."""
+    """As many elements as fit, each of the smallest size."""
     elements = random.choice((100, 10_000, 100_000, 250_000, 300_000))
     claim = random.choice(
         (elements.to_bytes(4, "big"), bytes([elements & 0x7F | 0x80, elements >> 7 & 0x7F | 0x80, elements >> 14]))
@@ -173,7 +173,7 @@ class InProcess:
         self._listener = KafkaListener(MAX_REQUEST_BYTES)
 
     def read(self, name: str, frame: Frame) -> Verdict:
-        """As a connection does that gets this and nothing else."""
+        """Decode the frame like a connection that receives only this frame."""
         self.kinds[frame.kind] += 1
         dialect = KafkaDialect(self._listener)
         try:
@@ -182,13 +182,13 @@ class InProcess:
                 return Verdict(frame, (header, body))
         except BadInput:
             self.refused[frame.kind] += 1
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what we look for
+        except Exception as error:  # noqa: BLE001 - any other exception is the bug that this looks for
             self.escaped.append(f"frame {name} ({frame.kind}): {error!r}"[:300])
         return Verdict(frame, None)
 
 
 def cut(dialect: KafkaDialect, frame: Frame) -> Sequence[Any]:
-    """The frames that a connection cuts out of these bytes. Raises BadInput."""
+    """Split the bytes into frames as a connection does. Raises BadInput."""
     sent = memoryview(frame.data)
     frames: Sequence[Any] = ()
     while sent and not frames:
@@ -201,8 +201,8 @@ def cut(dialect: KafkaDialect, frame: Frame) -> Sequence[Any]:
 
 
 def greediest(seed: int, count: int) -> tuple[float, int]:
-    """How many bytes of memory the decoding of a frame has taken at most for each of its bytes, and of which frame, of
-    the first `count`."""
+    """Find the one of the first `count` frames whose decoding uses the most memory for each of its bytes. Return that
+    ratio and the frame's number."""
     dialect, worst = KafkaDialect(KafkaListener(MAX_REQUEST_BYTES)), (0.0, -1)
     for number in range(count):
         frame = hostile_frame(seed, number)
@@ -216,7 +216,7 @@ def greediest(seed: int, count: int) -> tuple[float, int]:
 
 
 class KafkaAttack:
-    """Sends frames to a broker, and notes every answer that no broker should give."""
+    """Sends frames to a broker, and records every answer that no broker should give."""
 
     def __init__(self, port: int, verdicts: Iterator[tuple[str, Verdict]]) -> None:
         self._port = port
@@ -234,7 +234,7 @@ class KafkaAttack:
         await asyncio.gather(*(worker(number) for number in range(CONNECTIONS)))
 
     async def _connection(self, source_address: str, until_frames: int) -> None:
-        """As many frames as it takes."""
+        """Send frames on one connection until it is closed."""
         reader, writer = await asyncio.open_connection(LOOPBACK, self._port, local_addr=(source_address, 0))
         self.connections += 1
         try:
@@ -251,7 +251,7 @@ class KafkaAttack:
     async def _play(
         self, name: str, verdict: Verdict, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Whether the connection is good for more."""
+        """Send one frame; return whether the connection can be used for another."""
         self.frames += 1
         where = f"frame {name} ({verdict.frame.kind})"
         is_whole = len(verdict.frame.data) == 4 + struct.unpack_from(">i", verdict.frame.data)[0]
@@ -272,7 +272,7 @@ class KafkaAttack:
                 self.unwanted.append(f"closed by the broker: {where}")
             return False
         if verdict.asked is None:
-            return False  # Produce of old, which is refused with an answer
+            return False  # an old version of Produce, which the broker refuses with an answer
         self._judge(verdict.asked[0], answer, where)
         return True
 
@@ -295,7 +295,7 @@ class KafkaAttack:
 
 
 def run(frames: int, live_frames: int, seed: int, directory: Path) -> list[Check]:
-    """Prints what happened by kind, and returns the checks."""
+    """Print the outcomes by kind; return the checks."""
     in_process = InProcess()
     print(f"seed {seed}, {frames} frames, {live_frames} of them live", flush=True)
 
@@ -317,9 +317,9 @@ def run(frames: int, live_frames: int, seed: int, directory: Path) -> list[Check
     escaped = "".join(f"\n      {line}" for line in in_process.escaped[:10])
     return [
         *checks,
-        Check("the dialect raises BadInput alone", not in_process.escaped, f"{frames} frames{escaped}"),
+        Check("the dialect raises BadInput only", not in_process.escaped, f"{frames} frames{escaped}"),
         Check(
-            "a frame takes no more memory than its bytes allow",
+            "a frame uses no more memory than its size allows",
             ratio <= BYTES_PER_BYTE,
             f"at most {ratio:.0f} bytes for each, in frame {number}, of {frames // 20} (limit {BYTES_PER_BYTE})",
         ),
@@ -329,7 +329,7 @@ def run(frames: int, live_frames: int, seed: int, directory: Path) -> list[Check
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=200_000)
-    parser.add_argument("--live", type=int, help="how many of them go to a broker (a tenth)")
+    parser.add_argument("--live", type=int, help="how many of the frames go to a broker (default: a tenth)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--show", type=int, metavar="N", help="print frame N of the seed and what must come of it")
     arguments = parser.parse_args()

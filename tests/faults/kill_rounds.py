@@ -1,9 +1,9 @@
-"""Kill members of a local cluster, round after round, under load; judge what was acknowledged.
+"""Kill members of a local cluster under load, round after round; check that no acknowledged record is lost.
 
     python -m tests.faults.kill_rounds --rounds 20 [--kinds leader,controller,both,zookeeper,all] [--json FILE]
 
-Each kind gets a topic of its own (3 partitions, 3 replicas, min.insync.replicas=2); see `deploy.failover` for what a
-round is. Exit code 1 unless nothing was lost, duplicated, out of order or altered.
+Each kind has its own topic (3 partitions, 3 replicas, min.insync.replicas=2); `deploy.failover` describes a round. Exit
+code 1 if a record was lost, duplicated, out of order or altered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def tell(line: str) -> None:
 
 
 async def run(directory: Path, kinds: Sequence[Victims], rounds: int) -> tuple[list[dict[str, object]], int]:
-    """The report of each kind, and how many had something lost, duplicated, out of order or altered."""
+    """Return the report of each kind, and how many kinds had a record lost, duplicated, out of order or altered."""
     cluster = LocalCluster(directory)
     await asyncio.to_thread(cluster.up, BROKERS, free_ports(BROKERS)[0])
     reports: list[dict[str, object]] = []

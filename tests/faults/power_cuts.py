@@ -1,20 +1,20 @@
-"""Cut the power under real brokers, round after round, under load; judge what was acknowledged.
+"""Cut the power of real brokers under load, round after round; check that no acknowledged record is lost.
 
     python -m tests.faults.power_cuts --one 60 --all 15
 
-Each broker has an ext4 of its own, in a file. A cut freezes the broker, shuts its file system down without writing its
-journal (FS_IOC_SHUTDOWN), and kills the broker; its next start mounts what has got to the file, under another boot id.
-Two files in the directory show that it was a cut: of one, which was synced, everything must be there, and of the other,
-which was not, nothing. Each broker mounts its file system in a mount namespace of its own, so the host's mounts stay as
-they are, and the last of it is gone with the process.
+Each broker has its own ext4 file system, in a file. A cut freezes the broker, shuts its file system down without
+writing its journal (FS_IOC_SHUTDOWN), and kills the broker. The next start mounts the file as the cut left it, under
+another boot id. Two files in the directory prove that it was a cut: the synced one must be complete, the unsynced one
+empty. Each broker mounts its file system in its own mount namespace, so the host's mounts do not change, and the mount
+disappears with the process.
 
-First one broker at a time loses its power, the next when all replicas are in sync again; then all brokers at once. A
-topic with `durability=replicated` and one with `synced` take records with acks=all all the time. After each cut all
-replicas must be in sync again by themselves, and everything is read back. What was acknowledged must be there, but for
-the replicated topic once all have lost their power: what that loses is counted. (What ext4 has handed to the file
-counts as written: a disk whose cache is lost is not imitated.)
+First one broker at a time loses its power, the next one when all replicas are in sync again; then all brokers at once.
+A producer writes throughout with acks=all to one topic with `durability=replicated` and one with `synced`. After each
+cut all replicas must return to the ISR without help, and all records are read back. Each acknowledged record must be
+there. The replicated topic may lose records when all brokers lose their power; those are counted. (Bytes that ext4 has
+handed to the file count as written: the loss of a disk's cache is not simulated.)
 
-Needs root. Exit code 1 unless what must be there is.
+Needs root. Exit code 1 if a record was lost that must survive.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ mount -o loop "$3" "$4"
 shift 4
 exec "$@"
 """
-"""What a broker's process does in its namespace, before it is one."""
+"""The shell script that prepares the namespace and then becomes the broker's process."""
 
 
 class PowerCutFailed(Exception):
-    """The cluster did not do what it must, or power cuts are impossible here."""
+    """The cluster did not recover, or power cuts are impossible on this machine."""
 
 
 class MachineBroker:
@@ -95,14 +95,14 @@ class MachineBroker:
         _run("mkfs.ext4", "-q", "-F", str(self._image))
 
     def start(self) -> None:
-        """Returns at once. A broker that is started after a cut is on a host that was started anew."""
+        """Start the process without waiting for it. After a cut the broker finds the boot id of a restarted host."""
         self._boot_id.write_text(f"{uuid.uuid4()}\n", encoding="ascii")
         overrides = [text for pair in self._settings.items() for text in ("--override", "=".join(pair))]
         broker = [sys.executable, "-P", "-u", "-m", "minibroker.broker", *overrides]
         places = [str(self._boot_id), _BOOT_ID, str(self._image), str(self._mount_point)]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                # Whatever becomes of us, it dies with us.
+                # The broker dies with this process, however this process ends.
                 ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "sh", "-c", _START, "sh", *places, *broker],
                 stdout=log,
                 stderr=log,
@@ -114,15 +114,15 @@ class MachineBroker:
         return self._process is None or self._process.poll() is not None
 
     def freeze(self) -> None:
-        """Returns when none of its threads does anything any more."""
+        """Stop all threads of the broker; return when all have stopped."""
         assert self._process is not None
         pid = self._process.pid
         os.kill(pid, signal.SIGSTOP)
         if not wait_until(lambda: all(_state(task) == "T" for task in Path(f"/proc/{pid}/task").iterdir()), 10):
-            raise PowerCutFailed(f"broker {self.id} does not freeze")
+            raise PowerCutFailed(f"broker {self.id} did not freeze within 10 s")
 
     def cut(self) -> None:
-        """Of one that is frozen. Its disk is what was written when this returns."""
+        """Cut the power of a frozen broker. On return its disk holds only the bytes already written."""
         assert self._process is not None
         self._cuts += 1
         root = Path(f"/proc/{self._process.pid}/root{self._mount_point}")
@@ -140,26 +140,26 @@ class MachineBroker:
         self.end()
 
     def end(self) -> None:
-        """Kill it; its file system is unmounted on return."""
+        """Kill the broker; its file system is unmounted on return."""
         if self._process is None:
             return
         self._process.kill()
         self._process.wait()
         if not wait_until(lambda: not _run("losetup", "--associated", str(self._image)), 20):
-            raise PowerCutFailed(f"the disk of broker {self.id} is not released")
+            raise PowerCutFailed(f"the disk of broker {self.id} is still mounted")
 
     def check_cut(self) -> None:
-        """After the start that follows a cut: what was synced has outlived it, and nothing else."""
+        """Check, after the restart, that exactly the synced file survived the cut."""
         assert self._process is not None
         root = Path(f"/proc/{self._process.pid}/root{self._mount_point}")
         expected = b"%d" % self._cuts * 1_000
         if (root / "synced").read_bytes() != expected:
-            raise PowerCutFailed(f"the disk of broker {self.id} lost what was synced")
+            raise PowerCutFailed(f"the disk of broker {self.id} lost synced bytes")
         unsynced = root / "unsynced"
         if unsynced.exists() and unsynced.read_bytes() == expected:
-            raise PowerCutFailed(f"the disk of broker {self.id} kept what was not synced: that was no power cut")
+            raise PowerCutFailed(f"the disk of broker {self.id} kept unsynced bytes: that was no power cut")
         if self.log.read_text(errors="replace").count("the host was started anew") < self._cuts:
-            raise PowerCutFailed(f"broker {self.id} took its host for the same one: see {self.log}")
+            raise PowerCutFailed(f"broker {self.id} did not notice the restart of its host: see {self.log}")
 
 
 class Round(NamedTuple):
@@ -218,13 +218,13 @@ class Rounds:
         return Round([broker.id for broker in cut], whole_after_s, verdicts)
 
     async def _acknowledged(self, more: int) -> None:
-        """On every partition."""
+        """Wait until every partition has acknowledged this many more records."""
         try:
             await asyncio.gather(
                 *(trial.wait_for_acknowledgements(more, WHOLE_WITHIN_S) for trial in self._trials.values())
             )
         except TimeoutError as error:
-            raise PowerCutFailed(f"not every partition takes records within {WHOLE_WITHIN_S:g} s") from error
+            raise PowerCutFailed(f"not every partition accepts records within {WHOLE_WITHIN_S:g} s") from error
 
     async def _until_whole(self, topics: int = 2) -> None:
         addresses = [(LOOPBACK, broker.port) for broker in self._brokers]
@@ -254,7 +254,7 @@ def _values(random: Random) -> Iterator[bytes]:
 
 
 def _state(task: Path) -> str:
-    """Of a thread: one letter."""
+    """The state of a thread, one letter as in proc(5)."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return (task / "stat").read_text().rpartition(")")[2].split()[0]
     return "T"  # it has ended
@@ -273,7 +273,7 @@ def _run(*command: str) -> str:
 
 
 class Count(NamedTuple):
-    """What became of all rounds of a kind."""
+    """The totals of all rounds of one kind."""
 
     rounds: int
     acknowledged: int
@@ -296,8 +296,8 @@ def _table(counts: dict[tuple[str, str], Count]) -> str:
 
 
 async def play(brokers: Sequence[MachineBroker], one: int, all_: int, seed: int) -> int:
-    """Prints the table, also of what was played before something failed. Returns how many kinds of cut lost what they
-    must not lose."""
+    """Play the rounds and print the table, even after a failure. Return how many kinds of cut lost records that must
+    survive."""
     rounds = Rounds(brokers, seed)
     counts: dict[tuple[str, str], Count] = {}
     before = dict.fromkeys(("replicated", "synced"), (0, 0, 0))
@@ -336,7 +336,7 @@ async def play(brokers: Sequence[MachineBroker], one: int, all_: int, seed: int)
 
 
 def cut_power(directory: Path, one: int, all_: int, seed: int) -> int:
-    """In a directory that is there, and is nobody else's."""
+    """Play in an existing directory that no other process uses."""
     _run("unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", str(directory))
     zookeeper_port, *ports = free_ports(1 + len(BROKERS))
     secret = directory / secret_file.FILE_NAME
@@ -357,8 +357,8 @@ def cut_power(directory: Path, one: int, all_: int, seed: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", type=int, default=1, metavar="ROUNDS", help="how often one broker loses its power")
-    parser.add_argument("--all", type=int, default=1, metavar="ROUNDS", help="how often all of them do, at once")
-    parser.add_argument("--seed", type=int, default=1, help="of the moments at which the power is cut")
+    parser.add_argument("--all", type=int, default=1, metavar="ROUNDS", help="how often all brokers lose it at once")
+    parser.add_argument("--seed", type=int, default=1, help="of the times at which the power is cut")
     parser.add_argument("--keep", type=Path, help="use this directory, which is made, and leave it")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

@@ -1,12 +1,12 @@
-"""Kill what `minibroker spark ingest` consists of and depends on, round after round, under load; then compare.
+"""Kill processes of `minibroker spark ingest` and of its cluster under load; then compare its output with the topic.
 
     python -m tests.faults.spark_rounds --rounds 5 [--modes local,cluster] [--kinds driver,worker,...] [--keep DIR]
 
-Killed with SIGKILL: the driver (in turn its Python process and its JVM), a Python worker of an executor, an
-executor's JVM (on the cluster), the leader of a partition, the controller. Where: on local[2], and on a Spark master
-with two workers. Each kind has a topic and an output of its own; records are sent and compactions made all the time. A
-job that ends is started again. In the end the Parquet files must equal the topic: `exceptAll` both ways is 0. Exit code
-1 otherwise.
+A round kills one process with SIGKILL: the driver (in turn its Python process and its JVM), a Python worker of an
+executor, an executor's JVM (on the cluster), the leader of a partition, or the controller. The job runs on local[2], or
+on a Spark master with two workers. Each kind has its own topic and output; a producer writes and the job compacts
+throughout. A job that ends is restarted. At the end the Parquet files must equal the topic: `exceptAll` finds no record
+in either direction. Exit code 1 otherwise.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PATIENCE_S = 600.0
 KINDS = ("driver", "worker", "executor", "leader", "controller")
 MODES = ("local", "cluster")
 WORKER = "pyspark.daemon pyspark.worker"
-"""On the command lines of the Python processes of executors, and of what forks them."""
+"""Module on the command lines of executors' Python processes and of the daemon that forks them."""
 
 
 class Row(NamedTuple):
@@ -77,7 +77,7 @@ class Found(NamedTuple):
 
 
 def descendants(pid: int) -> list[Found]:
-    """All processes below one, with their command lines. What ends meanwhile is left out."""
+    """All descendants of a process, with their command lines. A process that ends during the search is left out."""
     found: list[Found] = []
     waiting = [pid]
     while waiting:
@@ -101,7 +101,7 @@ def descendants(pid: int) -> list[Found]:
 
 
 class Job:
-    """`minibroker spark ingest`, started again whenever it has ended."""
+    """`minibroker spark ingest`, restarted whenever it has ended."""
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
         self._arguments = [sys.executable, "-P", "-m", "minibroker", "spark", "ingest", *arguments]
@@ -125,7 +125,7 @@ class Job:
             return subprocess.Popen([*self._arguments, *more], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def finish(self) -> None:
-        """Stop it cleanly, and ingest the rest."""
+        """Stop the job cleanly, then run it once more to ingest the rest."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(PATIENCE_S)
@@ -152,7 +152,7 @@ def _kill(pid: int) -> None:
 
 @contextmanager
 def load(bootstrap: str, topic: str) -> Iterator[None]:
-    """Records on every partition, all the time."""
+    """Send records to every partition without a pause."""
     done = threading.Event()
     errors: list[BaseException] = []
 
@@ -170,7 +170,7 @@ def load(bootstrap: str, topic: str) -> Iterator[None]:
     def run() -> None:
         try:
             asyncio.run(send())
-        except BaseException as error:  # noqa: BLE001 (raised below, on the main thread)
+        except BaseException as error:  # noqa: BLE001 - raised below, on the main thread
             errors.append(error)
 
     thread = threading.Thread(target=run, name="load")
@@ -280,7 +280,7 @@ class Rounds:
         return [found for root in roots for found in descendants(root)]
 
     def _python_workers(self) -> list[Found]:
-        """Those that read; not the process that forked them, without which Spark goes on with the orphans."""
+        """The workers that read; without their daemon Spark would continue with the orphaned workers."""
         return [found for found in self._executor_processes() if not descendants(found.pid)]
 
     def _kill_one(self, candidates: Callable[[], list[Found]], name: str) -> str:
@@ -296,7 +296,7 @@ class Rounds:
         return f"{name} {victim.pid}"
 
     def _mend(self) -> None:
-        """All brokers live, and all replicas are in sync."""
+        """Restart all brokers and wait until all replicas are in sync."""
         if self._kind in ("leader", "controller"):
             self._brokers.start(AllBrokers())
             self._until(self._is_whole, "the replicas did not come back")
@@ -311,7 +311,7 @@ class Rounds:
         )
 
     def judged(self, rounds: int) -> Row:
-        """Everything that was ingested against everything that is in the topic."""
+        """Compare the ingested records with the records of the topic."""
         session = spark_session(
             "judge", master="local[2]", settings=SETTINGS | {"spark.ui.showConsoleProgress": "false"}
         )
@@ -355,7 +355,7 @@ def main() -> None:
     for name in (*modes, *kinds):
         if name not in (*MODES, *KINDS):
             parser.error(f"unknown {name!r}: choose from {', '.join((*MODES, *KINDS))}")
-    # Not at once: what was started must be ended.
+    # The default handler would exit at once and leave the started processes running.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="minibroker-spark-rounds-") as temporary:
         directory = arguments.keep or Path(temporary)

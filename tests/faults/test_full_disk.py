@@ -1,6 +1,6 @@
-"""A cluster whose disk is full: its processes are found, ended and started, and the directory is named.
+"""A cluster on a full disk: its processes can be found, stopped and started, and the error names the directory.
 
-Mounts disks of its own, so it is not among the tests that need no root: `make full-disk`.
+Needs root to mount disks, so it runs with `make full-disk` only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-def test_a_cluster_on_a_full_disk_is_told_of_ended_and_comes_up_again(small_disk: Path) -> None:
+def test_a_cluster_on_a_full_disk_is_reported_and_stopped_and_comes_up_again(small_disk: Path) -> None:
     cluster = LocalCluster(small_disk / "data")
     cluster.up(1, free_ports(1)[0])
     try:
@@ -72,7 +72,7 @@ def test_a_cluster_on_a_full_disk_is_told_of_ended_and_comes_up_again(small_disk
         cluster.down(kill=True)
 
 
-def test_the_cluster_file_is_written_where_there_is_no_room_for_another(small_disk: Path) -> None:
+def test_the_cluster_file_is_written_although_the_disk_has_no_room_for_a_second_one(small_disk: Path) -> None:
     shorter = ClusterFile(ZooKeeperEntry("127.0.0.1:2181"), (BrokerEntry(1, 9092),))
     longer = ClusterFile(ZooKeeperEntry("127.0.0.1:2181"), (BrokerEntry(1, 9092), BrokerEntry(2, 9093)), running=True)
     cluster_file.save(small_disk, shorter)
@@ -85,13 +85,13 @@ def test_the_cluster_file_is_written_where_there_is_no_room_for_another(small_di
 
 
 async def spread_over(bootstrap: str, broker_id: int) -> None:
-    """Two partitions, both led by the broker, with another replica on broker 1."""
+    """Create two partitions that the broker leads, each with its second replica on broker 1."""
     async with Admin(bootstrap) as admin:
         await admin.create_topic("orders", assignments=[[broker_id, 1]] * 2)
 
 
 async def leaders_after(bootstrap: str, values: range) -> list[int | None]:
-    """Who leads the two partitions once both have taken the values."""
+    """Append the values to both partitions, then return the partitions' leaders."""
     async with Producer(bootstrap) as producer:
         for value in values:
             await asyncio.gather(*(producer.send("orders", b"%d" % value + bytes(900), partition=p) for p in (0, 1)))
@@ -109,7 +109,7 @@ async def values_read(bootstrap: str, count: int) -> dict[int, list[int]]:
     raise AssertionError("it ended")
 
 
-def test_a_broker_with_two_disks_of_which_one_is_full_serves_on_from_the_other(
+def test_a_broker_with_one_full_disk_keeps_serving_from_its_other_disk(
     small_disk: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     large_disk = tmp_path_factory.mktemp("large")

@@ -1,6 +1,6 @@
-"""Brokers of a cluster inside a test are cut off, and come back.
+"""Brokers of a test's cluster are isolated from the network and healed.
 
-Writes rules of the kernel's packet filter, so it is not among the tests that need no root: `make isolation`.
+Needs root to write rules of the kernel's packet filter, so it runs with `make isolation` only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.waiting import until_true
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where clusters of this test have their directories."""
+    """The directory below which this test's clusters have their directories."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield tmp_path
     assert left_behind(tmp_path) == []
@@ -34,10 +34,10 @@ def test_an_isolated_leader_is_replaced_and_comes_back_when_it_is_healed() -> No
     ):
         producer.send("orders", b"0").result()
         isolated = cluster.isolate("leader:orders-0")
-        assert cluster.isolate(isolated[0]) == isolated  # it is already
+        assert cluster.isolate(isolated[0]) == isolated
         assert producer.send("orders", b"1").result().offset == 1
         assert cluster.find("leader:orders-0") != isolated
-        assert "handed over" not in cluster.log_of(isolated[0]).read_text()  # it runs, and does not know what hit it
+        assert "handed over" not in cluster.log_of(isolated[0]).read_text()  # it runs, unaware of the isolation
         cluster.heal()
         cluster.wait_healthy()
         cluster.isolate(isolated[0])

@@ -1,15 +1,15 @@
-"""Other people's clients against a real cluster of three brokers, whose leader and coordinator are killed meanwhile.
+"""Run Kafka clients against a real cluster of three brokers, and kill leaders and coordinators under them.
 
     python -m tests.kafka_clients.matrix [--only NAME,...] [--brief] [--cache DIR] [--keep DIR]
 
-For each client: records with each codec it has, read back; a seek, and offsets by time; batches that our own producer
-wrote in columns; a leader killed under an idempotent producer and a consumer by assignment; groups, with each strategy,
-of which the last has its coordinator killed; administration. Nothing may be lost, duplicated, reordered or altered.
-Kafka's console tools and Spark's connector do what they are for. With --brief each client's groups have one strategy,
-and not all clients the same.
+Each client writes records with each of its codecs and reads them back; seeks and lists offsets by time; reads batches
+that minibroker's producer wrote in columns; writes (idempotently) and reads (by assignment) while a leader is killed;
+reads in a group with each strategy, the last while its coordinator is killed; and administers topics and groups. No
+record may be lost, duplicated, reordered or altered. Kafka's console tools and Spark's connector run their usual
+commands. With --brief each client's groups use one strategy, which differs between clients.
 
-Prints a line for each check that fails and a table, and exits with 1 if anything failed. A client that cannot be built
-has failed. SIGINT and SIGTERM end the cluster, too.
+Prints a line for each failed check and a table. Exit code 1 if a check failed or a client could not be built. SIGINT
+and SIGTERM also end the cluster.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ OF_EACH_CODEC = 300
 UNDER_FIRE = 1_200
 PER_SECOND = 200
 FED = 150
-"""Records a time, in groups."""
+"""Records per step of the group check."""
 SETTINGS = {"group.initial.rebalance.delay.ms": "300"}
 
 
 class Failed(Exception):
-    """What a check found."""
+    """A check found a problem."""
 
 
 class Run:
-    """A program that runs, and what it has printed."""
+    """A running program and its output."""
 
     def __init__(self, process: asyncio.subprocess.Process, what: str) -> None:
         self._process = process
@@ -89,7 +89,7 @@ class Run:
         return [line for line in self.lines if line[0] == kind]
 
     async def until(self, condition: Callable[[], object], what: str, within_s: float = 40) -> None:
-        """Raises Failed if the program ends before, or it takes too long."""
+        """Wait until the condition is true. Raises Failed if the program ends first, or after `within_s`."""
         try:
             await until(lambda: condition() or self.has_ended, within_s, every_s=0.02)
         except TimeoutError:
@@ -106,7 +106,7 @@ class Run:
         await self.ended()
 
     async def ended(self) -> None:
-        """Raises Failed unless it came to its end."""
+        """Wait for the program's end. Raises Failed unless it ended regularly."""
         await self._process.wait()
         await asyncio.gather(*self._readers)
         if self._process.returncode or self.lines[-1:] != [["end"]]:
@@ -125,7 +125,7 @@ class Run:
 
 
 class Bench:
-    """A client at the cluster: topics of its own, and its programs."""
+    """A client with its own topics and its programs."""
 
     def __init__(self, cluster: LocalCluster, admin: Admin, name: str, program: Program) -> None:
         self.cluster = cluster
@@ -185,7 +185,7 @@ class Bench:
 
     @asynccontextmanager
     async def killed(self, partition: TopicPartition) -> AsyncIterator[None]:
-        """Its leader, until the end of the context; then everything is whole again."""
+        """Kill the partition's leader; restart it at the end of the context, and wait until the cluster is whole."""
         [victim] = await asyncio.to_thread(self.cluster.kill, LeaderOf(partition))
         assert isinstance(victim, int)
         try:
@@ -255,7 +255,7 @@ async def codecs(bench: Bench) -> None:
 
 
 async def seek(bench: Bench) -> None:
-    """In the topic that `codecs` wrote."""
+    """Seek in the topic that `codecs` wrote."""
     topic = f"{bench.name}-codecs"
     sent = OF_EACH_CODEC * len(bench.program.codecs)
     everything = [
@@ -283,7 +283,7 @@ async def seek(bench: Bench) -> None:
 
 
 async def native(bench: Bench) -> None:
-    """Batches in columns are transcoded on their way out."""
+    """Read batches in columns, which the broker transcodes."""
     topic = await bench.topic("native")
     acknowledged: dict[int, tuple[int, int] | None] = {}
     for index, codec in enumerate(bench.program.codecs):
@@ -375,7 +375,7 @@ def assigned(member: Run) -> set[str]:
 
 
 Tell = Callable[[str, str | None], None]
-"""Called with each check and what it failed with."""
+"""Called with each check and its failure, or None."""
 
 
 async def judge(bench: Bench, name: str, check: Callable[[Bench], Awaitable[None]], tell: Tell) -> None:
@@ -386,7 +386,7 @@ async def judge(bench: Bench, name: str, check: Callable[[Bench], Awaitable[None
         tell(name, str(error))
     except TimeoutError:
         tell(name, f"not within {CHECK_TIMEOUT_S:.0f} s")
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the check failed with
+    except Exception as error:  # noqa: BLE001 - any exception is a failure of the check
         traceback.print_exc()
         tell(name, repr(error))
     else:
@@ -416,7 +416,7 @@ async def try_program(bench: Bench, strategies: Sequence[str], tell: Tell) -> No
 
 
 async def try_clients(directory: Path, cache: Path, names: list[str], *, is_brief: bool = False) -> int:
-    """How many checks failed. SIGTERM cancels it; the cluster is down in any case."""
+    """Return how many checks failed. SIGTERM cancels the run; the cluster is always taken down."""
     me = asyncio.current_task()
     assert me is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
@@ -453,7 +453,7 @@ async def try_clients(directory: Path, cache: Path, names: list[str], *, is_brie
                 rows.append((name, version, len(outcomes) - failed, failed, time.monotonic() - began_s))
                 print("{:<16} {:<32} {:>3} passed, {:>2} failed in {:>3.0f} s".format(*rows[-1]), flush=True)
     finally:
-        await asyncio.wait([starting])  # the thread goes on, whoever is cancelled
+        await asyncio.wait([starting])  # a cancelled task does not stop its thread
         if cluster.file_or_none() is not None:
             await asyncio.to_thread(cluster.down, kill=True)
     print(f"\n{'client':<16} {'version':<32} {'passed':>6} {'failed':>6} {'seconds':>7}")
@@ -468,7 +468,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PROGRAMS), help="the clients, separated by commas")
     parser.add_argument("--brief", action="store_true", help="one strategy of each client's groups")
-    parser.add_argument("--cache", type=Path, default=Path(".minibroker/kafka-clients"), help="of downloads and builds")
+    parser.add_argument(
+        "--cache", type=Path, default=Path(".minibroker/kafka-clients"), help="kept downloads and builds"
+    )
     parser.add_argument("--keep", type=Path, help="use this directory for the cluster and leave it, for its logs")
     arguments = parser.parse_args()
     names = arguments.only.split(",")

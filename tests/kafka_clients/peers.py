@@ -1,11 +1,11 @@
-"""Peers' own test suites against our brokers: those whose sources are in the package registries with their tests.
+"""Run the test suites of other Kafka clients against minibroker, where their packages include the tests.
 
     python -m tests.kafka_clients.peers [--only NAME,...] [--cache DIR] [--keep DIR]
 
-Each suite is fetched from its package, and run at a cluster of its own, as its authors run it at Kafka's. `peers.toml`
-says which of its tests are not applicable here, and which fail for a known reason. Prints each test as passed, failed
-or not applicable, with the reason, and a table. Exits with 1 if one failed without a known reason, or passed though it
-is listed.
+Each suite is fetched from its package and runs against its own cluster, as its authors run it against Kafka.
+`peers.toml` lists the tests that are not applicable here, and those that fail for a known reason. Prints each test as
+passed, failed or not applicable, with the reason, and a table. Exit code 1 if a test failed without a known reason, or
+passed although it is listed.
 """
 
 from __future__ import annotations
@@ -51,26 +51,27 @@ from tests.kafka_clients.verdicts import (
 
 KAFKA_PYTHON = "3.0.12"
 NODE_RDKAFKA = "3.6.1"
-"""The package on npm that has librdkafka's source, with its tests."""
+"""The npm package that includes librdkafka's source and tests."""
 KAFKA_TOOLS = "3.9.1"
-"""The last that makes topics with the small segments that some tests want."""
+"""The last version that creates topics with the small segments that some tests need."""
 SPEAKS = "3.9"
-"""The Kafka whose versions of the APIs are nearest to ours: what kafka-python takes us for."""
+"""The version of Kafka that kafka-python assumes: its API versions are nearest to minibroker's."""
 FRANZ_GO = "1.22.3"
 KAFKA_GO = "0.4.51"
 SUITE_TIMEOUT_S = 900
 TEST_TIMEOUT_S = 60
 RUNNER_TIMEOUT_S = 900
-"""For the tests of librdkafka that share a number. 0113 takes 500 s, the others two minutes at most."""
+"""Limit for the tests of librdkafka that share a number. 0113 takes 500 s, the others at most two minutes."""
 
 Ledger = dict[str, Known]
 Suite = Callable[[Path, Path, Known], Iterator[Found]]
-"""With a directory of downloads and builds, which is left for the next run, and one for the run. Raises CannotBuild."""
+"""Called with the directory of downloads and builds, which the next run reuses, and the run's own directory. Raises
+CannotBuild."""
 
 
 @contextmanager
 def cluster(directory: Path, brokers: int, first: int = 0, **settings: str) -> Iterator[str]:
-    """Brokers with ids from `first` on, as the suite has it."""
+    """A cluster with the number of brokers and the first broker id that the suite expects."""
     *ports, zookeeper_port = free_ports(brokers + 1)
     launcher = LocalCluster(directory)
     planned = ClusterFile(
@@ -81,7 +82,7 @@ def cluster(directory: Path, brokers: int, first: int = 0, **settings: str) -> I
             "num.partitions": "4",
             "default.replication.factor": str(brokers),
             "group.initial.rebalance.delay.ms": "300",
-            # Some tests have members that are to be missed soon.
+            # Some tests expect that a dead member is detected soon.
             "group.min.session.timeout.ms": "1000",
             **{name.replace("_", "."): value for name, value in settings.items()},
         },
@@ -94,7 +95,7 @@ def cluster(directory: Path, brokers: int, first: int = 0, **settings: str) -> I
 
 
 def execute(command: list[str], directory: Path, log: Path, timeout_s: float, **environment: str) -> str:
-    """How it ended, where that was not with 0. Its children end with it."""
+    """Run the command and end its children with it. Return an empty string for exit code 0, else how it ended."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -126,7 +127,7 @@ PYTHON_PACKAGES = (
     "zstandard==0.25.0",
     "crc32c==2.9.post0",
 )
-# Of the modules that its sdist leaves out, the one that its fixtures import to start Kafka: ours runs already.
+# Its fixtures start Kafka through this module, which its sdist leaves out. Here the broker already runs.
 SERVICE = """class ExternalService:
     def __init__(self, host, port):
         pass
@@ -143,7 +144,7 @@ SpawnedService = None
 
 
 def fetch_kafka_python(cache: Path) -> tuple[Path, Path]:
-    """Its source, and a Python that has what its tests need."""
+    """Its source, and a Python with the packages that its tests need."""
     directory = cache / f"kafka-python-{KAFKA_PYTHON}"
     source, python = directory / f"kafka_python-{KAFKA_PYTHON}", directory / "venv" / "bin" / "python"
     if not (directory / "complete").exists():
@@ -153,7 +154,7 @@ def fetch_kafka_python(cache: Path) -> tuple[Path, Path]:
         run([*pip, "install", *PYTHON_PACKAGES], directory)
         run([*pip, "download", "--no-deps", "--no-binary", "kafka-python", f"kafka-python=={KAFKA_PYTHON}"], directory)
         run([tool("tar", "tar"), "-xzf", f"{source.name}.tar.gz"], directory)
-        # Without it, the `test` of the standard library is what Python finds.
+        # Without it, Python would import the standard library's `test`.
         (source / "test" / "__init__.py").touch()
         (source / "test" / "service.py").write_text(SERVICE)
         (directory / "complete").touch()
@@ -177,13 +178,13 @@ def kafka_python(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
 
 
 def fetch_go(cache: Path, module: str, version: str) -> Path:
-    """A copy of a module, which has its tests, and of what they need."""
+    """Copy a module, which includes its tests, and fetch their dependencies."""
     directory = cache / f"{Path(module).name}-{version}"
     if not (directory / "complete").exists():
         go = tool("go", "golang-go")
         told = msgspec.json.decode(run([go, "mod", "download", "-json", f"{module}@v{version}"], cache))
         shutil.rmtree(directory, ignore_errors=True)
-        # The original is read-only: the copy is to be writable.
+        # The original is read-only, and the copy must be writable.
         shutil.copytree(told["Dir"], directory, copy_function=shutil.copyfile)
         run(["chmod", "-R", "u+w", str(directory)], cache)
         run([go, "mod", "tidy"], directory)
@@ -224,7 +225,7 @@ def kafka_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
     with cluster(directory / "cluster", brokers=1, first=1, **settings) as bootstrap:
         shutil.copytree(fetch_go(cache, "github.com/segmentio/kafka-go", KAFKA_GO), source)
         host, _, port = bootstrap.partition(":")
-        # It has no setting for where the broker is.
+        # Its tests have no setting for the broker's address.
         for file in source.glob("*.go"):
             text = file.read_text().replace("9092", port)
             file.write_text(text.replace("localhost", host) if file.stem.endswith("_test") else text)
@@ -235,12 +236,12 @@ def kafka_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
 
 
 def build_librdkafka(cache: Path) -> Path:
-    """The directory of its tests, in which is the runner."""
+    """Build the tests; return their directory, which holds the runner."""
     directory = cache / f"node-rdkafka-{NODE_RDKAFKA}"
     source = directory / "package" / "deps" / "librdkafka"
     if not (directory / "complete").exists():
         directory.mkdir(parents=True, exist_ok=True)
-        # Without it, the tests of its statistics are left out.
+        # Without it, the build leaves out the tests of its statistics.
         run(
             [tool("g++", "g++ rapidjson-dev"), "-fsyntax-only", "-xc++", "-include", "rapidjson/schema.h", os.devnull],
             directory,
@@ -256,7 +257,7 @@ def build_librdkafka(cache: Path) -> Path:
 
 
 def kafka_path(cache: Path) -> Path:
-    """A directory like that of Kafka's distribution, with the console tool by which some tests make topics."""
+    """A directory like that of Kafka's distribution, with the console tool that some tests use to create topics."""
     directory = cache / "kafka"
     script = directory / "bin" / "kafka-topics.sh"
     command = java_command(
@@ -272,7 +273,7 @@ def librdkafka(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
     tests, kafka = build_librdkafka(cache), kafka_path(cache)
     declared = [each for each in declared_tests((tests / "test.c").read_text()) if not each.is_manual]
     local = sum(each.is_local for each in declared)
-    print(f"librdkafka: {local} of its {len(declared)} tests need no broker, or bring a mock: left out", flush=True)
+    print(f"librdkafka: {local} of its {len(declared)} tests need no broker or bring a mock: left out", flush=True)
     all_names = {each.name for each in declared}
     yield from (Found(name, SKIPPED) for name in known.not_applicable if name.partition("::")[0] in all_names)
     wanted = [each for each in declared if not each.is_local and each.name not in known.not_applicable]
@@ -290,7 +291,7 @@ def librdkafka(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
 
 
 class Runner:
-    """librdkafka's test-runner, at a cluster."""
+    """librdkafka's test-runner against a cluster."""
 
     def __init__(self, tests: Path, directory: Path, scenario: str, kafka: Path, bootstrap: str) -> None:
         self._tests = tests
@@ -306,7 +307,8 @@ class Runner:
         (directory / "test.conf").write_text("\n".join(settings))
 
     def run(self, number: str, part: str = "") -> tuple[bytes | None, str, str]:
-        """The tests of a number, or their subtests of that name: the report, the log, and how it ended."""
+        """Run the tests with this number, or only their subtests named `part`. Return the report, the log, and how the
+        runner ended."""
         report, log = (self._directory / f"{number}{part.replace(' ', '-')}{suffix}" for suffix in (".json", ".log"))
         environment = {**self._environment, "TESTS": number, "TEST_REPORT": str(report)}
         if part:
@@ -321,7 +323,7 @@ SUITES: dict[str, tuple[str, Suite]] = {
     "franz-go": (FRANZ_GO, franz_go),
     "librdkafka": (f"of node-rdkafka {NODE_RDKAFKA}", librdkafka),
 }
-"""With the version. The quick ones come first."""
+"""Suites by name with version. The quick ones come first."""
 
 
 def try_suite(name: str, cache: Path, directory: Path, known: Known) -> list[Verdict]:
@@ -346,7 +348,9 @@ def try_suite(name: str, cache: Path, directory: Path, known: Known) -> list[Ver
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(SUITES), help="the suites, separated by commas")
-    parser.add_argument("--cache", type=Path, default=Path(".minibroker/kafka-clients"), help="of downloads and builds")
+    parser.add_argument(
+        "--cache", type=Path, default=Path(".minibroker/kafka-clients"), help="kept downloads and builds"
+    )
     parser.add_argument("--keep", type=Path, help="use this directory for the clusters and leave it, for their logs")
     arguments = parser.parse_args()
     names = arguments.only.split(",")

@@ -1,21 +1,21 @@
-"""The programs that the matrix runs, one for each client, and what it takes to build them.
+"""The programs that the matrix runs, one for each client, and their builds.
 
-Each is started as `PROGRAM BOOTSTRAP VERB name=value ...`, prints lines of cells that are separated by tabs, and last
-of all `end`. A null is `\\N`. The verbs:
+Each is started as `PROGRAM BOOTSTRAP VERB name=value ...`. It prints lines of cells separated by tabs, and at last
+`end`. A null is `\\N`. The verbs and their arguments:
 
-    produce  topic, partitions, first, count, codecs, per_second, base: for each of the codecs in turn `count` records
-             (`records.full_record`), from number `first` on, number n to partition n % partitions with the timestamp
-             base + n; idempotent where the client can. Prints `ack N PARTITION OFFSET` (-1: not said) or
-             `failed N REASON`.
-    consume  topic, partitions, until: all partitions by assignment from their beginning, until so many records were
-             read. Prints `rec PARTITION OFFSET TIMESTAMP KEY VALUE HEADERS`.
-    seek     topic, partitions, offset, time: the record at `offset` of partition 0; then for each partition
-             `at PARTITION OFFSET`, the first at or after `time` (-1: none), `first PARTITION OFFSET`, and
+    produce  topic, partitions, first, count, codecs, per_second, base: for each codec in turn, send `count` records
+             (`records.full_record`) from number `first` on. Number n goes to partition n % partitions with the
+             timestamp base + n, idempotently if the client can. Prints `ack N PARTITION OFFSET` (-1 if the client does
+             not know it) or `failed N REASON`.
+    consume  topic, partitions, until: read all partitions by assignment from their beginning, until `until` records
+             were read. Prints `rec PARTITION OFFSET TIMESTAMP KEY VALUE HEADERS`.
+    seek     topic, partitions, offset, time: read the record at `offset` of partition 0. Then print for each partition
+             `at PARTITION OFFSET`, the first offset at or after `time` (-1 for none), `first PARTITION OFFSET`, and
              `last PARTITION OFFSET`.
-    group    topic, group, strategy: a member that commits what it has printed, until it is told to stop by a line, or
-             the end, of its standard input. Prints also `assigned PARTITION` and `revoked PARTITION`.
-    admin    topic: creates it, does all that the client can do about it and a group, and deletes it. Prints `ok STEP`
-             or `bad STEP REASON`. The console tools and Spark's connector do here what they are for.
+    group    topic, group, strategy: read as a member that commits the records it has printed, until a line or the end
+             of its standard input. Prints also `assigned PARTITION` and `revoked PARTITION`.
+    admin    topic: create the topic, use all of the client's administration on it and a group, and delete it. Prints
+             `ok STEP` or `bad STEP REASON`. The console tools and Spark's connector run their usual commands.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SPARK_CONNECTOR = "4.2.0"
 
 
 class CannotBuild(Exception):
-    """Names what is missing, or what the build said."""
+    """A tool is missing, or a build failed; the message names the tool or quotes the build."""
 
 
 class Program(NamedTuple):
@@ -53,12 +53,12 @@ class Program(NamedTuple):
     strategies: tuple[str, ...] = ("range", "sticky", "cooperative-sticky")
     expected: Expected = full_record
     has_timestamps: bool = True
-    """It can give its records timestamps."""
+    """Whether the client can set its records' timestamps."""
     verbs: tuple[str, ...] = ("produce", "consume", "seek", "group", "admin")
 
 
 Build = Callable[[Path], Program]
-"""With a directory for what it downloads and builds, which is left for the next run. Raises CannotBuild."""
+"""Called with the directory of downloads and builds, which the next run reuses. Raises CannotBuild."""
 
 
 def tool(name: str, package: str) -> str:
@@ -98,7 +98,7 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0
 
 
 def jars(cache: Path, group: str, artifact: str, version: str) -> Path:
-    """The directory of an artifact from Maven Central, with all that it depends on."""
+    """Download an artifact from Maven Central with its dependencies; return their directory."""
     directory = cache / f"{artifact}-{version}"
     lib = directory / "lib"
     if not (directory / "complete").exists():
@@ -190,7 +190,7 @@ def kafkajs(cache: Path) -> Program:
     )
 
 
-# -- what has no verbs but its own --
+# -- tools with their own commands --
 
 
 def console_tools(cache: Path) -> Program:
@@ -203,7 +203,7 @@ def spark(cache: Path) -> Program:
     import pyspark
 
     lib = jars(cache, "org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK_CONNECTOR)
-    # Of the others Spark has its own.
+    # Spark brings the other jars.
     wanted = [str(jar) for jar in sorted(lib.glob("*.jar")) if re.search("kafka|commons-pool2", jar.name)]
     command = [sys.executable, "-m", "tests.kafka_clients.spark_connector.client", ",".join(wanted)]
     return Program(f"{SPARK_CONNECTOR}, Spark {pyspark.__version__}", command, strategies=(), verbs=("admin",))

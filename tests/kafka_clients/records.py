@@ -1,6 +1,6 @@
-"""Numbered records, and what became of them: pure functions, for the matrix of Kafka's clients.
+"""Numbered records and the problems in reading them: pure functions, for the matrix of Kafka's clients.
 
-The record of a number is the same in every language, so what a client reads tells whether it is what some client wrote.
+The record with a given number is the same in every language, so a record that was read shows whether it is as written.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ Expected = Callable[[int], Content]
 
 
 def full_record(number: int) -> Content:
-    """Null keys, null values, a header that is empty and one that is null, and values of all small lengths."""
+    """Records with null keys, null values, an empty and a null header, and values of all small lengths."""
     key = NULL if number % 5 == 0 else f"key-{number}"
     value = NULL if number % 7 == 0 else f"value-{number}-{'x' * (number % 100)}"
     return Content(key, value, f"n={number},empty=,null={NULL}")
 
 
 def with_empty_header(number: int) -> Content:
-    """For clients that have no null headers: they read them, and write them, as empty ones."""
+    """Records of clients that read and write a null header as an empty one."""
     return full_record(number)._replace(headers=f"n={number},empty=,null=")
 
 
 def without_headers(number: int) -> Content:
-    """For a client that writes the same headers with all records of a run, and a key with each."""
+    """Records of a client that cannot set headers per record and needs a key."""
     return Content(f"key-{number}", full_record(number).value, "")
 
 
 def number_of(content: Content) -> int:
-    """Raises ValueError for a record that nobody of us wrote."""
+    """Raises ValueError for a record that no program of the matrix wrote."""
     first = content.headers.split(",")[0]
     return int(first.removeprefix("n=") if first.startswith("n=") else content.key.removeprefix("key-"))
 
@@ -59,11 +59,11 @@ def problems_of_reading(
     expected: Expected,
     base_ms: int | None = None,
 ) -> list[str]:
-    """What a reader of whole partitions, from the beginning, makes of what was acknowledged. Empty: nothing was lost,
-    duplicated, reordered or altered.
+    """Compare the records read from whole partitions with the acknowledged ones. An empty result means that no record
+    was lost, duplicated, reordered or altered.
 
-    `acknowledged`: by number, at which partition and offset, or None where that was not said. `base_ms`: when the
-    record 0 was, each next one a millisecond later.
+    `acknowledged` maps a record's number to its partition and offset, None if the client did not report them.
+    `base_ms` is the timestamp of record 0; each next record is a millisecond later.
     """
     problems = Problems()
     places: dict[int, tuple[int, int]] = {}
@@ -83,13 +83,13 @@ def problems_of_reading(
         if number not in places:
             problems.add("lost", number)
         elif place is not None and places[number] != place:
-            problems.add(f"acknowledged at {place}, and found at {places[number]}:", number)
+            problems.add(f"acknowledged at {place}, but found at {places[number]}:", number)
     return problems.lines()
 
 
 def problems_of_group(wanted: Iterable[int], members: Sequence[Sequence[list[str]]], expected: Expected) -> list[str]:
-    """What the members of a group make of `wanted`, by the lines that each printed: all of it was read by one of them,
-    and each read what it was assigned in order."""
+    """Check, with the lines that each member of a group printed, that all `wanted` records were read, and that each
+    member read its partitions in order."""
     problems = Problems()
     seen: set[int] = set()
     for lines in members:
@@ -118,7 +118,7 @@ def parse_read(line: Sequence[str]) -> Read:
 
 
 class Problems:
-    """Each kind with its first number and how many there are."""
+    """Problems by kind, each with the first record's number and a count."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, list[int]] = {}

@@ -1,8 +1,8 @@
-"""What peers' own test suites found, and what to make of it: pure functions, for `peers`.
+"""Parsers and verdicts for the results of other clients' test suites: pure functions, for `peers`.
 
-`peers.toml` says for each suite which tests are not applicable here (they are not run where that saves time), and which
-fail for a reason that is known. It holds what is true: a test that passes though it is listed has failed. So has a test
-that the suite skips without being listed: a skip can hide that something was not installed.
+`peers.toml` lists for each suite the tests that are not applicable here (some are not even run, to save time), and
+those that fail for a known reason. The list must stay true: a listed test that passes counts as failed. So does a test
+that the suite skips without being listed, because a skip can hide a missing tool.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ PASSED, FAILED, SKIPPED, NOT_APPLICABLE = "passed", "failed", "skipped", "not ap
 
 
 class Known(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    """Of a suite. A name stands for the test, and for all tests of the module, class or parametrized test so named."""
+    """A suite's entries in `peers.toml`. A name stands for a test, or for all tests of a module, class or parametrized
+    test."""
 
     not_applicable: dict[str, str] = {}
     fails: dict[str, str] = {}
     parts: dict[str, list[str]] = {}
-    """Of tests that are run part by part, since others of their parts are listed above, as `TEST::PART`."""
+    """Tests that run part by part, because some of their parts are listed above, as `TEST::PART`."""
 
 
 class Found(NamedTuple):
     test: str
     state: str
-    """`PASSED`, `FAILED`, or `SKIPPED`: by the suite itself, or since `peers.toml` has it."""
+    """`PASSED`, `FAILED`, or `SKIPPED`, by the suite itself or because `peers.toml` lists the test."""
     reason: str = ""
     seconds: float = 0.0
 
@@ -40,7 +41,7 @@ class Verdict(NamedTuple):
     reason: str
     seconds: float
     is_known: bool
-    """False for a failure that nobody has explained yet."""
+    """Whether `peers.toml` explains the state; a pass needs no explanation."""
 
 
 def reason_of(test: str, reasons: Mapping[str, str]) -> str | None:
@@ -52,23 +53,23 @@ def judge(found: Found, known: Known) -> Verdict:
     inapplicable, failure = reason_of(test, known.not_applicable), reason_of(test, known.fails)
     listed = inapplicable or failure
     if state == PASSED and listed:
-        stale = f"it passes, but peers.toml lists it ({listed}): take it out of there"
+        stale = f"it passes, but peers.toml lists it ({listed}): remove it from the list"
         return Verdict(test, FAILED, stale, seconds, is_known=False)
     if state == PASSED:
         return Verdict(test, PASSED, "", seconds, is_known=True)
     if inapplicable:
         return Verdict(test, NOT_APPLICABLE, inapplicable, seconds, is_known=True)
     if state == SKIPPED:
-        hidden = f"the suite skips it ({reason}): mend that, or list it in peers.toml as not applicable"
+        hidden = f"the suite skips it ({reason}): fix the cause, or list it in peers.toml as not applicable"
         return Verdict(test, FAILED, hidden, seconds, is_known=False)
     told = f"{failure}: {reason}" if failure else reason
     return Verdict(test, FAILED, told, seconds, is_known=failure is not None)
 
 
 def judge_list(known: Known, tests: Iterable[str]) -> list[Verdict]:
-    """A failure for each name in the list that is of none of these tests, which are all that the suite has."""
+    """Return a failure for each listed name that matches none of `tests`, the names of all tests of the suite."""
     tests = list(tests)
-    stale = "peers.toml lists it, but the suite has no such test: take it out of there"
+    stale = "peers.toml lists it, but the suite has no such test: remove it from the list"
     return [
         Verdict(name, FAILED, stale, 0.0, is_known=False)
         for name in [*known.not_applicable, *known.fails]
@@ -77,7 +78,7 @@ def judge_list(known: Known, tests: Iterable[str]) -> list[Verdict]:
 
 
 def first_line(text: str) -> str:
-    """Of what a test failed with, as long as fits beside its name."""
+    """The first line of a failure, cut to the width that fits beside a test's name."""
     return " ".join(text.strip().partition("\n")[0].split())[:300]
 
 
@@ -85,7 +86,7 @@ def first_line(text: str) -> str:
 
 
 def read_junit(xml: str, package: str) -> list[Found]:
-    """A report of pytest: each test once, by its name without the package."""
+    """Parse a report of pytest: each test once, by its name without the package."""
     found: dict[str, Found] = {}
     for case in ElementTree.fromstring(xml).iter("testcase"):
         test = f"{case.attrib['classname'].removeprefix(package + '.')}::{case.attrib['name']}"
@@ -105,8 +106,9 @@ def read_junit(xml: str, package: str) -> list[Found]:
 
 
 def read_go(events: str, ended: str) -> list[Found]:
-    """What `go test -json` reports: the tests without subtests, and a test that fails though none of its subtests does.
-    A test that began without an end fails: a panic ends the process. `ended` says how the run ended, where not well."""
+    """Parse the report of `go test -json`: tests without subtests, and tests that fail although no subtest does. A test
+    that begins but does not end has failed, because a panic ends the process. `ended` is empty for exit code 0, else
+    how the run ended."""
     states: dict[str, tuple[str, float]] = {}
     output: dict[str, str] = {}
     for line in events.splitlines():
@@ -121,7 +123,7 @@ def read_go(events: str, ended: str) -> list[Found]:
     for name, (state, seconds) in states.items():
         if name in explained or (state == PASSED and name in parents):
             continue
-        told = _GO_REASON.findall(output.get(name, "")) or ["it does not say why" if state == SKIPPED else ended]
+        told = _GO_REASON.findall(output.get(name, "")) or ["no reason given" if state == SKIPPED else ended]
         found.append(Found(name, state, "" if state == PASSED else first_line(told[-1]), seconds))
     if ended and not failed:
         found.append(Found("its end", FAILED, ended))
@@ -135,13 +137,13 @@ def _parents(names: Iterable[str]) -> set[str]:
 class _GoEvent(msgspec.Struct, frozen=True, rename="pascal"):
     action: str
     test: str = ""
-    """None: it is about the whole package."""
+    """Empty for an event of the whole package."""
     elapsed: float = 0.0
     output: str = ""
 
 
 _GO_STATES = {"run": FAILED, "pass": PASSED, "fail": FAILED, "skip": SKIPPED}
-"""By the last of these actions. A test that has only begun has failed."""
+"""The state of a test by its last action. A test that has only begun has failed."""
 _GO_REASON = re.compile(r"^(?:panic: | +\w+_test\.go:\d+: )(.+)", re.MULTILINE)
 
 
@@ -149,11 +151,11 @@ _GO_REASON = re.compile(r"^(?:panic: | +\w+_test\.go:\d+: )(.+)", re.MULTILINE)
 
 
 class Declared(NamedTuple):
-    """A test in the table of its test.c."""
+    """A test in the table of librdkafka's test.c."""
 
     name: str
     is_local: bool
-    """It talks to no broker, or to librdkafka's own mock."""
+    """Whether it uses no broker, or librdkafka's own mock."""
     is_manual: bool
     scenarios: tuple[str, ...]
 
@@ -183,16 +185,16 @@ def declared_tests(source: str) -> list[Declared]:
 
 
 def read_part(test: str, part: str, report: bytes | None, log: str, ended: str) -> Found:
-    """What became of the subtests of this test that have `part` in their names: there must be one."""
+    """The result of this test's subtests with `part` in their names; without such a subtest it is a failure."""
     [found] = read_runner([test], report, log, ended)
     if found.state == PASSED and not re.search(rf"\[ .*{re.escape(part)}.* \]$", _COLOUR.sub("", log), re.MULTILINE):
-        found = found._replace(state=FAILED, reason="it has no such part: look into peers.toml")
+        found = found._replace(state=FAILED, reason="it has no such part: correct peers.toml")
     return found._replace(test=f"{test}::{part}")
 
 
 def read_runner(tests: Iterable[str], report: bytes | None, log: str, ended: str) -> list[Found]:
-    """What became of these tests. `ended` says how the runner ended, where that was not well; `report` is None where it
-    wrote none. A runner that ends badly though no test has failed fails them all."""
+    """The results of these tests. `ended` is empty for exit code 0, else how the runner ended; `report` is None if the
+    runner wrote none. If the runner fails although no test has failed, all of them fail."""
     log = _COLOUR.sub("", log)
     failures = {match["test"]: f"{match['at']}: {match['why']}" for match in reversed(list(_FAILURE.finditer(log)))}
     skipped = dict(_SKIPPED.findall(log))
@@ -204,7 +206,7 @@ def read_runner(tests: Iterable[str], report: bytes | None, log: str, ended: str
         state = states.get(test, {"state": "not run", "duration": 0.0})
         why = failures.get(test) or failures.get("<MAIN>")
         if state["state"] == "SKIPPED":
-            one = Found(test, SKIPPED, skipped.get(test, "librdkafka does not say why"))
+            one = Found(test, SKIPPED, skipped.get(test, "no reason given"))
         elif state["state"] == "PASSED" and not ended:
             one = Found(test, PASSED, "", state["duration"])
         else:

@@ -1,4 +1,4 @@
-"""librdkafka, through confluent-kafka, as the matrix asks for it (see `programs`)."""
+"""librdkafka, through confluent-kafka, with the verbs of `programs`."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def admin(bootstrap: str, arguments: dict[str, str]) -> None:
         try:
             body()
             tell("ok", name)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what the step failed with
+        except Exception as error:  # noqa: BLE001 - any exception is a failure of the step
             tell("bad", name, repr(error))
 
     def of_one(futures: dict[Any, Any]) -> Any:

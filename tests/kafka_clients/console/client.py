@@ -1,4 +1,4 @@
-"""Kafka's console tools, one after the other (see `programs`)."""
+"""Kafka's console tools, one after the other; `programs` describes the output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// franz-go as the matrix asks for it: see programs.py for the verbs and what is printed.
+// franz-go with the verbs of programs.py, which describes the output.
 package main
 
 import (
@@ -179,7 +179,7 @@ func seek(ctx context.Context) error {
 		return err
 	}
 	byTime.Each(func(each kadm.ListedOffset) {
-		// It gives the end where there is no such record.
+		// franz-go returns the end offset if there is no such record.
 		if end, _ := ends.Lookup(topic, each.Partition); end.Offset == each.Offset && each.Timestamp == -1 {
 			each.Offset = -1
 		}

@@ -14,7 +14,7 @@ import org.apache.kafka.common.errors.*;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.serialization.*;
 
-/** Kafka's Java client, of any version from 2.8 on, as the matrix asks for it: see tests/kafka_clients/programs.py for the verbs and what is printed. */
+/** Kafka's Java client, from version 2.8 on, with the verbs of tests/kafka_clients/programs.py, which describes the output. */
 @SuppressWarnings({"deprecation", "removal"})
 public class Client {
     static final PrintStream OUT = new PrintStream(System.out, false, StandardCharsets.UTF_8);
@@ -152,7 +152,7 @@ public class Client {
             try {
                 while (System.in.read() >= 0);
             } catch (java.io.IOException ignored) {
-                // The driver is gone: stop, too.
+                // The driver has ended, so this program stops.
             }
             stopped.set(true);
         });
@@ -337,7 +337,7 @@ public class Client {
                     producer.initTransactions();
                     throw new AssertionError("there are transactions");
                 } catch (KafkaException error) {
-                    // Clients before 3.0 ask as librdkafka does, and get its answer.
+                    // Clients before 3.0 send the same request as librdkafka and get the same answer.
                     boolean isRefusal = error instanceof TransactionalIdAuthorizationException;
                     if (!isRefusal && !String.valueOf(error.getMessage()).contains("version")) throw error;
                 }

@@ -1,4 +1,4 @@
-// kafkajs as the matrix asks for it: see programs.py for the verbs and what is printed.
+// kafkajs with the verbs of programs.py, which describes the output.
 "use strict";
 
 const { CompressionCodecs, CompressionTypes, Kafka, logLevel } = require("kafkajs");
@@ -33,8 +33,9 @@ async function produce() {
   let n = Number(args.first);
   for (const codec of args.codecs.split(",")) {
     for (const end = n + count; n < end; ) {
-      // A call for each partition, and no two for one at a time: it drops what a call has for a partition whose leader moves
-      // to a broker that has answered the call for another one (sendMessages.js, `brokersWithoutResponse`).
+      // One call for each partition, and one at a time per partition. kafkajs drops a call's records for a partition
+      // whose leader moves to a broker that has answered the call for another partition (sendMessages.js,
+      // `brokersWithoutResponse`).
       const numbers = Array.from({ length: Math.min(9, end - n) }, (_, i) => n + i);
       n += numbers.length;
       await Promise.all(Array.from({ length: partitions }, async (_, partition) => {
@@ -58,8 +59,8 @@ function tellRecord(partition, message) {
   tell("rec", partition, message.offset, message.timestamp, textOf(message.key), textOf(message.value), headers.join(","));
 }
 
-/** It has no assignment by hand: a group of its own, from the beginning, stands for it. After an error of a broker such a
- * member begins again where it last committed; what it has read before is not told twice. */
+/** kafkajs cannot assign partitions, so a group with one member reads from the beginning. After a broker's error the
+ * member restarts at its last commit; records that it has already printed are not printed again. */
 async function read(until, from) {
   const next = {};
   const consumer = kafka.consumer({ groupId: `${topic}-${verb}-${process.pid}`, minBytes: 1, maxWaitTimeInMs: 200 });

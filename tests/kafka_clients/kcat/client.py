@@ -1,4 +1,4 @@
-"""kcat as the matrix asks for it (see `programs`)."""
+"""kcat with the verbs of `programs`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def tell(*cells: object) -> None:
 
 
 def produce(kcat: list[str], arguments: dict[str, str]) -> None:
-    """kcat says nothing of what was acknowledged, but ends with an error if anything was not. Partitions are chosen by
-    it, from the keys."""
+    """kcat does not report acknowledgements, but fails if a record was not acknowledged. It chooses the partitions from
+    the keys."""
     number, count, per_second = (int(arguments[name]) for name in ("first", "count", "per_second"))
     for codec in arguments["codecs"].split(","):
         command = [
@@ -108,7 +108,7 @@ def group(kcat: list[str], arguments: dict[str, str]) -> None:
 
 
 def _tell_rebalances(lines: IO[str], topic: str) -> None:
-    """Of lines such as `% Group g rebalanced (memberid m): assigned: t [0], t [1]`, and `... incremental revoke of 1
+    """Parse lines such as `% Group g rebalanced (memberid m): assigned: t [0], t [1]`, and `... incremental revoke of 1
     partition(s) (memberid m, COOPERATIVE rebalance protocol): t [0]`."""
     for line in lines:
         head, _, partitions = line.rpartition(": ")

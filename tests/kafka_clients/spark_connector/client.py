@@ -1,4 +1,4 @@
-"""Spark's own connector for Kafka: batches and a stream (see `programs`)."""
+"""Spark's own connector for Kafka: batches and a stream; `programs` describes the output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main() -> None:
         found = rows.selectExpr(
             "CAST(CAST(key AS STRING) AS INT) AS number", "CAST(value AS STRING) AS value"
         ).collect()
-        assert all(row.value == f"value-{row.number}" for row in found), "a value is another"
+        assert all(row.value == f"value-{row.number}" for row in found), "a value does not belong to its key"
         return sorted(row.number for row in found)
 
     def check(found: list[int]) -> None:
@@ -56,7 +56,7 @@ def main() -> None:
 
     def stream() -> None:
         with tempfile.TemporaryDirectory(prefix="minibroker-spark-") as directory:
-            for _ in range(2):  # the second goes on from the first's checkpoint, and finds nothing
+            for _ in range(2):  # the second run continues from the checkpoint and finds no record
                 rows = options(
                     session.readStream, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger="300"
                 ).load()
@@ -75,7 +75,7 @@ def main() -> None:
 def step(name: str, body: Callable[[], None]) -> None:
     try:
         body()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the step failed with
+    except Exception as error:  # noqa: BLE001 - any exception is a failure of the step
         print("bad", name, str(error).replace("\n", " ").replace("\t", " ")[:500], sep="\t", flush=True)
     else:
         print("ok", name, sep="\t", flush=True)
