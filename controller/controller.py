@@ -1,8 +1,8 @@
-"""The controller that every broker carries (Kafka's KafkaController): what the rest of the broker sees of it.
+"""The controller that every broker carries (Kafka's KafkaController), as the rest of the broker uses it.
 
-It does nothing until it is told that this broker was elected, and nothing any more once it has resigned; what
-it does in between is a `Tenure`. It neither runs for office nor gives it up itself: `Leadership` does, which
-calls `take_office` and `resign`, and is asked through `request_resign` where a tenure has to end.
+It is active from `take_office` to `resign`; a `Tenure` does the work in between. It neither runs for office nor leaves
+office by itself: `Leadership` calls `take_office` and `resign`, and the controller asks it through `request_resign` to
+end a tenure that has failed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ from minibroker.protocol.world import SessionState, World, ZooKeeperSession
 __all__ = ["Controller", "ControllerSettings", "Probe"]
 
 DELIVERY_S = 1.0
-"""How long a broker that stops waits for others to hear what they lead now: one that hangs must not hold it up."""
+"""Seconds for which a controlled shutdown waits until the other brokers have taken over. A broker that hangs must not
+delay it."""
 
 T = TypeVar("T")
 
@@ -59,11 +60,10 @@ T = TypeVar("T")
 class Controller:
     """One per broker, for the broker's life.
 
-    `connections` lead to the brokers that it gives orders; `probe` finds the registered brokers that are not running;
-    `validate_config` says what is wrong with a topic setting; `read_defaults`: see `Hooks`; `on_brokers_changed` hears
-    of the live brokers at every change while this is the controller, and of none at the end; `request_resign` is
-    called, never from a task of the controller's, when the tenure has ended by itself and `/controller` must be given
-    up; `timeline_sink` takes the entries of the timeline.
+    `connections` open connections to brokers; `probe`, `validate_config` and `read_defaults`: see `Hooks`.
+    `on_brokers_changed` is called with the live brokers after every change while this broker is the controller, and
+    with none after it resigned. `request_resign` is called when the tenure has ended by itself and `/controller` must
+    be removed; never from a task of the controller. `timeline_sink` takes the entries of the timeline.
     """
 
     def __init__(
@@ -91,42 +91,40 @@ class Controller:
 
     @property
     def is_active(self) -> bool:
-        """This broker is the controller, as far as it knows."""
+        """Whether this broker is the controller, as far as it knows."""
         return self._tenure is not None and self._tenure.running
 
     @property
     def epoch(self) -> int | None:
-        """The controller epoch while active."""
+        """The controller epoch; None while not active."""
         return self._tenure.epoch if self._tenure is not None and self.is_active else None
 
     @property
     def state(self) -> ClusterState | None:
-        """The picture of the cluster while active. Only to be read, and without an await in between, which may change
-        it."""
+        """The cluster state; None while not active. Callers must not change it, and an await may change it."""
         return self._tenure.state if self._tenure is not None and self.is_active else None
 
     @property
     def queued_events(self) -> int:
-        """Events that wait to be handled."""
         return self._tenure.queued_events if self._tenure is not None else 0
 
     @property
     def event_times(self) -> dict[str, EventTimes]:
-        """By the name of the event, over all tenures of this broker."""
+        """Counts and times by the name of the event, over all tenures of this broker."""
         return self.timeline.times
 
     @property
     def unclean_elections(self) -> int:
-        """Elections of leaders that may lack acknowledged records, over all tenures of this broker."""
+        """The number of elections of leaders that may lack acknowledged records, over all tenures of this broker."""
         return self.timeline.unclean_elections
 
     # -- for Leadership --
 
     async def take_office(self, session: ZooKeeperSession, epoch: int, epoch_version: int) -> None:
-        """This broker was elected with `epoch`; `/controller_epoch` has the data version `epoch_version`.
+        """Begin a tenure. This broker was elected with `epoch`; `/controller_epoch` has the version `epoch_version`.
 
-        Returns when the tenure has begun, not when it has read and elected everything. A failure after that asks to
-        resign.
+        Returns when the tenure has begun, before it has read and elected everything. If it fails later,
+        `request_resign` is called.
         """
         await self.resign("elected again")
         if self._session is not session:
@@ -146,7 +144,7 @@ class Controller:
         self._tenure.start()
 
     async def resign(self, reason: str) -> None:
-        """This broker is no longer the controller. When this returns nothing of the tenure is running any more."""
+        """End the tenure. When this returns, none of its tasks is running."""
         tenure, self._tenure = self._tenure, None
         if tenure is None:
             return
@@ -163,24 +161,24 @@ class Controller:
             self._tenure.session_changed(state)
 
     async def close(self) -> None:
-        """Like `resign`, when the broker stops."""
+        """Resign because the broker stops."""
         await self.resign("the broker stops")
 
     # -- for crash detection --
 
     def suspect(self, broker_id: int, broker_epoch: int, reason: str, lasted_ms: float = 0.0) -> None:  # C2
-        """That run of a broker seems to have crashed. Does nothing while not active, or if this broker is meant."""
+        """Report that the broker in that epoch seems to have crashed. Ignored while not active, and for this broker."""
         if self._tenure is not None and broker_id != self._broker_id:
             self._tenure.post(BrokerSuspected(self._tenure.epoch, broker_id, broker_epoch, reason, lasted_ms))
 
     def record_suspected_controller(self, broker_id: int, epoch: int, reason: str, lasted_ms: float) -> None:
-        """For the timeline: this broker takes the controller of that epoch for crashed, and is about to remove it."""
+        """Record in the timeline that this broker suspects the controller of that epoch and is about to remove it."""
         cause = f"broker {broker_id}, the controller of epoch {epoch}, is suspected: {reason}"
         details = {"broker": broker_id, "reason": reason, "lasted_ms": round(lasted_ms, 3)}
         self.timeline.record("ControllerSuspected", cause, epoch, details)
 
     def record_removed_controller(self, broker_id: int, epoch: int) -> None:
-        """For the timeline: this broker has removed `/controller`, which was of that broker and epoch."""
+        """Record in the timeline that this broker has removed the `/controller` of that broker and epoch."""
         cause = f"/controller of broker {broker_id} is deleted, so that another is elected"
         details = {"broker": broker_id, "writes": [f"remove {znodes.CONTROLLER} (of epoch {epoch})"]}
         self.timeline.record("ControllerRemoved", cause, epoch, details)
@@ -188,14 +186,14 @@ class Controller:
     # -- for settings that change --
 
     def topic_config_changed(self, topic: str) -> None:
-        """A partition of it that has no leader may have one now. What decides elections is read for each of them."""
+        """Decide again about the topic's partitions without a leader; unclean elections may be allowed now."""
         state = self.state
         if state is not None and any(p.topic == topic for p in state.partitions_without_leader()):
             assert self._tenure is not None
             self._tenure.post(UncleanLeaderElectionEnable(self._tenure.epoch, topic))
 
     def defaults_changed(self, unclean_leader_election: bool, min_insync_replicas: int | None) -> None:
-        """What holds from now on for topics that do not set it."""
+        """Set the defaults for topics without settings of their own."""
         is_enabled = unclean_leader_election and not self._settings.unclean_leader_election
         self._settings.unclean_leader_election = unclean_leader_election
         self._settings.min_insync_replicas = min_insync_replicas
@@ -205,56 +203,42 @@ class Controller:
     # -- for the handlers of the admin APIs --
 
     def recorded_after(self, number: int, since_ms: int) -> tuple[int, list[Entry]]:
-        """The number of the timeline's last entry, and the entries with a higher number than the given one that are not
-        older than that time."""
+        """Return the number of the timeline's last entry, and the entries after `number` that are not older than
+        `since_ms`."""
         return self.timeline.last_number, self.timeline.after(number, since_ms)
 
     async def create_topics(
         self, topics: Sequence[CreatableTopic], validate_only: bool = False, controller_epoch: int = NO_EPOCH
     ) -> list[CreatableTopicResult]:
-        """Returns when the topics are in ZooKeeper, their leaders elected, and the brokers about to be told.
+        """Create the topics. Returns when they are in ZooKeeper, their leaders are elected, and the requests to the
+        brokers are queued.
 
-        One result per topic, in their order. Raises BrokerError: NOT_CONTROLLER where this broker is not, or no
-        longer, the controller (a topic may have been created all the same), or not in this epoch, if one is given.
+        Returns one result per topic, in their order. Raises BrokerError(NOT_CONTROLLER) if this broker is not, or no
+        longer, the controller, or has another epoch than the given one. A topic may have been created nevertheless.
         """
         tenure = self._tenure_of(controller_epoch)
-        return await _asked(
-            tenure,
-            lambda fail, answer: CreateTopicsRequest(
-                tenure.epoch, fail=fail, answer=answer, topics=topics, validate_only=validate_only
-            ),
-        )
+        return await _ask(tenure, lambda reply: CreateTopicsRequest(tenure.epoch, reply, topics, validate_only))
 
     async def create_partitions(
         self, topics: Sequence[CreatePartitionsTopic], validate_only: bool = False
     ) -> list[CreatePartitionsTopicResult]:
-        """Returns when the partitions are in ZooKeeper, their leaders elected, and the brokers about to be told.
-
-        One result per topic. Raises BrokerError as `create_topics`.
-        """
+        """Add partitions to the topics. Returns and raises like `create_topics`."""
         tenure = self._active_tenure()
-        return await _asked(
-            tenure,
-            lambda fail, answer: CreatePartitionsRequest(
-                tenure.epoch, fail=fail, answer=answer, topics=topics, validate_only=validate_only
-            ),
-        )
+        return await _ask(tenure, lambda reply: CreatePartitionsRequest(tenure.epoch, reply, topics, validate_only))
 
     async def delete_topics(self, topics: Mapping[str, str]) -> list[DeletableTopicResult]:
-        """Returns when the topics are marked for deletion; they are gone when their brokers have deleted the logs.
+        """Mark the topics for deletion; they are gone when their brokers have deleted the logs.
 
-        `topics` maps names to the id of the topic that is meant: where another topic has the name, nothing happens.
-        An empty id is not checked. One result per name. Raises BrokerError as `create_topics`.
+        `topics` maps names to ids. A topic with another id is not deleted; an empty id is not checked. Returns one
+        result per name. Raises BrokerError like `create_topics`.
         """
         tenure = self._active_tenure()
-        return await _asked(
-            tenure, lambda fail, answer: DeleteTopicsRequest(tenure.epoch, fail=fail, answer=answer, topics=topics)
-        )
+        return await _ask(tenure, lambda reply: DeleteTopicsRequest(tenure.epoch, reply, topics))
 
     async def until_deleted(self, topics: Mapping[str, str]) -> dict[str, str]:
-        """Returns when none of these topics (ids by name) is left, or what is left has to wait for something, as for a
-        broker that is down: what for, by name. Raises BrokerError(NOT_CONTROLLER) once this is not, or no longer, the
-        controller."""
+        """Wait until the topics (ids by name) are gone, or the remaining ones cannot be deleted now, for instance
+        because a broker is down. Returns the obstacles by name. Raises BrokerError(NOT_CONTROLLER) when this broker is
+        not, or no longer, the controller."""
         tenure = self._active_tenure()
         while True:
             left = deletion.waiting(self._active_tenure().state, topics)
@@ -263,7 +247,7 @@ class Controller:
             await tenure.deletion_news.wait()
 
     def deletions_left(self, topics: Mapping[str, str]) -> dict[str, str]:
-        """Which of these topics (ids by name) are not gone, and what each of them waits for. Raises
+        """Return those of the topics (ids by name) that still exist, each with the reason why it does. Raises
         BrokerError(NOT_CONTROLLER)."""
         state = self._active_tenure().state
         left = deletion.waiting(state, topics)
@@ -276,24 +260,20 @@ class Controller:
         controller_epoch: int = NO_EPOCH,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> dict[TopicPartition, ElectionOutcome]:
-        """Returns when the new leaders are in ZooKeeper, and the brokers about to be told. One outcome per partition;
-        where all are asked for (None), for those that needed an election. Raises BrokerError as `create_topics`, and
-        REQUEST_TIMED_OUT for an unclean election that is not wanted any more when its turn has come."""
+        """Elect leaders. Returns when they are in ZooKeeper and the requests to the brokers are queued.
+
+        Returns one outcome per partition; for all partitions (None), only of those that needed an election. Raises
+        BrokerError like `create_topics`, and REQUEST_TIMED_OUT for an unclean election if `is_wanted` returns False
+        when its turn has come.
+        """
         tenure = self._tenure_of(controller_epoch)
-        return await _asked(
+        return await _ask(
             tenure,
-            lambda fail, answer: ElectLeadersRequest(
-                tenure.epoch,
-                fail=fail,
-                answer=answer,
-                election_type=election_type,
-                partitions=partitions,
-                is_wanted=is_wanted,
-            ),
+            lambda reply: ElectLeadersRequest(tenure.epoch, reply, election_type, partitions, is_wanted),
         )
 
     def _tenure_of(self, controller_epoch: int) -> Tenure:
-        """The tenure of that epoch; NO_EPOCH: whichever it is."""
+        """Return the tenure of that epoch, or the active one for NO_EPOCH."""
         tenure = self._active_tenure()
         if controller_epoch not in (NO_EPOCH, tenure.epoch):
             raise BrokerError(
@@ -304,40 +284,33 @@ class Controller:
     async def alter_partition_reassignments(
         self, topics: Sequence[ReassignableTopic]
     ) -> list[ReassignableTopicResponse]:
-        """Returns when the reassignments are on record and have begun; they go on by themselves, under whichever
-        controller. One result per partition, in their order. Raises BrokerError as `create_topics`."""
+        """Begin reassignments. Returns when they are recorded in ZooKeeper and have begun; they continue under any
+        later controller. Returns one result per partition, in their order. Raises BrokerError like `create_topics`."""
         tenure = self._active_tenure()
-        return await _asked(
-            tenure,
-            lambda fail, answer: AlterPartitionReassignments(tenure.epoch, fail=fail, answer=answer, topics=topics),
-        )
+        return await _ask(tenure, lambda reply: AlterPartitionReassignments(tenure.epoch, reply, topics))
 
     async def list_partition_reassignments(
         self, topics: Sequence[ListPartitionReassignmentsTopic] | None
     ) -> list[OngoingTopicReassignment]:
-        """What is under way, of these partitions or of all. Raises BrokerError as `create_topics`."""
+        """Return the reassignments under way, of these partitions or of all. Raises BrokerError like
+        `create_topics`."""
         tenure = self._active_tenure()
-        return await _asked(
-            tenure,
-            lambda fail, answer: ListPartitionReassignments(tenure.epoch, fail=fail, answer=answer, topics=topics),
-        )
+        return await _ask(tenure, lambda reply: ListPartitionReassignments(tenure.epoch, reply, topics))
 
     # -- for brokers that stop --
 
     async def controlled_shutdown(self, broker_id: int, broker_epoch: int) -> list[TopicPartition]:
-        """Let others lead what that run of the broker leads, and take it out of the ISRs, as far as others can do
-        without it. Returns when the others know, with the partitions that remain with it, in order.
+        """Move leaderships from the broker in that epoch to others and remove it from ISRs, as far as the partitions
+        stay writable without it. Returns the partitions that remain with the broker, in order, when the other brokers
+        have been informed.
 
-        It may be repeated. A later controller knows nothing of it. Raises BrokerError: NOT_CONTROLLER as
-        `create_topics`; STALE_BROKER_EPOCH for an earlier run of the broker, BROKER_NOT_AVAILABLE for one that this
+        The call may be repeated. A later controller knows nothing of it. Raises BrokerError: NOT_CONTROLLER like
+        `create_topics`; STALE_BROKER_EPOCH for an earlier epoch of the broker, BROKER_NOT_AVAILABLE for one that this
         controller does not know (yet).
         """
         tenure = self._active_tenure()
-        remaining: list[TopicPartition] = await _asked(
-            tenure,
-            lambda fail, answer: ControlledShutdownRequest(
-                tenure.epoch, fail=fail, answer=answer, broker_id=broker_id, broker_epoch=broker_epoch
-            ),
+        remaining = await _ask(
+            tenure, lambda reply: ControlledShutdownRequest(tenure.epoch, reply, broker_id, broker_epoch)
         )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DELIVERY_S):
@@ -350,26 +323,8 @@ class Controller:
         return self._tenure
 
 
-async def _asked(
-    tenure: Tenure, request: Callable[[Callable[[Exception], None], Callable[[T], None]], AdminRequest]
-) -> T:
-    """The answer to the request that is made of the two callbacks. Raises what it failed with."""
+async def _ask(tenure: Tenure, request: Callable[[asyncio.Future[T]], AdminRequest[T]]) -> T:
+    """Post the request and return its result, or raise its failure."""
     reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    tenure.post(request(_failer(reply), _answerer(reply)))
+    tenure.post(request(reply))
     return await reply
-
-
-def _answerer(reply: asyncio.Future[T]) -> Callable[[T], None]:
-    def answer(result: T) -> None:
-        if not reply.done():
-            reply.set_result(result)
-
-    return answer
-
-
-def _failer(reply: asyncio.Future[T]) -> Callable[[Exception], None]:
-    def fail(failure: Exception) -> None:
-        if not reply.done():
-            reply.set_exception(failure)
-
-    return fail

@@ -76,6 +76,17 @@ class RegisteredBroker(msgspec.Struct, frozen=True):
         """The endpoint of that listener, or None if the broker has no such listener."""
         return next((e for e in self.endpoints if e.listener == listener), None)
 
+    @property
+    def control_endpoint(self) -> Endpoint | None:
+        """The endpoint for control requests, or None if the broker has none."""
+        return self.endpoint(CONTROL_LISTENER) or self.endpoint(DEFAULT_LISTENER)
+
+    @property
+    def data_endpoint(self) -> Endpoint | None:
+        """The endpoint from which followers fetch, or None if the broker has none."""
+        plain = self.endpoint(DEFAULT_LISTENER)
+        return plain or next((e for e in self.endpoints if e.listener != CONTROL_LISTENER), None)
+
 
 class Member(NamedTuple):
     """A replica that had everything that was acknowledged, and the broker epoch in which it was known to have it.

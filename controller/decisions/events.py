@@ -1,18 +1,18 @@
-"""What can happen to a controller: one class per event, what raises it, and what it carries.
+"""The controller's events: one class for each, with its source and its data.
 
-Every event carries `epoch`, the controller epoch of the tenure it was raised in; the event loop drops what
-belongs to another. `cause` is the sentence that the timeline shows.
+Every event carries `epoch`, the controller epoch of the tenure in which it was raised; the event loop drops events of
+other tenures. `cause` is the sentence that the timeline shows.
 
-Events that announce a change in ZooKeeper (`WATCHED`) carry no data on purpose: a watch says that something changed,
-never what, and by the time the event is taken it may have changed again. The handler reads, which also sets the next
-watch, and acts on the difference to its picture.
+Events of watches (`WATCHED`) carry no data: a watch reports that something changed, not what, and it may have changed
+again before the event is handled. The handler reads, which also sets the next watch, and acts on the difference
+between what it read and the cluster state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from minibroker.controller.decisions.cluster_state import LogEndReported
 from minibroker.protocol.errors import ErrorCode
@@ -30,26 +30,28 @@ from minibroker.protocol.messages import (
 from minibroker.protocol.model import NO_EPOCH, ElectionType, TopicPartition
 from minibroker.protocol.words import counted
 
+Result = TypeVar("Result", contravariant=True)
+
 
 class ElectionOutcome(NamedTuple):
-    """What came of an election that was asked for."""
+    """The result of a requested election."""
 
     error: ErrorCode
     message: str = ""
     leader_epoch: int = NO_EPOCH
-    """That of the leader who was elected, or needs not be: clients may not have been told of it yet, where the last
-    controller elected it."""
+    """The epoch of the elected leader, or of the present one if no election was needed. Clients may not know it yet,
+    for instance if the previous controller elected the leader."""
 
 
 _SHOWN_ERRORS = 20
-"""Of an answer, in the timeline."""
+"""Errors of one response that the timeline shows."""
 
 
 @dataclass(frozen=True)
 class Event:
     epoch: int
     is_question: ClassVar[bool] = False
-    """It changes nothing: the timeline leaves it out, unless it fails."""
+    """The event changes nothing, so the timeline omits it unless it fails."""
 
     @property
     def name(self) -> str:
@@ -61,7 +63,7 @@ class Event:
 
     @property
     def details(self) -> dict[str, object]:
-        """Numbers for the timeline, by name."""
+        """Further fields of the timeline's entry."""
         return {}
 
 
@@ -70,10 +72,10 @@ class Event:
 
 @dataclass(frozen=True)
 class Startup(Event):
-    """Raised by taking office, once, as the first event of a tenure (Kafka's onControllerFailover)."""
+    """Raised once, as the first event of a tenure (Kafka's onControllerFailover)."""
 
     epoch_version: int = 0
-    """The data version of `/controller_epoch` as the election left it: every write of the tenure checks it."""
+    """The data version of `/controller_epoch` after the election. Every write of the tenure checks it."""
 
     @property
     def cause(self) -> str:
@@ -86,11 +88,9 @@ class Startup(Event):
 
 @dataclass(frozen=True)
 class SessionReconnected(Event):
-    """Raised by the session when it is connected again: every watch is gone, so everything is read anew."""
+    """Raised when the session has reconnected: all watches are gone, so everything is read again."""
 
-    @property
-    def cause(self) -> str:
-        return "connected to ZooKeeper again; all watches are set anew"
+    cause = "connected to ZooKeeper again; all watches are set anew"
 
 
 # --- From watches ----------------------------------------------------------------------------------------------
@@ -100,53 +100,43 @@ class SessionReconnected(Event):
 class BrokerChange(Event):
     """Raised by the watch on the children of `/brokers/ids`."""
 
-    @property
-    def cause(self) -> str:
-        return "/brokers/ids changed"
+    cause = "/brokers/ids changed"
 
 
 @dataclass(frozen=True)
 class TopicChange(Event):
     """Raised by the watch on the children of `/brokers/topics`."""
 
-    @property
-    def cause(self) -> str:
-        return "/brokers/topics changed"
+    cause = "/brokers/topics changed"
 
 
 @dataclass(frozen=True)
 class DeleteTopics(Event):
     """Raised by the watch on the children of `/admin/delete_topics`."""
 
-    @property
-    def cause(self) -> str:
-        return "/admin/delete_topics changed"
+    cause = "/admin/delete_topics changed"
 
 
 @dataclass(frozen=True)
 class IsrChange(Event):
-    """Raised by the watch on the children of `/isr_change_notification`: leaders have changed ISRs."""
+    """Raised by the watch on the children of `/isr_change_notification`: leaders have changed their ISRs."""
 
-    @property
-    def cause(self) -> str:
-        return "/isr_change_notification changed"
+    cause = "/isr_change_notification changed"
 
 
 @dataclass(frozen=True)
 class LogDirFailure(Event):
     """Raised by the watch on the children of `/log_dir_event_notification`: brokers have lost log directories."""
 
-    @property
-    def cause(self) -> str:
-        return "/log_dir_event_notification changed"
+    cause = "/log_dir_event_notification changed"
 
 
 @dataclass(frozen=True)
 class PartitionModifications(Event):
-    """Raised by the watches on the data of `/brokers/topics/T`, one for each topic."""
+    """Raised by the watches on the data of `/brokers/topics/T`, one per topic."""
 
     topics: tuple[str, ...] | None = None
-    """None: any topic may have changed."""
+    """The topics that may have changed; None: any of them."""
 
     @property
     def cause(self) -> str:
@@ -157,30 +147,24 @@ class PartitionModifications(Event):
 
 @dataclass(frozen=True)
 class PreferredReplicaElection(Event):
-    """Raised by the watch on `/admin/preferred_replica_election`, and once office is taken."""
+    """Raised by the watch on `/admin/preferred_replica_election`, and after taking office."""
 
-    @property
-    def cause(self) -> str:
-        return "/admin/preferred_replica_election may ask for an election"
+    cause = "/admin/preferred_replica_election may ask for an election"
 
 
 @dataclass(frozen=True)
 class PartitionReassignment(Event):
-    """Raised by the watch on `/admin/reassign_partitions` (Kafka's ZkPartitionReassignment), and when office is taken:
-    reassignments that are under way are resumed."""
+    """Raised by the watch on `/admin/reassign_partitions` (Kafka's ZkPartitionReassignment), and after taking office,
+    to resume the reassignments under way."""
 
-    @property
-    def cause(self) -> str:
-        return "/admin/reassign_partitions may ask for a reassignment, or one is under way"
+    cause = "/admin/reassign_partitions may ask for a reassignment, or one is under way"
 
 
 @dataclass(frozen=True)
 class UnreadableStateChange(Event):
-    """Raised by the watch on the state znode of a partition that made no sense when it was read."""
+    """Raised by the watch on the state znode of a partition that could not be decoded."""
 
-    @property
-    def cause(self) -> str:
-        return "the state of a partition that made no sense has changed"
+    cause = "the state of a partition that made no sense has changed"
 
 
 WATCHED: tuple[type[Event], ...] = (
@@ -194,13 +178,12 @@ WATCHED: tuple[type[Event], ...] = (
     PartitionReassignment,
     UnreadableStateChange,
 )
-"""Every event of a watch. Whatever ends all watches raises all of them."""
+"""Every event of a watch. All of them are raised after all watches were lost."""
 
 
 @dataclass(frozen=True)
 class ReassignedPartitionsIsrChange(Event):
-    """Raised by the watch on the state znode of a partition that is being reassigned: its ISR may have what it waits
-    for."""
+    """Raised by the watch on the state znode of a partition that is being reassigned: the target may be in sync."""
 
     partition: TopicPartition
 
@@ -214,8 +197,8 @@ class ReassignedPartitionsIsrChange(Event):
 
 @dataclass(frozen=True)
 class LeaderAndIsrAnswered(Event):
-    """Raised by the outbox: a broker's answer. `errors` has every partition that was sent, including those with
-    NONE; `log_ends` is for those without a leader; `took_s` counts from when the request was queued."""
+    """Raised by the outbox: a broker's response. `errors` has every partition of the request, those with NONE
+    included; `log_ends` covers partitions without a leader; `took_s` counts from the moment the request was queued."""
 
     broker_id: int
     broker_epoch: int
@@ -234,7 +217,7 @@ class LeaderAndIsrAnswered(Event):
 
 @dataclass(frozen=True)
 class StopReplicaAnswered(Event):
-    """Raised by the outbox: a broker's answer to a StopReplica that deletes. `errors` as above."""
+    """Raised by the outbox: a broker's response to a StopReplica that deletes. `errors`: see above."""
 
     broker_id: int
     broker_epoch: int
@@ -252,8 +235,8 @@ class StopReplicaAnswered(Event):
 
 @dataclass(frozen=True)
 class UpdateMetadataAnswered(Event):
-    """Raised by the outbox: a broker's answer, which changes nothing (Kafka's UpdateMetadataResponseReceived). It is an
-    event so that the timeline says when each broker knew."""
+    """Raised by the outbox: a broker's response (Kafka's UpdateMetadataResponseReceived). It changes nothing, but the
+    timeline then shows when each broker had the metadata."""
 
     broker_id: int
     error: ErrorCode
@@ -271,7 +254,7 @@ class UpdateMetadataAnswered(Event):
 
 @dataclass(frozen=True)
 class TopicDeletionsHeard(Event):
-    """Raised by the outbox: a broker's answer to an UpdateMetadata that says that topics are gone."""
+    """Raised by the outbox: a broker has answered an UpdateMetadata that reports deleted topics."""
 
     broker_id: int
     broker_epoch: int
@@ -295,20 +278,20 @@ class Deposed(Event):
 
 @dataclass(frozen=True)
 class SenderBroke(Event):
-    """Raised by the outbox: one of its own tasks failed, which is a bug. Ends the tenure."""
+    """Raised by the outbox if one of its tasks failed, which is a bug. It ends the tenure."""
 
     failure: BaseException
 
 
 @dataclass(frozen=True)
 class BrokerSuspected(Event):
-    """Raised by crash detection: the connection to that run of the broker closed, and cannot be made again."""
+    """Raised by crash detection: the connection to the broker in that epoch closed and cannot be reopened."""
 
     broker_id: int
     broker_epoch: int
     reason: str
     lasted_ms: float = 0.0
-    """How long it could not be."""
+    """Milliseconds during which the broker has been unreachable."""
 
     @property
     def cause(self) -> str:
@@ -330,9 +313,10 @@ def _answer(request: str, broker_id: int, took_s: float, errors: Mapping[Any, Er
 
 @dataclass(frozen=True)
 class UncleanLeaderElectionEnable(Event):
-    """Raised where any replica may lead from now on, if no other can: in one topic, or by the brokers' default."""
+    """Raised when unclean elections may have become allowed."""
 
     topic: str | None
+    """None: in all topics that use the brokers' default."""
 
     @property
     def cause(self) -> str:
@@ -343,19 +327,35 @@ class UncleanLeaderElectionEnable(Event):
 # --- From administrators, through the broker that the controller runs in -----------------------------------------
 
 
+class Reply(Protocol[Result]):
+    """The part of asyncio.Future that a request needs; this module must not import asyncio."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Result, /) -> None: ...
+
+    def set_exception(self, exception: Exception, /) -> None: ...
+
+
 @dataclass(frozen=True)
-class AdminRequest(Event):
-    """An event that somebody waits for. A handler that does not call `answer` must call `fail`; after either, both do
-    nothing."""
+class AdminRequest(Event, Generic[Result]):
+    """An event whose sender awaits `reply`. The handler must call `answer` or `fail`; only the first call counts."""
 
-    fail: Callable[[Exception], None]
+    reply: Reply[Result]
+
+    def answer(self, result: Result) -> None:
+        if not self.reply.done():
+            self.reply.set_result(result)
+
+    def fail(self, failure: Exception) -> None:
+        if not self.reply.done():
+            self.reply.set_exception(failure)
 
 
 @dataclass(frozen=True)
-class CreateTopicsRequest(AdminRequest):
+class CreateTopicsRequest(AdminRequest[list[CreatableTopicResult]]):
     """Raised by the handler of the CreateTopics API."""
 
-    answer: Callable[[list[CreatableTopicResult]], None]
     topics: Sequence[CreatableTopic]
     validate_only: bool
 
@@ -366,10 +366,9 @@ class CreateTopicsRequest(AdminRequest):
 
 
 @dataclass(frozen=True)
-class CreatePartitionsRequest(AdminRequest):
+class CreatePartitionsRequest(AdminRequest[list[CreatePartitionsTopicResult]]):
     """Raised by the handler of the CreatePartitions API."""
 
-    answer: Callable[[list[CreatePartitionsTopicResult]], None]
     topics: Sequence[CreatePartitionsTopic]
     validate_only: bool
 
@@ -380,12 +379,11 @@ class CreatePartitionsRequest(AdminRequest):
 
 
 @dataclass(frozen=True)
-class DeleteTopicsRequest(AdminRequest):
+class DeleteTopicsRequest(AdminRequest[list[DeletableTopicResult]]):
     """Raised by the handler of the DeleteTopics API."""
 
-    answer: Callable[[list[DeletableTopicResult]], None]
     topics: Mapping[str, str]
-    """Names, and the id of the topic that is meant; empty: whichever has the name."""
+    """The id of the topic by name; an empty id is not checked."""
 
     @property
     def cause(self) -> str:
@@ -393,15 +391,14 @@ class DeleteTopicsRequest(AdminRequest):
 
 
 @dataclass(frozen=True)
-class ElectLeadersRequest(AdminRequest):
+class ElectLeadersRequest(AdminRequest[dict[TopicPartition, ElectionOutcome]]):
     """Raised by the handler of the ElectLeaders API."""
 
-    answer: Callable[[dict[TopicPartition, ElectionOutcome]], None]
     election_type: ElectionType
     partitions: Sequence[TopicPartition] | None
     """None: all."""
     is_wanted: Callable[[], bool]
-    """Whoever asks is still there."""
+    """The client still waits for the response."""
 
     @property
     def cause(self) -> str:
@@ -409,32 +406,24 @@ class ElectLeadersRequest(AdminRequest):
         return f"a request came for {self.election_type.name.lower()} elections in {which}"
 
 
-# --- From the controller itself: by its timer, and as follow-ups of a plan ---------------------------------------
-
-
 @dataclass(frozen=True)
 class AutoLeaderRebalance(Event):
     """Raised every `leader.imbalance.check.interval.seconds` (Kafka's AutoPreferredReplicaLeaderElection)."""
 
-    @property
-    def cause(self) -> str:
-        return "it is time to see whether leaders are balanced"
+    cause = "it is time to see whether leaders are balanced"
 
 
 @dataclass(frozen=True)
 class ClusterFormed(Event):
-    """Raised once no further broker has come for a while, and when a topic is gone."""
+    """Raised when no further broker has joined for a while, and after a topic was removed."""
 
-    @property
-    def cause(self) -> str:
-        return "brokers have come or a topic is gone, so the brokers' own topics may have to be created"
+    cause = "brokers have come or a topic is gone, so the brokers' own topics may have to be created"
 
 
 @dataclass(frozen=True)
-class AlterPartitionReassignments(AdminRequest):
+class AlterPartitionReassignments(AdminRequest[list[ReassignableTopicResponse]]):
     """Raised by the handler of the AlterPartitionReassignments API."""
 
-    answer: Callable[[list[ReassignableTopicResponse]], None]
     topics: Sequence[ReassignableTopic]
 
     @property
@@ -443,24 +432,20 @@ class AlterPartitionReassignments(AdminRequest):
 
 
 @dataclass(frozen=True)
-class ListPartitionReassignments(AdminRequest):
+class ListPartitionReassignments(AdminRequest[list[OngoingTopicReassignment]]):
     """Raised by the handler of the ListPartitionReassignments API."""
 
     is_question: ClassVar[bool] = True
-    answer: Callable[[list[OngoingTopicReassignment]], None]
     topics: Sequence[ListPartitionReassignmentsTopic] | None
 
-    @property
-    def cause(self) -> str:
-        return "a request came for the reassignments that are under way"
+    cause = "a request came for the reassignments that are under way"
 
 
 @dataclass(frozen=True)
-class ControlledShutdownRequest(AdminRequest):
-    """Raised by the handler of the ControlledShutdown API: that run of the broker is about to stop."""
+class ControlledShutdownRequest(AdminRequest[list[TopicPartition]]):
+    """Raised by the handler of the ControlledShutdown API. The reply has the partitions that the broker still leads or
+    is needed for."""
 
-    answer: Callable[[list[TopicPartition]], None]
-    """Takes the partitions that remain with the broker."""
     broker_id: int
     broker_epoch: int
 
@@ -478,17 +463,13 @@ class ControlledShutdownRequest(AdminRequest):
 
 @dataclass(frozen=True)
 class ResumeDeletions(Event):
-    """Raised by plans after which a topic deletion may be able to go on (Kafka's resumeDeletions)."""
+    """Raised by plans after which topic deletions may be able to continue (Kafka's resumeDeletions)."""
 
-    @property
-    def cause(self) -> str:
-        return "topic deletions may be able to go on"
+    cause = "topic deletions may be able to go on"
 
 
 @dataclass(frozen=True)
 class ResumeReassignments(Event):
-    """Raised where the picture has changed so that a reassignment may be able to go on."""
+    """Raised after changes of the cluster state that may let a reassignment continue."""
 
-    @property
-    def cause(self) -> str:
-        return "reassignments may be able to go on"
+    cause = "reassignments may be able to go on"

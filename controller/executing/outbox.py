@@ -34,7 +34,6 @@ from minibroker.controller.decisions.events import (
     UpdateMetadataAnswered,
 )
 from minibroker.controller.decisions.states.replica import PartitionReplica
-from minibroker.controller.executing.requests import control_endpoint
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, Api
 from minibroker.protocol.connections.broker_connections import BrokerConnections
@@ -90,7 +89,7 @@ class Outbox:
 
     def add_broker(self, broker: RegisteredBroker) -> None:
         self.remove_broker(broker.id)
-        endpoint = control_endpoint(broker)
+        endpoint = broker.control_endpoint
         if endpoint is None:
             _log.error("broker %d is registered without an endpoint that takes control requests", broker.id)
             return

@@ -13,15 +13,7 @@ from minibroker.controller.decisions.cluster_state import ClusterState
 from minibroker.controller.decisions.plan import MetadataUpdate, StopReplica
 from minibroker.protocol import messages as m
 from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
-from minibroker.protocol.model import (
-    CONTROL_LISTENER,
-    DEFAULT_LISTENER,
-    NO_EPOCH,
-    NO_LEADER,
-    Endpoint,
-    RegisteredBroker,
-    TopicPartition,
-)
+from minibroker.protocol.model import NO_EPOCH, NO_LEADER, RegisteredBroker, TopicPartition
 
 MAX_PARTITIONS = 100
 """A broker carries out a request in one go, and has clients to serve."""
@@ -33,17 +25,6 @@ _REPLICA_BYTES = 5
 _MEMBER_BYTES = 14
 """Of the ISR, or eligible: with its broker epoch."""
 _TOPIC_BYTES = 40
-
-
-def control_endpoint(broker: RegisteredBroker) -> Endpoint | None:
-    """Where the broker takes control requests."""
-    return broker.endpoint(CONTROL_LISTENER) or broker.endpoint(DEFAULT_LISTENER)
-
-
-def data_endpoint(broker: RegisteredBroker) -> Endpoint | None:
-    """Where followers fetch from the broker."""
-    plain = broker.endpoint(DEFAULT_LISTENER)
-    return plain or next((e for e in broker.endpoints if e.listener != CONTROL_LISTENER), None)
 
 
 Described = dict[TopicPartition, m.LeaderAndIsrPartition]
@@ -93,14 +74,13 @@ def _leader_and_isr(
                 m.LeaderAndIsrTopic(topic, state.topic_ids[topic], [described[p] for p in group])
                 for topic, group in _by_topic(part)
             ],
-            [m.LiveLeader(b, e.host, e.port) for b in leaders if (e := _live_endpoint(state, b)) is not None],
+            [
+                m.LiveLeader(b, e.host, e.port)
+                for b in leaders
+                if b in state.live_brokers and (e := state.live_brokers[b].data_endpoint) is not None
+            ],
         )
         yield request, part
-
-
-def _live_endpoint(state: ClusterState, broker_id: int) -> Endpoint | None:
-    broker = state.live_brokers.get(broker_id)
-    return data_endpoint(broker) if broker is not None else None
 
 
 def _replica_state(

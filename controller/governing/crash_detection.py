@@ -32,7 +32,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from minibroker.controller.background import start_in_background, stop_in_background
 from minibroker.controller.decisions import crashes
 from minibroker.controller.decisions.crashes import Attempt, Suspicion, UnreachableBroker
-from minibroker.controller.executing.requests import control_endpoint
 from minibroker.protocol.connections.keepalive import OF_CRASH_DETECTION, keep_alive
 from minibroker.protocol.model import Endpoint, RegisteredBroker
 from minibroker.protocol.world import Clock, Network
@@ -99,7 +98,7 @@ class CrashDetector:
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
         for key, broker in wanted.items():
-            endpoint = control_endpoint(broker)
+            endpoint = broker.control_endpoint
             if key not in self._watches and endpoint is not None:
                 name = f"crash detection of broker {broker.id}"
                 self._watches[key] = start_in_background(self._watch(broker, endpoint), name)
@@ -121,7 +120,7 @@ class CrashDetector:
         await stop_in_background(list(self._ending))
 
     async def _is_gone(self, broker: RegisteredBroker) -> bool:
-        endpoint = control_endpoint(broker)
+        endpoint = broker.control_endpoint
         if endpoint is None:
             return False
         trouble = self._remembered(broker)

@@ -1,12 +1,12 @@
-"""The topics that brokers need for themselves, such as `__consumer_offsets`, are created when the cluster has formed.
+"""Creation of the brokers' own topics, such as `__consumer_offsets`, when the cluster has formed.
 
-Clients create a group when they need it, and that may be while a broker is dead: too few brokers are left then for the
-topic's replicas. So the controller creates it as soon as enough brokers are registered. It looks again when a broker
-comes, when a topic is gone, and in every term of office: a predecessor may have died over it. To look costs nothing if
-the topics exist.
+If a topic were created on first use, that might be while a broker is down, with too few brokers left for its replicas.
+So the controller creates the topics as soon as enough brokers are registered. It checks again when a broker joins, when
+a topic is removed, and in every tenure, since its predecessor may have died before it was done. The check costs nothing
+if the topics exist.
 
-Rejected: to create it with fewer replicas, as Kafka did before 0.11. It would keep them for ever, and lose offsets with
-the first disk.
+Rejected: creating the topic with fewer replicas, as Kafka did before 0.11. It would keep them permanently, and the
+first lost disk would lose offsets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import CreatableTopicResult
 
 FORMED_S = 1.0
-"""Without another broker that comes. Brokers that are started together get equal shares of the partitions."""
+"""Seconds without a further broker after which the cluster counts as formed, so that brokers started together get equal
+shares of the partitions."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class InternalTopics:
         return {events.ClusterFormed: lambda _: self._create_missing()}
 
     async def create_when_formed(self) -> None:
-        """The task, for the tenure's life."""
+        """Post ClusterFormed whenever the cluster has formed. Runs for the tenure's life."""
         if not self._steps.settings.internal_topics:
             return
         while True:
@@ -50,16 +51,11 @@ class InternalTopics:
 
     async def _create_missing(self) -> None:
         missing = topics.missing(self._steps.state, self._steps.settings.internal_topics)
-        if missing:
-            await self._topics.create_topics(
-                events.CreateTopicsRequest(
-                    self._steps.epoch, fail=lambda _: None, answer=_report, topics=missing, validate_only=False
-                )
-            )
-
-
-def _report(results: list[CreatableTopicResult]) -> None:
-    for result in results:
-        if result.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
-            code = ErrorCode(result.error_code)
-            _log.warning("%s cannot be created: %s: %s", result.name, code.name, result.error_message)
+        if not missing:
+            return
+        reply: asyncio.Future[list[CreatableTopicResult]] = asyncio.get_running_loop().create_future()
+        await self._topics.create_topics(events.CreateTopicsRequest(self._steps.epoch, reply, missing, False))
+        for result in reply.result():
+            if result.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+                code = ErrorCode(result.error_code)
+                _log.warning("%s cannot be created: %s: %s", result.name, code.name, result.error_message)
