@@ -1,16 +1,14 @@
-"""The client: what a `send` costs, and how many records per second go out and come in.
+"""The client: the cost of a `send`, and the records per second that it produces and consumes.
 
     python tests/benchmarks/bench_client.py [--records 500000] [--value-bytes 100]
 
-The other side is a scripted broker in a process of its own, whose log for `produce` counts and forgets, so this
-measures the client and not a broker. Values are distinct and random; what is consumed is compared with what is in the
-log, in a pass that is not timed. All but the round trip are in this process's CPU time, which other load on the machine
-changes little.
+The other side is a scripted broker in its own process, which counts the produced records and drops them, so this
+measures the client and not a broker. Values are distinct and random; a pass that is not timed compares the consumed
+values with the log. All figures but the round trip are CPU time of this process, which other load changes little.
 
-Each figure stands beside a baseline of the same run: for `send`, a future and a tuple per record, which is what a
-client without batches of columns would have to make; for produce and consume, encoding and decoding the same batches
-with nothing around it; for the round trip, a bare request on the same connection class; for the blocking clients, the
-asynchronous ones.
+Each figure stands beside a baseline of the same run: for `send`, a future and a tuple per record, which a client
+without batches of columns would have to create; for produce and consume, only encoding and decoding the same batches;
+for the round trip, a bare request on the same connection class; for the blocking clients, the asynchronous ones.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ def pool(value_bytes: int) -> list[bytes]:
 
 
 def serve(pipe: multiprocessing.connection.Connection, records: int, value_bytes: int) -> None:
-    """The other process: a null topic, and one that holds `records` records."""
+    """Run the scripted broker, with a topic that drops its records and one that holds `records` records."""
 
     async def main() -> None:
         async with ScriptedCluster(1) as cluster:
@@ -135,7 +133,7 @@ async def consume(bootstrap: str, values: list[bytes], records: int) -> None:
         async for batch in consumer.batches():
             for index, value in enumerate(batch.values):
                 if value != values[(batch.offsets[index]) % POOL]:
-                    raise SystemExit(f"offset {batch.offsets[index]} is not what was stored")
+                    raise SystemExit(f"the record at offset {batch.offsets[index]} differs from the stored one")
             seen += len(batch)
             if seen >= records:
                 break
@@ -180,7 +178,7 @@ async def round_trip(bootstrap: str, value: bytes) -> None:
 
 
 def blocking_clients(bootstrap: str, values: list[bytes], records: int) -> None:
-    """Each figure beside that of the asynchronous client, in this same run."""
+    """Measure the blocking clients beside the asynchronous ones."""
 
     async def asynchronous(name: str) -> float:
         start = time.process_time()

@@ -1,14 +1,14 @@
-"""Encoding and decoding of records next to the record builders and readers of aiokafka and kafka-python.
+"""Encoding and decoding of records, compared with the record builders and readers of aiokafka and kafka-python.
 
     python -m tests.benchmarks.bench_codecs [--records 1000] [--value-bytes 100] [--seconds 0.5]
 
-aiokafka's are in C (Cython), kafka-python's in Python; both write and read Kafka's batches of version 2, record by
-record, as their producers and consumers do. Ours are batches of columns, as our producer makes them. Each row is the
-same distinct random values, keys and timestamps, from what the program has (Python's bytes) to what is sent with its
-checksum, and from there, with the checksum checked, to what a program asks for the offset, timestamp, key and value of
-each record: for ours twice, as columns, and as a Record each. (A timestamp becomes an int when it is asked for, in
-columns as in aiokafka's records.) What came back is compared with what went in. All take turns, and the best CPU time
-counts: other load on the machine changes little.
+aiokafka's are in C (Cython), kafka-python's in Python; both write and read Kafka's batches of version 2 record by
+record, as their producers and consumers do. minibroker's producer writes batches of columns. Each codec encodes the
+same distinct random values, keys and timestamps, from Python's bytes to a batch with its checksum. It then checks the
+checksum, decodes the batch, and reads the offset, timestamp, key and value of each record; minibroker does this twice,
+as columns and as one Record each. (A timestamp becomes an int when it is read, in columns as in aiokafka's records.)
+The decoded records are compared with the encoded ones. All codecs take turns, and the best CPU time counts, which other
+load on the machine changes little.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROUNDS = 15
 
 
 def nanoseconds(calls: Sequence[Callable[[], object]], records: int, seconds: float) -> list[float]:
-    """CPU time for each record, of the best of several rounds in which the calls take turns."""
+    """CPU time per record of each call, the best of several rounds in which the calls take turns."""
     numbers = []
     for call in calls:
         number = 1
@@ -121,13 +121,13 @@ def codecs() -> Sequence[Ours | Theirs]:
 
 
 def measure(records: int, value_bytes: int, seconds: float) -> bool:
-    """Prints the table. Returns whether columns are as much faster as TARGETS says."""
+    """Print the table. Return whether columns reach all TARGETS."""
     source = random.Random(1)
     values = [source.randbytes(value_bytes) for _ in range(records)]
     some_keys = [b"%d" % source.getrandbits(30) for _ in range(records)]
     timestamps = [NOW + index * 10 // records for index in range(records)]  # a batch of ten milliseconds
     is_as_fast = True
-    print(f"{records} records of {value_bytes} bytes: ns of CPU per record, and how many times ours takes less")
+    print(f"{records} records of {value_bytes} bytes: ns of CPU per record, and the ratio to minibroker's")
     print(f"{'':12}{'':28}{'encode':>8}{'ratio':>8}{'decode':>8}{'ratio':>8}")
     for what, keys in (("values", None), ("keys, values", some_keys)):
         expected = [(index, timestamps[index], keys and keys[index], values[index]) for index in range(records)]
@@ -136,7 +136,7 @@ def measure(records: int, value_bytes: int, seconds: float) -> bool:
             encode = partial(codec.encode, values, keys, timestamps)
             decode = partial(codec.decode, bytes(encode()))
             if codec.rows(decode()) != expected:
-                raise SystemExit(f"{codec.name}: what came back is not what was encoded")
+                raise SystemExit(f"{codec.name}: the decoded records differ from the encoded ones")
             calls += [encode, decode]
         each = nanoseconds(calls, records, seconds)
         figures = {codec.name: (each[2 * index], each[2 * index + 1]) for index, codec in enumerate(codecs())}
@@ -152,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--records", type=int, default=1000)
     parser.add_argument("--value-bytes", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each, in all")
+    parser.add_argument("--seconds", type=float, default=0.5, help="total time of each codec")
     options = parser.parse_args()
     if not measure(options.records, options.value_bytes, options.seconds):
         targets = ", ".join(f"{factor:g} x {name}" for name, factor in TARGETS.items())

@@ -1,12 +1,11 @@
-"""How long an order of the controller takes while producers saturate the broker: what a plane of its own buys.
+"""The latency of the controller's orders while producers saturate the broker, which shows the gain of a control plane.
 
     python -m tests.benchmarks.bench_control_plane [--seconds 5]
 
 The broker is a real one. One process floods it: many connections to a data listener, each with several small produce
-requests (acks=1) on their way, so that its handlers always have a queue. Another asks each listener, one request at a
-time as a controller does: on the control listener UpdateMetadata (the controller's own, with nothing new in it) and
-ApiVersions, on the data listener ApiVersions and Metadata. ApiVersions is the one request that both planes take, so its
-two rows differ in nothing but the plane.
+requests (acks=1) in flight, so that the handlers always have a queue. Another process sends each listener one request
+at a time, as a controller does: UpdateMetadata (with nothing new) and ApiVersions to the control listener, ApiVersions
+and Metadata to the data listener. Both planes accept ApiVersions, so its two rows differ only in the plane.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Row(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """What the controller of the cluster would send to one of its brokers."""
+    """The orders that the cluster's controller would send to one of its brokers."""
 
     broker: RegisteredBroker
     update_metadata: m.UpdateMetadataRequest
@@ -95,7 +94,7 @@ def read_orders(connect: str, broker_id: int, secret: bytes) -> Orders:
 
 
 class Flooding(asyncio.BufferedProtocol):
-    """Sends the request again for every answer; looks at none of them, so that the processor is the broker's."""
+    """Sends the request again for every answer and decodes none, which leaves the processor to the broker."""
 
     answers = 0
 
@@ -117,7 +116,7 @@ class Flooding(asyncio.BufferedProtocol):
 
 
 def flood(pipe: multiprocessing.connection.Connection, host: str, port: int, topic: str) -> None:
-    """Runs until told to end; then says how many answers there were, and in how many seconds."""
+    """Run until the pipe gets a message; then send the number of answers, and the seconds they took."""
     batch = memoryview(bytes(encode_batch([os.urandom(VALUE_BYTES)], base_timestamp=int(time.time() * 1_000))))
     produce = m.ProduceRequest(None, 1, 30_000, [m.ProduceTopic(topic, [m.ProducePartition(0, batch)])])
     frame = bytes(apis.encode_request(apis.PRODUCE, 1, "flood", produce))
@@ -136,7 +135,7 @@ def flood(pipe: multiprocessing.connection.Connection, host: str, port: int, top
 
 
 Probe = Callable[[], Awaitable[int]]
-"""Asks, and returns the error code of the answer."""
+"""Sends a request and returns the error code of the answer."""
 
 
 async def probe(orders: Orders, topic: str, seconds: float, load: str) -> list[Row]:
@@ -200,7 +199,7 @@ async def probe(orders: Orders, topic: str, seconds: float, load: str) -> list[R
 
 
 async def measure(cluster: LocalCluster, seconds: float) -> tuple[list[Row], float]:
-    """The rows, and the produce requests a second that were answered meanwhile. Leaves a topic."""
+    """Return the rows, and the produce requests that were answered per second of the flood. A topic remains."""
     topic = "bench-control-plane"
     async with Admin(cluster.bootstrap()) as admin:
         await admin.create_topic(topic, partitions=1, replication_factor=1)
@@ -216,7 +215,7 @@ async def measure(cluster: LocalCluster, seconds: float) -> tuple[list[Row], flo
         target=flood, args=(theirs, *orders.address(DEFAULT_LISTENER), topic), daemon=True, name="flood"
     )
     process.start()
-    theirs.close()  # so that its death ends the wait for it
+    theirs.close()  # the wait then also ends if the process dies
     try:
         await asyncio.to_thread(ours.recv)
         rows += await probe(orders, topic, seconds, FLOOD)
@@ -230,7 +229,7 @@ async def measure(cluster: LocalCluster, seconds: float) -> tuple[list[Row], flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of probing, idle and again under the flood")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of the probes, each time")
     seconds = parser.parse_args().seconds
     with tempfile.TemporaryDirectory(prefix="minibroker-control-plane-") as directory:
         cluster = LocalCluster(Path(directory))

@@ -1,11 +1,10 @@
-"""What idle members of groups cost a broker: heartbeats, and beside them the fetches that wait for records.
+"""The cost of idle group members: their heartbeats, and their fetches that wait for records.
 
     python -m tests.benchmarks.bench_groups [--members 1000] [--groups 100] [--brokers 1] [--seconds 15]
 
-Every member has a connection of its own and sends a heartbeat every 3 s. Printed, by the processor's time in /proc: how
-long it takes until all groups are stable, the share of a core that each broker takes with heartbeats alone, what one
-heartbeat costs beyond an idle broker, and the share with a fetch of each member besides, which waits 500 ms for
-records.
+Every member has its own connection and sends a heartbeat every 3 s. Printed: the time until all groups are stable; and,
+from the processor times in /proc, the share of a core that each broker uses for heartbeats only, the cost of one
+heartbeat beyond an idle broker, and the share when each member also has a fetch that waits 500 ms for records.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Member:
         self.heartbeats = 0
 
     async def connect(self, port: int) -> None:
-        """To the coordinator, which any broker knows."""
+        """Ask any broker for the coordinator and connect to it."""
         asked = await open_connection(RealNetwork(), LOOPBACK, port, client_id="bench", timeout_s=30)
         while True:
             found = await asked.request(apis.FIND_COORDINATOR, g.FindCoordinatorRequest(0, [self.group_id]))
@@ -102,7 +101,7 @@ class Member:
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
     async def fetch(self, port: int) -> None:
-        """One request after the other, on a connection to the leader."""
+        """Send one request after the other, on a connection to the leader."""
         connection = await open_connection(RealNetwork(), LOOPBACK, port, client_id="bench", timeout_s=30)
         fetches = [m.FetchTopic(TOPIC, "", [m.FetchPartition(self.number % 10, -1, 0, -1, -1, 1 << 20)])]
         while True:
@@ -122,7 +121,7 @@ def cpu_s(cluster: LocalCluster) -> list[float]:
 
 
 async def shares(cluster: LocalCluster, seconds: float) -> list[float]:
-    """The part of a core that each broker takes, over so long."""
+    """The share of a core that each broker uses during these seconds."""
     before, began_s = cpu_s(cluster), time.monotonic()
     await asyncio.sleep(seconds)
     wall_s = time.monotonic() - began_s
@@ -139,15 +138,15 @@ async def run(cluster: LocalCluster, members: int, groups: int, seconds: float) 
     async with Admin(cluster.bootstrap()) as admin:
         await admin.create_topic(TOPIC, partitions=10, replication_factor=len(ports))
         leaders = [part.leader for part in (await admin.describe_topic(TOPIC)).partitions]
-    everybody = [Member(f"group-{number % groups}", number) for number in range(members)]
-    await everybody[0].connect(ports[0])
-    everybody[0].connection.close()
+    all_members = [Member(f"group-{number % groups}", number) for number in range(members)]
+    await all_members[0].connect(ports[0])
+    all_members[0].connection.close()
     idle = await shares(cluster, min(seconds, 5))
     print(f"idle brokers: {percent(idle)} of a core", flush=True)
 
     began_s, before = time.monotonic(), sum(cpu_s(cluster))
     for start in range(0, members, 50):
-        await asyncio.gather(*(one.connect(ports[one.number % len(ports)]) for one in everybody[start : start + 50]))
+        await asyncio.gather(*(one.connect(ports[one.number % len(ports)]) for one in all_members[start : start + 50]))
 
     tasks: list[asyncio.Task[None]] = []
 
@@ -158,9 +157,9 @@ async def run(cluster: LocalCluster, members: int, groups: int, seconds: float) 
         await one.join()
         await one.keep_up(HEARTBEAT_INTERVAL_S * one.number / members)
 
-    for one in everybody:
+    for one in all_members:
         start_task(join_and_keep_up(one))
-    while not is_stable(everybody):
+    while not is_stable(all_members):
         await asyncio.sleep(RETRY_S)
         for task in tasks:
             if task.done():
@@ -172,13 +171,13 @@ async def run(cluster: LocalCluster, members: int, groups: int, seconds: float) 
     )
     await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
-    sent = sum(one.heartbeats for one in everybody)
+    sent = sum(one.heartbeats for one in all_members)
     busy = await shares(cluster, seconds)
-    rate = (sum(one.heartbeats for one in everybody) - sent) / seconds
+    rate = (sum(one.heartbeats for one in all_members) - sent) / seconds
     cost_us = 1e6 * (sum(busy) - sum(idle)) / rate
     print(f"heartbeats, {rate:.0f} a second: {percent(busy)} of a core; one costs {cost_us:.0f} us", flush=True)
 
-    for one in everybody:
+    for one in all_members:
         start_task(one.fetch(port_of[leaders[one.number % 10]]))
     await asyncio.sleep(2)
     busy = await shares(cluster, seconds)
@@ -189,9 +188,9 @@ async def run(cluster: LocalCluster, members: int, groups: int, seconds: float) 
         task.cancel()
 
 
-def is_stable(everybody: list[Member]) -> bool:
+def is_stable(all_members: list[Member]) -> bool:
     generations: dict[str, set[int]] = {}
-    for one in everybody:
+    for one in all_members:
         generations.setdefault(one.group_id, set()).add(one.generation_id)
     return all(len(numbers) == 1 and -1 not in numbers for numbers in generations.values())
 

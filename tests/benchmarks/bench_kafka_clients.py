@@ -1,31 +1,30 @@
-"""The same clients of Kafka's protocol against minibroker and against Apache Kafka, in turns, as ratios.
+"""Ratios of minibroker to Apache Kafka, measured in turns with the same clients of Kafka's protocol.
 
     python -m tests.benchmarks.bench_kafka_clients --kafka HOST:PORT,... [--kafka-start COMMAND] [--data DIR] [--quick]
 
-confluent-kafka and aiokafka, with the settings that they come with but for acks=all, produce and consume values of
-100 bytes and 1 KiB, send 5,000 records a second and wait for each, and send on while the leader of their partition is
-killed with SIGKILL; topics have six partitions and three replicas. What was read is compared with what was sent. Last,
-what our own producer writes (columns) is read by confluent-kafka, next to what confluent-kafka itself writes.
+confluent-kafka and aiokafka use their default settings, except for acks=all. They produce and consume values of
+100 bytes and 1 KiB, send 5,000 records a second and wait for each, and keep sending while the leader of their partition
+is killed with SIGKILL. Topics have six partitions and three replicas. The records read are compared with those sent.
+At last confluent-kafka reads the batches of minibroker's own producer (columns), beside its own.
 
-What is read was written for it, in the same batches to the same partitions of both clusters. librdkafka's own
-partitioner gives one partition up to two and a half times what it gives another, by chance, and reading takes as long
-as the largest takes; and to the cluster that answers sooner it sends smaller batches, which aiokafka is slower to read.
+The topics for reading are written in the same batches to the same partitions of both clusters. librdkafka's partitioner
+would, by chance, give one partition up to two and a half times as much as another, and reading takes as long as the
+largest partition. It would also send smaller batches to the cluster that answers sooner, which aiokafka reads more
+slowly.
 
-Each run is a process of its own (`kafka_client_runs`), and the two clusters take turns run by run; where they are read,
-one process reads both in turns. The table has the median of each, and the mean ratio (geometric) of runs that came one
-after the other, with its standard error: a machine is faster in one minute than in the next, by a quarter here, and
-both had the same minute. Both clusters live all the time, so that neither is measured while it is new; the other one
-is idle meanwhile, and what that takes is printed.
+Each run is its own process (`kafka_client_runs`), and the two clusters take turns run by run; for reading, one process
+reads both in turns. The table has the median of each, and the geometric mean ratio of consecutive runs with its
+standard error, because this machine's speed changes by a quarter from one minute to the next. Both clusters live all
+the time, so that neither is measured while it is new; the processor time of the idle one is printed.
 
-librdkafka as it comes rests for a second (`fetch.queue.backoff.ms`) whenever it has 100,000 records, or 64 MiB, that
-were not asked for yet, of all partitions together. Reading takes most of its time in these rests then; how many there
-are depends on how far the answers under way go beyond that, and so on how large the batches happen to be. That row has
-no target, and the one with rests of 10 ms has it.
+By default librdkafka pauses for a second (`fetch.queue.backoff.ms`) whenever it holds 100,000 unread records or 64 MiB
+of all partitions together. Reading then consists mostly of these pauses. Their number depends on how far the answers in
+flight exceed the limit, and so on the size of the batches. That row has no target; the row with pauses of 10 ms has.
 
-Kafka is yours to start and to end, as brokers on this machine that this user may kill: whoever listens on the leader's
-port is. COMMAND starts one again, with {id} for the broker's id; without it there is one kill alone. Ours is started in
-DIR/cluster, which is removed at the end: give a DIR on the same disk as Kafka's. It takes half an hour, with `--quick`
-five minutes, which prove that it works rather than measure anything.
+Start and stop Kafka yourself, as brokers on this machine that this user may kill: the process that listens on the
+leader's port is killed. COMMAND restarts it, with {id} for the broker's id; without COMMAND there is one kill only.
+minibroker runs in DIR/cluster, which is removed at the end: give a DIR on the same disk as Kafka's. This takes half an
+hour; `--quick` takes five minutes and is a trial rather than a measurement.
 """
 
 from __future__ import annotations
@@ -65,15 +64,15 @@ PARTITIONS = 6
 LATENCY_RATE = 5_000
 GAP_RATE = 1_000
 TURN = 500
-"""So many records go to a partition of what is read, before the next one has its turn."""
+"""Records for one partition of a topic for reading, before the next partition's turn."""
 IN_BATCHES = {"batch.num.messages": TURN, "linger.ms": 1_000}
-"""For a confluent-kafka that writes what is read: a batch is sent once it has all records of its turn."""
+"""Settings of a confluent-kafka that fills topics for reading: it sends a batch when a turn's records are complete."""
 NO_REST = {"fetch.queue.backoff.ms": 10}
-"""For a confluent-kafka that reads."""
+"""Settings of a confluent-kafka that reads with short pauses."""
 NO_LINGER = {"linger.ms": 0}
 BEFORE_KILL_S = 2.0
 FEWEST_RATIOS = 4
-"""Fewer do not say how much they differ."""
+"""The least number of pairs of runs for a standard error."""
 RUN_TIMEOUT_S = 600.0
 CLUSTER_TIMEOUT_S = 120.0
 POLL_S = 0.1
@@ -84,11 +83,11 @@ OURS, KAFKA = "minibroker", "Kafka"
 class Effort(NamedTuple):
     repeats: int
     reads: int
-    """Of each topic, in each of those repeats: reading is short, and differs by a tenth from one time to the next."""
+    """Reads of each topic in each repeat. A read is short, and its time varies by a tenth."""
     reads_with_rests: int
-    """The same of a librdkafka as it comes, which takes ten seconds for each."""
+    """The same for librdkafka with its defaults, which takes ten seconds for each read."""
     records: dict[tuple[str, int], int]
-    """By client and size of values."""
+    """Records by client and size of values."""
     latency_s: float
 
 
@@ -111,18 +110,18 @@ QUICK = Effort(repeats=1, reads=2, reads_with_rests=1, records=dict.fromkeys(FUL
 
 
 class Peer:
-    """A cluster as its clients see it, and its processes."""
+    """A cluster as its clients see it, with its processes."""
 
     def __init__(self, name: str, bootstrap: str, start: Callable[[int], object] | None) -> None:
         self.name = name
         self.bootstrap = bootstrap
         self.start = start
-        """A broker that was killed, by its id. None: nobody can."""
+        """Restarts a killed broker, by its id; None if there is no command for it."""
         self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
         self._numbers = itertools.count(1)
 
     def wait_until_whole(self, topic: str | None = None) -> None:
-        """Every broker is there and, of the topic, in every ISR."""
+        """Wait until all brokers are alive and in the ISR of each of the topic's partitions."""
 
         def is_whole() -> bool:
             found: Any = self._admin.list_topics(topic, timeout=5)
@@ -133,11 +132,11 @@ class Peer:
                 and (topic is None or len(partitions) == PARTITIONS)
             )
 
-        wait_until(is_whole, f"{self.name} at {self.bootstrap} has not all of its {BROKERS} brokers in sync")
+        wait_until(is_whole, f"{self.name} at {self.bootstrap} does not have all {BROKERS} brokers in sync")
 
     @contextlib.contextmanager
     def topic(self) -> Iterator[str]:
-        """A new one; deleted afterwards, so that no run pays for another."""
+        """A new topic. It is deleted afterwards, so that it does not affect the next run."""
         name = f"bench-{os.getpid()}-{next(self._numbers)}"
         self._admin.create_topics([NewTopic(name, PARTITIONS, BROKERS)])[name].result(CLUSTER_TIMEOUT_S)
         try:
@@ -147,12 +146,13 @@ class Peer:
             self._admin.delete_topics([name])[name].result(CLUSTER_TIMEOUT_S)
 
     def cpu_s(self) -> float:
-        """Of its brokers, until now."""
+        """Processor time that its brokers have used."""
         brokers: Any = self._admin.list_topics(timeout=5).brokers.values()
         return sum(cpu_s(listening_process(broker.host, broker.port)) for broker in brokers)
 
     def leader_to_kill(self, topic: str) -> tuple[int, int, int]:
-        """A partition, its leader, and that one's process. Not the controller: with it Kafka's gap would be longer."""
+        """A partition, its leader, and the leader's process. The controller is not chosen: its loss would lengthen
+        Kafka's gap."""
         found: Any = self._admin.list_topics(topic, timeout=5)
         partition, leader = min(
             (each.id, each.leader)
@@ -163,9 +163,9 @@ class Peer:
 
 
 def listening_process(host: str, port: int) -> int:
-    """Of this machine, by what /proc tells. Raises SystemExit where there is none that this user may look into."""
+    """Find the process that listens on a port, in /proc. Raises SystemExit if this user may see none."""
     if not socket.gethostbyname(host).startswith("127."):
-        raise SystemExit(f"{host}:{port}: brokers are killed, so they must listen on loopback; give others")
+        raise SystemExit(f"{host}:{port} is not on loopback: brokers are killed, so they must run on this machine")
     listening, sockets = "0A", set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
@@ -173,7 +173,7 @@ def listening_process(host: str, port: int) -> int:
             if state == listening and int(local.rpartition(":")[2], 16) == port:
                 sockets.add(f"socket:[{inode}]")
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # closed since, or of a process of another user
+        with contextlib.suppress(OSError):  # the process has ended or belongs to another user
             if os.readlink(descriptor) in sockets:
                 return int(descriptor.parts[2])
     raise SystemExit(f"no process of this user listens on port {port}: run this on the brokers' machine, as their user")
@@ -204,7 +204,7 @@ def process_of(job: Job) -> subprocess.Popen[str]:
 
 
 def run(job: Job, meanwhile: Callable[[subprocess.Popen[str]], None] = lambda process: None) -> Any:
-    """Raises SystemExit where the run fails; it has said why on stderr."""
+    """Run the job; `meanwhile` runs beside it. Raises SystemExit if it fails; its stderr has the reason."""
     process = process_of(job)
     try:
         meanwhile(process)
@@ -224,7 +224,7 @@ class Case(NamedTuple):
     client: str
     size: int
     target: float | None
-    """Of ours to the baseline's."""
+    """The target for the ratio of minibroker's figure to the baseline's."""
     more_is_better: bool
     baseline: str = KAFKA
 
@@ -238,7 +238,7 @@ class Results:
     def __init__(self) -> None:
         self._runs: dict[Case, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self.idle_cores: dict[str, float] = defaultdict(float)
-        """The largest share of a core that the brokers of a cluster took while it was the other's turn."""
+        """The largest share of a core that a cluster's brokers used during the other cluster's turn."""
 
     def add(self, case: Case, who: str, value: float) -> None:
         self._runs[case][who].append(value)
@@ -247,7 +247,7 @@ class Results:
     def rows(self) -> list[dict[str, object]]:
         rows: list[dict[str, object]] = []
         for case, by_whom in self._runs.items():
-            runs, baseline = by_whom.values()  # ours has the first turn
+            runs, baseline = by_whom.values()  # minibroker has the first turn
             ours, its = statistics.median(runs), statistics.median(baseline)
             ratio, error = ratio_of(runs, baseline)
             is_met = case.is_met(ratio)
@@ -271,7 +271,7 @@ class Results:
 
 
 def ratio_of(runs: Sequence[float], baseline: Sequence[float]) -> tuple[float, float | None]:
-    """The mean, of runs that took turns, and its standard error. None: they are too few to tell."""
+    """Return the mean ratio of the pairs of runs and its standard error, None if the pairs are too few."""
     ratios = [math.log(ours / its) for ours, its in zip(runs, baseline, strict=True)]
     error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) >= FEWEST_RATIOS else None
     return math.exp(statistics.mean(ratios)), error
@@ -285,7 +285,7 @@ class Bench:
 
     @contextlib.contextmanager
     def turn(self, peer: Peer) -> Iterator[None]:
-        """Of one cluster; the other one is idle."""
+        """The turn of one cluster, during which the other one is idle."""
         [idle] = [each for each in self.peers if each is not peer]
         before_s, began_s = idle.cpu_s(), time.monotonic()
         yield
@@ -293,7 +293,7 @@ class Bench:
         self.results.idle_cores[idle.name] = max(share, self.results.idle_cores[idle.name])
 
     def warm_up(self) -> None:
-        """Not measured. Java compiles what it runs often."""
+        """Run once without measuring, because Java compiles hot code first."""
         for peer in self.peers:
             tell(f"warming up {peer.name}")
             for (client, size), count in self.effort.records.items():
@@ -364,7 +364,7 @@ class Bench:
 
     @contextlib.contextmanager
     def _filled(self, peer: Peer, reader: str, size: int, writer: str = "confluent-kafka") -> Iterator[str]:
-        """A topic with what that client is to read, as much in every partition."""
+        """A topic with the records that a client will read, the same number in every partition."""
         with peer.topic() as topic:
             count = self.effort.records[reader, size]
             settings = IN_BATCHES if writer == "confluent-kafka" else {}
@@ -398,7 +398,7 @@ class Bench:
     def gap(self) -> None:
         can_start = all(peer.start is not None for peer in self.peers)
         if not can_start:
-            tell("no --kafka-start: one kill, by confluent-kafka alone")
+            tell("no --kafka-start: one kill, with confluent-kafka only")
         for client in ("confluent-kafka", "aiokafka") if can_start else ("confluent-kafka",):
             case = Case("gap after SIGKILL of the leader, ms", client, 100, 0.05, False)
             for _ in range(self.effort.repeats if can_start else 1):
@@ -413,7 +413,7 @@ class Bench:
                 assert process.stdin is not None
                 assert process.stdout is not None
                 process.stdout.readline()
-                time.sleep(BEFORE_KILL_S)  # of steady writes
+                time.sleep(BEFORE_KILL_S)  # writes at a steady rate
                 os.kill(pid, signal.SIGKILL)
                 process.stdin.write("killed\n")
                 process.stdin.flush()
@@ -458,9 +458,9 @@ def starter(command: str | None) -> Callable[[int], object] | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kafka", required=True, metavar="HOST:PORT,...", help="Kafka's brokers")
-    parser.add_argument("--kafka-start", metavar="COMMAND", help="starts Kafka's broker {id} again")
+    parser.add_argument("--kafka-start", metavar="COMMAND", help="restarts Kafka's broker {id}")
     parser.add_argument("--data", type=Path, metavar="DIR", default=Path(".minibroker/bench"), help="for our cluster")
-    parser.add_argument("--group", action="append", choices=list(GROUPS), help="only this one; may be repeated")
+    parser.add_argument("--group", action="append", choices=list(GROUPS), help="run only this group; may be repeated")
     parser.add_argument("--repeats", type=int, metavar="N", help=f"runs of each: {FULL.repeats}")
     parser.add_argument("--quick", action="store_true", help="few records, one run of each: five minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table to this file too")
@@ -482,7 +482,7 @@ def main() -> None:
     rows = bench.results.rows()
     print_table(list(rows[0]), [list(row.values()) for row in rows])
     for name, share in bench.results.idle_cores.items():
-        tell(f"{name}'s brokers, while it was the other's turn: {share:.0%} of a core at most")
+        tell(f"{name}'s brokers during the other cluster's turn: at most {share:.0%} of a core")
     tell(f"{time.monotonic() - began:.0f} s in all")
     if arguments.json:
         found = {"machine": machine(), "idle_cores": bench.results.idle_cores, "rows": rows}

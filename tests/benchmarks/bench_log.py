@@ -1,8 +1,7 @@
-"""Appending to and reading from a log: MB/s, against the least that could be done.
+"""Appends to a log and reads from it, in MB/s, compared with the least possible work.
 
-The baseline of an append is CRC-32C over the batch and one pwrite at the end of a file, that of a read one pread of as
-many bytes: what would remain if the log were free. Batches are random bytes, each a different one; after the run
-everything is read back and compared.
+The baseline of an append is CRC-32C over the batch and one pwrite at the end of a file; that of a read is one pread of
+the same number of bytes. Batches are distinct random bytes; after the run all of them are read back and compared.
 
 Run from the repository's root: `python -m tests.benchmarks.bench_log`.
 """
@@ -26,7 +25,7 @@ from tests.storage_support import NOW, open_log, stamped
 
 
 def megabytes_per_second(call: Callable[[int], None], count: int, size: int) -> float:
-    """The best of ten parts: the machine's noise only ever adds."""
+    """The best of ten parts, because noise only lowers the rate."""
     best = float("inf")
     part = count // 10
     for number in range(10):
@@ -47,7 +46,7 @@ def measure(directory: str, batch_bytes: int, total_bytes: int, batches_per_set:
     ]
     record_sets = [b"".join(kind) for kind in kinds]
     size = len(record_sets[0])
-    # What is flushed in the background would be measured with the batch after it.
+    # A flush in the background would be measured with the batch after it.
     config = LogConfig(flush_bytes=2**40, max_message_bytes=2**30)
     opened = open_log(f"{directory}/log-{batch_bytes}-{batches_per_set}", config)
     log: Log = opened.log
@@ -67,7 +66,7 @@ def measure(directory: str, batch_bytes: int, total_bytes: int, batches_per_set:
     def read(index: int) -> None:
         offset = index * batches_per_set
         if len(log.read(offset, size, log.log_end_offset)) != size:
-            raise SystemExit(f"{size} bytes were expected at offset {offset}")
+            raise SystemExit(f"there are not {size} bytes at offset {offset}")
 
     starts = list(range(count))
     source.shuffle(starts)
@@ -89,14 +88,14 @@ def measure(directory: str, batch_bytes: int, total_bytes: int, batches_per_set:
         offset = index * batches_per_set
         expected = b"".join(stamped(batch, offset + number, 0) for number, batch in enumerate(kind))
         if log.read(offset, size, log.log_end_offset) != expected:
-            raise SystemExit(f"set {index} did not come back as it was appended")
+            raise SystemExit(f"set {index} differs from the appended one")
     raw.close()
     asyncio.run(log.close())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=128, help="to append for each row (default: %(default)s)")
+    parser.add_argument("--megabytes", type=int, default=128, help="appended for each row (default: %(default)s)")
     parser.add_argument("--directory", help="where to write (default: a temporary directory)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:

@@ -2,10 +2,10 @@
 
     python tests/benchmarks/bench_network.py [--seconds 2]
 
-A client in a process of its own sends ApiVersions requests, `depth` of them at a time per connection, and counts
-the answers. It does so against two servers under uvloop: the broker's SocketServer with a handler that answers,
-and, as the baseline of the same run, a bare BufferedProtocol that cuts the frames and writes each one back. Last, both
-servers take frames of 64 KiB. (For control requests under a flood of a whole broker see `bench_control_plane`.)
+A client in its own process sends ApiVersions requests, `depth` of them at a time per connection, and counts the
+answers. Two servers run under uvloop: the broker's SocketServer with a handler that answers, and, as the baseline of
+the same run, a bare BufferedProtocol that splits the frames and writes each one back. At last both servers receive
+frames of 64 KiB. (`bench_control_plane` measures control requests under a flood of a whole broker.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ANSWER = m.ApiVersionsResponse(0, [m.ApiVersion(api.key, 0, 0) for api in apis.A
 
 
 class Echo(asyncio.BufferedProtocol):
-    """The baseline: what asyncio, uvloop and the framing cost on their own."""
+    """The baseline: the cost of asyncio, uvloop and the framing."""
 
     def __init__(self) -> None:
         self._reader = FrameReader(lambda prefix: 1 << 30)
@@ -52,7 +52,7 @@ class Echo(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         for frame in self._reader.buffer_updated(nbytes):
-            answer = bytes(frame[:100])  # as short as the broker's, whatever the length of the request
+            answer = bytes(frame[:100])  # as short as the broker's answer
             self._transport.write(LENGTH.pack(len(answer)) + answer)
 
 
@@ -99,8 +99,8 @@ def answer_size(port: int, frame: bytes) -> int:
 
 
 def flood(port: int, frame: bytes, connections: int, depth: int, seconds: float) -> tuple[int, float]:
-    """(answers, seconds) of `connections` connections with `depth` requests in flight each. All answers have the
-    same size, so the client counts bytes and leaves the processor to the server."""
+    """Keep `depth` requests in flight on each connection; return (answers, seconds). All answers have the same size, so
+    the client counts bytes and leaves the processor to the server."""
     size = answer_size(port, frame)
     sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(connections)]
     burst = frame * depth

@@ -1,18 +1,18 @@
-"""What many partitions cost: creating them, and the loss of the controller and of another broker.
+"""The cost of many partitions: their creation, and the loss of the controller and of another broker.
 
     python -m tests.benchmarks.bench_partitions [--partitions 1000 10000] [--rounds 1]
 
-Three brokers, ten topics of replication factor 3 and nothing else. For each number of partitions, in seconds of the
-wall clock and of the processor (of each process, by /proc):
+The cluster has three brokers and ten topics of replication factor 3. For each number of partitions, measured in seconds
+of the wall clock and of the processor (of each process, from /proc):
 
-- creation: from the request until every broker tells a client about every partition, with a leader;
-- failover: from SIGKILL of the controller until every survivor tells of a live leader of every partition;
-- broker failure: the same for a broker that is not the controller, once the killed one is back in every ISR.
+- creation: from the request until every broker reports every partition with a leader;
+- failover: from SIGKILL of the controller until every survivor reports a live leader of every partition;
+- broker failure: the same for another broker, after the killed controller is back in every ISR.
 
-Beside it the longest time that a broker took to answer ApiVersions, asked all the while: what clients notice.
+Beside it, the slowest answer to ApiVersions requests, which are sent throughout: the delay that clients notice.
 
-On ext4 without a journal, as small virtual machines have it, a file is created the slower the more were deleted in the
-minutes before: there, name a TMPDIR in memory (/dev/shm) to compare one round's creation with the next one's.
+On ext4 without a journal, which small virtual machines use, files are created more slowly the more were deleted in the
+minutes before. There, set TMPDIR to a directory in memory (/dev/shm) to compare the creations of two rounds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BETWEEN_LOOKS_S = 0.1
 _BETWEEN_PROBES_S = 0.01
 
 Condition = Callable[[list[m.MetadataPartition], set[int]], bool]
-"""Of what a broker tells: the partitions, and the brokers that it takes to be alive."""
+"""Judges a broker's metadata: the partitions, and the brokers that it considers alive."""
 
 
 class Asked:
@@ -76,7 +76,7 @@ class Asked:
         )
 
     async def probe(self, broker_id: int) -> None:
-        """Until the broker is gone."""
+        """Send requests until the broker has ended."""
         with contextlib.suppress(NetworkError):
             connection = await self._connect(broker_id)
             while True:
@@ -87,8 +87,8 @@ class Asked:
                 await asyncio.sleep(_BETWEEN_PROBES_S)
 
     async def until(self, broker_ids: list[int], partitions: int, holds: Condition) -> None:
-        """Of every topic at every broker; topic by topic, the last one first, since a look at all costs a broker much
-        and the controller goes through them in order."""
+        """Wait until the condition holds for every topic at every broker. Look at one topic at a time, since the
+        metadata of all is expensive; begin with the last, since the controller handles topics in order."""
         async with asyncio.timeout(PATIENCE_S):
             for topic in reversed(TOPICS):
                 for broker_id in broker_ids:
@@ -106,7 +106,7 @@ class Asked:
 
 
 def cpu_s(cluster: LocalCluster) -> dict[str, float]:
-    """Of each process that lives."""
+    """The processor time of each live process."""
     known = cluster.file()
     processes = {f"broker {entry.id}": entry.process for entry in known.brokers} | {ZOOKEEPER: known.zookeeper.process}
     spent = {}
@@ -158,7 +158,7 @@ async def one_round(cluster: LocalCluster, partitions: int) -> None:
     asked = Asked({entry.id: entry.port for entry in cluster.file().brokers})
     async with measured("creation", cluster, asked, brokers):
         async with Admin(cluster.bootstrap(), default_api_timeout_ms=PATIENCE_S * 1_000) as admin:
-            # A creation that takes longer than the brokers' patience goes on, and is waited for below.
+            # A creation continues after the brokers' timeout; the wait below is for its end.
             with contextlib.suppress(TopicErrors):
                 await admin.create_topics(
                     [NewTopic(topic, partitions // len(TOPICS), replication_factor=BROKERS) for topic in TOPICS]

@@ -1,8 +1,8 @@
 """Encoding and decoding of record batches: nanoseconds per record, columns against records.
 
-Values are distinct and random, so nothing compresses and nothing is cached; what was decoded is
-compared with what was encoded. The baseline of each row is the same batch in magic 2, Kafka's varint
-records, in pure Python: what a client that handles records one by one would pay.
+Values are distinct and random, so nothing compresses and nothing is cached; the decoded records are compared with the
+encoded ones. The baseline of each row is the same batch in magic 2, Kafka's varint records, in pure Python: the cost of
+a client that handles records one by one.
 
 Run from the repository's root: `python -m tests.benchmarks.bench_records`.
 """
@@ -23,7 +23,7 @@ NOW = 1_700_000_000_000
 
 
 def nanoseconds_per_record(call: Callable[[], object], records: int, seconds: float) -> float:
-    """The best of five runs: the machine's noise only ever adds."""
+    """The best of five runs, because noise only adds time."""
     timer = timeit.Timer(call)
     number = 1
     while timer.timeit(number) < seconds / 5:
@@ -59,7 +59,7 @@ def measure(records: int, value_bytes: int, seconds: float) -> None:
             batch = encode()
             decoded = decode_batch(batch)
             if decoded.values != values or decoded.keys != arguments.get("keys"):
-                raise SystemExit(f"{name}: what came back is not what was encoded")
+                raise SystemExit(f"{name}: the decoded records differ from the encoded ones")
             figures["encode", magic] = nanoseconds_per_record(encode, records, seconds)
             figures["decode", magic] = nanoseconds_per_record(
                 lambda batch=batch: decode_batch(batch),  # type: ignore[misc]
@@ -74,11 +74,11 @@ def measure(records: int, value_bytes: int, seconds: float) -> None:
 
 
 def transcoder(arguments: dict[str, Any], values: list[bytes]) -> Callable[[], object]:
-    """What a broker does for a client of Kafka's: columns become records, compressed anew where they were."""
+    """Transcode columns to Kafka's records as a broker does for Kafka clients, compressed again if they were."""
     batch = encode_batch(values, base_timestamp=NOW, **arguments)
     header = parse_header(batch)
     if decode_batch(finished(as_records(header, decompressed(batch, header), 0))).values != values:
-        raise SystemExit("what was transcoded is not what was encoded")
+        raise SystemExit("the transcoded records differ from the encoded ones")
     return lambda: finished(as_records(header, decompressed(batch, header), 0))
 
 

@@ -1,17 +1,17 @@
-"""Spark: rows per second of `minibroker`, beside the same rows in Parquet files and a source that yields tuples.
+"""Spark: rows per second of `minibroker`, compared with the same rows in Parquet files and a source of tuples.
 
     python -m tests.benchmarks.bench_spark [--rows 4000000] [--value-bytes 100] [--partitions 4]
 
 One broker and Spark with local[2]: broker, Java and two Python workers share the machine's cores. Values are distinct
-and random, so neither batches nor Parquet files get smaller than they are. Three jobs: `count`; `columns`, a sum over
-every column, which makes Spark look at all of them; `parquet`, which writes all columns. The baselines:
+and random, so neither batches nor Parquet files can be compressed. There are three jobs: `count`; `columns`, a sum over
+every column, for which Spark must decode all of them; `parquet`, which writes all columns. The baselines:
 
-- `engine`: the same rows, read from Parquet files. It is what Spark can do at best when the
-  rows are on its own disk in its own format, and its `count` reads no rows at all but the files' footers.
-- `tuples`: the same topic by a data source that yields a Python tuple for each record, as they usually do.
+- `engine`: the same rows from Parquet files, the best that Spark can do, with rows on its own disk in its own format.
+  Its `count` reads only the files' footers.
+- `tuples`: the same topic through a data source that yields a Python tuple for each record, as most of them do.
 
-Of each the best of three runs, which the three sources do in turn. Numbers of rows and sums are compared. On a machine
-that does other things as well, look at the ratios, and at the figures with a star.
+The best of three runs counts; the three sources take turns. Numbers of rows and sums are compared. On a machine with
+other load, compare the ratios and the figures with a star.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ POOL = 100_000
 
 
 class TupleSource(MinibrokerDataSource):
-    """The same topic, the same tasks, but a Python tuple for each record."""
+    """The same topic and tasks, with a Python tuple for each record."""
 
     @classmethod
     def name(cls) -> str:
@@ -101,7 +101,7 @@ async def fill(bootstrap: str, rows: int, partitions: int, value_bytes: int) -> 
 
 
 def sums(frame: DataFrame) -> tuple[Any, ...]:
-    """Something over every column, so that Spark must decode them all."""
+    """A sum over every column, for which Spark must decode them all."""
     row = frame.agg(
         F.count("value"),
         F.count("key"),
@@ -131,7 +131,7 @@ def measure(
 
     sources["minibroker"]().write.parquet(str(directory / "engine"))
     if sums(sources["minibroker"]()) != sums(sources["engine"]()):
-        raise SystemExit("the Parquet files do not hold the topic's rows")
+        raise SystemExit("the rows of the Parquet files differ from the topic's")
     names = list(sources)
     print(
         f"{'M rows/s':10}"
@@ -143,10 +143,10 @@ def measure(
         seconds = dict.fromkeys(names, float("inf"))
         cpu_seconds = dict(seconds)
         for _ in range(RUNS):
-            for name in names:  # in turn, so that what else the machine does meets all of them
+            for name in names:  # in turn, so that other load affects all of them
                 start, cpu_start = time.perf_counter(), processor_seconds(pids)
                 if job(name) != rows:
-                    raise SystemExit(f"{job.__name__} of {name} has not seen {rows} rows")
+                    raise SystemExit(f"{job.__name__} of {name} did not read {rows} rows")
                 seconds[name] = min(seconds[name], time.perf_counter() - start)
                 cpu_seconds[name] = min(cpu_seconds[name], processor_seconds(pids) - cpu_start)
         speed = {name: rows / seconds[name] / 1e6 for name in names}
@@ -160,14 +160,14 @@ def measure(
 
 
 def processor_seconds(pids: Sequence[int]) -> float:
-    """Spent so far by these processes and all that descend from them."""
+    """Processor time of these processes and all their descendants so far."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has just ended; its parent has its time
+            continue  # it has just ended; its parent includes its time
         parents[int(path.parent.name)] = int(fields[1])
         ticks[int(path.parent.name)] = sum(int(field) for field in fields[11:15])
     total = 0

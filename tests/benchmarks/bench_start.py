@@ -1,8 +1,8 @@
-"""Seconds from the beginning of a `minibroker.testing` cluster on an empty directory to the first acknowledged record.
+"""Seconds from the start of a `minibroker.testing` cluster in an empty directory to the first acknowledged record.
 
 python -m tests.benchmarks.bench_start [--rounds 5]
 
-Of each process the processor's time until then is printed, too, which depends less on what else the machine does.
+The processor time of each process is also printed, since it depends less on other load.
 """
 
 from __future__ import annotations

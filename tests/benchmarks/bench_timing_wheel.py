@@ -1,12 +1,11 @@
-"""What a timeout costs: the timing wheel and the `Timer` it drives, against a heap and the loops' own timers.
+"""The cost of a timeout: the timing wheel and the `Timer` it drives, compared with a heap and the loops' own timers.
 
     python -m tests.benchmarks.bench_timing_wheel [--million] [--repeat N]
 
-Per number of pending timeouts, microseconds per operation, best of the repeats, and the ratio to the wheel
-in the same run (above 1: slower than the wheel). insert+cancel: with that many waiting, one more is
-inserted and cancelled, which is what a broker does all day. insert+expire: that many are inserted, then all
-expire in order, on a loop whose time is ours, so nobody sleeps; uvloop's time cannot be moved, so no
-number for it.
+For each number of pending timeouts, the table has microseconds per operation, the best of the repeats, and the ratio to
+the wheel in the same run (above 1 is slower). insert+cancel: beside that many pending timeouts, one more is inserted
+and cancelled, a broker's usual case. insert+expire: that many are inserted, then all expire in order, on a loop with
+manual time, so nothing sleeps. uvloop's time cannot be set, so it has no figure.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Timeouts(NamedTuple):
 
 
 class ManualLoop(asyncio.SelectorEventLoop):
-    """A loop whose time moves when told."""
+    """A loop with manual time."""
 
     now_ms = 0
 
@@ -70,7 +69,7 @@ def timing_wheel(loop: asyncio.AbstractEventLoop) -> Timeouts:
 
 
 def lazy_heap(loop: asyncio.AbstractEventLoop) -> Timeouts:
-    """Cancelled entries stay, and are swept when they are more than half, as asyncio does."""
+    """A heap in which cancelled entries stay until they are more than half, as in asyncio."""
     heap: list[list[Any]] = []  # deadline, sequence, callback or None
     inserted = cancelled = 0
 
@@ -116,11 +115,11 @@ def nothing() -> None:
 
 
 async def never(is_done: Callable[[], bool]) -> None:
-    raise NotImplementedError("this loop's time cannot be moved")
+    raise NotImplementedError("this loop's time cannot be set")
 
 
 async def insert_and_cancel(timeouts: Timeouts, pending_ms: Sequence[int], timeouts_ms: Sequence[int]) -> float:
-    """Microseconds per pair, with as many waiting as `pending_ms` has."""
+    """Microseconds per pair, beside the timeouts of `pending_ms`."""
     insert, cancel = timeouts.insert, timeouts.cancel
     waiting = [insert(timeout_ms, nothing) for timeout_ms in pending_ms]
     elapsed = 0.0
@@ -128,7 +127,7 @@ async def insert_and_cancel(timeouts: Timeouts, pending_ms: Sequence[int], timeo
         started = time.perf_counter()
         for timeout_ms in timeouts_ms[start : start + 1000]:
             cancel(insert(timeout_ms, nothing))
-        await asyncio.sleep(0)  # a turn, in which asyncio sweeps what was cancelled
+        await asyncio.sleep(0)  # asyncio sweeps cancelled entries in the loop's next iteration
         elapsed += time.perf_counter() - started
     for entry in waiting:
         cancel(entry)
@@ -184,7 +183,7 @@ def best_of(
 def main() -> None:
     parser = argparse.ArgumentParser(description="timing wheel against a heap and the loops' own timers")
     parser.add_argument("--million", action="store_true", help="also with 1,000,000 pending")
-    parser.add_argument("--repeat", type=int, default=3, help="take the best of so many (default 3)")
+    parser.add_argument("--repeat", type=int, default=3, help="runs, of which the best counts (default 3)")
     arguments = parser.parse_args()
     for count in (1_000, 100_000, 1_000_000) if arguments.million else (1_000, 100_000):
         print(f"\n{f'{count:,} pending':28}   insert+cancel          insert+expire")
@@ -208,7 +207,7 @@ class Result(NamedTuple):
 
 
 def compare(count: int, repeat: int) -> Iterator[Result]:
-    """Of each contender with so many pending; the wheel is the first."""
+    """Yield the result of each contender with `count` timeouts pending, the wheel first."""
     choose = random.Random(0)
     pending_ms = [choose.randint(1_000, LONGEST_TIMEOUT_MS) for _ in range(count)]
     cancelled_ms = [choose.randint(1_000, LONGEST_TIMEOUT_MS) for _ in range(CANCELS)]

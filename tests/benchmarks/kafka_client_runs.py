@@ -1,9 +1,9 @@
-"""What one client of Kafka's protocol does, as a process: `bench_kafka_clients` starts it.
+"""One run of one Kafka client, as a process of `bench_kafka_clients`.
 
     python -m tests.benchmarks.kafka_client_runs '{"action": "produce", "client": "aiokafka", ...}'
 
-The job (`Job`) is its argument, and what it measured is printed as JSON. Clients have the settings that they come with,
-but for acks=all; what a job adds to them, its table says. A run that loses, repeats or alters a record fails.
+The argument is the job (`Job`); the figures are printed as JSON. Clients have their default settings, except for
+acks=all and the job's own settings. A run that loses, repeats or alters a record fails.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from minibroker.client.cli.bench.values import ContentCheck, Values
 from minibroker.client.producer import Producer
 
 PATIENCE_S = 120.0
-"""Longer than any stall that is measured."""
+"""A limit longer than any measured stall."""
 _TICK_S = 0.001
 _AFTER_KILL_S = 1.0
-"""A record that was sent so long after the kill, and is acknowledged, ends the gap."""
+"""The gap ends when a record sent this long after the kill is acknowledged."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,23 +42,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     bootstrap: str
     topic: str
     compared_with: tuple[str, str] | None = None
-    """The bootstrap list and the topic that `consume` reads in turns with its own."""
+    """The bootstrap list and the topic that `consume` reads in turns with the job's own."""
     reads: int = 1
-    """Of each, that are measured."""
+    """Measured reads of each topic."""
     partitions: int
     """Of the topic."""
     size: int
-    """Of values, in bytes."""
+    """Bytes per value."""
     count: int = 0
-    """Of records; `gap` sends until it is over."""
+    """Number of records; `gap` sends until the gap is over."""
     rate: float = 0.0
-    """Records a second, for `latency` and `gap`."""
+    """Records per second, for `latency` and `gap`."""
     partition: int | None = None
-    """The only one that is written to."""
+    """The only partition that is written to, if any."""
     turn: int = 0
-    """So many records go to each partition in turn. 0: the client's partitioner has its way."""
+    """Records per turn of each partition; 0 uses the client's partitioner."""
     settings: dict[str, Any] = {}
-    """Of the producer or consumer, in its own names."""
+    """Settings of the producer or consumer, by the client's names."""
 
 
 Measured = dict[str, float]
@@ -67,24 +67,24 @@ Partitions = dict[int, list[bytes]]
 
 
 def values_of(job: Job) -> Iterator[bytes]:
-    """Without end: distinct, do not compress, and known again by who reads them."""
+    """Yield an endless sequence of distinct, incompressible values that a reader can verify."""
     values, run = Values(), SystemRandom().getrandbits(32)
     return (values.make(run, number, job.size) for number in itertools.count())
 
 
 def partitions_of(job: Job, any: Any) -> Iterator[Any]:
-    """Of each record; `any` is the partition by which a client says that its partitioner is to choose."""
+    """Yield the partition of each record; `any` is the client's value for the choice of its partitioner."""
     if not job.turn:
         return itertools.repeat(any)
     return (number // job.turn % job.partitions for number in itertools.count())
 
 
-# --- what is sent when, and when it is acknowledged ---
+# --- schedule and acknowledgements ---
 
 
 class Course:
-    """Records on an open schedule: each is due at its time, whatever became of those before it, and times are counted
-    from then. The schedule has ticks of a millisecond."""
+    """Records on an open schedule: each is due at its time, regardless of earlier records, and its latency counts from
+    then. The schedule has ticks of a millisecond."""
 
     def __init__(self, job: Job) -> None:
         self.values = values_of(job)
@@ -101,18 +101,18 @@ class Course:
         self._began_s = time.perf_counter() + _TICK_S
 
     def due(self) -> Iterator[int]:
-        """Numbers of the records that are due by now."""
+        """Yield the numbers of the records that are due now."""
         now_s = time.perf_counter()
         while not self._is_sent() and self._due_at_s(self.sent) <= now_s:
             self.sent += 1
             yield self.sent - 1
 
     def pause_s(self) -> float:
-        """Until the next is due."""
+        """Time until the next record is due."""
         return max(0.0, self._due_at_s(self.sent) - time.perf_counter())
 
     def note(self, number: int, error: object) -> None:
-        """It is acknowledged, or failed."""
+        """Record that the record was acknowledged, or failed."""
         now_s = time.perf_counter()
         if error is not None:
             self.problems.append(str(error))
@@ -124,7 +124,7 @@ class Course:
             self._is_recovered = True
 
     def is_over(self) -> bool:
-        """Nothing more is to be sent. Raises TimeoutError where the kill was too much."""
+        """Whether no more records are due. Raises TimeoutError if no record is acknowledged after the kill."""
         if self.killed_at_s is not None and time.perf_counter() > self.killed_at_s + PATIENCE_S:
             raise TimeoutError(f"no write within {PATIENCE_S:.0f} s of the kill; {self.problems[-1:]}")
         return self._is_sent()
@@ -142,7 +142,7 @@ class Course:
         return {"p50_ms": 1_000 * percentile(ordered, 0.5), "p99_ms": 1_000 * percentile(ordered, 0.99)}
 
     def gap(self) -> Measured:
-        """The longest time without an acknowledgement: before the kill, and in all."""
+        """The longest time without an acknowledgement, before the kill and in total."""
         assert self.killed_at_s is not None
         pairs = list(itertools.pairwise(sorted(self.acknowledged_at_s)))
         return {
@@ -152,8 +152,8 @@ class Course:
         }
 
     def expect_kill(self) -> None:
-        """Says on standard output that records are acknowledged at the rate, and hears on standard input when the
-        leader is killed."""
+        """Report on standard output that acknowledgements keep up with the rate, and read the time of the kill from
+        standard input."""
 
         def listen() -> None:
             sys.stdin.readline()
@@ -172,7 +172,7 @@ def confluent_producer(job: Job, **settings: Any) -> confluent_kafka.Producer:
 
 
 def confluent_warm_up(job: Job, producer: confluent_kafka.Producer, values: Iterator[bytes]) -> None:
-    """A record to every partition: connections are open then."""
+    """Send a record to every partition, which opens the connections."""
     for partition in range(job.partitions):
         producer.produce(job.topic, next(values), partition=partition)
     if producer.flush(PATIENCE_S):
@@ -198,7 +198,7 @@ def confluent_produce(job: Job) -> Measured:
     left = producer.flush(PATIENCE_S)
     seconds = time.perf_counter() - began_s
     if left or problems:
-        raise SystemExit(f"{left} records have no answer, {len(problems)} failed: {problems[:3]}")
+        raise SystemExit(f"{left} records were not answered, {len(problems)} failed: {problems[:3]}")
     return {"records_per_second": (job.count - job.partitions) / seconds}
 
 
@@ -262,7 +262,7 @@ async def aiokafka_produce(job: Job) -> Measured:
         futures = [await producer.send(job.topic, value) for value in values[job.partitions :]]
         await producer.flush()
         seconds = time.perf_counter() - began_s
-        await asyncio.gather(*futures)  # raises what one of them failed with
+        await asyncio.gather(*futures)  # raises the first failure
     return {"records_per_second": (job.count - job.partitions) / seconds}
 
 
@@ -306,7 +306,7 @@ async def aiokafka_pace(job: Job, course: Course, is_steady: Callable[[], None])
         await producer.flush()
 
 
-# --- our own, which writes what the others are given to read ---
+# --- minibroker's producer, which writes the topics for reading ---
 
 
 async def native_produce(job: Job) -> Measured:
@@ -330,11 +330,11 @@ def produce(job: Job) -> Measured:
 
 
 def consume(job: Job) -> tuple[Rates, Rates]:
-    """Records a second from the first record on, of the job's own topic and of the other one. What the first read of
-    each finds is checked instead of measured.
+    """Return the records per second, from the first record on, of the job's own topic and of the other one. The first
+    read of each is checked and not measured.
 
-    One process reads both: two processes with the same work differ by more than two reads of one process. The garbage
-    of the one is collected before the other's turn."""
+    One process reads both, because two processes with the same work differ by more than two reads of one process. The
+    garbage of one read is collected before the next."""
 
     def read(source: Job) -> tuple[float, Partitions]:
         gc.collect()
@@ -363,7 +363,7 @@ def check_content(job: Job, read: Partitions) -> None:
         check.add(partition, values)
     verdict = check.verdict()
     if verdict.problem or verdict.checked != job.count:
-        raise SystemExit(f"{job.count} records were sent, {verdict.checked} are right: {verdict.problem}")
+        raise SystemExit(f"{job.count} records were sent, {verdict.checked} came back right: {verdict.problem}")
 
 
 def pace(job: Job, is_steady: Callable[[Course], None] = lambda course: None) -> Course:
@@ -384,6 +384,6 @@ ACTIONS: dict[str, Callable[[Job], object]] = {
 
 
 if __name__ == "__main__":
-    logging.disable(logging.CRITICAL)  # aiokafka's, each time that it cannot connect to a leader that is killed
+    logging.disable(logging.CRITICAL)  # aiokafka logs every failed connection to a killed leader
     asked = msgspec.json.decode(sys.argv[1], type=Job)
     print(msgspec.json.encode(ACTIONS[asked.action](asked)).decode())

@@ -1,12 +1,11 @@
-"""The benchmark matrix: everything that is claimed to be fast, next to what it is compared with, in one run.
+"""The benchmark matrix: all claims of speed, each beside its baseline, in one run.
 
     python -m tests.benchmarks.matrix [--quick] [--group NAME]... [--json FILE] [--data DIR]
 
-Starts clusters of its own (on free ports, in DIR/cluster, which is removed at the end), runs the commands that users
-run (`minibroker bench produce`, `consume`, `latency`, `failover`), checks what came back, and prints a table for each
-group. Every table has a baseline of the same run, since figures of a machine that is shared say little by themselves.
-About seven minutes on two idle cores; `--quick` takes half a minute, and proves that it works rather than measure
-anything.
+Starts its own clusters (on free ports, in DIR/cluster, which is removed at the end), runs the users' commands
+(`minibroker bench produce`, `consume`, `latency`, `failover`), checks the records read, and prints a table for each
+group. Every table has a baseline of the same run, since absolute figures of a shared machine mean little. It takes
+about seven minutes on two idle cores; `--quick` takes half a minute and is a trial rather than a measurement.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ LATENCY_RATE = 5_000
 LATENCY_PARTITIONS = 3
 COMMAND_TIMEOUT_S = 300.0
 TOPIC_TIMEOUT_S = 120.0
-"""For a thousand partitions on a machine that does other things too."""
+"""Limit for a thousand partitions on a machine with other load."""
 
 Row = dict[str, object]
 
@@ -56,15 +55,15 @@ class Table(NamedTuple):
 
 
 class Effort(NamedTuple):
-    """How long everything takes, and with it how much the figures are worth."""
+    """The amount of work, and with it the precision of the figures."""
 
     repeats: int
     sizes: tuple[int, ...]
-    """Of values, in bytes."""
+    """Bytes per value."""
     replication: tuple[tuple[int, str], ...]
     """Replicas and acks."""
     bytes_of_small: int
-    """Of values of 100 bytes, in each run; of large ones three times as many."""
+    """Megabytes of values of 100 bytes in each run; three times as many of large values."""
     partitions: tuple[int, ...]
     raw_megabytes: int
     latency_s: float
@@ -108,7 +107,7 @@ class Bench:
         self._numbers = itertools.count(1)
 
     def command(self, *arguments: str) -> Any:
-        """What the command prints as JSON. Raises SystemExit with what it said where it fails."""
+        """Run the command; return its JSON. Raises SystemExit with the command's stderr if it fails."""
         command = [*arguments, "--data", str(self.cluster.directory), "--format", "json"]
         ended = subprocess.run(
             [sys.executable, "-m", "minibroker", *command],
@@ -123,7 +122,8 @@ class Bench:
 
     @contextlib.contextmanager
     def topic(self, partitions: int, replicas: int) -> Iterator[str]:
-        """A new one, which every broker knows; gone from every disk afterwards, so that no row pays for another."""
+        """A new topic, known to every broker. It is deleted from every disk afterwards, so that it does not affect the
+        next row."""
         name = f"bench-{next(self._numbers)}"
         uvloop.run(self._create(name, partitions, replicas))
         yield name
@@ -162,12 +162,12 @@ class Load(NamedTuple):
     partitions: int
 
     def baseline(self) -> Load:
-        """One replica, acks 1: the same records with no replication."""
+        """The same records without replication: one replica, acks=1."""
         return Load(self.size, 1, "1", CENTRE_PARTITIONS)
 
 
 def loads(effort: Effort) -> list[Load]:
-    """Every size with all replication at the centre's partitions; and from there, other partitions."""
+    """Each size with each replication and the usual number of partitions, then other numbers of partitions."""
     around = [
         Load(size, replicas, acks, CENTRE_PARTITIONS) for size in effort.sizes for replicas, acks in effort.replication
     ]
@@ -176,7 +176,7 @@ def loads(effort: Effort) -> list[Load]:
 
 class Measured(NamedTuple):
     produced: list[float]
-    """Records a second, by run."""
+    """Records per second, by run."""
     by_batches: list[float]
     by_records: list[float]
 
@@ -213,17 +213,17 @@ def produce_and_consume(bench: Bench) -> Iterator[Table]:
             rows[name].append(row)
     yield Table(
         "produce",
-        f"One producer process, distinct values that do not compress; median of {effort.repeats}, first `send` to last "
-        f"acknowledgement. Raw: one copy of such bytes, summed, sent over loopback, summed, written to a file and "
-        f"acknowledged, with no broker: {raw.produce:,.0f} MB/s. Three replicas are written three times, on the same "
+        f"One producer process, distinct incompressible values; median of {effort.repeats}, from first `send` to last "
+        f"acknowledgement. Raw: one copy of the bytes, with checksums, sent over loopback, written to a file and "
+        f"acknowledged, without a broker: {raw.produce:,.0f} MB/s. Three replicas are written three times, on the same "
         "cores.",
         rows["produce"],
     )
     yield Table(
         "consume",
         f"One consumer process reads the same topics by batches, and once more by records; median of {effort.repeats}. "
-        "What was read is compared with what was sent in another pass that is not timed. Raw: read from a file, sent "
-        f"over loopback, summed: {raw.consume:,.0f} MB/s.",
+        "Another pass, which is not timed, compares the records read with those sent. Raw: read from a file, sent over "
+        f"loopback, with checksums: {raw.consume:,.0f} MB/s.",
         rows["consume"],
     )
 
@@ -238,7 +238,7 @@ def _produce_and_consume_once(bench: Bench, load: Load) -> tuple[float, float, f
         for by in ("batches", "records"):
             consumed = bench.command("bench", "consume", topic, "--by", by)
             if consumed["records"] != records or consumed["checked"] != records:
-                raise SystemExit(f"{records} records were sent as {load}, and this came back: {consumed}")
+                raise SystemExit(f"{records} records were sent as {load}, but the consumer found {consumed}")
             rates.append(consumed["records_per_second"])
     return rates[0], rates[1], rates[2]
 
@@ -272,10 +272,10 @@ def latency(bench: Bench) -> Iterator[Table]:
         )
     yield Table(
         "latency",
-        f"Milliseconds from when a record was due until its producer saw the acknowledgement, and until a consumer had "
-        f"it; {LATENCY_RATE:,} records of 100 bytes a second for {bench.effort.latency_s:g} s to "
-        f"{LATENCY_PARTITIONS} partitions, sent on an open schedule. Sent late: the sending process's own lateness, "
-        "which is in the other figures. The first row is the baseline: no replication.",
+        f"Milliseconds from the due time of a record until its producer saw the acknowledgement, and until a consumer "
+        f"had it; {LATENCY_RATE:,} records of 100 bytes a second for {bench.effort.latency_s:g} s to "
+        f"{LATENCY_PARTITIONS} partitions, sent on an open schedule. Sent late: the sender's own delay, which the "
+        "other figures include. The first row is the baseline: no replication.",
         rows,
     )
 
@@ -302,9 +302,8 @@ def failover(bench: Bench) -> Iterator[Table]:
         )
     yield Table(
         "failover",
-        "Killed with SIGKILL while a record a millisecond goes to each of 3 partitions (3 replicas, acks=all): the "
-        "longest time without an acknowledgement on any one partition. Quiet: the same over the second before the "
-        "first kill.",
+        "The longest time without an acknowledgement on one of 3 partitions (3 replicas, acks=all, a record per "
+        "millisecond to each) around a SIGKILL. Quiet: the same in the second before the first kill.",
         rows,
     )
 
@@ -338,10 +337,10 @@ def control_plane(bench: Bench) -> Iterator[Table]:
         )
     yield Table(
         "control-plane",
-        "Milliseconds of one request at a time to a broker that is idle, and to one that "
+        "Milliseconds of one request at a time to an idle broker, and to one that "
         f"{bench_control_plane.CONNECTIONS} connections flood with produce requests (acks=1; it answered "
-        f"{per_second:,.0f} of them a second). ApiVersions is the one request that both listeners take: its two rows "
-        "differ in nothing but the plane.",
+        f"{per_second:,.0f} of them per second). Both listeners accept ApiVersions, so its two rows differ only in the "
+        "plane.",
         rows,
     )
 
@@ -370,8 +369,8 @@ def timing_wheel(bench: Bench) -> Iterator[Table]:
             rows.append(row)
     yield Table(
         "timing-wheel",
-        "Microseconds for a timeout, with so many pending: inserted and cancelled, which is what nearly all are; "
-        "inserted and expired. Timer is the wheel with the loop's timer that drives it.",
+        "Microseconds per timeout, by the number of pending ones: inserted and cancelled, the usual case; inserted and "
+        "expired. Timer is the wheel with the loop's timer that drives it.",
         rows,
     )
 
@@ -402,7 +401,7 @@ def show(table: Table) -> None:
 
 @contextlib.contextmanager
 def running_cluster(directory: Path) -> Iterator[LocalCluster]:
-    """New brokers, whose processes are ended by their ids and whose data is removed, whatever happens."""
+    """New brokers. At the end their processes are always stopped by pid, and their data is removed."""
     cluster = LocalCluster(directory / "cluster")
     before = cluster.file_or_none()
     if before is not None and any(is_alive(process) for process in before.processes()):
@@ -410,14 +409,14 @@ def running_cluster(directory: Path) -> Iterator[LocalCluster]:
             f"a matrix runs in {directory}, or was killed there: wait for it, use another --data, or end its cluster "
             f"with `minibroker down --data {cluster.directory}`"
         )
-    shutil.rmtree(cluster.directory, ignore_errors=True)  # what a matrix left that was killed
+    shutil.rmtree(cluster.directory, ignore_errors=True)  # the remains of a killed matrix
     try:
         cluster.up(BROKERS, free_ports(BROKERS)[0])
         yield cluster
     finally:
         cluster.down(kill=True)
         shutil.rmtree(cluster.directory)
-        with contextlib.suppress(OSError):  # what else is in there is not ours
+        with contextlib.suppress(OSError):  # other files there belong to the user
             directory.rmdir()
 
 
@@ -428,7 +427,7 @@ def machine() -> dict[str, object]:
 def measure(directory: Path, effort: Effort, groups: Sequence[str]) -> list[Table]:
     tables = []
     for name in groups:
-        # A cluster for each group: what one leaves behind does not weigh on the next.
+        # A new cluster for each group, so that no group affects the next.
         with running_cluster(directory) as cluster:
             for table in GROUPS[name](Bench(cluster, effort)):
                 show(table)
@@ -439,7 +438,7 @@ def measure(directory: Path, effort: Effort, groups: Sequence[str]) -> list[Tabl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few records, few rows: half a minute")
-    parser.add_argument("--group", action="append", choices=list(GROUPS), help="only this one; may be repeated")
+    parser.add_argument("--group", action="append", choices=list(GROUPS), help="run only this group; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables to this file too")
     parser.add_argument("--data", type=Path, metavar="DIR", default=Path(".minibroker/bench"), help="for the clusters")
     arguments = parser.parse_args()

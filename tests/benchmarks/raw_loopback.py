@@ -1,11 +1,11 @@
-"""What the machine does at best: the bytes of records over loopback, summed and written, with no broker around.
+"""The machine's limit: the bytes of records over loopback, with checksums and writes, without a broker.
 
     python -m tests.benchmarks.raw_loopback [--megabytes 256]
 
 Produce: one process computes the CRC-32C of a frame and sends it; another receives it, computes the CRC again, appends
-the frame to a file, and acknowledges. Five frames of a producer's default batch are on their way at a time. Consume:
-one process reads such frames from the file and sends them, the other receives them and computes their CRC. These are
-the baselines of the matrix.
+the frame to a file, and acknowledges. Five frames of a producer's default batch size are in flight. Consume: one
+process reads such frames from the file and sends them, the other receives them and computes their CRC. These are the
+baselines of the matrix.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def receive(connection: socket.socket, buffer: memoryview) -> None:
     while received < len(buffer):
         count = connection.recv_into(buffer[received:])
         if not count:
-            raise ConnectionError("the other side is gone")
+            raise ConnectionError("the other side closed the connection")
         received += count
 
 
 def serve(pipe: multiprocessing.connection.Connection, path: Path, frames: int) -> None:
-    """Take so many frames into the file, then send them all back."""
+    """Append `frames` frames to the file, then send them all back."""
     buffer = memoryview(bytearray(FRAME_BYTES))
     with socket.create_server(("127.0.0.1", 0)) as server, path.open("w+b", buffering=0) as file:
         pipe.send(server.getsockname()[1])
@@ -86,7 +86,7 @@ def measure_once(directory: Path, frames: int) -> Raw:
             for number in range(frames):
                 receive(connection, buffer)
                 if crc32c(buffer) != crc32c(sources[number % DISTINCT_FRAMES]):
-                    raise SystemExit(f"frame {number} is not what was sent")
+                    raise SystemExit(f"frame {number} differs from the sent one")
             consumed_s = time.perf_counter() - began
     finally:
         process.terminate()
@@ -97,7 +97,7 @@ def measure_once(directory: Path, frames: int) -> Raw:
 
 
 def measure(directory: Path, megabytes: int, repeats: int = 3) -> Raw:
-    """The best of the repeats: noise only ever adds."""
+    """The best of the repeats, because noise only lowers the rates."""
     results = [measure_once(directory, max(IN_FLIGHT, megabytes * 1_000_000 // FRAME_BYTES)) for _ in range(repeats)]
     return Raw(max(r.produce for r in results), max(r.consume for r in results))
 
