@@ -111,7 +111,7 @@ class Member:
 
 
 def cpu_s(cluster: LocalCluster) -> list[float]:
-    """Of each broker."""
+    """The processor time of each broker."""
     spent = []
     for entry in cluster.file().brokers:
         assert entry.process is not None

@@ -183,7 +183,7 @@ def best_of(
 def main() -> None:
     parser = argparse.ArgumentParser(description="timing wheel against a heap and the loops' own timers")
     parser.add_argument("--million", action="store_true", help="also with 1,000,000 pending")
-    parser.add_argument("--repeat", type=int, default=3, help="runs, of which the best counts (default 3)")
+    parser.add_argument("--repeat", type=int, default=3, help="number of runs; the best counts (default 3)")
     arguments = parser.parse_args()
     for count in (1_000, 100_000, 1_000_000) if arguments.million else (1_000, 100_000):
         print(f"\n{f'{count:,} pending':28}   insert+cancel          insert+expire")

@@ -46,7 +46,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     reads: int = 1
     """Measured reads of each topic."""
     partitions: int
-    """Of the topic."""
+    """Number of the topic's partitions."""
     size: int
     """Bytes per value."""
     count: int = 0

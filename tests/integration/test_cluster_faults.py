@@ -1,4 +1,4 @@
-"""What a cluster of real brokers does when members of it are stopped, saturated or taken away."""
+"""A cluster of real brokers, some of which are stopped, saturated or killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lines() -> Iterator[bytes]:
 
 
 async def until(cluster: LocalCluster, condition: Callable[[ClusterView], bool]) -> ClusterView:
-    """The first picture of the cluster for which the condition holds."""
+    """Wait until the condition holds; return the view of the cluster."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             view = await asyncio.to_thread(cluster.view)
@@ -64,7 +64,7 @@ async def create(cluster: LocalCluster, topic: str, **configs: str) -> None:
     async with Admin(cluster.bootstrap()) as admin:
         settings = {name.replace("_", "."): value for name, value in configs.items()}
         await admin.create_topic(topic, partitions=3, replication_factor=3, configs=settings)
-    # Whichever broker is asked next may hear of it a moment later.
+    # The next broker asked may not know the topic yet.
     await until(cluster, lambda view: sum(partition.topic == topic for partition in view.partitions) == 3)
 
 
@@ -74,7 +74,7 @@ def log_lines(cluster: LocalCluster, broker_id: int, pattern: str) -> list[str]:
 
 
 @pytest.mark.slow
-async def test_a_controller_that_was_stopped_beyond_its_session_is_fenced_resigns_and_rejoins(
+async def test_a_controller_stopped_beyond_its_session_is_fenced_resigns_and_rejoins(
     local_cluster: ClusterFactory,
 ) -> None:
     cluster = local_cluster(settings=SHORT_SESSION)
@@ -87,7 +87,7 @@ async def test_a_controller_that_was_stopped_beyond_its_session_is_fenced_resign
     async with trial.sending():
         await trial.wait_for_acknowledgements(20, DEADLINE_S)
         await asyncio.to_thread(cluster.pause, BrokerId(old))
-        # Nobody's connection breaks, so only the end of its session tells.
+        # No connection breaks, so only the end of its session reveals the stop.
         after = await until(cluster, lambda view: view.controller_id not in (None, old))
         assert (after.controller_epoch or 0) > old_epoch
         await trial.wait_for_acknowledgements(20, DEADLINE_S)
@@ -103,7 +103,7 @@ async def test_a_controller_that_was_stopped_beyond_its_session_is_fenced_resign
 
 
 @pytest.mark.slow
-async def test_a_session_survives_thirty_seconds_of_a_saturated_broker(local_cluster: ClusterFactory) -> None:
+async def test_a_session_survives_a_saturated_broker(local_cluster: ClusterFactory) -> None:
     cluster = local_cluster(settings=SHORT_SESSION)
     await create(cluster, "flood")
     await until(cluster, is_whole)
@@ -128,10 +128,10 @@ async def test_a_session_survives_thirty_seconds_of_a_saturated_broker(local_clu
 
 
 @pytest.mark.slow
-async def test_a_stopped_follower_leaves_the_isr_and_returns_once_it_has_caught_up(
+async def test_a_stopped_follower_leaves_the_isr_and_returns_when_it_has_caught_up(
     local_cluster: ClusterFactory,
 ) -> None:
-    # The session outlives the test's stop: it is the leader that must notice.
+    # The session outlives the stop, so only the leader can notice it.
     cluster = local_cluster(settings={"replica.lag.time.max.ms": "1000", "zookeeper.session.timeout.ms": "30000"})
     await create(cluster, "t")
     view = await until(cluster, is_whole)
@@ -153,7 +153,7 @@ async def test_a_stopped_follower_leaves_the_isr_and_returns_once_it_has_caught_
 
 
 @pytest.mark.slow
-async def test_a_deleted_topic_goes_from_a_broker_that_was_down_once_it_is_back(local_cluster: ClusterFactory) -> None:
+async def test_a_broker_that_was_down_removes_a_deleted_topic_when_it_is_back(local_cluster: ClusterFactory) -> None:
     cluster = local_cluster()
     await create(cluster, "doomed")
     view = await until(cluster, is_whole)
@@ -164,12 +164,12 @@ async def test_a_deleted_topic_goes_from_a_broker_that_was_down_once_it_is_back(
         return [path.name for path in directories[broker_id].glob("doomed-*")]
 
     async with asyncio.timeout(DEADLINE_S):
-        while len(replicas(away)) < 3:  # all are in sync from the beginning, also before they have a log
+        while len(replicas(away)) < 3:  # replicas are in the ISR before they have a log
             await asyncio.sleep(0.05)
     await asyncio.to_thread(cluster.kill, BrokerId(away))
     await until(cluster, lambda view: away not in view.brokers)
     async with Admin(cluster.bootstrap(), default_api_timeout_ms=3_000) as admin:
-        with pytest.raises(TopicErrors, match=f"broker {away}"):  # it waits for that one
+        with pytest.raises(TopicErrors, match=f"broker {away}"):  # the deletion waits for this broker
             await admin.delete_topics(["doomed"])
     async with asyncio.timeout(DEADLINE_S):
         while any(replicas(b) for b in (1, 2, 3) if b != away):

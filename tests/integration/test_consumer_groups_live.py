@@ -1,4 +1,4 @@
-"""Members of groups that are processes, on real brokers: a virtual event loop cannot show one that is blocked."""
+"""Group members in their own processes, on real brokers; the virtual event loop cannot simulate a blocked loop."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def busy(
 
 
 @pytest.mark.parametrize("how", ["sleeping", "computing"])
-def test_a_user_that_blocks_its_event_loop_for_longer_than_its_session_stays_in_the_group(
+def test_a_member_that_blocks_its_event_loop_longer_than_its_session_stays_in_the_group(
     cluster: LocalCluster, tmp_path: Path, how: str
 ) -> None:
     process = busy(cluster, tmp_path, f"stays-{how}", how, 10, 300_000)
@@ -98,7 +98,7 @@ def test_a_user_that_blocks_its_event_loop_for_longer_than_its_session_stays_in_
     assert said.splitlines() == ["busy", "committed, generations 1 1", "goes on"]
 
 
-def test_a_user_that_blocks_its_event_loop_for_longer_than_max_poll_interval_gives_its_partitions_to_others(
+def test_a_member_that_blocks_its_event_loop_longer_than_max_poll_interval_leaves_the_group(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     async def other(process: subprocess.Popen[str]) -> float:
@@ -114,7 +114,7 @@ def test_a_user_that_blocks_its_event_loop_for_longer_than_max_poll_interval_giv
     process = busy(cluster, tmp_path, "leaves", "sleeping", 12, 4_000)
     took_s = asyncio.run(other(process))
     said, _ = process.communicate(timeout=60)
-    assert took_s < 10, "it left by itself, while its loop was blocked"
+    assert took_s < 10, "it left while its loop was blocked"
     assert "WARNING" in said
     assert "max_poll_interval_ms=4000" in said
     assert "failed: offsets of group leaves were not committed" in said

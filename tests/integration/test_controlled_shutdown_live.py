@@ -1,4 +1,4 @@
-"""`minibroker stop` on a cluster of real processes: others lead first, and it says so."""
+"""`minibroker stop` on a cluster of real processes moves the leaders first and reports it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGEST_STOP_S = 15.0
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     shell = Shell(tmp_path_factory.mktemp("shell"))
     try:
-        # A rebalance, five seconds after a controller took office, would move leaders between a look and a stop.
+        # A rebalance, five seconds after a controller's election, would move leaders between a look and a stop.
         still = ("--override", "auto.leader.rebalance.enable=false")
         few = [text for name, value in NO_OFFSETS_TOPIC.items() for text in ("--override", f"{name}={value}")]
         shell.ok("up", "--detach", "--base-port", str(free_ports(3)[0]), *still, *few)
@@ -47,7 +47,7 @@ def leaders(shell: Shell) -> dict[int, int]:
 
 
 @pytest.mark.slow
-def test_stop_moves_the_leaders_and_says_how_many(minibroker: Shell) -> None:
+def test_stop_moves_the_leaders_and_reports_their_number(minibroker: Shell) -> None:
     for who in ("leader:orders-0", "controller"):
         before = leaders(minibroker)
         said = minibroker("stop", who, "--format", "json").json()
@@ -69,24 +69,24 @@ def test_stop_moves_the_leaders_and_says_how_many(minibroker: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_the_wait_for_others(minibroker: Shell) -> None:
+def test_a_second_signal_ends_the_wait_for_other_brokers(minibroker: Shell) -> None:
     first, second, _ = (entry.id for entry in minibroker.cluster.file().brokers)
     minibroker.ok("stop", str(first))
     process = minibroker.cluster.file().broker(second).process
     assert process is not None
     send_signal(process, signal.SIGTERM)
-    # Two replicas are needed to commit: without the first broker, the second waits for it, two seconds.
+    # A commit needs two replicas, so without the first broker the second one waits two seconds.
     assert wait_until_gone([process], 0.5) == [process]
     began_s = time.monotonic()
     send_signal(process, signal.SIGTERM)
     assert wait_until_gone([process], LONGEST_STOP_S) == []
-    assert minibroker.cluster.handed_over(second) is None, "it was in a hurry"
+    assert minibroker.cluster.handed_over(second) is None, "it did not wait"
     assert time.monotonic() - began_s < LONGEST_STOP_S
     assert minibroker.ok("start", "all") == f"start: broker {first}, broker {second}\n"
 
 
 @pytest.mark.slow
-def test_all_brokers_stop_at_once_without_waiting_for_each_other_for_long(minibroker: Shell) -> None:
+def test_all_brokers_stop_at_once_without_a_long_wait_for_each_other(minibroker: Shell) -> None:
     began_s = time.monotonic()
     said = minibroker("stop", "all", "--format", "json").json()
     assert said["ids"] == [1, 2, 3]
@@ -95,7 +95,7 @@ def test_all_brokers_stop_at_once_without_waiting_for_each_other_for_long(minibr
 
 
 @pytest.mark.slow
-def test_the_controller_is_killed_in_the_middle_and_nothing_is_lost(minibroker: Shell) -> None:
+def test_the_controller_is_killed_during_a_controlled_shutdown_and_no_record_is_lost(minibroker: Shell) -> None:
     cluster = minibroker.cluster
 
     async def play() -> TrialVerdict:

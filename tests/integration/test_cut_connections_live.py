@@ -1,4 +1,4 @@
-"""Connections that are cut after the append, on real processes. `make cut-connections` sends a million."""
+"""Connections to real brokers are cut after the append. `make cut-connections` sends a million records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.faults import cut_connections
 
 
 @pytest.mark.slow
-def test_connections_that_are_cut_after_the_append_make_no_duplicates(tmp_path: Path) -> None:
+def test_connections_cut_after_the_append_cause_no_duplicates(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     cluster.up(cut_connections.BROKERS, free_ports(cut_connections.BROKERS)[0])
     try:

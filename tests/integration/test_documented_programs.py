@@ -1,4 +1,4 @@
-"""What the documentation shows runs as it stands there, silently under `python -W error`, and mypy accepts it."""
+"""The documentation's programs run unchanged and without warnings under `python -W error`, and mypy accepts them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
 }
-"""With the command `minibroker` of this environment."""
+"""The environment with this Python's `minibroker` command."""
 OURS = "minibroker.deploy.testing.plugin"
 
 
@@ -43,7 +43,7 @@ async def ensure_topics(bootstrap: str, topics: tuple[str, ...]) -> None:
 
 
 def prepared(program: Program, bootstrap: str, directory: Path) -> Path:
-    """The program as a file in the directory, where the command that must run before it has run."""
+    """Run the command that must precede the program; write the program to a file in the directory."""
     asyncio.run(ensure_topics(bootstrap, program.words))
     if program.command is not None:
         command = program.command.replace(ADDRESS, bootstrap)
@@ -57,7 +57,7 @@ def prepared(program: Program, bootstrap: str, directory: Path) -> Path:
 @pytest.mark.parametrize(
     "program", [program for program in PROGRAMS if program.how == "run"], ids=lambda program: program.name
 )
-def test_a_program_of_the_documentation_runs_twice_and_warns_of_nothing(
+def test_a_program_of_the_documentation_runs_twice_without_a_warning(
     program: Program, bootstrap: str, tmp_path: Path
 ) -> None:
     script = prepared(program, bootstrap, tmp_path)
@@ -71,7 +71,7 @@ def test_a_program_of_the_documentation_runs_twice_and_warns_of_nothing(
             cwd=tmp_path,
             env=ENVIRONMENT,
         )
-        # In -X dev the loop tells of each step that took 0.1 s, as any does where the machine is busy.
+        # With -X dev the loop logs each step longer than 0.1 s, which other load can cause.
         warned = [line for line in ended.stderr.splitlines() if not line.startswith("Executing <")]
         assert (ended.returncode, warned) == (0, []), f"{program.page.name}:{program.line}\n{ended.stderr}"
 
@@ -80,9 +80,7 @@ def test_a_program_of_the_documentation_runs_twice_and_warns_of_nothing(
 @pytest.mark.parametrize(
     "program", [program for program in PROGRAMS if program.how == "loud"], ids=lambda program: program.name
 )
-def test_a_program_of_the_documentation_whose_libraries_warn_runs(
-    program: Program, bootstrap: str, tmp_path: Path
-) -> None:
+def test_a_program_whose_libraries_warn_runs(program: Program, bootstrap: str, tmp_path: Path) -> None:
     script = prepared(program, bootstrap, tmp_path)
     subprocess.run([sys.executable, str(script)], check=True, timeout=120, cwd=tmp_path, env=ENVIRONMENT)
 
@@ -91,11 +89,11 @@ def test_a_program_of_the_documentation_whose_libraries_warn_runs(
 @pytest.mark.parametrize(
     "program", [program for program in PROGRAMS if program.how == "pytest"], ids=lambda program: program.name
 )
-def test_tests_of_the_documentation_pass_and_warn_of_nothing(program: Program, tmp_path: Path) -> None:
+def test_tests_of_the_documentation_pass_without_a_warning(program: Program, tmp_path: Path) -> None:
     script = tmp_path / f"test_{program.name.replace('-', '_')}.py"
     script.write_text(program.text)
     options = [word for plugin in (OURS, *program.words) for word in ("-p", plugin)]
-    if "pytest_asyncio.plugin" in program.words:  # it wants to be told
+    if "pytest_asyncio.plugin" in program.words:  # it requires this option
         options += ["-o", "asyncio_default_fixture_loop_scope=function"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     ended = subprocess.run(
@@ -116,7 +114,7 @@ def test_mypy_accepts_every_program_of_the_documentation_in_strict_mode(tmp_path
     for program in PROGRAMS:
         (tmp_path / f"{program.name.replace('-', '_')}.py").write_text(program.text)
     settings = tmp_path / "mypy.ini"
-    settings.write_text("[mypy]\nstrict = True\nignore_missing_imports = True\n")  # not all that we import has types
+    settings.write_text("[mypy]\nstrict = True\nignore_missing_imports = True\n")  # some imports have no types
     ended = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", str(settings), "--cache-dir", str(tmp_path / "cache"), *PAGES],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Bad input in bulk, as much of it as every run of the tests can take. `make hostile` runs all of it."""
+"""A sample of the malformed input in bulk. `make hostile` sends all of it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SEED = 2_024
 
 
 @pytest.mark.slow
-def test_frames_that_no_honest_peer_sends_harm_neither_the_broker_nor_its_clients(tmp_path: Path) -> None:
+def test_malformed_frames_harm_neither_the_broker_nor_its_clients(tmp_path: Path) -> None:
     checks = run(FRAMES, LIVE_FRAMES, SEED, tmp_path)
     report("hostile_frames", checks)
     assert [check for check in checks if not check.passed] == []
 
 
 @pytest.mark.slow
-def test_nor_do_those_in_kafkas_protocol(tmp_path: Path) -> None:
+def test_malformed_frames_of_kafkas_protocol_harm_neither_the_broker_nor_its_clients(tmp_path: Path) -> None:
     checks = hostile_kafka.run(FRAMES, LIVE_FRAMES, SEED, tmp_path)
     report("hostile_kafka", checks)
     assert [check for check in checks if not check.passed] == []

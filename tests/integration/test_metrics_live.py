@@ -1,4 +1,4 @@
-"""The metrics of real brokers, scraped before and after traffic; and `status --watch`, in a terminal and out of it."""
+"""The metrics of real brokers, scraped before and after traffic; and `status --watch`, with and without a terminal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def scrape_text(cluster: LocalCluster, broker_id: int) -> str:
 
 
 def scrape(cluster: LocalCluster, broker_id: int) -> Page:
-    """Every metric, added up over its labels."""
+    """Every metric, summed over its labels."""
     page: Page = {}
     for family in text_string_to_metric_families(scrape_text(cluster, broker_id)):
         for sample in family.samples:
@@ -48,7 +48,7 @@ def scrape(cluster: LocalCluster, broker_id: int) -> Page:
 
 
 def scrape_all(cluster: LocalCluster, *broker_ids: int) -> Page:
-    """Added up over the brokers."""
+    """Every metric, summed over the brokers."""
     pages = [scrape(cluster, broker_id) for broker_id in broker_ids]
     names = dict.fromkeys(name for page in pages for name in page)
     return {name: sum(page.get(name, 0) for page in pages) for name in names}
@@ -68,7 +68,7 @@ async def produce(bootstrap: str) -> None:
 
 
 @pytest.mark.slow
-def test_brokers_tell_of_traffic_and_of_a_broker_that_is_killed(local_cluster: Callable[..., LocalCluster]) -> None:
+def test_metrics_show_traffic_and_a_killed_broker(local_cluster: Callable[..., LocalCluster]) -> None:
     cluster = local_cluster(3, NO_OFFSETS_TOPIC)
     assert wait_until(lambda: is_healthy(cluster), PATIENCE_S), cluster.status()
     before = scrape_all(cluster, 1, 2, 3)
@@ -97,7 +97,7 @@ def test_brokers_tell_of_traffic_and_of_a_broker_that_is_killed(local_cluster: C
 
 
 @pytest.mark.slow
-def test_a_broker_puts_up_with_bad_http_and_half_open_connections(local_cluster: Callable[..., LocalCluster]) -> None:
+def test_a_broker_survives_bad_http_and_half_open_connections(local_cluster: Callable[..., LocalCluster]) -> None:
     cluster = local_cluster(1)
     port = cluster.status().brokers[0].metrics_port
     assert port is not None
@@ -134,7 +134,7 @@ def start_watch(cluster: LocalCluster, *options: str, stdout: int) -> subprocess
 
 
 @pytest.mark.slow
-def test_watch_shows_changes_in_place_on_a_terminal_and_ends_with_ctrl_c(
+def test_watch_rewrites_changed_lines_on_a_terminal_and_ends_with_ctrl_c(
     local_cluster: Callable[..., LocalCluster],
 ) -> None:
     cluster = local_cluster(2)
@@ -156,7 +156,7 @@ def test_watch_shows_changes_in_place_on_a_terminal_and_ends_with_ctrl_c(
             read_until(b"`minibroker start 2 --data ")
             watching.send_signal(signal.SIGINT)
             assert watching.wait(PATIENCE_S) == 0
-            assert b"\x1b[2K" in shown  # lines were cleared to be written anew
+            assert b"\x1b[2K" in shown  # lines were cleared and rewritten
             assert watching.stderr is not None
             assert watching.stderr.read() == b""
         finally:
@@ -166,7 +166,7 @@ def test_watch_shows_changes_in_place_on_a_terminal_and_ends_with_ctrl_c(
 
 
 @pytest.mark.slow
-def test_watch_repeats_lines_of_json_where_there_is_no_terminal(local_cluster: Callable[..., LocalCluster]) -> None:
+def test_watch_prints_lines_of_json_without_a_terminal(local_cluster: Callable[..., LocalCluster]) -> None:
     cluster = local_cluster(1)
     with start_watch(cluster, "--format", "json", stdout=subprocess.PIPE) as watching:
         try:

@@ -32,7 +32,7 @@ Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Run an asynchronous test on each kind of loop. Nothing may be left running on the loop at its end."""
+    """Run an asynchronous test on each kind of loop. No task may be left on the loop at its end."""
     factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
 
     async def bounded(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -51,7 +51,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 class Serving:
-    """A server that is up, its ports by listener name, and what connects to it."""
+    """A running server, its ports by listener name, and the peers connected to it."""
 
     def __init__(self, server: SocketServer, ports: dict[str, int]) -> None:
         self.server = server
@@ -70,7 +70,7 @@ class Serving:
 
 
 class Peer:
-    """A client that says what it likes."""
+    """A client that can send any bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -91,14 +91,14 @@ class Peer:
         return [(await self.response()).correlation_id for _ in range(count)]
 
     async def closed(self) -> bytes:
-        """What comes until the other side closes."""
+        """Read until the other side closes; return the bytes."""
         try:
             return await self.reader.read()
         except ConnectionResetError:
             return b""
 
     def reset(self) -> None:
-        """Vanish, as a killed host's process would: no FIN, no reading of what is unread."""
+        """Abort the connection without a FIN and without reading the rest, like a killed host."""
         raw = self.writer.get_extra_info("socket")
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
@@ -145,7 +145,7 @@ EMPTY_METADATA = m.MetadataResponse(0, [], None, -1, [])
 
 
 async def answer(request: Request) -> None:
-    """A handler that answers everything with an empty response."""
+    """A handler that answers each request with an empty response."""
     if request.api is apis.METADATA:
         request.respond(EMPTY_METADATA)
     elif request.api is apis.API_VERSIONS:
@@ -174,7 +174,7 @@ def network_lines(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING
 
 
 @run_by("run")
-async def test_a_request_reaches_its_handler_with_all_that_is_known_of_it_and_its_answer_comes_back() -> None:
+async def test_a_request_reaches_its_handler_with_its_context_and_its_answer_comes_back() -> None:
     requests: list[Request] = []
 
     async def handler(request: Request) -> None:
@@ -223,7 +223,7 @@ async def test_thousands_of_pipelined_requests_are_answered_in_order() -> None:
 
 
 @run_by("run")
-async def test_a_connections_next_request_waits_until_the_handler_of_the_one_before_has_returned() -> None:
+async def test_a_connections_next_request_waits_until_the_previous_handler_has_returned() -> None:
     running: dict[str, int] = {}
     seen: dict[str, list[str]] = {}
     most_at_once = 0
@@ -270,7 +270,7 @@ async def test_responses_leave_as_they_complete() -> None:
 
 
 @run_by("run")
-async def test_a_response_leaves_at_once_even_if_its_handler_has_more_to_do() -> None:
+async def test_a_response_leaves_at_once_even_if_its_handler_continues() -> None:
     may_return = asyncio.Event()
 
     async def handler(request: Request) -> None:
@@ -288,7 +288,7 @@ async def test_a_response_leaves_at_once_even_if_its_handler_has_more_to_do() ->
 
 
 @run_by("run")
-async def test_a_request_that_wants_no_response_gets_none_and_the_next_one_is_handled() -> None:
+async def test_a_request_without_a_response_gets_none_and_the_next_one_is_handled() -> None:
     async def handler(request: Request) -> None:
         if request.api is apis.PRODUCE and request.body.acks == 0:
             request.respond_nothing()
@@ -301,7 +301,7 @@ async def test_a_request_that_wants_no_response_gets_none_and_the_next_one_is_ha
         assert await peer.correlation_ids(1) == [2]
 
 
-def test_a_handler_that_closes_the_connection_lets_earlier_answers_out_and_later_requests_unhandled(
+def test_a_handler_that_closes_the_connection_sends_earlier_answers_and_drops_later_requests(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -329,7 +329,7 @@ def test_a_handler_that_closes_the_connection_lets_earlier_answers_out_and_later
 
 
 @run_by("run")
-async def test_the_records_of_a_large_frame_stay_as_they_are_while_later_frames_come() -> None:
+async def test_the_records_of_a_large_frame_do_not_change_while_later_frames_arrive() -> None:
     kept: list[memoryview] = []
 
     async def handler(request: Request) -> None:
@@ -346,7 +346,7 @@ async def test_the_records_of_a_large_frame_stay_as_they_are_while_later_frames_
 
 
 @run_by("run")
-async def test_the_control_listener_takes_control_requests_and_api_versions() -> None:
+async def test_the_control_listener_accepts_control_requests_and_api_versions() -> None:
     async with serving(answer) as up:
         peer = await up.connect("CONTROL")
         peer.send(bytes(apis.encode_request(apis.API_VERSIONS, 1, None, m.ApiVersionsRequest())))
@@ -355,7 +355,7 @@ async def test_the_control_listener_takes_control_requests_and_api_versions() ->
 
 
 @run_by("run")
-async def test_control_requests_may_exceed_a_mebibyte_as_they_speak_of_every_partition() -> None:
+async def test_control_requests_which_list_every_partition_may_exceed_a_mebibyte() -> None:
     partition = m.UpdateMetadataPartition(1, 1, 1, 1, [1, 2, 3], 1, [1, 2, 3], [])
     topic = m.UpdateMetadataTopic("orders", "", [partition] * 80_000)
     frame = apis.encode_request(apis.UPDATE_METADATA, 7, "test", m.UpdateMetadataRequest(1, 1, 1, [topic], []))
@@ -369,9 +369,7 @@ async def test_control_requests_may_exceed_a_mebibyte_as_they_speak_of_every_par
 # --- Handlers that fail --------------------------------------------------------------------------------------
 
 
-def test_what_a_handler_raises_is_answered_and_the_connection_goes_on(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_handlers_error_is_answered_and_the_connection_stays_open(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async def handler(request: Request) -> None:
             match topic_of(request):
@@ -490,7 +488,7 @@ BAD_INPUT: dict[str, tuple[bytes, tuple[int, ErrorCode] | None, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_costs_its_sender_the_connection_and_the_broker_one_log_line(
+def test_bad_input_closes_the_connection_and_logs_one_line(
     run: Run, case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, expected, reason = BAD_INPUT[case]
@@ -561,7 +559,7 @@ async def test_requests_handled_before_bad_input_are_answered_even_if_their_hand
         assert await peer.closed() == b""
 
 
-def test_a_peer_that_leaves_in_the_middle_of_a_frame_is_forgotten(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_that_closes_in_the_middle_of_a_frame_is_removed(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     async def main() -> None:
@@ -577,7 +575,7 @@ def test_a_peer_that_leaves_in_the_middle_of_a_frame_is_forgotten(run: Run, capl
 
 
 @run_by("run")
-async def test_what_was_sent_before_the_peer_closed_its_side_is_handled() -> None:
+async def test_requests_sent_before_the_peer_closed_its_side_are_handled() -> None:
     topics: list[str] = []
 
     async def handler(request: Request) -> None:
@@ -597,7 +595,7 @@ async def test_what_was_sent_before_the_peer_closed_its_side_is_handled() -> Non
 
 @pytest.mark.parametrize("how", ["closes", "resets"])
 @run_by("run")
-async def test_an_answer_to_a_peer_that_is_gone_does_nothing(how: str) -> None:
+async def test_an_answer_to_a_closed_connection_is_dropped(how: str) -> None:
     parked: list[Request] = []
 
     async def handler(request: Request) -> None:
@@ -642,7 +640,7 @@ async def test_a_connection_may_be_lost_while_its_handler_runs() -> None:
 # --- Deadlines -----------------------------------------------------------------------------------------------
 
 
-def test_a_frame_that_is_not_completed_in_time_costs_its_sender_the_connection(
+def test_a_frame_that_is_not_completed_in_time_closes_the_connection(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -659,7 +657,7 @@ def test_a_frame_that_is_not_completed_in_time_costs_its_sender_the_connection(
             assert up.server.metrics.slow_closed == 2
 
     async def trickle(writer: asyncio.StreamWriter) -> None:
-        """Byte after byte, never a whole frame."""
+        """Send byte after byte, never a complete frame."""
         for byte in metadata_frame(1, "x" * 10_000):
             if writer.transport.is_closing():
                 return
@@ -699,7 +697,7 @@ async def test_idle_connections_are_closed_on_data_listeners_only() -> None:
         assert up.server.metrics.idle_closed == 3
 
 
-def test_a_peer_that_does_not_read_is_not_read_from_and_closed_in_the_end(
+def test_a_peer_that_does_not_read_is_no_longer_read_from_and_is_closed_after_a_while(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -741,9 +739,7 @@ async def test_a_slow_reader_gets_all_its_responses() -> None:
 
 
 @run_by("run")
-async def test_the_system_holds_a_hundred_kibibytes_for_a_client_of_kafkas_protocol_and_what_it_likes_for_ours() -> (
-    None
-):
+async def test_the_send_buffer_is_a_hundred_kibibytes_for_kafkas_protocol_and_the_systems_for_ours() -> None:
     def held(peer: Peer) -> int:
         acceptors = up.server._acceptors
         every = (each for acceptor in acceptors for processor in acceptor.processors for each in processor.connections)
@@ -759,7 +755,7 @@ async def test_the_system_holds_a_hundred_kibibytes_for_a_client_of_kafkas_proto
         await kafkas.reader.readexactly(4)
         ours.metadata(1)
         await ours.response()
-        assert held(kafkas) == 2 * KafkaDialect.send_buffer_bytes  # Linux counts its own needs as much again
+        assert held(kafkas) == 2 * KafkaDialect.send_buffer_bytes  # Linux doubles the value for its own overhead
         assert held(ours) != held(kafkas)
 
 
@@ -791,8 +787,8 @@ def test_a_peer_whose_unread_responses_hold_too_much_memory_is_closed(
 
 
 async def fill(raw: socket.socket, data: bytes) -> int:
-    """Send copies of `data` until the server, on this very loop, takes no more however often it gets its turn.
-    Returns how many bytes went."""
+    """Send copies of `data` until the server, which runs on this loop, reads no more in many iterations. Return the
+    number of bytes sent."""
     raw.setblocking(False)
     sent = turns = 0
     rest = memoryview(data)
@@ -831,7 +827,7 @@ async def test_handlers_that_are_stuck_push_back_on_a_pipelining_sender() -> Non
 
 
 @run_by("run")
-async def test_a_full_request_channel_stops_the_reading_of_all_that_want_in_and_lets_them_in_in_turn() -> None:
+async def test_a_full_request_channel_stops_reading_and_admits_the_waiting_connections_in_turn() -> None:
     running = 0
 
     def count_of_all(server: SocketServer) -> int:
@@ -866,7 +862,7 @@ async def test_a_full_request_channel_stops_the_reading_of_all_that_want_in_and_
 
 
 @run_by("run")
-async def test_the_bytes_of_queued_requests_are_bounded_but_one_alone_may_exceed_them() -> None:
+async def test_the_bytes_of_queued_requests_are_bounded_but_a_single_request_may_exceed_the_limit() -> None:
     may_return = asyncio.Event()
     most = 0
 
@@ -902,7 +898,7 @@ async def test_unanswered_requests_of_a_connection_are_bounded() -> None:
         peer.send(b"".join(metadata_frame(number) for number in range(10)))
         await until(lambda: len(parked) == 3)
         other.metadata(1)
-        await until(lambda: len(parked) == 4)  # whatever the first peer's fourth would have done, it did not
+        await until(lambda: len(parked) == 4)  # the first peer's fourth request was not handled
         for number in range(10):
             mine = [request for request in parked if request.peer == peer.address]
             assert len(mine) == min(10, 3 + number)
@@ -930,7 +926,7 @@ async def test_unanswered_bytes_of_a_connection_are_bounded() -> None:
 
 
 @run_by("run")
-async def test_the_control_plane_is_served_while_every_data_handler_is_stuck_and_the_data_channel_is_full() -> None:
+async def test_the_control_plane_is_served_while_data_handlers_are_stuck_and_their_channel_is_full() -> None:
     may_return = asyncio.Event()
 
     async def handler(request: Request) -> None:
@@ -964,7 +960,7 @@ async def test_the_control_plane_is_served_while_every_data_handler_is_stuck_and
         (NetworkSettings(max_connections_per_ip=3), "max.connections.per.ip=3"),
     ],
 )
-def test_connections_over_a_limit_are_refused_with_one_log_line_and_the_control_plane_has_its_own_limits(
+def test_connections_over_a_limit_are_refused_with_one_log_line_and_limits_are_per_plane(
     run: Run, settings: NetworkSettings, setting: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
@@ -989,7 +985,7 @@ def test_connections_over_a_limit_are_refused_with_one_log_line_and_the_control_
 
 
 @run_by("run")
-async def test_connections_that_come_too_fast_are_refused_until_some_time_has_passed() -> None:
+async def test_connections_over_the_rate_limit_are_refused_for_a_while() -> None:
     async def is_served() -> bool:
         peer = await up.connect()
         peer.metadata(1)
@@ -1007,7 +1003,7 @@ async def test_connections_that_come_too_fast_are_refused_until_some_time_has_pa
 
 
 @run_by("run")
-async def test_a_connection_that_ends_makes_room_for_another() -> None:
+async def test_a_closed_connection_makes_room_for_another() -> None:
     async with serving(answer, NetworkSettings(max_connections_per_ip=1)) as up:
         for number in range(3):
             peer = await up.connect()
@@ -1018,7 +1014,7 @@ async def test_a_connection_that_ends_makes_room_for_another() -> None:
 
 
 @run_by("run")
-async def test_a_port_in_use_is_an_error_that_names_the_address_and_the_remedy_and_binds_nothing() -> None:
+async def test_a_port_in_use_is_an_error_with_address_and_remedy_and_binds_nothing() -> None:
     world = RealWorld()
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
         port, free_port = taken.getsockname()[1], free.getsockname()[1]
@@ -1041,7 +1037,7 @@ async def test_a_port_in_use_is_an_error_that_names_the_address_and_the_remedy_a
     [("192.0.2.1", "does not have that address"), ("no-such-host.invalid", "is not known")],
 )
 @run_by("run")
-async def test_an_address_that_is_not_this_machines_is_a_clear_error(host: str, hint: str) -> None:
+async def test_an_address_of_another_machine_is_a_clear_error(host: str, hint: str) -> None:
     world = RealWorld()
     server = SocketServer(world, NetworkSettings(), answer)
     with pytest.raises(NetworkError, match=hint) as raised:
@@ -1054,7 +1050,7 @@ async def test_an_address_that_is_not_this_machines_is_a_clear_error(host: str, 
     ("host", "connect_to"), [("", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "::1"), ("localhost", "localhost")]
 )
 @run_by("run")
-async def test_listeners_take_every_kind_of_host(host: str, connect_to: str) -> None:
+async def test_listeners_accept_every_kind_of_host(host: str, connect_to: str) -> None:
     async with serving(answer, host=host) as up:
         peer = await up.connect(host=connect_to)
         peer.metadata(1)
@@ -1077,7 +1073,7 @@ async def test_connections_made_before_the_start_are_served_after_it() -> None:
 
 
 @run_by("run")
-async def test_close_lets_requests_that_are_being_handled_finish() -> None:
+async def test_close_waits_for_requests_that_are_being_handled() -> None:
 
     def peer_is_refused(port: int) -> bool:
         with socket.socket() as raw:
@@ -1106,7 +1102,7 @@ async def test_close_lets_requests_that_are_being_handled_finish() -> None:
     await closing
     for peer in peers:
         assert await peer.correlation_ids(1) == [1]
-        assert await peer.closed() == b""  # the second was not dispatched any more
+        assert await peer.closed() == b""  # the second request was not dispatched
     assert started == 4
     await up.disconnect_all()
     world.close()

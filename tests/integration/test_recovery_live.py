@@ -1,4 +1,4 @@
-"""A real broker that recovers after a SIGKILL: it says how far it is, as long as it lives and is not ready."""
+"""A real broker that recovers after a SIGKILL and reports its progress until it is ready."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ RECORDS_OF_EACH = 50
 
 
 class HeldUp:
-    """A log that cannot be opened before `let_go`: what the broker reads of it first is a pipe that nobody writes to.
-    However fast the machine is, the recovery does not get past it."""
+    """A log that cannot be opened before `let_go`: the first file that the broker reads is a pipe without a writer. It
+    holds up the recovery on a machine of any speed."""
 
     def __init__(self, directory: Path) -> None:
         self.bytes = sum(file.stat().st_size for file in directory.glob("*.log"))
@@ -69,7 +69,7 @@ async def read_all(bootstrap: str) -> set[int]:
 
 
 @pytest.mark.slow
-def test_a_broker_that_recovers_says_how_far_it_is_until_it_is_killed_or_ready(
+def test_a_recovering_broker_reports_its_progress_until_it_is_killed_or_ready(
     local_cluster: Callable[..., LocalCluster],
 ) -> None:
     cluster = local_cluster(1, NO_OFFSETS_TOPIC)

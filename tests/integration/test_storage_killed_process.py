@@ -1,4 +1,4 @@
-"""A process that appends and is killed: what it said it had appended is in its log."""
+"""A process that appends is killed; its log has every append that it reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ asyncio.run(run())
 """
 
 
-def test_a_killed_process_loses_nothing_that_it_said_it_had_appended(tmp_path: Path) -> None:
+def test_a_killed_process_loses_no_append_that_it_reported(tmp_path: Path) -> None:
     path = tmp_path / "orders-0"
     root = Path(__file__).parents[2]
     process = subprocess.Popen(

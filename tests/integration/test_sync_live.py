@@ -37,10 +37,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def topic(cluster: LocalCluster, request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own, with three partitions."""
+    """The test's own topic, with three partitions."""
     name: str = request.node.name[:100]
     with Admin(cluster.bootstrap()) as admin:
-        # The test before this one may have killed and started brokers.
+        # The previous test may have restarted brokers.
         until_true(lambda: len(admin.describe_cluster().brokers) == 3, PATIENCE_S)
         admin.create_topics([NewTopic(name, partitions=3, replication_factor=3)])
     return name
@@ -73,7 +73,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 class Told(RebalanceListener):
-    """Notes what it is told, and in which thread; `held` is what the member has by that."""
+    """Records the callbacks and their threads; `held` are the member's partitions according to them."""
 
     def __init__(self) -> None:
         self.consumer: Consumer | None = None
@@ -130,7 +130,7 @@ def test_threads_send_and_the_members_of_a_group_share_what_they_sent(cluster: L
     for member in members:
         member.start()
     until_true(lambda: sum(map(len, seen)) >= threads * records, PATIENCE_S)
-    # A member that joins is assigned nothing at first, while the other still has to give up its share: cooperatively.
+    # With the cooperative protocol a new member gets its partitions only after the other has revoked them.
     until_true(lambda: all(listener.held for listener in listeners), PATIENCE_S)
     stop.set()
     for member in members:
@@ -148,7 +148,9 @@ def test_threads_send_and_the_members_of_a_group_share_what_they_sent(cluster: L
         assert sum(0 if offset is None else offset.offset for offset in at.values()) == threads * records
 
 
-def test_heartbeats_go_on_while_the_callers_thread_is_busy_but_not_for_ever(cluster: LocalCluster, topic: str) -> None:
+def test_heartbeats_continue_while_the_callers_thread_is_busy_but_not_forever(
+    cluster: LocalCluster, topic: str
+) -> None:
     with Producer(cluster.bootstrap()) as producer:
         for number in range(6):
             producer.send(topic, b"%d" % number, partition=0)
@@ -168,13 +170,13 @@ def test_heartbeats_go_on_while_the_callers_thread_is_busy_but_not_for_ever(clus
         assert next(consumer).value == b"1"
         consumer.commit()
         assert consumer.status().generation_id == generation
-        until_true(lambda: consumer.status().generation_id != generation, 60)  # nobody asks for records
+        until_true(lambda: consumer.status().generation_id != generation, 60)  # no thread polls
         with pytest.raises(MaxPollIntervalExceeded):
             consumer.poll(timeout_ms=10_000)
         until_true(lambda: bool(consumer.poll(timeout_ms=500)), 60)
 
 
-def test_forked_children_use_clients_of_their_own(cluster: LocalCluster, topic: str) -> None:
+def test_forked_children_use_their_own_clients(cluster: LocalCluster, topic: str) -> None:
     code, out, err = ended(
         program(
             cluster,
@@ -225,7 +227,7 @@ producer.close()
     assert out == "['child 0', 'child 1', 'child 2', 'child 3', 'parent again']\n"
 
 
-def test_ctrl_c_ends_a_consumer_and_the_next_one_goes_on_where_it_was(cluster: LocalCluster, topic: str) -> None:
+def test_ctrl_c_ends_a_consumer_and_the_next_one_resumes_at_its_commits(cluster: LocalCluster, topic: str) -> None:
     with Producer(cluster.bootstrap()) as producer:
         for number in range(1_000):
             producer.send(topic, b"%d" % number, partition=0)
@@ -284,7 +286,7 @@ with Consumer(bootstrap, topics=[topic], group="waiting") as consumer:
     assert ended(process) == (0, "b'v'\n", "")
 
 
-def test_a_member_whose_script_ends_without_close_leaves_its_group_and_commits_no_more(
+def test_a_member_whose_script_ends_without_close_leaves_its_group_without_a_commit(
     cluster: LocalCluster, topic: str
 ) -> None:
     with Producer(cluster.bootstrap()) as producer:
@@ -314,7 +316,7 @@ consumer.commit({TopicPartition(topic, 0): 2})
         assert time.monotonic() - began < 30  # less than the session
 
 
-def test_what_a_listener_raises_is_raised_to_the_thread_that_asks(cluster: LocalCluster, topic: str) -> None:
+def test_a_listeners_error_is_raised_in_the_thread_that_polls(cluster: LocalCluster, topic: str) -> None:
     class Failing(RebalanceListener):
         def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
             raise ZeroDivisionError
@@ -371,7 +373,7 @@ def have_reached(seen: dict[int, list[int]], goals: dict[int, int]) -> bool:
     return all(len(seen[name]) > goal for name, goal in goals.items())
 
 
-def test_a_producer_and_a_consumer_go_on_while_each_broker_is_killed_and_restarted(
+def test_a_producer_and_a_consumer_continue_while_each_broker_is_killed_and_restarted(
     cluster: LocalCluster, topic: str
 ) -> None:
     bootstrap = cluster.bootstrap()
@@ -418,11 +420,11 @@ def test_a_producer_and_a_consumer_go_on_while_each_broker_is_killed_and_restart
         reader.join(PATIENCE_S)
         assert not reader.is_alive()
     for name in (0, 1):
-        # At least once: what was read and not committed when the coordinator was killed may come again.
+        # At least once: records without a commit when the coordinator was killed may be delivered again.
         assert list(dict.fromkeys(seen[name])) == [*range(sent[name]), -1]
 
 
-def test_the_examples_of_the_page_run_without_a_warning(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_the_examples_of_the_sync_page_run_without_a_warning(cluster: LocalCluster, tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "sync.md"
     examples = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     assert len(examples) == 5
@@ -434,7 +436,7 @@ def test_the_examples_of_the_page_run_without_a_warning(cluster: LocalCluster, t
         ran = subprocess.run(
             [sys.executable, "-W", "error", "-X", "dev", script], capture_output=True, text=True, timeout=PATIENCE_S
         )
-        # asyncio's debug mode, which -X dev turns on, also tells of each step that took long: the machine was busy.
+        # asyncio's debug mode, which -X dev turns on, also logs slow steps, which other load can cause.
         warned = re.sub(r"^Executing <.* took [0-9.]+ seconds\n", "", ran.stderr, flags=re.MULTILINE)
         assert (ran.returncode, warned) == (0, ""), example
         told.append(ran.stdout)

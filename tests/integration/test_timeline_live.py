@@ -1,4 +1,4 @@
-"""`minibroker timeline` on a cluster of real processes, whose controller and another broker are killed."""
+"""`minibroker timeline` on a cluster of real processes with killed brokers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _kill_controller(minibroker: Shell) -> int:
 
 
 class Following:
-    """`minibroker timeline --follow`, and what it has printed so far."""
+    """`minibroker timeline --follow` and its output so far."""
 
     def __init__(self, shell: Shell) -> None:
         self.process: subprocess.Popen[bytes] = start(["timeline", "--follow", "--format", "json"], shell.directory)
@@ -93,7 +93,7 @@ class Following:
             stream.close()
 
 
-def test_the_last_failover_is_told_from_the_first_suspicion_to_the_last_leader(minibroker: Shell) -> None:
+def test_the_last_failover_is_shown_from_the_first_suspicion_to_the_last_leader(minibroker: Shell) -> None:
     assert "no failover is recorded" in minibroker.refused(1, "timeline", "--last-failover")
     killed = _kill_controller(minibroker)
     successor = _controller(minibroker)
@@ -120,7 +120,7 @@ def test_the_last_failover_is_told_from_the_first_suspicion_to_the_last_leader(m
     assert 0 < whole["written_ms"] <= whole["led_ms"] < 10_000
     assert [step["at_ms"] for step in steps] == sorted(step["at_ms"] for step in steps)
 
-    # What the dead broker has recorded is read from its files, unless brokers are named.
+    # The entries of the dead broker are read from its files, unless brokers are named.
     entries = _lines(minibroker.ok("timeline", "--format", "json"))
     assert (killed, 1, "Startup") in {(entry["controller"], entry["epoch"], entry["event"]) for entry in entries}
     assert [entry["epoch"] for entry in entries] == sorted(entry["epoch"] for entry in entries)
@@ -132,7 +132,7 @@ def test_the_last_failover_is_told_from_the_first_suspicion_to_the_last_leader(m
     assert killed in {entry["controller"] for entry in _lines(back)}
 
 
-def test_follow_goes_on_over_the_death_of_the_broker_that_it_asks_and_ends_with_ctrl_c(minibroker: Shell) -> None:
+def test_follow_survives_the_death_of_the_broker_it_asks_and_ends_with_ctrl_c(minibroker: Shell) -> None:
     first = _controller(minibroker)
     following = Following(minibroker)
     try:
@@ -153,7 +153,7 @@ def test_follow_goes_on_over_the_death_of_the_broker_that_it_asks_and_ends_with_
         following.close()
 
 
-def test_what_is_older_than_a_time_is_left_out_and_bad_options_are_refused(minibroker: Shell) -> None:
+def test_entries_before_the_given_time_are_left_out_and_bad_options_are_refused(minibroker: Shell) -> None:
     now_ms = time.time_ns() // 1_000_000 + 60_000
     assert minibroker.ok("timeline", "--since", str(now_ms)) == ""
     told = minibroker.ok("timeline", "--since", "2020-01-01")

@@ -1,4 +1,4 @@
-"""The command line as a user types it: every command is a process of its own."""
+"""The command line as a user types it: each command is a process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Ended(NamedTuple):
 
 
 def start(arguments: Sequence[str], directory: Path, **options: Any) -> subprocess.Popen[bytes]:
-    """`minibroker ARGUMENTS`, as in a terminal whose working directory is `directory`."""
+    """Start `minibroker ARGUMENTS` with the working directory `directory`."""
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "minibroker", *arguments],
         cwd=directory,
@@ -58,13 +58,13 @@ class Shell:
         return run(arguments, self.directory, stdin)
 
     def ok(self, *arguments: str, stdin: bytes = b"") -> str:
-        """What a command that succeeds and has nothing to complain about prints."""
+        """Run a command that must succeed without a message on stderr; return its output."""
         ended = self(*arguments, stdin=stdin)
         assert (ended.code, ended.err) == (0, ""), ended
         return ended.out
 
     def refused(self, code: int, *arguments: str, stdin: bytes = b"") -> str:
-        """The one line that a command says which fails with this exit code."""
+        """Run a command that must fail with this exit code and one line on stderr; return that line."""
         ended = self(*arguments, stdin=stdin)
         assert ended.code == code, ended
         assert ended.out == "", ended

@@ -1,4 +1,4 @@
-"""`minibroker bench` against a cluster of real processes, and the benchmark matrix. Nothing is said about speed."""
+"""`minibroker bench` against a cluster of real processes, and the benchmark matrix. No test judges speed."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def minibroker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 
 @pytest.mark.slow
-def test_what_is_produced_as_asked_for_is_consumed_and_checked(minibroker: Shell) -> None:
+def test_produced_records_are_consumed_and_checked(minibroker: Shell) -> None:
     asked = ("--records", "500", "--size", "64", "--partitions", "4", "--replication-factor", "2", "--acks", "1")
     produced = minibroker("bench", "produce", "rows", *asked, "--format", "json").json()
     assert (produced["action"], produced["topic"], produced["records"]) == ("produce", "rows", 500)
     assert produced["records_per_second"] > 0
     described = minibroker("topics", "describe", "rows", "--format", "json").json()["partitions"]
     assert [len(partition["replicas"]) for partition in described] == [2, 2, 2, 2]
-    # Another run into the same topic has numbers of its own.
+    # Another run into the same topic uses its own record numbers.
     minibroker.ok("bench", "produce", "rows", "--records", "300", "--compression", "zstd")
     minibroker.ok("bench", "produce", "rows", "--records", "200", "--by", "batches")
     for by in ("batches", "records"):
@@ -49,7 +49,7 @@ def test_what_is_produced_as_asked_for_is_consumed_and_checked(minibroker: Shell
 
 
 @pytest.mark.slow
-def test_a_topic_that_is_not_as_asked_for_is_refused_with_the_remedy(minibroker: Shell) -> None:
+def test_a_topic_that_contradicts_the_options_is_refused_with_the_remedy(minibroker: Shell) -> None:
     minibroker.ok("bench", "produce", "fixed", "--records", "1", "--partitions", "2", "--replication-factor", "1")
     said = minibroker.refused(1, "bench", "produce", "fixed", "--partitions", "3")
     assert "the topic fixed has 2 partitions, but --partitions is 3" in said
@@ -59,7 +59,7 @@ def test_a_topic_that_is_not_as_asked_for_is_refused_with_the_remedy(minibroker:
 
 
 @pytest.mark.slow
-def test_what_was_not_sent_by_a_benchmark_is_found(minibroker: Shell) -> None:
+def test_records_that_no_benchmark_sent_are_reported(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "mixed", "--partitions", "1")
     assert "the topic mixed is empty: run `minibroker bench produce mixed`" in minibroker.refused(
         1, "bench", "consume", "mixed"
@@ -74,9 +74,7 @@ def test_what_was_not_sent_by_a_benchmark_is_found(minibroker: Shell) -> None:
 
 @pytest.mark.parametrize("acks", ["all", *(pytest.param(acks, marks=pytest.mark.slow) for acks in ("1", "0"))])
 @pytest.mark.slow
-def test_latency_is_told_of_every_record_from_due_to_sent_to_acknowledged_to_consumed(
-    acks: str, minibroker: Shell
-) -> None:
+def test_latency_covers_each_record_from_due_to_sent_to_acknowledged_to_consumed(acks: str, minibroker: Shell) -> None:
     arguments = ("bench", "latency", f"times-{acks}", "--rate", "1500", "--seconds", "0.2", "--acks", acks)
     measured = minibroker(*arguments, "--format", "json").json()
     assert measured["records"] == 300
@@ -88,12 +86,12 @@ def test_latency_is_told_of_every_record_from_due_to_sent_to_acknowledged_to_con
     assert measured["sent_ms"]["p50"] <= measured["consumed_ms"]["p50"]
     printed = minibroker.ok(*arguments).splitlines()
     assert [line.split()[0] for line in printed] == ["ms", "sent", "acknowledged", "consumed", "300"]
-    # Both runs and their warm-up are whole.
+    # Both runs and their warm-up are complete.
     assert minibroker("bench", "consume", f"times-{acks}", "--format", "json").json()["checked"] == 606
 
 
 @pytest.mark.slow
-def test_synced_topics_are_measured_next_to_replicated_ones_and_leave_nothing(minibroker: Shell) -> None:
+def test_synced_topics_are_measured_beside_replicated_ones_and_deleted(minibroker: Shell) -> None:
     asked = ("--partitions", "1", "--partitions", "2", "--records", "500", "--seconds", "0.2", "--rounds", "1")
     rows = minibroker("bench", "durability", *asked, "--format", "json").json()
     assert [row["partitions"] for row in rows] == [1, 2]
@@ -104,7 +102,7 @@ def test_synced_topics_are_measured_next_to_replicated_ones_and_leave_nothing(mi
 
 
 @pytest.mark.slow
-def test_the_upkeep_of_logs_is_measured_on_a_cluster_that_is_gone_afterwards(minibroker: Shell) -> None:
+def test_the_upkeep_of_logs_is_measured_on_a_cluster_that_is_removed_afterwards(minibroker: Shell) -> None:
     data = minibroker.directory / "upkeep"
     asked = ("--megabytes", "2", "--segments", "20", "--rounds", "1", "--seconds", "0.2", "--data", str(data))
     rows = {row["what"]: row for row in minibroker("bench", "storage", *asked, "--format", "json").json()}
@@ -116,7 +114,7 @@ def test_the_upkeep_of_logs_is_measured_on_a_cluster_that_is_gone_afterwards(min
         "compaction: produce p99 meanwhile",
         "deleting 20 segments: longest ping",
     ]
-    # Of so little data these differ from what they are compared with by less than chance.
+    # With so little data, noise exceeds the difference from the baseline.
     by_difference = ("recovery", "follower's catch-up")
     assert all(row["figure"] > 0 for what, row in rows.items() if what not in by_difference)
     assert [what for what, row in rows.items() if row["ratio"] is not None] == [
@@ -132,7 +130,7 @@ SLOW_VICTIMS = ("controller", "zookeeper")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["leader", *(pytest.param(who, marks=pytest.mark.slow) for who in SLOW_VICTIMS)])
-def test_failover_kills_mends_and_finds_nothing_lost(who: str, minibroker: Shell) -> None:
+def test_failover_kills_and_restarts_and_loses_no_record(who: str, minibroker: Shell) -> None:
     measured = minibroker("bench", "failover", "--who", who, "--rounds", "1", "--format", "json").json()
     assert [measured[name] for name in ("lost", "duplicated", "out_of_order", "altered")] == [0, 0, 0, 0]
     assert measured["read_back"] >= measured["acknowledged"] > 1_000
@@ -145,7 +143,7 @@ def test_failover_kills_mends_and_finds_nothing_lost(who: str, minibroker: Shell
 
 
 @pytest.mark.slow
-def test_a_rolling_restart_restarts_every_broker_and_finds_nothing_lost(minibroker: Shell) -> None:
+def test_a_rolling_restart_restarts_every_broker_and_loses_no_record(minibroker: Shell) -> None:
     measured = minibroker("bench", "rolling-restart", "--format", "json").json()
     assert [measured[name] for name in ("lost", "duplicated", "out_of_order", "altered", "failed")] == [0] * 5
     assert [gap["restarted"] for gap in measured["gaps"]] == [[1], [2], [3]]
@@ -153,7 +151,7 @@ def test_a_rolling_restart_restarts_every_broker_and_finds_nothing_lost(minibrok
 
 
 @pytest.mark.slow
-def test_failover_needs_a_cluster_that_is_whole(minibroker: Shell) -> None:
+def test_failover_needs_a_healthy_cluster(minibroker: Shell) -> None:
     minibroker.ok("stop", "2")
     try:
         assert "broker 2 is not running" in minibroker.refused(1, "bench", "failover")
@@ -162,7 +160,7 @@ def test_failover_needs_a_cluster_that_is_whole(minibroker: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_bench_of_storage_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_bench_of_storage_leaves_nothing_behind(tmp_path: Path) -> None:
     bench = start(["bench", "storage"], tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)})
     try:
         assert wait_until(lambda: any(tmp_path.glob("minibroker-bench-*/broker-1/bench-recover-0")), PATIENCE_S)
@@ -190,7 +188,7 @@ def matrix(data: Path, *arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # a minute of benchmarks, on a machine that may be busy
-def test_the_quick_matrix_measures_everything_and_leaves_nothing(tmp_path: Path) -> None:
+def test_the_quick_matrix_measures_everything_and_leaves_nothing_behind(tmp_path: Path) -> None:
     process = matrix(tmp_path / "bench", "--json", str(tmp_path / "tables.json"))
     try:
         out, err = process.communicate(timeout=280)
@@ -209,7 +207,7 @@ def test_the_quick_matrix_measures_everything_and_leaves_nothing(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_an_interrupted_matrix_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_matrix_leaves_nothing_behind(tmp_path: Path) -> None:
     process = matrix(tmp_path / "bench", "--group", "failover")
     try:
         assert process.stderr is not None

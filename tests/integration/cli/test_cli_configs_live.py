@@ -24,7 +24,7 @@ def minibroker(tmp_path: Path) -> Iterator[Shell]:
 
 
 @pytest.mark.slow
-def test_settings_are_changed_shown_and_hold_without_a_restart(minibroker: Shell) -> None:
+def test_settings_are_changed_and_shown_and_take_effect_without_a_restart(minibroker: Shell) -> None:
     listed = minibroker("brokers", "list", "--format", "json").json()
     assert [broker["id"] for broker in listed] == [1, 2, 3]
     assert sum(broker["controller"] for broker in listed) == 1

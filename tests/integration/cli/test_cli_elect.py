@@ -37,7 +37,7 @@ def preferred(minibroker: Shell) -> list[int]:
 
 
 @pytest.mark.slow
-def test_leaders_are_elected_where_they_should_be_and_where_there_is_none(minibroker: Shell) -> None:
+def test_preferred_leaders_are_elected_and_failures_and_mistakes_are_reported(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "orders", "--partitions", "3")
     assert leads(minibroker) == preferred(minibroker)
     assert minibroker.ok("elect", "--preferred", "--all") == "no partition needs an election\n"

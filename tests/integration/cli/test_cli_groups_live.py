@@ -1,4 +1,4 @@
-"""`minibroker groups` and `consume --group` against a cluster of real processes, as a user types them."""
+"""`minibroker groups` and `consume --group` against a cluster of real processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def minibroker(running: Shell) -> Shell:
 
 
 def fill(shell: Shell, topic: str, partitions: int, records: int) -> None:
-    """So many records in each partition, whose values are `PARTITION:NUMBER`."""
+    """Create a topic with this many records in each partition; their values are `PARTITION:NUMBER`."""
     shell.ok("topics", "create", topic, "--partitions", str(partitions))
     for partition in range(partitions):
         lines = b"".join(b"%d:%d\n" % (partition, number) for number in range(records))
@@ -58,7 +58,7 @@ def lines_of(stream: IO[bytes] | None, count: int) -> list[str]:
 
 
 def interrupt(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGINT) -> str:
-    """Ctrl-C, or another signal; what it has printed that nobody has read."""
+    """Send Ctrl-C or another signal, wait for the end, and return the unread output."""
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (128 + number, b"")
@@ -66,7 +66,7 @@ def interrupt(process: subprocess.Popen[bytes], number: signal.Signals = signal.
 
 
 @pytest.mark.slow
-def test_a_group_goes_on_where_it_was_and_an_operator_sees_resets_and_deletes_it(minibroker: Shell) -> None:
+def test_a_group_resumes_at_its_commits_and_an_operator_describes_resets_and_deletes_it(minibroker: Shell) -> None:
     fill(minibroker, "orders", 2, 5)
     consume = ("consume", "orders", "--group", "billing", "--exit-at-end")
     first = minibroker.ok(*consume, "--count", "7").splitlines()
@@ -97,7 +97,7 @@ def test_a_group_goes_on_where_it_was_and_an_operator_sees_resets_and_deletes_it
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_commit_what_was_printed_and_nothing_more(minibroker: Shell, number: signal.Signals) -> None:
+def test_ctrl_c_and_sigterm_commit_exactly_the_printed_records(minibroker: Shell, number: signal.Signals) -> None:
     topic, group = f"ticks-{number.name}", f"clock-{number.name}"
     fill(minibroker, topic, 1, 1_000)
     process = start(["consume", topic, "--group", group], minibroker.directory)
@@ -109,10 +109,10 @@ def test_ctrl_c_and_sigterm_commit_what_was_printed_and_nothing_more(minibroker:
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_the_pipe_is_full_commits_whole_what_is_written_whole(minibroker: Shell) -> None:
+def test_ctrl_c_while_the_pipe_is_full_commits_exactly_the_complete_lines(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "long", "--partitions", "1")
     minibroker.ok("produce", "long", stdin=b"".join(b"%0500d\n" % number for number in range(20_000)))
-    # Unbuffered, a signal ends a write in the middle of it.
+    # Without a buffer, a signal interrupts a write in the middle.
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     process = start(["consume", "long", "--group", "pipe"], minibroker.directory, env=environment)
     assert process.stdout is not None
@@ -129,7 +129,7 @@ def test_ctrl_c_while_the_pipe_is_full_commits_whole_what_is_written_whole(minib
 
 
 @pytest.mark.slow
-def test_two_members_share_the_partitions_are_named_and_keep_operators_out(minibroker: Shell) -> None:
+def test_two_members_share_the_partitions_and_block_reset_and_deletion(minibroker: Shell) -> None:
     fill(minibroker, "shared", 4, 3)
     members = [start(["consume", "shared", "--group", "pair"], minibroker.directory) for _ in range(2)]
     try:
@@ -142,7 +142,7 @@ def test_two_members_share_the_partitions_are_named_and_keep_operators_out(minib
         refusal = minibroker.refused(1, "groups", "reset-offsets", "pair", "--all", "--to", "earliest", "--yes")
         assert all(each["member_id"] in refusal for each in found["members"])
         assert "NON_EMPTY_GROUP" in minibroker.refused(1, "groups", "delete", "pair", "--yes")
-        # What one of them has is taken over by the other.
+        # The other member takes over the partitions.
         interrupt(members[0])
         assert wait_until(lambda: len(described(minibroker, "pair")["members"]) == 1, PATIENCE_S)
         minibroker.ok("produce", "shared", "-p", "0", stdin=b"last\n")
@@ -157,7 +157,7 @@ def test_two_members_share_the_partitions_are_named_and_keep_operators_out(minib
 
 
 @pytest.mark.slow
-def test_a_member_joins_a_group_that_assigns_as_kafkas_clients_do_by_default(minibroker: Shell) -> None:
+def test_a_member_joins_a_group_with_the_default_assignors_of_kafkas_clients(minibroker: Shell) -> None:
     fill(minibroker, "ranged", 2, 3)
     with Consumer(
         minibroker.cluster.bootstrap(), topics=["ranged"], group="ranges", partition_assignment_strategy="range"

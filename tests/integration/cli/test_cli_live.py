@@ -1,6 +1,6 @@
-"""The command line against a cluster of real processes, as a user types it: every command is a process of its own.
+"""The command line against a cluster of real processes.
 
-The tests of a module share one cluster of three brokers. Each leaves it whole: `whole_cluster` waits for that.
+The tests share one cluster of three brokers. The fixture `minibroker` waits until it is healthy.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_a_topic_is_created_listed_described_and_deleted(minibroker: Shell) -> N
     assert "repeat with --yes" in minibroker.refused(1, "topics", "delete", "orders")
     assert minibroker("topics", "delete", "orders", "--yes", "--format", "json").json() == {"deleted": "orders"}
     assert "UNKNOWN_TOPIC_OR_PARTITION" in minibroker.refused(1, "topics", "describe", "orders")
-    # The name is free again.
+    # The name can be used again.
     assert minibroker("topics", "create", "orders", "--format", "json").json()["replication_factor"] == 3
     minibroker.ok("topics", "delete", "orders", "--yes")
 
@@ -107,7 +107,7 @@ def test_a_topic_gets_more_partitions_and_is_described_with_offsets_sizes_and_se
 
 
 @pytest.mark.slow
-def test_the_oldest_records_are_deleted_and_consumers_begin_behind_them(minibroker: Shell) -> None:
+def test_the_oldest_records_are_deleted_and_consumers_begin_after_them(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "trimmed", "--partitions", "2")
     for partition in ("0", "1"):
         minibroker.ok("produce", "trimmed", "-p", partition, stdin=b"a\nb\nc\n")
@@ -130,7 +130,7 @@ def test_the_oldest_records_are_deleted_and_consumers_begin_behind_them(minibrok
 
 
 @pytest.mark.slow
-def test_settings_of_a_topic_are_checked_and_kept(minibroker: Shell) -> None:
+def test_settings_of_a_topic_are_validated_and_stored(minibroker: Shell) -> None:
     assert "min.insync.replicas" in minibroker.refused(
         1, "topics", "create", "strict", "--config", "min.insync.replica=2"
     )
@@ -154,7 +154,7 @@ def test_lines_of_standard_input_come_back_in_order(minibroker: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_is_produced_with_keys_and_what_was_done_is_json(minibroker: Shell) -> None:
+def test_a_file_is_produced_with_keys_and_reported_as_json(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "keyed")
     (minibroker.directory / "input").write_bytes(b"a\tone\nb\ttwo\na\tthree\nno key")
     said = minibroker(
@@ -167,7 +167,7 @@ def test_a_file_is_produced_with_keys_and_what_was_done_is_json(minibroker: Shel
 
 
 @pytest.mark.slow
-def test_every_way_to_acknowledge_and_to_compress_delivers(minibroker: Shell) -> None:
+def test_records_are_delivered_with_each_acks_and_each_compression(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "ways", "--partitions", "1")
     for acks in ("all", "1"):
         for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
@@ -180,7 +180,7 @@ def test_every_way_to_acknowledge_and_to_compress_delivers(minibroker: Shell) ->
 
 
 @pytest.mark.slow
-def test_produce_gives_each_record_the_key_headers_partition_and_time_it_was_told(minibroker: Shell) -> None:
+def test_produce_sets_the_key_headers_partition_and_time_of_each_record(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "told", "--partitions", "3")
     options = ("-p", "1", "-k", "fixed", "--key-separator", ":", "-H", "trace=42", "-H", "sum=1=1", "-H", "none=")
     minibroker.ok("produce", "told", *options, "--timestamp", "2023-11-14T23:13:20+01:00", stdin=b"own:first\nsecond\n")
@@ -195,7 +195,7 @@ def test_produce_gives_each_record_the_key_headers_partition_and_time_it_was_tol
 
 
 @pytest.mark.slow
-def test_produce_sends_empty_values_as_they_are_or_as_tombstones(minibroker: Shell) -> None:
+def test_produce_sends_empty_values_as_empty_or_as_tombstones(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "gone", "--partitions", "1")
     minibroker.ok("produce", "gone", "--key-separator", ":", stdin=b"a:\n\n")
     minibroker.ok("produce", "gone", "--key-separator", ":", "--tombstone", stdin=b"a:\n\n")
@@ -204,12 +204,12 @@ def test_produce_sends_empty_values_as_they_are_or_as_tombstones(minibroker: She
 
 
 @pytest.mark.slow
-def test_nothing_to_send_is_no_error(minibroker: Shell, numbers: str) -> None:
+def test_produce_without_input_succeeds(minibroker: Shell, numbers: str) -> None:
     assert minibroker("produce", numbers, "--format", "json").json()["records"] == 0
 
 
 @pytest.mark.slow
-def test_lines_that_a_broker_refuses_are_named(minibroker: Shell) -> None:
+def test_lines_that_a_broker_refuses_are_listed(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "short", "--partitions", "1", "--config", "max.message.bytes=2000")
     lines = [b"x" * (3_000 if number % 2 == 0 else 10) + b"\n" for number in range(1, 15)]
     said = minibroker.refused(1, "produce", "short", stdin=b"".join(lines))
@@ -219,7 +219,7 @@ def test_lines_that_a_broker_refuses_are_named(minibroker: Shell) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_produce_says_how_many_lines_were_acknowledged(
+def test_an_interrupted_produce_reports_how_many_lines_were_acknowledged(
     minibroker: Shell, number: signal.Signals, code: int
 ) -> None:
     topic = f"interrupted-{code}"
@@ -243,7 +243,7 @@ def test_an_interrupted_produce_says_how_many_lines_were_acknowledged(
 
 
 @pytest.mark.slow
-def test_consume_begins_where_it_is_told_to(minibroker: Shell, numbers: str) -> None:
+def test_consume_begins_at_the_given_place(minibroker: Shell, numbers: str) -> None:
     def printed(*arguments: str) -> list[str]:
         return minibroker.ok("consume", numbers, "--exit-at-end", *arguments).split()
 
@@ -311,7 +311,7 @@ def test_consume_from_the_end_prints_what_comes_afterwards(minibroker: Shell) ->
     minibroker.ok("produce", "news", stdin=b"old\n")
     consumer = start(["consume", "news", "--from", "end", "--count", "1"], minibroker.directory)
     try:
-        # When it has found the end is not to be seen from outside, so there is more news until it ends.
+        # The test cannot see when the consumer has found the end, so it sends records until the consumer has one.
         deadline = time.monotonic() + PATIENCE_S
         count = 0
         while consumer.poll() is None and time.monotonic() < deadline:
@@ -324,7 +324,7 @@ def test_consume_from_the_end_prints_what_comes_afterwards(minibroker: Shell) ->
     assert out.startswith(b"new ")
 
 
-def test_consume_goes_on_until_it_is_interrupted(minibroker: Shell, numbers: str) -> None:
+def test_consume_runs_until_it_is_interrupted(minibroker: Shell, numbers: str) -> None:
     consumer = start(["consume", numbers], minibroker.directory)
     try:
         assert consumer.stdout is not None
@@ -337,9 +337,7 @@ def test_consume_goes_on_until_it_is_interrupted(minibroker: Shell, numbers: str
     assert (consumer.returncode, out, err) == (130, b"", b"")
 
 
-def test_whoever_interrupts_consume_at_a_terminal_is_told_how_many_records_there_were(
-    minibroker: Shell, numbers: str
-) -> None:
+def test_consume_interrupted_at_a_terminal_reports_the_number_of_records(minibroker: Shell, numbers: str) -> None:
     terminal, stderr = pty.openpty()
     consumer = start(["consume", numbers], minibroker.directory, stderr=stderr)
     os.close(stderr)
@@ -356,7 +354,7 @@ def test_whoever_interrupts_consume_at_a_terminal_is_told_how_many_records_there
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_had_enough_ends_consume_silently(minibroker: Shell) -> None:
+def test_consume_ends_silently_when_its_reader_closes_the_pipe(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "long", "--partitions", "1")
     minibroker.ok("produce", "long", stdin=b"x" * 99 + b"\n" + b"y\n" * 200_000)
     consumer = start(["consume", "long"], minibroker.directory)
@@ -375,7 +373,7 @@ def test_a_reader_that_has_had_enough_ends_consume_silently(minibroker: Shell) -
 
 @pytest.mark.parametrize("kind", ["msgpack", "json"])
 @pytest.mark.slow
-def test_a_topic_goes_through_a_pipe_into_another_one(minibroker: Shell, kind: str) -> None:
+def test_a_topic_is_copied_to_another_one_through_a_pipe(minibroker: Shell, kind: str) -> None:
     for topic in (f"from-{kind}", f"into-{kind}"):
         minibroker.ok("topics", "create", topic, "--partitions", "3")
     lines = b"".join(b"k%d:\xff%d\n" % (number % 7, number) for number in range(5_000)) + b"gone:\n"
@@ -397,7 +395,7 @@ def test_a_topic_goes_through_a_pipe_into_another_one(minibroker: Shell, kind: s
     assert records(f"into-{kind}") == records(f"from-{kind}")
 
 
-def test_an_output_that_is_full_is_an_error_of_one_line(minibroker: Shell, numbers: str) -> None:
+def test_a_full_output_device_is_an_error_of_one_line(minibroker: Shell, numbers: str) -> None:
     with open("/dev/full", "wb") as full:
         consumer = start(["consume", numbers, "--exit-at-end"], minibroker.directory, stdout=full)
         _, err = consumer.communicate(timeout=PATIENCE_S)
@@ -434,7 +432,7 @@ def test_commands_that_talk_to_brokers_need_no_standard_streams(
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, out, "")
 
 
-# --- Mistakes that only a cluster can tell ---
+# --- Mistakes that only a cluster can detect ---
 
 
 @pytest.mark.parametrize(
@@ -473,7 +471,7 @@ def test_a_mistake_is_one_line_with_the_remedy(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("detach", [[], ["--detach"]])
-def test_up_of_a_cluster_that_runs_prints_its_bootstrap_list_and_leaves_it_alone(
+def test_up_on_a_running_cluster_prints_its_bootstrap_list_and_changes_nothing(
     detach: list[str], minibroker: Shell
 ) -> None:
     before = minibroker.cluster.file()
@@ -484,7 +482,7 @@ def test_up_of_a_cluster_that_runs_prints_its_bootstrap_list_and_leaves_it_alone
 
 
 @pytest.mark.slow
-def test_up_of_a_cluster_of_which_a_part_runs_says_how_to_start_the_rest(minibroker: Shell) -> None:
+def test_up_on_a_partly_running_cluster_names_the_command_that_starts_the_rest(minibroker: Shell) -> None:
     minibroker.ok("stop", "2")
     said = minibroker.refused(1, "up", "--detach")
     assert "is in use by a running cluster (broker 1, broker 3, ZooKeeper)" in said
@@ -493,7 +491,7 @@ def test_up_of_a_cluster_of_which_a_part_runs_says_how_to_start_the_rest(minibro
 
 
 @pytest.mark.slow
-def test_a_line_that_is_too_large_is_named_and_those_before_it_are_sent(minibroker: Shell) -> None:
+def test_a_line_that_is_too_large_is_reported_and_the_lines_before_it_are_sent(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "large", "--partitions", "1")
     said = minibroker.refused(1, "produce", "large", stdin=b"small\n" + b"x" * 2_000_000 + b"\nnever sent\n")
     assert "1 of 2 lines acknowledged, 1 not: line 2: MESSAGE_TOO_LARGE" in said
@@ -503,7 +501,7 @@ def test_a_line_that_is_too_large_is_named_and_those_before_it_are_sent(minibrok
 
 
 @pytest.mark.slow
-def test_a_line_is_as_long_as_its_topic_takes_if_produce_is_told_so(minibroker: Shell) -> None:
+def test_produce_accepts_longer_lines_with_a_larger_limit_of_topic_and_command(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "longer", "--partitions", "1", "-c", "max.message.bytes=5000000")
     line = b"x" * 2_000_000 + b"\n"
     minibroker.ok("produce", "longer", "--max-request-size", "5000000", stdin=line)
@@ -511,7 +509,7 @@ def test_a_line_is_as_long_as_its_topic_takes_if_produce_is_told_so(minibroker: 
 
 
 @pytest.mark.slow
-def test_log_directories_of_brokers_are_listed_with_what_is_in_them(minibroker: Shell, numbers: str) -> None:
+def test_log_directories_of_brokers_are_listed_with_their_replicas(minibroker: Shell, numbers: str) -> None:
     found = minibroker("brokers", "log-dirs", "2", "1", "--format", "json").json()
     assert [each["broker"] for each in found] == [2, 1]
     for each in found:
@@ -559,11 +557,11 @@ def test_a_broker_that_would_harm_the_cluster_does_not_start(minibroker: Shell, 
     assert [each["id"] for each in minibroker.status()["brokers"] if each["alive"]] == [1, 2, 3]
 
 
-# --- Breaking and mending ---
+# --- Faults and repairs ---
 
 
 @pytest.mark.slow
-def test_status_of_a_whole_cluster_is_healthy(minibroker: Shell, numbers: str) -> None:
+def test_status_of_a_complete_cluster_is_healthy(minibroker: Shell, numbers: str) -> None:
     printed = minibroker.ok("status")
     assert "under-replicated partitions: none" in printed
     status = minibroker("status", "--format", "json").json()
@@ -586,7 +584,7 @@ def unhealthy(minibroker: Shell) -> Any:
     return json.loads(ended.out)
 
 
-def test_a_killed_leader_is_replaced_and_everything_goes_on(minibroker: Shell, numbers: str) -> None:
+def test_a_killed_leader_is_replaced_and_clients_continue(minibroker: Shell, numbers: str) -> None:
     def leader() -> int:
         leader: int = minibroker("topics", "describe", numbers, "--format", "json").json()["partitions"][0]["leader"]
         return leader
@@ -603,7 +601,7 @@ def test_a_killed_leader_is_replaced_and_everything_goes_on(minibroker: Shell, n
 
 
 @pytest.mark.slow
-def test_a_paused_controller_is_replaced_once_its_session_is_over(minibroker: Shell) -> None:
+def test_a_paused_controller_is_replaced_when_its_session_expires(minibroker: Shell) -> None:
     before = minibroker.status()["controller"]
     (paused,) = minibroker("pause", "controller", "--format", "json").json()["ids"]
     assert paused == before["id"]
@@ -614,7 +612,7 @@ def test_a_paused_controller_is_replaced_once_its_session_is_over(minibroker: Sh
 
 
 @pytest.mark.slow
-def test_a_stopped_broker_ends_cleanly_and_comes_back(minibroker: Shell) -> None:
+def test_a_stopped_broker_ends_cleanly_and_rejoins_after_a_start(minibroker: Shell) -> None:
     assert minibroker("stop", "controller", "--format", "json").json()["action"] == "stop"
     (gone,) = [each["id"] for each in unhealthy(minibroker)["brokers"] if not each["alive"]]
     assert f"broker {gone} is not running: `minibroker start {gone}`" in minibroker.refused(1, "kill", str(gone))
@@ -623,10 +621,10 @@ def test_a_stopped_broker_ends_cleanly_and_comes_back(minibroker: Shell) -> None
 
 
 @pytest.mark.slow
-def test_zookeeper_may_die_and_come_back(minibroker: Shell, numbers: str) -> None:
+def test_the_cluster_survives_the_death_and_restart_of_zookeeper(minibroker: Shell, numbers: str) -> None:
     assert minibroker("kill", "zookeeper", "--format", "json").json() == {"action": "kill", "ids": ["zookeeper"]}
     assert not unhealthy(minibroker)["zookeeper"]["alive"]
-    # An idempotent producer may meet no broker that has producer ids left: new ones come from ZooKeeper.
+    # An idempotent producer could need producer ids, and new blocks of them come from ZooKeeper.
     minibroker.ok("produce", numbers, "--acks", "1", stdin=b"without ZooKeeper\n")
     assert minibroker.ok("start", "zookeeper") == "start: ZooKeeper\n"
 
@@ -645,7 +643,7 @@ def test_logs_are_printed_and_followed(minibroker: Shell) -> None:
             following.stdout.readline()
         minibroker.ok("stop", "1")
         minibroker.ok("start", "1")
-        # Deadline: the test's own.
+        # The test's timeout is the deadline.
         while b"ready broker.id=1" not in following.stdout.readline():
             assert following.poll() is None
         following.send_signal(signal.SIGINT)
@@ -657,7 +655,7 @@ def test_logs_are_printed_and_followed(minibroker: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_a_cluster_that_is_down_says_so_and_comes_up_again_with_its_records(running: Shell, numbers: str) -> None:
+def test_commands_report_a_stopped_cluster_and_it_comes_up_with_its_records(running: Shell, numbers: str) -> None:
     before = running.ok("consume", numbers, "--exit-at-end")
     assert running("down", "--format", "json").json() == {"action": "down", "ids": [1, 2, 3, "zookeeper"]}
     for command in (["topics", "list"], ["consume", numbers], ["produce", numbers]):
@@ -669,7 +667,7 @@ def test_a_cluster_that_is_down_says_so_and_comes_up_again_with_its_records(runn
 
 
 @pytest.mark.slow
-def test_a_cluster_that_is_dead_is_told_within_seconds(running: Shell, numbers: str) -> None:
+def test_commands_report_a_dead_cluster_within_seconds(running: Shell, numbers: str) -> None:
     running.ok("kill", "all")
     said = running.refused(1, "consume", numbers)
     assert "Connection refused" in said
@@ -677,12 +675,12 @@ def test_a_cluster_that_is_dead_is_told_within_seconds(running: Shell, numbers: 
     assert running.ok("start", "all") == "start: broker 1, broker 2, broker 3\n"
 
 
-# --- Clusters of their own ---
+# --- Tests with their own cluster ---
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """One without a cluster yet; what a test starts is killed after it."""
+    """A shell without a cluster. A cluster that the test starts is killed after it."""
     shell = Shell(tmp_path)
     yield shell
     if shell.cluster.file_or_none() is not None:
@@ -728,7 +726,7 @@ def test_an_interrupted_up_stops_the_cluster_cleanly(
 
 
 @pytest.mark.slow
-def test_an_up_that_is_interrupted_while_it_starts_leaves_nothing_running(
+def test_an_up_interrupted_during_its_start_leaves_no_process_running(
     shell: Shell, foreground: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     (port,) = free_ports(1)
@@ -744,7 +742,7 @@ def test_an_up_that_is_interrupted_while_it_starts_leaves_nothing_running(
 
 
 @pytest.mark.slow
-def test_up_names_a_port_in_use_and_a_zookeeper_that_is_none(shell: Shell) -> None:
+def test_up_names_a_port_in_use_and_an_address_without_zookeeper(shell: Shell) -> None:
     (port,) = free_ports(1)
     with socket.create_server(("127.0.0.1", port)):
         said = shell.refused(1, "up", "--brokers", "1", "--base-port", str(port))
@@ -756,7 +754,7 @@ def test_up_names_a_port_in_use_and_a_zookeeper_that_is_none(shell: Shell) -> No
 
 
 @pytest.mark.slow
-def test_settings_of_brokers_are_kept_from_one_up_to_the_next_and_a_wrong_one_is_not(
+def test_valid_settings_of_brokers_are_kept_for_the_next_up_and_invalid_ones_are_not(
     shell: Shell, zookeeper: str
 ) -> None:
     arguments = ("up", "--detach", "--brokers", "1", "--base-port", str(free_ports(1)[0]), "--zookeeper", zookeeper)
@@ -784,7 +782,7 @@ def test_settings_of_brokers_are_kept_from_one_up_to_the_next_and_a_wrong_one_is
 
 
 @pytest.mark.slow
-def test_data_of_one_cluster_is_refused_by_another_and_lives_on_in_its_own(shell: Shell, zookeeper: str) -> None:
+def test_a_cluster_refuses_the_data_of_another_cluster_which_still_accepts_it(shell: Shell, zookeeper: str) -> None:
     arguments = ("up", "--detach", "--brokers", "1", "--base-port", str(free_ports(1)[0]))
     shell.ok(*arguments, "--zookeeper", f"{zookeeper}/one")
     shell.ok("topics", "create", "kept", "--replication-factor", "1", "--partitions", "1")
@@ -793,7 +791,7 @@ def test_data_of_one_cluster_is_refused_by_another_and_lives_on_in_its_own(shell
     said = shell.refused(1, *arguments, "--zookeeper", f"{zookeeper}/two")
     assert "belongs to cluster" in said
     assert "connect to that cluster's ZooKeeper" in said
-    # The ZooKeeper of the last time is the one that worked.
+    # The cluster remembers the last ZooKeeper that worked.
     shell.ok("up", "--detach")
     assert shell.ok("consume", "kept", "--exit-at-end") == "one\n"
     assert shell.ok("down", "--delete-data", "--yes") == "down: broker 1\n"
@@ -801,7 +799,7 @@ def test_data_of_one_cluster_is_refused_by_another_and_lives_on_in_its_own(shell
 
 
 @pytest.mark.slow
-def test_the_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+def test_the_demo_loses_no_record_and_leaves_nothing_behind(tmp_path: Path) -> None:
     temporary = {**os.environ, "TMPDIR": str(tmp_path)}
     demo = start(["demo", "--records", "30000", "--format", "json"], tmp_path, env=temporary)
     try:
@@ -817,7 +815,7 @@ def test_the_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     assert all(kill["successor"] != kill["broker"] for kill in verdict["kills"])
     *steps, failover = verdict["timeline"]
     killed = verdict["kills"][1]
-    # Where the two kills come close together, it is one failover that both were lost in.
+    # If the two kills come close together, one failover covers both.
     lost = re.fullmatch(
         rf"The last failover: brokers? ([\d ]+) (was|were) lost and broker {killed['successor']} became the controller",
         failover["text"],
@@ -830,12 +828,12 @@ def test_the_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     demo = start(["demo"], tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)})
     try:
         assert demo.stdout is not None
         while b"acks=all" not in (line := demo.stdout.readline()):
-            assert line, "the demo ended before it sent anything"
+            assert line, "the demo ended before it sent a record"
         (directory,) = tmp_path.glob("minibroker-demo-*")
         processes = LocalCluster(directory).file().processes()
         demo.send_signal(signal.SIGTERM)

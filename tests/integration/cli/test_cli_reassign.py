@@ -24,7 +24,7 @@ def minibroker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 
 
 @pytest.mark.slow
-def test_replicas_are_moved_verified_and_moved_back(minibroker: Shell) -> None:
+def test_replicas_are_moved_and_verified_and_moved_back(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "orders", "--partitions", "3", "--replication-factor", "1")
     minibroker.ok("produce", "orders", stdin=b"".join(b"%d\n" % number for number in range(30)))
     ids = ",".join(str(broker.id) for broker in minibroker.cluster.file().brokers)
@@ -57,7 +57,7 @@ def test_replicas_are_moved_verified_and_moved_back(minibroker: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_where_some_reassignments_are_refused_those_that_began_can_be_led_back(minibroker: Shell) -> None:
+def test_if_some_reassignments_are_refused_the_accepted_ones_can_be_reverted(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "orders", "--partitions", "2", "--replication-factor", "2")
     described = minibroker("topics", "describe", "orders", "--format", "json").json()["partitions"]
     one = described[1]["replicas"]

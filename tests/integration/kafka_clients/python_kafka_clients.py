@@ -1,7 +1,6 @@
-"""Three clients of Kafka's protocol under one face: confluent-kafka (librdkafka), aiokafka, kafka-python.
+"""One interface for three Kafka clients: confluent-kafka (librdkafka), aiokafka, kafka-python.
 
-A face writes records to partitions that are named and reads partitions from an offset, so that tests can say the same
-of each client.
+It writes records to given partitions and reads partitions from an offset, so that one test covers each client.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import confluent_kafka
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as AioTopicPartition
 
-with warnings.catch_warnings():  # it reads its schemas in a way that Python 3.11 would rather not see
+with warnings.catch_warnings():  # its schemas use a function deprecated in Python 3.11
     warnings.simplefilter("ignore", DeprecationWarning)
     import kafka as kafka_python
 
@@ -43,19 +42,19 @@ class Client(Protocol):
     def name(self) -> str: ...
     @property
     def codecs(self) -> tuple[str, ...]:
-        """That it can write and read, as it is installed here."""
+        """The codecs that the installed client can write and read."""
         ...
 
     def write(self, bootstrap: str, topic: str, records: Iterable[Record], codec: str = "none") -> list[int]:
-        """Idempotently, with acks=all; returns the offsets. Raises where one fails."""
+        """Write idempotently with acks=all; return the offsets. Raises if a record fails."""
         ...
 
     def read(self, bootstrap: str, topic: str, offsets: dict[int, int], count: int) -> list[Read]:
-        """So many records from those offsets of partitions on, in the order in which the client hands them out."""
+        """Read `count` records, from the given offset of each partition on, in the client's order."""
         ...
 
     def offsets(self, bootstrap: str, topic: str, partition: int, timestamp_ms: int) -> tuple[int, int, int | None]:
-        """Where the partition begins and ends, and the offset of the first record of that time or later."""
+        """The beginning and the end of the partition, and the offset of the first record at or after the time."""
         ...
 
 
@@ -215,7 +214,7 @@ class Aiokafka:
 class KafkaPython:
     name = "kafka-python"
     codecs = ("none", "gzip")
-    """For the others it needs packages that are not installed here."""
+    """The other codecs need packages that are not installed here."""
 
     def write(self, bootstrap: str, topic: str, records: Iterable[Record], codec: str = "none") -> list[int]:
         producer = kafka_python.KafkaProducer(
@@ -269,8 +268,8 @@ class KafkaPython:
 
 
 def collect_sockets() -> None:
-    """kafka-python leaves sockets to the collector of garbage, which warns of them wherever it comes by; and keeps for
-    ever those that were to connect to a broker that was killed."""
+    """Close sockets that kafka-python leaves to the garbage collector, which warns about them in any later test, and
+    those of failed connections to a killed broker, which it keeps forever."""
     for each in gc.get_objects():
         if type(each) is socket.socket and each.fileno() >= 0 and each.getsockname()[0] == "0.0.0.0":
             each.close()

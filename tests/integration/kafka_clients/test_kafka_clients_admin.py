@@ -1,5 +1,5 @@
-"""What administrators ask with Kafka's own clients, at real brokers: topics, partitions, settings, groups, offsets,
-elections, reassignments, producers."""
+"""Administration of real brokers with Kafka clients: topics, partitions, settings, groups, offsets, elections,
+reassignments, producers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from minibroker.deploy.local.local_cluster import LocalCluster
 from tests.live_cluster import live_cluster
 from tests.waiting import until_true
 
-with warnings.catch_warnings():  # it reads its schemas in a way that Python 3.11 would rather not see
+with warnings.catch_warnings():  # its schemas use a function deprecated in Python 3.11
     warnings.simplefilter("ignore", DeprecationWarning)
     import kafka as kafka_python
 
-kafka: Any = importlib.import_module("confluent_kafka.admin")  # its types say less than it has
+kafka: Any = importlib.import_module("confluent_kafka.admin")  # its type stubs are incomplete
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def admin(cluster: LocalCluster) -> Any:
 
 
 def result(futures: dict[Any, Any]) -> Any:
-    """Of the only one that was asked for. Raises KafkaException."""
+    """The result of the only future. Raises KafkaException."""
     [future] = futures.values()
     return future.result(PATIENCE_S)
 
@@ -83,7 +83,7 @@ def test_topics_are_created_described_grown_and_deleted(admin: Any) -> None:
 
     assert result(admin.create_partitions([kafka.NewPartitions(topic, 4)])) is None
     assert refusal(admin.create_partitions([kafka.NewPartitions(topic, 3)])) == KafkaError.INVALID_PARTITIONS
-    # All topics at once: librdkafka sends three bytes too many then.
+    # For all topics librdkafka sends three extra bytes.
     assert len(admin.list_topics(timeout=PATIENCE_S).topics[topic].partitions) == 4
 
     assert result(admin.delete_topics([topic])) is None
@@ -114,7 +114,7 @@ def test_settings_are_described_altered_one_by_one_and_replaced(admin: Any) -> N
     assert those_set() == {"retention.ms": "60000", "max.message.bytes": "70000"}
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # AlterConfigs has been out of fashion since 2.3
+        warnings.simplefilter("ignore", DeprecationWarning)  # AlterConfigs is deprecated since 2.3
         replaced = kafka.ConfigResource(kafka.ConfigResource.Type.TOPIC, topic, set_config={"retention.ms": "80000"})
         assert result(admin.alter_configs([replaced])) is None
         assert those_set() == {"retention.ms": "80000"}
@@ -180,7 +180,7 @@ def test_offsets_are_listed_and_records_deleted(cluster: LocalCluster, admin: An
     assert refusal(admin.delete_records([TopicPartition(topic, 0, 99)])) == KafkaError.OFFSET_OUT_OF_RANGE
 
 
-def test_a_transactional_producer_gives_up_at_once_and_says_why(cluster: LocalCluster) -> None:
+def test_a_transactional_producer_fails_at_once_with_the_reason(cluster: LocalCluster) -> None:
     producer = Producer({"bootstrap.servers": cluster.bootstrap(), "transactional.id": "billing", "log_level": 0})
     began_s = time.monotonic()
     with pytest.raises(KafkaException, match="there are no transactions yet") as refused:
@@ -189,13 +189,13 @@ def test_a_transactional_producer_gives_up_at_once_and_says_why(cluster: LocalCl
     assert time.monotonic() - began_s < PATIENCE_S / 4
 
 
-def test_a_leader_that_leads_already_needs_no_election(admin: Any) -> None:
+def test_no_election_is_needed_for_a_partition_with_its_preferred_leader(admin: Any) -> None:
     result(admin.create_topics([kafka.NewTopic("elected", 1, 3)]))
     outcome = admin.elect_leaders(ElectionType.PREFERRED, [TopicPartition("elected", 0)]).result(PATIENCE_S)
     assert [error.code() for error in outcome.values()] == [KafkaError.ELECTION_NOT_NEEDED]
 
 
-def test_kafka_python_s_administrator_sees_producers_log_dirs_and_reassignments(
+def test_kafka_python_s_admin_client_lists_producers_log_dirs_and_reassignments(
     cluster: LocalCluster, admin: Any
 ) -> None:
     topic = "looked-at"

@@ -1,4 +1,4 @@
-"""The comparison with Apache Kafka, with a second cluster of ours in Kafka's place. Nothing is said about speed."""
+"""The comparison with Apache Kafka, with a second minibroker cluster in Kafka's place. No test judges speed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 400
 
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 20)
-def test_the_quick_comparison_measures_everything_and_leaves_nothing(tmp_path: Path) -> None:
+def test_the_quick_comparison_measures_everything_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with live_cluster(tmp_path / "kafka") as kafka:
         start = [sys.executable, "-m", "minibroker", "start", "{id}", "--data", str(kafka.directory)]
         ended = subprocess.run(

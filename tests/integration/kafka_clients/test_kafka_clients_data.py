@@ -1,4 +1,4 @@
-"""Kafka's own clients at real brokers: what one writes, all read; and a leader that is killed costs nothing."""
+"""Kafka clients at real brokers: each reads the records of all, and a killed leader costs no record."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def topic(cluster: LocalCluster, request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own."""
+    """The test's own topic."""
     name = "".join(c if c.isalnum() else "-" for c in request.node.name[:100])
     with Admin(cluster.bootstrap()) as admin:
         admin.create_topic(name, partitions=PARTITIONS, replication_factor=3)
@@ -63,8 +63,8 @@ def client(request: pytest.FixtureRequest) -> Client:
 
 
 def of_all_kinds() -> list[Record]:
-    """Ten records for each partition: with keys and values and headers, and without, empty ones among them. (Not
-    without both key and value: aiokafka and kafka-python refuse to send that.)"""
+    """Ten records for each partition, with and without keys, values and headers, some of them empty. None lacks both
+    key and value, because aiokafka and kafka-python refuse to send such a record."""
     return [
         Record(
             partition,
@@ -85,7 +85,7 @@ def by_partition(read: list[Read]) -> dict[int, list[Read]]:
     return found
 
 
-def test_what_a_client_writes_in_any_codec_everybody_reads(cluster: LocalCluster, topic: str, client: Client) -> None:
+def test_all_clients_read_a_clients_records_in_each_codec(cluster: LocalCluster, topic: str, client: Client) -> None:
     everybody = (*CLIENTS, None)
     begins = dict.fromkeys(range(PARTITIONS), 0)
     for codec in client.codecs:
@@ -129,7 +129,7 @@ def test_a_client_finds_offsets_by_time_and_the_ends(cluster: LocalCluster, topi
     assert [each.offset for each in read] == [4, 5, 6, 7, 8, 9]
 
 
-def test_a_topic_comes_by_itself_when_a_client_writes_to_it(cluster: LocalCluster, client: Client) -> None:
+def test_a_topic_is_created_when_a_client_writes_to_it(cluster: LocalCluster, client: Client) -> None:
     topic = f"by-itself-{client.name}"
     offsets = client.write(cluster.bootstrap(), topic, [Record(2, None, b"first")])
     assert offsets == [0]
@@ -137,8 +137,8 @@ def test_a_topic_comes_by_itself_when_a_client_writes_to_it(cluster: LocalCluste
         assert len(admin.describe_topics([topic])[topic].partitions) == PARTITIONS
 
 
-def test_an_aiokafka_producer_goes_on_when_its_topic_is_created_again(cluster: LocalCluster, topic: str) -> None:
-    """Its numbers go on where they were, in a log that has never heard of it."""
+def test_an_aiokafka_producer_continues_after_its_topic_is_created_again(cluster: LocalCluster, topic: str) -> None:
+    """Its sequence numbers continue in a new log, which does not know the producer."""
     count = 5
 
     async def write() -> list[int]:
@@ -164,10 +164,10 @@ def test_an_aiokafka_producer_goes_on_when_its_topic_is_created_again(cluster: L
     assert [each.record.value for each in read] == [b"new-%d" % number for number in range(count)]
 
 
-def test_a_leader_that_is_killed_costs_a_client_no_record_and_no_order(
+def test_a_killed_leader_costs_a_client_neither_records_nor_their_order(
     cluster: LocalCluster, topic: str, client: Client
 ) -> None:
-    """Written idempotently while the leader of partition 0 is killed, and read meanwhile, by the same client."""
+    """One client writes idempotently and reads while the leader of partition 0 is killed."""
     count, began = 6_000, threading.Event()
     read: list[Read] = []
 
@@ -176,7 +176,7 @@ def test_a_leader_that_is_killed_costs_a_client_no_record_and_no_order(
             if number == count // 4:
                 began.set()
             if number % 20 == 0:
-                time.sleep(0.01)  # so that it is under way when the leader dies
+                time.sleep(0.01)  # the writes must be in progress when the leader dies
             yield Record(number % PARTITIONS, None, b"%d" % number)
 
     def read_all() -> None:

@@ -1,5 +1,5 @@
-"""Groups of Kafka's own clients at real brokers: they join, divide the partitions, commit, and go on where the group
-was when a member comes, when its coordinator is killed, and when all have gone."""
+"""Groups of Kafka clients at real brokers. They join, divide the partitions, commit, and resume at the commits when a
+member joins, when the coordinator is killed, and after all members have left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from minibroker.sync import Admin, Consumer, Producer
 from tests.live_cluster import live_cluster
 from tests.waiting import until_true
 
-with warnings.catch_warnings():  # it reads its schemas in a way that Python 3.11 would rather not see
+with warnings.catch_warnings():  # its schemas use a function deprecated in Python 3.11
     warnings.simplefilter("ignore", DeprecationWarning)
     import kafka as kafka_python
 
@@ -42,8 +42,8 @@ Place = tuple[int, int]
 
 class Member(Protocol):
     def run(self, bootstrap: str, group: str, topic: str, stop: threading.Event, read: list[Place]) -> None:
-        """Read as a member of the group, and commit what was read, until it is to stop. Raises what a user would have
-        to handle."""
+        """Read as a member of the group and commit the records read, until `stop` is set. Raises an error that a user
+        would have to handle."""
         ...
 
 
@@ -76,7 +76,7 @@ class ConfluentMember:
                 try:
                     consumer.commit(asynchronous=False)
                 except confluent_kafka.KafkaException:
-                    continue  # a rebalance, or nothing to commit: the next commit says it again
+                    continue  # a rebalance, or nothing to commit; the next commit covers it
         finally:
             consumer.close()
 
@@ -143,7 +143,7 @@ MEMBERS: dict[str, Member] = {
 
 
 class Running:
-    """A member in a thread of its own."""
+    """A member in its own thread."""
 
     def __init__(self, member: Member, bootstrap: str, group: str, topic: str) -> None:
         self.read: list[Place] = []
@@ -152,7 +152,7 @@ class Running:
         self._running = self._executor.submit(member.run, bootstrap, group, topic, self._stop, self.read)
 
     def is_well(self) -> bool:
-        """Raises what the member raised."""
+        """Whether the member still runs. Raises the member's error."""
         if self._running.done():
             self._running.result()
         return True
@@ -175,8 +175,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture(autouse=True)
 def sockets_that_clients_leave_open() -> Iterator[None]:
-    """kafka-python keeps those with which it has not come to a broker that was killed until the process ends. That is a
-    warning, and so an error."""
+    """kafka-python keeps the sockets of failed connections to a killed broker until the process ends. They cause a
+    warning, which pytest turns into an error."""
     yield
     for each in gc.get_objects():
         if isinstance(each, socket.socket) and each.fileno() >= 0 and each.getsockname()[0] == "0.0.0.0":
@@ -191,7 +191,8 @@ def write(bootstrap: str, topic: str, first: int, count: int) -> None:
 
 
 def write_until(enough: threading.Event, bootstrap: str, topic: str, least: int) -> int:
-    """At least that many records, a few at a time, and as many in each partition. Returns how many."""
+    """Write a few records at a time, as many to each partition, until `enough` is set, but at least `least`. Return
+    their number."""
     written = 0
     with Producer(bootstrap) as producer:
         while written < least or not enough.is_set():
@@ -216,8 +217,8 @@ class OurMember:
                 read += [(record.partition, record.offset) for record in consumer.poll(200)]
 
 
-def test_a_group_has_members_of_ours_and_of_kafka_s(cluster: LocalCluster) -> None:
-    """They agree on the range assignor, and each reads what the other says of itself, and what it is assigned by it."""
+def test_a_group_has_members_of_minibroker_and_of_kafka(cluster: LocalCluster) -> None:
+    """They agree on the range assignor, and each decodes the other's subscription and assignment."""
     group, topic, bootstrap = "mixed", "read-by-both", cluster.bootstrap()
     with Admin(bootstrap) as admin:
         admin.create_topic(topic, partitions=PARTITIONS, replication_factor=3)
@@ -242,7 +243,7 @@ def test_a_group_has_members_of_ours_and_of_kafka_s(cluster: LocalCluster) -> No
 
 
 @pytest.mark.parametrize("kind", MEMBERS)
-def test_a_group_reads_all_while_members_come_and_its_coordinator_dies_and_goes_on_from_its_commits(
+def test_a_group_reads_all_records_through_joins_and_the_loss_of_its_coordinator(
     cluster: LocalCluster, kind: str
 ) -> None:
     member, group, topic, bootstrap = MEMBERS[kind], f"group-{kind}", f"topic-{kind}", cluster.bootstrap()
@@ -250,7 +251,7 @@ def test_a_group_reads_all_while_members_come_and_its_coordinator_dies_and_goes_
         admin.create_topic(topic, partitions=PARTITIONS, replication_factor=3)
     both_read = threading.Event()
     pool = ThreadPoolExecutor(1)
-    # However long the second takes to join, there are records left for it.
+    # Records remain for the second member, however long it takes to join.
     writing = pool.submit(write_until, both_read, bootstrap, topic, least=RECORDS)
     members = [Running(member, bootstrap, group, topic)]
     try:

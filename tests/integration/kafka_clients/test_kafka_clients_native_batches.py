@@ -1,4 +1,4 @@
-"""What our own producer writes, as Kafka's clients read it, in each codec and in both formats of the log."""
+"""Kafka clients read the records of minibroker's producer, in each codec and in both formats of the log."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def write(bootstrap: str, topic: str, written: list[Record], **settings: Any) ->
 
 @pytest.mark.parametrize("record_format", ["columns", "kafka"])
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_kafka_s_clients_read_what_ours_writes_in_each_codec(
+def test_kafka_clients_read_the_records_of_our_producer_in_each_codec(
     cluster: LocalCluster, client: Client, record_format: str
 ) -> None:
     topic = f"native-{client.name}-{record_format}"
@@ -70,7 +70,7 @@ def test_kafka_s_clients_read_what_ours_writes_in_each_codec(
 
 
 def test_a_topic_changes_its_format_while_it_is_written_and_read(cluster: LocalCluster) -> None:
-    """Kafka's clients see one log, whatever the batches in it are."""
+    """Kafka clients see one log, regardless of the format of its batches."""
     topic = "changing"
     resource = ConfigResource.of_topic(topic)
     written = records(400)

@@ -1,4 +1,4 @@
-"""What `pip install` gives a user: one package, whatever the user's own modules are called."""
+"""The installed wheel: one package, which works beside any names of the user's own modules."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def test_with_a_cluster(minibroker_cluster: SyncLocalCluster, minibroker_topic: 
 
 
 def own_environment() -> dict[str, str]:
-    """Without the PYTHONPATH that the tests of Spark give their worker: with the repository in it, pip takes minibroker
-    for installed, and installs nothing."""
+    """The environment without PYTHONPATH, which the tests of Spark set. With the repository in it, pip would consider
+    minibroker installed."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 class User:
-    """A directory in which every name that the parts of minibroker have is the user's own; a Python with the wheel."""
+    """A Python with the wheel, and a directory in which the user's modules have the names of minibroker's parts."""
 
     def __init__(self, directory: Path, python: Path) -> None:
         self.directory = directory
@@ -126,8 +126,8 @@ def user(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User
     python = home / "venv" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--python", str(python)]
     subprocess.run([*pip, "install", "--no-deps", "--no-index", wheel], check=True, env=own_environment())
-    # What minibroker needs is that of the tests' own Python. (The .pth files there, by which the repository is
-    # installed, have no effect here.)
+    # The dependencies come from the tests' own Python. (Its .pth files, which install the repository, have no effect
+    # here.)
     [site] = (home / "venv" / "lib").glob("python*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     work = home / "work"
@@ -144,14 +144,14 @@ def user(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User
             user.minibroker("down")
 
 
-def test_the_wheel_installs_one_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_installs_one_package_only(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"minibroker", f"{wheel.name.rsplit('-', 3)[0]}.dist-info"}
     assert {name.split("/")[1] for name in names if name.count("/") > 1} >= set(PARTS)
     assert "minibroker/py.typed" in names
 
 
-def test_a_user_whose_modules_are_called_like_ours_runs_a_cluster_produces_and_consumes(user: User) -> None:
+def test_a_user_whose_modules_have_our_names_runs_a_cluster_and_produces_and_consumes(user: User) -> None:
     assert str(user.directory.parent) in user.run("-P", "-c", "import minibroker; print(minibroker.__file__)")
     user.minibroker("up", "--detach", "--brokers", "1", "--base-port", str(user.port))
     user.minibroker("topics", "create", "t", "--partitions", "1", "--replication-factor", "1")
@@ -160,7 +160,7 @@ def test_a_user_whose_modules_are_called_like_ours_runs_a_cluster_produces_and_c
     user.minibroker("down")
 
 
-def test_pytest_finds_the_fixtures_and_is_not_needed_to_run(wheel: Path, user: User) -> None:
+def test_pytest_finds_the_fixtures_and_is_no_dependency(wheel: Path, user: User) -> None:
     with zipfile.ZipFile(wheel) as archive:
         [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         needed = [line for line in archive.read(metadata).decode().splitlines() if line.startswith("Requires-Dist:")]

@@ -1,4 +1,4 @@
-"""A local cluster started, looked at, broken and mended, as a user does it."""
+"""A local cluster is started, inspected, broken and repaired."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_cluster_comes_up_healthy_and_goes_down_cleanly(local_cluster: Callabl
 
 
 @pytest.mark.slow
-def test_the_brokers_of_a_cluster_share_a_secret_and_believe_nobody_who_lacks_it(
+def test_the_brokers_share_a_secret_and_reject_requests_without_it(
     local_cluster: Callable[..., LocalCluster],
 ) -> None:
     cluster = local_cluster(1)
@@ -86,7 +86,7 @@ def test_a_directory_in_use_is_refused_and_comes_up_again_after_down(
 
 
 @pytest.mark.slow
-def test_log_directories_are_added_at_an_up_and_never_taken_away(local_cluster: Callable[..., LocalCluster]) -> None:
+def test_log_directories_can_be_added_at_an_up_but_not_removed(local_cluster: Callable[..., LocalCluster]) -> None:
     cluster = local_cluster(1)
     cluster.down()
     again = LocalCluster(cluster.directory)
@@ -109,7 +109,7 @@ def test_log_directories_are_added_at_an_up_and_never_taken_away(local_cluster: 
 
 
 @pytest.mark.slow
-def test_a_killed_controller_is_replaced_and_comes_back_on_start(local_cluster: Callable[..., LocalCluster]) -> None:
+def test_a_killed_controller_is_replaced_and_rejoins_after_a_start(local_cluster: Callable[..., LocalCluster]) -> None:
     cluster = local_cluster(3)
     assert wait_until(lambda: is_healthy(cluster), SETTLE_S), cluster.status()
     (killed,) = cluster.kill(Controller())
@@ -125,7 +125,7 @@ def test_a_killed_controller_is_replaced_and_comes_back_on_start(local_cluster: 
         cluster.start(BrokerId(killed))
 
 
-def test_a_paused_broker_stands_still_until_it_is_resumed(local_cluster: Callable[..., LocalCluster]) -> None:
+def test_a_paused_broker_does_nothing_until_it_is_resumed(local_cluster: Callable[..., LocalCluster]) -> None:
     cluster = local_cluster(1)
     assert cluster.pause(BrokerId(1)) == [1]
     assert cluster.state_of(1) is ProcessState.PAUSED
@@ -143,7 +143,7 @@ def test_a_paused_broker_stands_still_until_it_is_resumed(local_cluster: Callabl
 
 
 @pytest.mark.slow
-def test_brokers_are_not_started_without_zookeeper_and_log_as_they_did_at_the_up(
+def test_brokers_need_zookeeper_to_start_and_keep_the_log_level_of_the_up(
     local_cluster: Callable[..., LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINIBROKER_LOG_LEVEL", "debug")
@@ -161,7 +161,7 @@ def test_brokers_are_not_started_without_zookeeper_and_log_as_they_did_at_the_up
     assert " DEBUG " in cluster.log_of(1).read_text()
 
 
-def test_a_cluster_on_a_zookeeper_elsewhere_leaves_that_alone(
+def test_a_cluster_does_not_stop_an_external_zookeeper(
     local_cluster: Callable[..., LocalCluster], zookeeper: str
 ) -> None:
     cluster = local_cluster(1, zookeeper=zookeeper)

@@ -1,4 +1,4 @@
-"""A cluster file that cannot be written: the user is told where, and no process is left behind unknown."""
+"""If the cluster file cannot be written, the error names it, and no unrecorded process remains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_cluster_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_cannot_be_noted_down_does_not_stay(local_cluster: Callable[..., LocalCluster]) -> None:
+def test_a_process_that_cannot_be_recorded_is_ended(local_cluster: Callable[..., LocalCluster]) -> None:
     cluster = local_cluster(1)
     cluster.stop(BrokerId(1))
     (cluster.directory / "cluster.json.tmp").mkdir()

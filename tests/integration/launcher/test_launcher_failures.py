@@ -1,4 +1,4 @@
-"""What keeps `up` from bringing a cluster up. Nothing may stay behind."""
+"""Failures of `up`, which must leave nothing behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports, is_free
 
 
-def test_every_port_in_use_is_named_before_anything_is_started(tmp_path: Path) -> None:
+def test_all_ports_in_use_are_named_before_any_process_starts(tmp_path: Path) -> None:
     ports = free_ports(3)
     cluster = LocalCluster(tmp_path)
     with socket.create_server(("127.0.0.1", ports[1])):
@@ -29,7 +29,7 @@ def test_every_port_in_use_is_named_before_anything_is_started(tmp_path: Path) -
     assert cluster.file_or_none() is None
 
 
-def test_a_zookeeper_that_does_not_answer_is_told_before_anything_is_started(tmp_path: Path) -> None:
+def test_a_zookeeper_that_does_not_answer_is_reported_before_any_process_starts(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     port = free_ports(1)[0]
     with pytest.raises(LaunchError, match=f"no ZooKeeper answers at 127.0.0.1:{port}"):
@@ -37,7 +37,7 @@ def test_a_zookeeper_that_does_not_answer_is_told_before_anything_is_started(tmp
     assert cluster.file_or_none() is None
 
 
-def test_a_broker_that_has_replicas_is_not_left_out_of_an_up(tmp_path: Path) -> None:
+def test_up_refuses_to_leave_out_a_broker_with_replicas(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     (tmp_path / "broker-2" / "orders-0").mkdir(parents=True)
     (tmp_path / "broker-4-disk-2" / "orders-1").mkdir(parents=True)
@@ -50,7 +50,7 @@ def test_a_broker_that_has_replicas_is_not_left_out_of_an_up(tmp_path: Path) -> 
     assert cluster.file_or_none() is None
 
 
-def test_a_broker_whose_replicas_have_gone_may_be_left_out_of_an_up(tmp_path: Path) -> None:
+def test_up_may_leave_out_a_broker_whose_replicas_are_gone(tmp_path: Path) -> None:
     (tmp_path / "broker-2" / f"orders-0.{'0' * 32}-delete").mkdir(parents=True)
     (tmp_path / "broker-2" / "meta.properties").touch()
     port = free_ports(1)[0]
@@ -61,11 +61,11 @@ def test_a_broker_whose_replicas_have_gone_may_be_left_out_of_an_up(tmp_path: Pa
         LocalCluster(tmp_path).up(1, port)
 
 
-def test_an_up_without_a_number_takes_in_every_broker_that_has_replicas(tmp_path: Path) -> None:
+def test_an_up_without_a_number_includes_every_broker_with_replicas(tmp_path: Path) -> None:
     (tmp_path / "broker-4" / "orders-0").mkdir(parents=True)
     before = ClusterFile(ZooKeeperEntry("127.0.0.1:1", 1), (BrokerEntry(1, 1), BrokerEntry(2, 2)))
     port = free_ports(4)[0]
-    for known in (None, before):  # a cluster file that was lost, and one of which a broker had been left out
+    for known in (None, before):  # a lost cluster file, and one without the last broker
         if known is not None:
             cluster_file.save(tmp_path, known)
         with (
@@ -75,14 +75,14 @@ def test_an_up_without_a_number_takes_in_every_broker_that_has_replicas(tmp_path
             LocalCluster(tmp_path).up(base_port=port)
 
 
-def test_a_data_directory_that_is_a_file_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_data_directory_that_is_a_file_is_an_error_of_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
     with pytest.raises(LaunchError, match="cannot be created"):
         LocalCluster(path).up(1, free_ports(1)[0])
 
 
-def test_where_a_broker_does_not_start_its_reason_is_told_and_all_are_stopped(
+def test_if_a_broker_does_not_start_the_error_has_its_reason_and_all_are_stopped(
     local_cluster: Callable[..., LocalCluster], tmp_path: Path
 ) -> None:
     with pytest.raises(LaunchError, match=r"broker \d did not start: .*num\.partitions"):
@@ -94,6 +94,6 @@ def test_where_a_broker_does_not_start_its_reason_is_told_and_all_are_stopped(
     assert is_free(left.zookeeper.port)
 
 
-def test_commands_on_a_cluster_that_never_was_say_how_to_get_one(tmp_path: Path) -> None:
+def test_commands_without_a_cluster_name_the_command_that_creates_one(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="minibroker up"):
         LocalCluster(tmp_path).down()

@@ -30,7 +30,7 @@ LONG_S = 60.0
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where clusters of this test have their directories. Nothing is left there, nor any process, in the end."""
+    """The directory for this test's clusters. At the end neither files nor processes remain."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield tmp_path
     assert left_behind(tmp_path) == []
@@ -63,7 +63,7 @@ async def test_a_cluster_has_its_topics_and_the_settings_of_each_broker() -> Non
 
 
 @pytest.mark.slow
-def test_the_first_group_finds_its_coordinator_also_when_a_broker_has_been_killed_before() -> None:
+def test_the_first_group_finds_its_coordinator_after_a_broker_was_killed() -> None:
     with SyncLocalCluster(topics=["orders"]) as cluster:
         with sync.Producer(cluster.bootstrap_servers) as producer:
             producer.send("orders", b"0").result()
@@ -76,7 +76,7 @@ def test_the_first_group_finds_its_coordinator_also_when_a_broker_has_been_kille
 
 
 @pytest.mark.slow
-def test_leaders_are_killed_one_after_the_other_as_fast_as_they_are_elected() -> None:
+def test_each_new_leader_can_be_killed_at_once() -> None:
     with SyncLocalCluster(topics=[minibroker.NewTopic("orders", configs={"min.insync.replicas": "1"})]) as cluster:
         killed = [*cluster.kill("leader:orders-0"), *cluster.kill("leader:orders-0")]
         assert len(set(killed)) == 2
@@ -84,7 +84,7 @@ def test_leaders_are_killed_one_after_the_other_as_fast_as_they_are_elected() ->
 
 
 @pytest.mark.slow
-def test_the_coordinator_of_a_group_is_killed_and_the_next_one_is_found() -> None:
+def test_a_new_coordinator_is_found_after_a_kill() -> None:
     with SyncLocalCluster(topics=["orders"]) as cluster, sync.Admin(cluster.bootstrap_servers) as admin:
         partition = minibroker.TopicPartition("orders", 0)
         admin.alter_group_offsets("billing", {partition: 0})
@@ -99,7 +99,7 @@ def test_the_coordinator_of_a_group_is_killed_and_the_next_one_is_found() -> Non
 
 
 @pytest.mark.slow
-def test_what_was_touched_since_all_was_well_is_known_without_asking_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_since_the_last_healthy_state_are_known_without_asking_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     def is_restored() -> bool:
         class Asked(Exception):
             pass
@@ -143,7 +143,7 @@ def test_what_was_touched_since_all_was_well_is_known_without_asking_a_broker(mo
 
 
 @pytest.mark.slow
-def test_every_fault_takes_effect_and_restore_puts_all_of_them_right() -> None:
+def test_every_fault_takes_effect_and_restore_repairs_all_of_them() -> None:
     with SyncLocalCluster(topics=["orders"]) as cluster, sync.Producer(cluster.bootstrap_servers) as producer:
         producer.send("orders", b"0")
         leader = cluster.find("leader:orders-0")
@@ -174,7 +174,7 @@ def test_every_fault_takes_effect_and_restore_puts_all_of_them_right() -> None:
 
 
 @pytest.mark.slow
-def test_where_brokers_cannot_be_isolated_the_error_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_brokers_cannot_be_isolated_the_error_names_the_missing_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "_what_is_missing", lambda: "there is no program iptables on the PATH")
     with SyncLocalCluster(1) as cluster:
         with pytest.raises(LaunchError, match=r"cannot be isolated here: there is no program iptables.* `pause`"):
@@ -183,7 +183,7 @@ def test_where_brokers_cannot_be_isolated_the_error_says_what_is_missing(monkeyp
 
 
 @pytest.mark.slow
-def test_a_setting_that_a_broker_refuses_is_told_in_its_own_words_and_nothing_is_left(temporary: Path) -> None:
+def test_a_refused_setting_is_reported_in_the_brokers_words_and_nothing_remains(temporary: Path) -> None:
     with pytest.raises(LaunchError, match=r"broker 2 did not start: .*num\.partitions") as caught:  # noqa: SIM117
         with SyncLocalCluster(2, broker_settings={2: {"num.partitions": "many"}}):
             pass
@@ -191,7 +191,7 @@ def test_a_setting_that_a_broker_refuses_is_told_in_its_own_words_and_nothing_is
     assert left_behind(temporary) == []
 
 
-def test_arguments_that_make_no_sense_are_refused_before_anything_starts() -> None:
+def test_invalid_arguments_are_refused_before_any_process_starts() -> None:
     for number in (0, "3", 2.0, True):
         with pytest.raises(LaunchError, match=f"brokers={number!r}: give a whole number from 1 to 100"):
             LocalCluster(number)  # type: ignore[arg-type]
@@ -209,14 +209,14 @@ def test_arguments_that_make_no_sense_are_refused_before_anything_starts() -> No
         SyncLocalCluster(topics="orders")
 
 
-async def test_the_blocking_cluster_says_what_to_use_in_an_event_loop() -> None:
+async def test_the_blocking_cluster_names_the_alternative_in_an_event_loop() -> None:
     with pytest.raises(LaunchError, match="would hold up the event loop"), SyncLocalCluster(1):
         pass
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 3])
-async def test_a_start_that_is_cancelled_leaves_nothing(temporary: Path, times: int) -> None:
+async def test_a_cancelled_start_leaves_nothing_behind(temporary: Path, times: int) -> None:
     async def begin() -> None:
         async with LocalCluster(1):
             await asyncio.sleep(LONG_S)
@@ -234,7 +234,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(temporary: Path, times: 
 
 
 @pytest.mark.slow
-def test_two_clusters_at_once_share_no_port() -> None:
+def test_two_clusters_at_a_time_share_no_port() -> None:
     with SyncLocalCluster(1) as first, SyncLocalCluster(1) as second:
         first.kill("all")
         first.kill("zookeeper")
@@ -265,7 +265,7 @@ def test_nothing_outlives_a_process_that_is_ended_while_its_cluster_runs(
 def test_nothing_outlives_a_process_that_is_killed_while_its_cluster_starts(temporary: Path, delay_ms: int) -> None:
     with owner(temporary) as process:
         until_true(lambda: list(temporary.glob("minibroker-test-*")), LONG_S, 0.001)
-        time.sleep(delay_ms / 1_000)  # wherever in its work it is then
+        time.sleep(delay_ms / 1_000)  # the kill may hit any step of the start
         process.kill()
         process.wait()
         until_true(lambda: not left_behind(temporary), LONG_S)

@@ -1,7 +1,7 @@
-"""minibroker's fixtures in other people's test runs: each is a pytest of its own, as users start theirs.
+"""minibroker's fixtures in users' test runs, each in its own pytest process.
 
-The plugin is named with -p instead of found by its entry point, so that it is the one of this repository, installed or
-not; test_installed_wheel.py has one that is found.
+The option -p names the plugin, so that this repository's is used, installed or not; test_installed_wheel.py finds one
+by its entry point.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OURS = ("-p", "minibroker.deploy.testing.plugin")
 
 
 class Run:
-    """A user's directory with tests, and a directory for what is temporary."""
+    """A user's directory with tests, and a directory for temporary files."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -35,7 +35,7 @@ class Run:
         (self.directory / name).write_text(text)
 
     def begin(self, *arguments: str) -> subprocess.Popen[str]:
-        # Without the setting of ours that workers of xdist have, or any plugin that is not named.
+        # Without the environment of this run's xdist workers, and only with the named plugins.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
         environment |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         return subprocess.Popen(
@@ -48,7 +48,7 @@ class Run:
         )
 
     def pytest(self, *arguments: str) -> tuple[int, str]:
-        """Exit code and what it prints. Nothing is left behind by it."""
+        """Run pytest; return its exit code and output. Checks that it leaves nothing behind."""
         with self.begin(*arguments) as process:
             printed, _ = process.communicate(timeout=PATIENCE_S)
         assert left_behind(self.temporary) == []
@@ -153,7 +153,7 @@ def test_that_deletes_its_topic_itself(minibroker_cluster, minibroker_topic):
 
 
 @pytest.mark.slow
-def test_the_fixtures_serve_functions_coroutines_and_classes_and_obey_ini_fixtures_and_markers(run: Run) -> None:
+def test_the_fixtures_serve_functions_coroutines_and_classes_and_obey_ini_and_markers(run: Run) -> None:
     run.write("pytest.ini", INI)
     run.write("conftest.py", CONFTEST)
     run.write("test_every_kind.py", EVERY_KIND)
@@ -243,7 +243,7 @@ def test_with_a_fault_of_its_own_fixture(without_1, minibroker_cluster):
 
 
 @pytest.mark.slow
-def test_each_test_finds_the_cluster_whole_whatever_the_one_before_has_done(run: Run) -> None:
+def test_each_test_finds_a_healthy_cluster_whatever_the_previous_test_did(run: Run) -> None:
     run.write("pytest.ini", "[pytest]\nminibroker_brokers = 2\nasyncio_default_fixture_loop_scope = function\n")
     run.write("conftest.py", CONFTEST)
     run.write("test_wreckers.py", WRECKERS)
@@ -263,7 +263,7 @@ def test_after_it(minibroker_cluster):
 
 
 @pytest.mark.slow
-def test_a_cluster_that_cannot_be_repaired_is_told_in_a_sentence(run: Run) -> None:
+def test_a_cluster_that_cannot_be_repaired_is_an_error_of_one_sentence(run: Run) -> None:
     run.write("pytest.ini", "[pytest]\nminibroker_brokers = 1\n")
     run.write("test_unrepaired.py", UNREPAIRED)
     code, printed = run.pytest()
@@ -294,7 +294,7 @@ def test_that_leaves_nobody(minibroker_cluster, number):
 
 
 @pytest.mark.slow
-def test_each_worker_of_xdist_has_a_cluster_of_its_own(run: Run) -> None:
+def test_each_worker_of_xdist_has_its_own_cluster(run: Run) -> None:
     run.write("pytest.ini", "[pytest]\nminibroker_brokers = 1\n")
     run.write("test_workers.py", WORKERS)
     code, printed = run.pytest("-p", "xdist.plugin", "-n", "2")
@@ -314,7 +314,7 @@ def test_endless(minibroker_cluster, minibroker_topic):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_a_run_that_is_interrupted_or_killed_leaves_nothing(run: Run, number: signal.Signals) -> None:
+def test_an_interrupted_or_killed_run_leaves_nothing_behind(run: Run, number: signal.Signals) -> None:
     run.write("pytest.ini", "[pytest]\nminibroker_brokers = 1\n")
     run.write("test_endless.py", ENDLESS)
     with run.begin("-s") as process:
@@ -336,7 +336,7 @@ def test_a_run_that_is_interrupted_or_killed_leaves_nothing(run: Run, number: si
         ("minibroker_settings = nonsense=1", "nonsense"),
     ],
 )
-def test_a_broken_ini_setting_is_told_in_a_sentence(run: Run, line: str, told: str) -> None:
+def test_an_invalid_ini_setting_is_an_error_of_one_sentence(run: Run, line: str, told: str) -> None:
     run.write("pytest.ini", f"[pytest]\n{line}\n")
     run.write("test_it.py", "def test_it(minibroker_topic): ...")
     code, printed = run.pytest()
@@ -356,7 +356,7 @@ def test_without_a_cluster():
 """
 
 
-def test_a_run_that_uses_no_fixture_of_ours_imports_nothing_heavy(run: Run) -> None:
+def test_a_run_without_our_fixtures_imports_nothing_heavy(run: Run) -> None:
     run.write("test_unused.py", UNUSED)
     code, printed = run.pytest("-s")
     assert code == 0, printed

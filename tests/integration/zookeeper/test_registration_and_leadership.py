@@ -28,7 +28,7 @@ from tests.waiting import until
 
 
 class Broker:
-    """A registration and a leadership, as a broker process ties them together."""
+    """A registration and a leadership, connected as in a broker process."""
 
     def __init__(self, world: RealWorld, servers: str, broker_id: int) -> None:
         self.id = broker_id
@@ -118,7 +118,7 @@ async def elected(running: list[Broker], epoch: int) -> Broker:
 
 
 async def all_done(leadership: Leadership) -> None:
-    """What was asked of it before has been done."""
+    """Wait until all earlier calls are done."""
     done = asyncio.Event()
 
     async def note() -> None:
@@ -143,7 +143,7 @@ async def until_registered(broker: Broker, observer: ZooKeeperSession) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_controller_whose_session_expires_is_replaced_and_comes_back_as_a_follower(zookeeper: str) -> None:
+async def test_a_controller_whose_session_expires_is_replaced_and_returns_as_a_follower(zookeeper: str) -> None:
     async with brokers(zookeeper, 3) as running, open_session(zookeeper) as observer:
         for epoch in (1, 2, 3):
             leader = await elected(running, epoch)
@@ -157,7 +157,7 @@ async def test_a_controller_whose_session_expires_is_replaced_and_comes_back_as_
 
 
 @pytest.mark.slow
-async def test_office_and_registration_survive_a_restart_of_zookeeper_and_are_watched_again() -> None:
+async def test_leadership_and_registration_survive_a_restart_of_zookeeper_and_are_watched_again() -> None:
     with zookeeper_process() as server:
         async with brokers(server.address, 2) as running:
             leader = await elected(running, 1)
@@ -178,7 +178,7 @@ async def test_office_and_registration_survive_a_restart_of_zookeeper_and_are_wa
                     assert broker.epochs == sorted(broker.epochs)
 
 
-async def test_a_crashed_controller_is_removed_and_a_later_removal_of_the_same_term_hits_nobody(zookeeper: str) -> None:
+async def test_a_crashed_controller_is_removed_and_a_repeated_removal_has_no_effect(zookeeper: str) -> None:
     async with brokers(zookeeper, 3) as running, open_session(zookeeper) as observer:
         leader = await elected(running, 1)
         others = [broker for broker in running if broker is not leader]
@@ -196,7 +196,7 @@ async def test_a_crashed_controller_is_removed_and_a_later_removal_of_the_same_t
         assert (await observer.get(CONTROLLER))[1] == stat
 
 
-async def test_the_node_of_the_former_run_is_replaced_at_once(zookeeper: str) -> None:
+async def test_the_node_of_the_previous_run_is_replaced_at_once(zookeeper: str) -> None:
     world = RealWorld(KazooZooKeeper())
     async with open_session(zookeeper) as former_run:
         for path in ("/brokers", BROKER_IDS):
@@ -210,7 +210,7 @@ async def test_the_node_of_the_former_run_is_replaced_at_once(zookeeper: str) ->
         assert await registered(broker, former_run)
         assert broker.registration.broker_epoch > stale.czxid
     async with open_session(zookeeper) as observer:
-        assert await registered(broker, observer)  # the end of the former session took nothing with it
+        assert await registered(broker, observer)  # the end of the former session removed nothing
     await broker.close()
     world.close()
 

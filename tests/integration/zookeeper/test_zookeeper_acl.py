@@ -1,4 +1,4 @@
-"""Znodes that only brokers with the cluster's credential may change, on a real ZooKeeper."""
+"""Only brokers with the cluster's credential may change its znodes, on a real ZooKeeper."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.integration.zookeeper.zookeeper_sessions import CONNECT_TIMEOUT_MS, S
 
 DIGEST = "minibroker:a-secret-that-is-long"
 GUARDED = [("digest", 31), ("world", 1)]
-""""auth" becomes the digest of whoever creates the node."""
+"""ZooKeeper replaces "auth" with the digest of the session that creates the node."""
 
 
 @asynccontextmanager
@@ -39,7 +39,7 @@ async def session_with(servers: str, digest: str | None, *, sets_acl: bool = Fal
         await session.close()
 
 
-async def test_what_a_session_with_a_credential_makes_can_be_read_by_all_and_changed_by_those_who_have_it(
+async def test_all_can_read_nodes_created_with_a_credential_and_only_its_holders_can_change_them(
     zookeeper: str,
 ) -> None:
     async with session_with(zookeeper, DIGEST, sets_acl=True) as broker:
@@ -50,7 +50,7 @@ async def test_what_a_session_with_a_credential_makes_can_be_read_by_all_and_cha
                 for attempt in (
                     stranger.set("/guarded", b"two", 0),
                     stranger.create("/guarded/child", b""),
-                    stranger.create("/beside-it", b""),  # the chroot was made by the broker, too
+                    stranger.create("/beside-it", b""),  # the broker also created the chroot
                     stranger.delete("/guarded", 0),
                 ):
                     with pytest.raises(ZooKeeperError, match="refuses it.*set zookeeper.digest.file"):
@@ -80,7 +80,7 @@ async def test_the_credential_is_shown_again_on_the_next_connection() -> None:
 
 
 def _acls(servers: str) -> dict[str, list[tuple[str, int]]]:
-    """Of every node of the cluster."""
+    """The ACL of every node of the cluster."""
     client = KazooClient(hosts=servers)
     client.start()
     try:
@@ -97,7 +97,7 @@ def _acls(servers: str) -> dict[str, list[tuple[str, int]]]:
 
 
 @pytest.mark.slow
-def test_a_cluster_with_a_credential_guards_all_its_znodes_and_refuses_a_broker_without_it(
+def test_a_cluster_with_a_credential_protects_all_its_znodes_and_refuses_brokers_without_it(
     local_cluster: Callable[..., LocalCluster], zookeeper: str, tmp_path: Path
 ) -> None:
     digest_file = tmp_path / "zookeeper.digest"

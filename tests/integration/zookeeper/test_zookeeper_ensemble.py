@@ -1,4 +1,4 @@
-"""Three ZooKeeper servers, and the death of the one that leads them."""
+"""Three ZooKeeper servers whose leader is killed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.integration.zookeeper.zookeeper_process import zookeeper_ensemble
 
 DEADLINE_S = 60.0
 CHROOT = "/clusters/orders"
-"""Neither of the two is there."""
+"""A path that does not exist when the test starts, with two missing levels."""
 ACKNOWLEDGED = 500
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_when_the_leader_of_the_ensemble_dies_under_load_and_a_chroot_is_made(
+def test_no_record_is_lost_when_the_ensembles_leader_dies_under_load_and_the_chroot_is_created(
     local_cluster: Callable[..., LocalCluster],
 ) -> None:
     with zookeeper_ensemble() as ensemble:
@@ -37,7 +37,7 @@ def test_nothing_is_lost_when_the_leader_of_the_ensemble_dies_under_load_and_a_c
                     await trial.wait_for_acknowledgements(ACKNOWLEDGED, DEADLINE_S)
                     await asyncio.to_thread(lambda: ensemble.kill(ensemble.leader()))
                     await trial.wait_for_acknowledgements(ACKNOWLEDGED, DEADLINE_S)
-                    # The controller stays, or another one is elected: either way it works.
+                    # The controller stays, or another one is elected; both are right.
                     await admin.create_topic("later", partitions=3, replication_factor=3)
                     await trial.wait_for_acknowledgements(ACKNOWLEDGED, DEADLINE_S)
                 verdict = await trial.verdict()

@@ -79,7 +79,7 @@ async def test_errors_have_their_own_types_and_name_the_path(zookeeper: str) -> 
             await session.delete("/parent")
 
 
-async def test_a_request_that_is_too_large_is_refused_and_the_connection_kept(zookeeper: str) -> None:
+async def test_a_request_that_is_too_large_is_refused_and_the_connection_stays_open(zookeeper: str) -> None:
     async with open_session(zookeeper) as session:
         states = record_states(session)
         with pytest.raises(ZooKeeperError, match="split it"):
@@ -155,7 +155,7 @@ async def test_a_refused_multi_names_the_culprit_and_changes_nothing(
         assert (await session.get("/there"))[0] == b"as it was"
 
 
-async def test_watches_fire_once_and_tell_what_happened(zookeeper: str) -> None:
+async def test_watches_fire_once_with_the_kind_of_event(zookeeper: str) -> None:
     async with open_session(zookeeper) as session, open_session(zookeeper) as other:
         events = record_events()
         assert await session.exists("/node", events) is None
@@ -234,7 +234,7 @@ async def test_the_session_survives_a_restart_of_zookeeper_and_its_watches_do_no
             stat = await late
             assert stat is not None
             assert stat.ephemeral_owner == session_id == session.session_id
-            # An event would come before the response of the set that causes it.
+            # An event would arrive before the response of the set that causes it.
             await session.set("/mine", b"changed")
             await session.create("/another", b"")
             assert events.seen == []
@@ -244,7 +244,7 @@ async def test_the_session_survives_a_restart_of_zookeeper_and_its_watches_do_no
 
 
 @pytest.mark.slow
-async def test_calls_that_are_out_when_the_connection_breaks_end_with_connection_loss() -> None:
+async def test_pending_calls_end_with_connection_loss_when_the_connection_breaks() -> None:
     with zookeeper_process() as server:
         async with open_session(server.address) as session:
             await asyncio.to_thread(server.pause)
@@ -254,26 +254,26 @@ async def test_calls_that_are_out_when_the_connection_breaks_end_with_connection
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
             assert {type(outcome) for outcome in outcomes} == {ConnectionLoss}
             await asyncio.to_thread(server.start)
-            # "May or may not": whatever was carried out is a prefix, since ZooKeeper keeps the order of the calls.
+            # The executed calls are a prefix, since ZooKeeper keeps the order of the calls.
             numbers = sorted(int(name.removeprefix("node-")) for name in await session.children("/") if "-" in name)
             assert numbers == list(range(len(numbers)))
 
 
 @pytest.mark.slow
-async def test_thousands_of_calls_wait_for_the_connection_and_block_nobody() -> None:
+async def test_thousands_of_calls_wait_for_the_connection_without_blocking_the_loop() -> None:
     with zookeeper_process() as server:
         async with open_session(server.address, 10_000) as session:
             states = record_states(session)
             await asyncio.to_thread(server.kill)
             await states.until(lambda seen: seen == [SessionState.SUSPENDED])
-            # kazoo's own socket pair would fill up after some 280 and stop the loop, so that nothing restarted it.
+            # kazoo's own socket pair would fill up after some 280 calls and block the loop, which restarts ZooKeeper.
             calls = [asyncio.create_task(session.create(f"/node-{i:04}", b"")) for i in range(2_000)]
             await asyncio.sleep(0)
             await asyncio.to_thread(server.start)
             assert await asyncio.gather(*calls) == [f"/node-{i:04}" for i in range(2_000)]
 
 
-async def test_an_expired_session_is_over_for_ever_and_no_other_takes_its_place(zookeeper: str) -> None:
+async def test_an_expired_session_stays_expired_and_no_other_session_replaces_it(zookeeper: str) -> None:
     async with open_session(zookeeper) as session, open_session(zookeeper) as observer:
         states = record_states(session)
         session_id = session.session_id
@@ -294,7 +294,7 @@ async def test_an_expired_session_is_over_for_ever_and_no_other_takes_its_place(
         assert states.seen.count(SessionState.EXPIRED) == 1
 
 
-async def test_after_expiry_nothing_asks_any_server_for_a_new_session(zookeeper: str) -> None:
+async def test_after_expiry_no_server_is_asked_for_a_new_session(zookeeper: str) -> None:
     address, _, chroot = zookeeper.partition("/")
     host, _, port = address.partition(":")
     asked_for: list[int] = []
@@ -306,7 +306,7 @@ async def test_after_expiry_nothing_asks_any_server_for_a_new_session(zookeeper:
         sink.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A connect request: length, protocol version, last zxid, timeout, session id (0: a new one), ...
+        # A connect request: length, protocol version, last zxid, timeout, session id (0 for a new one), password.
         connect = await reader.readexactly(4 + 4 + 8 + 4 + 8)
         asked_for.append(int.from_bytes(connect[-8:], "big"))
         upstream_reader, upstream_writer = await asyncio.open_connection(host, int(port))
@@ -323,7 +323,7 @@ async def test_after_expiry_nothing_asks_any_server_for_a_new_session(zookeeper:
 
     proxy = await asyncio.start_server(accept, "127.0.0.1", 0)
     proxy_address = "{}:{}".format(*proxy.sockets[0].getsockname())
-    # kazoo goes through all its servers without a pause, so with two it is fastest to ask for another session.
+    # kazoo tries all its servers without a pause, so with two it would soon request another session.
     async with open_session(f"{proxy_address},{proxy_address}/{chroot}") as session:
         states = record_states(session)
         await expire(zookeeper, session)
@@ -334,7 +334,7 @@ async def test_after_expiry_nothing_asks_any_server_for_a_new_session(zookeeper:
     assert set(asked_for[1:]) == {session.session_id}
 
 
-async def test_no_thread_is_left_behind_by_a_closed_or_expired_session(zookeeper: str) -> None:
+async def test_a_closed_or_expired_session_leaves_no_thread_behind(zookeeper: str) -> None:
     before = set(threading.enumerate())
     async with open_session(zookeeper) as session:
         states = record_states(session)
@@ -350,7 +350,7 @@ async def test_no_thread_is_left_behind_by_a_closed_or_expired_session(zookeeper
 
 
 @pytest.mark.slow
-async def test_a_closed_session_answers_every_call_that_was_out() -> None:
+async def test_a_closed_session_answers_every_pending_call() -> None:
     with zookeeper_process() as server:
         async with open_session(server.address, 1_000) as session:
             await asyncio.to_thread(server.kill)
@@ -383,7 +383,7 @@ def test_a_session_ends_when_its_event_loop_is_stuck(zookeeper: str, caplog: pyt
             observer = threading.Thread(target=asyncio.run, args=(observe(),))
             observer.start()
             assert watching.wait(30)
-            assert gone.wait(30)  # the loop stands still here, until ZooKeeper has removed the node
+            assert gone.wait(30)  # blocks the loop until ZooKeeper has removed the node
             observer.join()
             await states.until(lambda seen: seen == [SessionState.EXPIRED])
             with pytest.raises(SessionExpired):
@@ -399,12 +399,12 @@ async def test_a_loop_that_is_late_but_not_stuck_keeps_its_session(zookeeper: st
     async with open_session(zookeeper, 2_000) as session:
         states = record_states(session)
         for _ in range(3):
-            time.sleep(0.8)  # noqa: ASYNC251 - a loop that is held up is what is tried here
+            time.sleep(0.8)  # noqa: ASYNC251 - the test needs a blocked loop
             await session.exists("/")
         assert states.seen == []
 
 
-async def test_where_no_zookeeper_answers_the_error_names_the_servers() -> None:
+async def test_if_no_zookeeper_answers_the_error_names_the_servers() -> None:
     with pytest.raises(ConnectionLoss, match=r"127\.0\.0\.1:1/chroot within 300 ms"):
         await KazooZooKeeper().connect("127.0.0.1:1/chroot", 6_000, 300)
     for malformed in ("", "host:port", "/chroot"):

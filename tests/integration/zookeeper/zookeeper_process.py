@@ -1,4 +1,4 @@
-"""A ZooKeeper of a test's own, to be killed, paused and started again on the same data."""
+"""A test's own ZooKeeper, which can be killed, paused and restarted on the same data."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class ZooKeeperProcess:
         self._process: Process | None = None
 
     def start(self) -> None:
-        """Returns once it serves."""
+        """Start the server; return when it serves."""
         assert self._process is None
         self._process = launcher.start(self._program, self._directory, self._log, self._port)
         launcher.wait_until_serving(self._process, self._port, self._log)
 
     def kill(self) -> None:
-        """SIGKILL; sessions live on in the data directory."""
+        """Send SIGKILL; sessions survive in the data directory."""
         if self._process is not None:
             send_signal(self._process, signal.SIGKILL)
             assert not wait_until_gone([self._process], 10)
             self._process = None
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open, nothing is answered."""
+        """Send SIGSTOP: connections stay open, but no request is answered."""
         assert self._process is not None
         send_signal(self._process, signal.SIGSTOP)
 
@@ -59,7 +59,7 @@ def zookeeper_process() -> Iterator[ZooKeeperProcess]:
 
 
 class ZooKeeperEnsemble:
-    """Three servers that elect a leader, on the loopback."""
+    """Three servers that elect a leader, on loopback."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -70,14 +70,14 @@ class ZooKeeperEnsemble:
         self._processes: dict[int, Process] = {}
 
     def start(self) -> None:
-        """Returns once all serve."""
+        """Start all servers; return when all serve."""
         for server in range(3):
             self._spawn(server)
         for server in range(3):
             launcher.wait_until_serving(self._processes[server], self._client_ports[server], self._log(server))
 
     def leader(self) -> int:
-        """Which of the servers leads now. Waits for one."""
+        """Wait until a server leads; return its number."""
         found: list[int] = []
 
         def look() -> bool:

@@ -1,4 +1,4 @@
-"""What tests do to sessions: open them, listen to them, end them as ZooKeeper would."""
+"""Helpers that open sessions, record their events, and expire them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def open_session(servers: str, session_timeout_ms: int = SESSION_TIMEOUT_M
 
 
 class Recorder(Generic[T]):
-    """Collects what a callback is given, and lets a test wait for it."""
+    """A callback that collects its arguments, for which a test can wait."""
 
     def __init__(self) -> None:
         self.seen: list[T] = []
@@ -41,7 +41,7 @@ class Recorder(Generic[T]):
         self._changed.set()
 
     async def until(self, condition: Callable[[list[T]], bool]) -> list[T]:
-        """What was seen, once `condition` is true of it."""
+        """Wait until `condition` holds for the collected items; return them."""
         async with asyncio.timeout(30):
             while not condition(self.seen):
                 self._changed.clear()
@@ -66,10 +66,10 @@ async def expire(servers: str, session: KazooSession) -> None:
 
     def take_over_and_close() -> None:
         taken_over = session_id
-        # The owner may take it back before it is closed. Once it is over, kazoo gets a new session instead.
+        # The owner may reconnect before it is closed. If the session is already over, kazoo gets a new one.
         while taken_over == session_id:
             thief = KazooClient(hosts=servers.partition("/")[0], client_id=client_id, timeout=SESSION_TIMEOUT_MS / 1000)
-            with contextlib.suppress(KazooTimeoutError):  # taken back while it was looking
+            with contextlib.suppress(KazooTimeoutError):  # the owner reconnected meanwhile
                 thief.start(timeout=CONNECT_TIMEOUT_MS / 1000)
                 taken_over = thief.client_id[0] if thief.client_id else session_id
                 thief.stop()
