@@ -1,4 +1,4 @@
-"""Background tasks: owned by whatever starts them, and never failing unseen."""
+"""Background tasks. Their owner stops them; failures are reported at once."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Coroutine, Iterable
 
 
 def start_in_background(work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-    """Start a task whose failure goes to the loop's exception handler at once, not when somebody awaits it."""
+    """Start a task whose failure goes to the loop's exception handler at once, not only when it is awaited."""
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_report_failure)
     return task
 
 
 async def stop_in_background(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel the tasks and wait until each has ended. What they raised has been reported already."""
+    """Cancel the tasks and wait until all have ended. Their exceptions have been reported already."""
     tasks = list(tasks)
     for task in tasks:
         task.cancel()

@@ -1,11 +1,9 @@
-"""One event at a time, in order: take, then let the handler gather, decide and execute (ControllerEventManager).
+"""The queue of events, handled one at a time in order (Kafka's ControllerEventManager).
 
-One at a time is what makes the controller simple: a decision never meets a picture that another one is changing.
-Its price is that the loop must not wait for a broker: requests are queued in the outbox, answers come back as
-events.
+With one event at a time, no decision sees a cluster state that another one is changing. In return the loop must not
+wait for a broker: requests are queued in the outbox, and responses come back as events.
 
-Events that say "look again" are queued once, however often they are raised: one look sees everything that
-happened before it.
+Events that only cause a read are queued once, however often they are raised: one read sees all earlier changes.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from minibroker.protocol.world import Clock, SessionExpired
 
 Handler = Callable[[Any], Awaitable[None]]
 Handlers = Mapping[type[Event], Handler]
-"""What handles each kind of event, which is its only argument."""
+"""The handler of each kind of event, called with the event."""
 
 _LOOK_AGAIN = (
     *WATCHED,
@@ -50,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class EventLoop:
-    """One tenure's. After `close`, and for events of another tenure, `post` drops what it is given."""
+    """Belongs to one tenure. `post` drops events of other tenures, and all events after `close`."""
 
     def __init__(
         self,
@@ -71,11 +69,11 @@ class EventLoop:
         self._closed = False
 
     def __len__(self) -> int:
-        """Events that wait."""
+        """The number of queued events."""
         return len(self._queue)
 
     def post(self, event: Event) -> None:
-        """Queue an event. An administrator's request that comes too late is refused with NOT_CONTROLLER."""
+        """Queue an event. A request that arrives too late fails with NOT_CONTROLLER."""
         if self._closed or event.epoch != self._epoch:
             if isinstance(event, AdminRequest):
                 event.fail(_not_controller())
@@ -88,7 +86,7 @@ class EventLoop:
         self._filled.set()
 
     async def run(self) -> None:
-        """Handle events until one of them fails: raises what the handler raised. The caller ends the tenure."""
+        """Handle events until a handler raises; the exception is passed on, and the caller ends the tenure."""
         while True:
             while self._queue:
                 event, queued_at = self._queue.popleft()
@@ -109,7 +107,7 @@ class EventLoop:
             raise
         finally:
             if failure is not None and isinstance(event, AdminRequest):
-                event.fail(_what_an_administrator_sees(failure))
+                event.fail(_reported(failure))
             self._timeline.end(
                 reading_s=self._access.reading_s - reading_s,
                 writing_s=self._access.writing_s - writing_s,
@@ -118,7 +116,7 @@ class EventLoop:
             )
 
     def close(self) -> None:
-        """Take no more events. Administrators who wait are sent to the next controller."""
+        """Accept no more events. Queued requests fail with NOT_CONTROLLER, so that clients try the next controller."""
         self._closed = True
         for event, _ in self._queue:
             if isinstance(event, AdminRequest):
@@ -131,9 +129,9 @@ def _not_controller() -> BrokerError:
     return BrokerError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller, or no longer")
 
 
-def _what_an_administrator_sees(failure: BaseException) -> BrokerError:
-    """What fails because of a fault must not be tried at the next controller as well: only a moved controller is
-    retriable."""
+def _reported(failure: BaseException) -> BrokerError:
+    """Return the error for the client. Only a moved controller is retriable: a request that fails because of a bug must
+    not be sent to the next controller as well."""
     if isinstance(failure, ControllerMoved | SessionExpired | asyncio.CancelledError):
         return _not_controller()
     return BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the controller failed to handle this request: {failure!r}")

@@ -1,9 +1,8 @@
-"""One term of office: everything a controller has and does from its election to its resignation.
+"""One tenure: everything a controller has and does from its election to its resignation.
 
-A tenure is made when office is taken and thrown away when it ends, with its picture of the cluster, its queues and
-its tasks, so nothing of it can be left to act in a later one. Its events are handled in `controller/handlers/`, each in
-the same steps (`steps.py`): what is to be read is read, a decision (a pure function) makes a Plan of it, the executor
-carries that out, and what conflicted is decided again.
+The tenure owns the cluster state, the queues and the tasks. All of them are dropped when it ends, so nothing of it can
+act in a later one. The handlers of its events (`controller/handlers/`) follow the same steps (`steps.py`): read what
+the decision needs, let a pure function return a Plan, execute the Plan, and decide again about conflicts.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tenure:
-    """`start` begins it. It ends through `close`, or by itself: then `ended_because` says why."""
+    """Ends through `close`, or by itself: then `ended_because` has the reason."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class Tenure:
         self.state = ClusterState(broker_id, epoch)
         self.ended_because: str | None = None
         self.deletion_news = asyncio.Event()
-        """Set for a moment, as in `Steps`, and for good when the tenure ends."""
+        """Set for a moment as in `Steps`, and permanently when the tenure ends."""
         self._on_end = on_end
         self._access = ZooKeeperAccess(session, world.clock)
         self._handlers: dict[type[events.Event], Handler] = {}
@@ -99,7 +98,7 @@ class Tenure:
     # -- life --
 
     def start(self) -> None:
-        """Take office: the first event reads everything and elects where it must."""
+        """Take office: the first event reads everything and elects the missing leaders."""
         self._loop.post(events.Startup(self.epoch, self._epoch_version))
         self._task = asyncio.create_task(self._run(), name=f"controller of epoch {self.epoch}")
         self._task.add_done_callback(lambda _: self._on_end(self))
@@ -116,7 +115,7 @@ class Tenure:
         self._loop.post(event)
 
     async def delivered(self) -> None:
-        """Returns once the brokers have answered every order that was given by now, or are gone."""
+        """Wait until the brokers have answered every request queued by now, or are gone."""
         await self._outbox.delivered()
 
     def session_changed(self, state: SessionState) -> None:
@@ -125,10 +124,10 @@ class Tenure:
             self._loop.post(events.SessionReconnected(self.epoch))
 
     async def close(self) -> None:
-        """Stop at once. When this returns nothing of the tenure is running any more."""
+        """Stop at once. When this returns, none of the tenure's tasks is running."""
         if self._task is None:
             return
-        if self.ended_because is None:  # else it is about to end, and must not be disturbed while it tidies up
+        if self.ended_because is None:  # otherwise the task is already cleaning up
             self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -145,7 +144,7 @@ class Tenure:
         except (ControllerMoved, SessionExpired) as end:
             self.ended_because = str(end)
             _log.warning("the controller of epoch %d ends: %s", self.epoch, end)
-        except Exception as failure:  # noqa: BLE001 - whatever is broken here, another controller must be elected
+        except Exception as failure:  # noqa: BLE001 - after any failure another controller must be elected
             self.ended_because = f"the controller failed: {failure!r}"
             _log.exception("the controller of epoch %d failed and resigns", self.epoch)
         finally:

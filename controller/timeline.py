@@ -1,11 +1,11 @@
-"""The flight recorder: each event with its cause, what was decided, written and sent, and how long that took.
+"""The flight recorder: for each event its cause, the decisions, writes and requests that followed, and their times.
 
-One entry per event, in a ring buffer for questions asked now (DescribeTimeline), and through a sink (JSON lines on
-disk) for those asked after a crash: a broker that starts takes the last of them into its buffer again. An entry is a
-flat dict of numbers and lists of sentences, so that a program and a person with `grep` read the same; only what a story
-is told from is in objects: the states that were written (`states`), those that leaders have written (`adopted`), and
-the requests that were queued (`sent`). Lists are cut at a length, since taking office over ten thousand partitions is
-one event.
+Each event has one entry. A ring buffer serves DescribeTimeline, and a sink writes JSON lines to disk for the time after
+a crash; a broker that starts restores the last entries into its buffer. An entry is a flat dict of numbers and lists of
+sentences, readable for programs and for people with `grep`. Three lists hold objects, from which `minibroker timeline`
+tells the story of a failover: the states that were written (`states`), those that leaders have written (`adopted`), and
+the requests that were queued (`sent`). Lists have a maximum length, since taking office over ten thousand partitions is
+a single event.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 Entry = dict[str, Any]
 Sink = Callable[[Entry], None]
-"""Takes a finished entry. Must not raise."""
+"""Stores a finished entry. Must not raise."""
 
 CAPACITY = 2_000
 MAX_LINES = 200
@@ -34,7 +34,7 @@ _LISTS = ("notes", "changes", "moves", "illegal_moves", "writes", "conflicts", "
 
 
 class EventTimes:
-    """How often there was an event of one name, and how long it waited and was handled, in seconds."""
+    """The number of events of one name, and their total seconds in the queue and in the handler."""
 
     __slots__ = ("count", "queued_s", "total_s")
 
@@ -45,7 +45,7 @@ class EventTimes:
 
 
 class Timeline:
-    """There is one event at a time, so what is recorded belongs to the event begun last."""
+    """Events are handled one at a time, so everything recorded belongs to the event begun last."""
 
     def __init__(self, clock: Clock, controller_id: int, sink: Sink) -> None:
         self._clock = clock
@@ -59,27 +59,27 @@ class Timeline:
         self._queued_s = 0.0
         self._number = 0
         self.times: dict[str, EventTimes] = {}
-        """By the name of the event, since the start of the broker."""
+        """Times by the name of the event, since the start of the broker."""
         self.unclean_elections = 0
         """Elections of leaders that may lack acknowledged records, since the start of the broker."""
 
     def entries(self) -> list[Entry]:
-        """The last ones, oldest first."""
+        """The last entries, oldest first."""
         return list(self._entries)
 
     def restore(self, entries: Iterable[Entry]) -> None:
-        """Take in what an earlier run of this broker has recorded, before anything is recorded in this one."""
+        """Add the entries of an earlier run of this broker. Must be called before anything is recorded."""
         self._entries.extend(entries)
         if self._entries:
             self._number = self._entries[-1]["number"]
 
     def after(self, number: int, since_ms: int) -> list[Entry]:
-        """Those with a higher number that are not older, oldest first."""
+        """Return the entries with a higher number that are not older than `since_ms`, oldest first."""
         return [entry for entry in self._entries if entry["number"] > number and entry["time_ms"] >= since_ms]
 
     @property
     def last_number(self) -> int:
-        """Of the last entry. They are numbered upwards, also over restarts of the broker; 0: there is none yet."""
+        """The number of the last entry; 0 if there is none. Numbers keep growing over restarts of the broker."""
         return self._number
 
     def begin(self, event: Event, queued_s: float) -> None:
@@ -90,7 +90,7 @@ class Timeline:
         self._omitted = {}
 
     def record(self, name: str, cause: str, epoch: int, details: Mapping[str, object] | None = None) -> None:
-        """An entry of its own, for what is not an event: a tenure's end, or what this broker does out of office."""
+        """Record an entry for something that is not an event: the end of a tenure, or an action out of office."""
         entry = self._new(name, cause, epoch) | dict(details or {}) | {"total_ms": 0.0}
         self.times.setdefault(name, EventTimes()).count += 1
         self._finish(entry)
@@ -115,12 +115,12 @@ class Timeline:
         self._current.update(details)
 
     def note(self, note: str) -> None:
-        """What a person should know, in the log too."""
+        """Add a sentence for operators, and log it."""
         self.add("notes", [note])
         _log.warning("%s", note)
 
     def add(self, kind: str, lines: Iterable[object]) -> None:
-        """Sentences of one kind: notes, changes, moves, illegal_moves, writes, conflicts, requests."""
+        """Add sentences of one kind: notes, changes, moves, illegal_moves, writes, conflicts, requests."""
         assert kind in _LISTS, kind
         self._add(kind, lines, str)
 
@@ -138,19 +138,19 @@ class Timeline:
     def add_states(
         self, kind: str, before: Mapping[TopicPartition, LeaderAndIsr], after: Mapping[TopicPartition, LeaderAndIsr]
     ) -> None:
-        """States that were written (`states`), or written by others and read now (`adopted`), over those that were
+        """Add states that this controller has written (`states`) or that others have (`adopted`), with the states
         known before."""
         if not after:
             return
         at_ms = self.elapsed_ms()
-        if kind == "states":  # of all, though not all are kept
+        if kind == "states":  # counts all of them, though the list is cut
             elected = sum(1 for p, state in after.items() if p not in before or before[p].leader != state.leader)
             self._current["elected"] = self._current.get("elected", 0) + elected
             self._current["written_at_ms"] = at_ms
         self._add(kind, after.items(), lambda item: _state(at_ms, item[0], before.get(item[0]), item[1]))
 
     def add_request(self, request: str, broker_ids: Iterable[int], partitions: int) -> None:
-        """A request for so many partitions was queued for each of these brokers."""
+        """Add a request that was queued for each of the brokers. `partitions` is the number of its partitions."""
         at_ms = self.elapsed_ms()
         self._add(
             "sent",
@@ -159,11 +159,11 @@ class Timeline:
         )
 
     def up_ms(self) -> float:
-        """Since the broker was started."""
+        """Milliseconds since the broker was started."""
         return _milliseconds(self._clock.monotonic() - self._started)
 
     def elapsed_ms(self) -> float:
-        """Since the event under way was begun."""
+        """Milliseconds since the event under way was begun."""
         return _milliseconds(self._clock.monotonic() - self._begun)
 
     def end(

@@ -1,25 +1,24 @@
 """The World's ZooKeeper, on kazoo. The only module that imports kazoo.
 
-The problem: what the controller is told must come in ZooKeeper's own order (an event before the response that was
-computed after it), on our event loop, and end with the session. kazoo has threads: one per connection that reads
-and writes the socket, and two workers, one for watches and one for results, which race each other. It also opens
-a new session behind its owner's back when the old one has expired, keeps pinging for a process whose event loop is
-stuck, and blocks its caller after some 280 pipelined calls (it wakes its thread with a byte per call over a
-blocking socket pair), for ever while the server is away.
+The problem: results and watch events must reach the controller in ZooKeeper's order (an event before the response that
+was computed after it), on our event loop, and none after the end of the session. kazoo uses threads: one per
+connection, which reads and writes the socket, and two workers, one for watches and one for results, which race each
+other. It also opens a new session by itself when the old one has expired, keeps pinging for a process whose event loop
+is stuck, and blocks its caller after some 280 pipelined calls (it wakes its thread with one byte per call over a
+blocking socket pair), indefinitely while the server is away.
 
-The choice: kazoo's handler interface is where it asks for threads, queues, sockets and results, so `_Handler` is
-ours. It has no workers: results and watch events are posted by the connection thread itself, as it reads them, to one
-FIFO (`_Inbox`) that our loop empties. That is ZooKeeper's order by construction. On the loop, a result wakes its
-waiter and an event calls its watcher through `call_soon` alike, so the order survives to the code that acts on it.
-The handler also refuses to connect once the session is over, and counts wake-ups instead of writing a byte for each.
-No code of a caller ever runs on a thread of kazoo's.
+The choice: kazoo asks its handler for threads, queues, sockets and results, so `_Handler` replaces it. It has no
+workers: the connection thread itself posts results and watch events, as it reads them, to one FIFO (`_Inbox`) that our
+loop empties. That is ZooKeeper's order by construction. On the loop, a result wakes its waiter and an event calls its
+watcher, both through `call_soon`, so the order is kept. The handler also refuses to connect once the session is over,
+and counts wake-ups instead of writing a byte for each. No caller's code runs on a thread of kazoo's.
 
-Each session has one more thread, the guard, the only one to stop the kazoo client (which blocks): when told to, or
-when the loop has not run for a session timeout. It counts its own rounds in which the loop did not tick rather than
-seconds, so that a SIGSTOP of the whole process, which stops the guard as well, is left to ZooKeeper's judgement.
+Each session has one more thread, the guard. It alone stops the kazoo client (which blocks): on request, or when the
+loop has not run for a session timeout. It counts its own rounds in which the loop did not tick, not seconds: a SIGSTOP
+of the whole process stops the guard as well, and then ZooKeeper decides whether the session has expired.
 
 Rejected: kazoo's `*_async` and `rawlink` (a result that arrives before `rawlink` is called runs its callback on the
-caller's thread, out of order: `create_async` does this inside, so creates are sent as a `multi` of one); sorting by
+caller's thread, out of order; `create_async` does this internally, so creates are sent as a `multi` of one); sorting by
 zxid afterwards (events carry none); kazoo's chroot (it neither creates parents nor strips the root of look-alikes);
 KazooRetry for operations (it repeats them in a new session).
 """
@@ -69,17 +68,17 @@ from minibroker.protocol.world import (
 _logger = logging.getLogger("minibroker.zookeeper")
 
 _CHECKS_PER_TIMEOUT = 6
-"""How often per session timeout the guard looks whether the event loop still runs."""
+"""How often per session timeout the guard checks that the event loop runs."""
 
 _DELIVERIES_PER_TURN = 500
-"""What the inbox hands out in one turn of the loop at most, so that a backlog does not hold up everything else."""
+"""Posts that the inbox delivers in one turn of the loop, so that a backlog does not block the loop."""
 
 _MAX_REQUEST_BYTES = 1_000_000
-"""ZooKeeper drops the connection for more than 1,048,575 bytes (jute.maxbuffer): refused here, with a reason."""
+"""ZooKeeper drops the connection for more than 1,048,575 bytes (jute.maxbuffer), so larger requests are rejected."""
 
 _ANSWER_TIMEOUT_S = 1.0
-"""For the answer to the opening of a connection, and for the rest of a message that has begun. kazoo would wait for a
-session timeout, and a ZooKeeper that is just starting up sometimes accepts a connection and never answers on it."""
+"""Seconds to wait for the response to a connect request, and for the rest of a message that has begun. kazoo would wait
+for a session timeout, but a ZooKeeper that is starting up sometimes accepts a connection and never answers on it."""
 
 _RECONNECT_DELAY_S = 0.02
 _RECONNECT_MAX_DELAY_S = 0.1
@@ -93,10 +92,10 @@ _WATCH_KINDS = {
 
 
 class KazooZooKeeper:
-    """The ZooKeeper of `minibroker.protocol.world`, for real."""
+    """The real implementation of `minibroker.protocol.world.ZooKeeper`."""
 
     def __init__(self) -> None:
-        # kazoo logs a warning per failed attempt to connect; what matters of it is logged here, once.
+        # kazoo logs a warning per failed attempt to connect; this module logs once instead.
         self._kazoo_log = logging.getLogger("minibroker.zookeeper.kazoo")
         if self._kazoo_log.level == logging.NOTSET:
             self._kazoo_log.setLevel(logging.ERROR)
@@ -104,14 +103,16 @@ class KazooZooKeeper:
         self._sets_acl = False
 
     def authenticate(self, digest: str, *, sets_acl: bool) -> None:
-        """For the sessions that are opened from now on: show `digest`, a NAME:PASSWORD of ZooKeeper's digest scheme, on
-        each connection. `sets_acl`: let everybody read what they create, and nobody change it who does not show the
-        same."""
+        """Present `digest`, a NAME:PASSWORD of ZooKeeper's digest scheme, in the sessions opened from now on.
+
+        `sets_acl`: everyone may read the znodes that these sessions create; only sessions with the same digest may
+        change them.
+        """
         self._digest = digest
         self._sets_acl = sets_acl
 
     async def connect(self, servers: str, session_timeout_ms: int, connect_timeout_ms: int) -> KazooSession:
-        """See `minibroker.protocol.world.ZooKeeper`. Raises ValueError where `servers` is malformed."""
+        """See `minibroker.protocol.world.ZooKeeper`. Raises ValueError if `servers` is malformed."""
         session = KazooSession(servers, session_timeout_ms, self._kazoo_log, self._digest, self._sets_acl)
         try:
             async with asyncio.timeout(connect_timeout_ms / 1000):
@@ -131,8 +132,8 @@ class KazooZooKeeper:
 class KazooSession:
     """See `minibroker.protocol.world.ZooKeeperSession`.
 
-    While SUSPENDED, calls wait until the connection is back (then they are sent) or the session is known to be over;
-    calls that were out when the connection broke end with ConnectionLoss.
+    While SUSPENDED, calls wait until the connection is back (then they are sent) or the session is over. Calls in
+    flight when the connection breaks end with ConnectionLoss.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class KazooSession:
     # -- opening and closing --
 
     async def open(self) -> None:
-        """Connect for the first time, and create the chroot. To be bounded and, if it fails, closed by the caller."""
+        """Connect for the first time and create the chroot. The caller sets a timeout, and closes after a failure."""
         self._client.start_async()
         self._tick()
         self._guard = threading.Thread(target=self._guard_client, name="zookeeper-guard", daemon=True)
@@ -202,7 +203,7 @@ class KazooSession:
         self._chroot = chroot
 
     async def close(self) -> None:
-        """See the interface. Waits for the server's answer for a session timeout at most."""
+        """See the interface. Waits for the server's answer, at most for a session timeout."""
         self._stop_requested.set()
         if self._guard is None:
             self._over("closed before it was opened")
@@ -211,7 +212,7 @@ class KazooSession:
         self._over("closed")
 
     def _guard_client(self) -> None:
-        """The guard thread: stop the client when told to, or when the event loop is stuck."""
+        """The guard thread: stop the client on request, or when the event loop is stuck."""
         interval_s = self._session_timeout_ms / 1000 / _CHECKS_PER_TIMEOUT
         seen, missed = -1, 0
         while not self._stop_requested.wait(interval_s):
@@ -235,11 +236,11 @@ class KazooSession:
 
     def _tick(self) -> None:
         self._ticks += 1
-        # Twice per round of the guard, so that no round passes without a tick while the loop runs.
+        # Two ticks per round of the guard, so that every round sees one while the loop runs.
         interval_s = self._session_timeout_ms / 1000 / _CHECKS_PER_TIMEOUT / 2
         self._tick_timer = self._loop.call_later(interval_s, self._tick)
 
-    # -- what kazoo's connection thread calls; it only posts --
+    # -- called by kazoo's connection thread; these only post --
 
     def _kazoo_state_changed(self, state: str) -> None:
         if state == KazooState.LOST:
@@ -252,12 +253,12 @@ class KazooSession:
 
     def _kazoo_watch_fired(self, watcher: Watcher, event: Any) -> None:
         kind = _WATCH_KINDS.get(event.type)
-        # kazoo tells its watchers of a lost connection by an event without a kind: the watch is gone, as promised.
+        # kazoo reports a lost connection to its watchers by an event without a kind; the interface reports it by state.
         if kind is not None:
             path = event.path[len(self._chroot) :] or "/"
             self._inbox.post(self._loop.call_soon, watcher, WatchEvent(kind, path))
 
-    # -- what the inbox calls, on the loop --
+    # -- called by the inbox, on the loop --
 
     def _reconnected(self, session_id: int) -> None:
         if self._state is SessionState.EXPIRED:
@@ -291,9 +292,9 @@ class KazooSession:
         text = f"the ZooKeeper session 0x{self._session_id:x} at {self._servers} is over: {reason}"
         if not self._connected.done():
             self._connected.set_exception(SessionExpired(text))
-            self._connected.exception()  # nobody waits for it any more where `open` timed out
+            self._connected.exception()  # marks it as retrieved: `open` may have timed out
         self._change_state(SessionState.EXPIRED)
-        # kazoo loses a request that is handed over at the very moment when it gives up: answer all that are left.
+        # kazoo loses a request that it receives at the very moment when it gives up: finish all remaining calls.
         for call in list(self._calls):
             self._finish(call, None, SessionExpired(text))
 
@@ -309,7 +310,7 @@ class KazooSession:
 
     def _finish(self, call: _Call, value: Any, error: Exception | None) -> None:
         if call not in self._calls:
-            return  # answered already, when the session ended
+            return  # finished already, when the session ended
         self._calls.remove(call)
         if call.future.done():
             return  # its caller was cancelled
@@ -399,8 +400,8 @@ class KazooSession:
         _check_size(first, size)
         results = await self._call("multi", first, transaction.commit_async)
         for index, result in enumerate(results):
-            # Of a multi that was refused, all operations fail: those before the culprit as "rolled back", those after
-            # it as "inconsistent".
+            # In a refused multi all operations fail: those before the culprit as "rolled back", those after it as
+            # "inconsistent".
             if isinstance(result, Exception) and not isinstance(
                 result, (errors.RolledBackError, errors.RuntimeInconsistency)
             ):
@@ -430,7 +431,7 @@ class KazooSession:
         return None if watcher is None else partial(self._kazoo_watch_fired, watcher)
 
     async def _call(self, verb: str, path: str, start: Callable[..., _Call], *arguments: Any, **options: Any) -> Any:
-        """Start a call of kazoo's and wait for its result; its exceptions become ours."""
+        """Start a call of kazoo's and wait for its result. Raises ZooKeeperErrors in place of kazoo's."""
         if self._state is SessionState.EXPIRED:
             raise SessionExpired(f"{verb} {path}: the ZooKeeper session 0x{self._session_id:x} is over; open a new one")
         call = start(*arguments, **options)
@@ -443,7 +444,7 @@ class KazooSession:
 
 
 class _Inbox:
-    """One FIFO from threads to the loop; one wake-up of the loop for as many posts as have gathered."""
+    """A FIFO from threads to the loop, with one wake-up of the loop for all posts that have gathered."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -451,15 +452,15 @@ class _Inbox:
         self._wake_up_sent = False
 
     def post(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call `function` on the loop, after all that was posted before. From any thread."""
+        """Call `function` on the loop, after all earlier posts. May be called from any thread."""
         self._posts.append((function, arguments))
-        # `_empty` clears the flag before it takes the first post, so whoever sees it set appended in time.
+        # `_empty` clears the flag before it takes the first post, so a thread that sees it set has appended in time.
         if not self._wake_up_sent:
             self._wake_up_sent = True
             try:
                 self._loop.call_soon_threadsafe(self._empty)
             except RuntimeError:
-                # The loop is closed, so nobody is left to hear. The guard sees it stand still and ends the session.
+                # The loop is closed. The guard notices that it does not tick, and ends the session.
                 self._posts.clear()
 
     def _empty(self) -> None:
@@ -475,7 +476,7 @@ class _Inbox:
 
 
 class _Call:
-    """What kazoo takes for its AsyncResult: a call that is out. Finished through the inbox, whoever finishes it."""
+    """A call in flight, in place of kazoo's AsyncResult. Every thread finishes it through the inbox."""
 
     future: asyncio.Future[Any]
 
@@ -491,7 +492,7 @@ class _Call:
 
 
 class _MultiRead:
-    """ZooKeeper's request of that name (of 3.6), which kazoo lacks: what is in many nodes."""
+    """ZooKeeper's MultiRead (since 3.6), which kazoo lacks: reads many nodes with one request."""
 
     type = 22
 
@@ -506,7 +507,7 @@ class _MultiRead:
 
     @staticmethod
     def deserialize(answer: bytes, offset: int) -> list[tuple[bytes, Stat] | Exception | None]:
-        """Of each node its data and Stat, None where it does not exist, or another error of kazoo's."""
+        """Return, for each node, its data and Stat, None if it does not exist, or another error of kazoo's."""
         nodes: list[tuple[bytes, Stat] | Exception | None] = []
         while True:
             header, offset = MultiHeader.deserialize(answer, offset)
@@ -541,12 +542,12 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return _Call(self._inbox, self._finish)
 
     def dispatch_callback(self, callback: Any) -> None:
-        """Watches: called by the connection thread for what it has just read."""
+        """Run the callback of a watch event; the connection thread calls this as it reads the event."""
         callback.func(*callback.args)
 
     def select(self, readers: list[Any], writers: list[Any], _: list[Any], timeout: float | None = None) -> Any:
-        """kazoo's builds an epoll for every message; poll, which needs none, makes everything 1.5 times as fast."""
-        if len(readers) == 1 and not writers:  # not the main wait, which is for the wake-ups too
+        """Use poll: kazoo's own version creates an epoll for every message, which makes everything 1.5 times slower."""
+        if len(readers) == 1 and not writers:  # not the main wait, which includes the wake-ups
             timeout = _ANSWER_TIMEOUT_S if timeout is None else min(timeout, _ANSWER_TIMEOUT_S)
         poller = select.poll()
         by_descriptor = {}
@@ -562,7 +563,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def create_connection(self, *arguments: Any, **options: Any) -> socket.socket:
         if self.session_over:
-            raise ConnectionAbortedError("the session is over, and no other is wanted")
+            raise ConnectionAbortedError("the session is over")
         connection: socket.socket = super().create_connection(*arguments, **options)
         return connection
 
@@ -572,9 +573,9 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _WakeUps:
-    """Both ends of the pair through which kazoo's callers wake its connection thread: a byte per request, it thinks.
+    """Both ends of the socket pair through which kazoo's callers wake its connection thread, with a byte per request.
 
-    Counts, and holds one byte in a real socket while the count is above zero, so that `send` never blocks.
+    Counts the bytes, and keeps one byte in a real socket while the count is above zero, so that `send` never blocks.
     """
 
     def __init__(self) -> None:
@@ -611,7 +612,7 @@ def _stat(stat: Any) -> Stat:
 def _check_size(path: str, size: int) -> None:
     if size > _MAX_REQUEST_BYTES:
         raise ZooKeeperError(
-            f"a request for {path} of {size} bytes: ZooKeeper takes {_MAX_REQUEST_BYTES} at most; split it"
+            f"a request for {path} has {size} bytes: ZooKeeper accepts at most {_MAX_REQUEST_BYTES}; split it"
         )
 
 
@@ -628,13 +629,11 @@ def _translate(error: Exception, verb: str, path: str) -> ZooKeeperError:
             return NotEmpty(f"{what}: the node has children")
         case errors.NoAuthError():
             return ZooKeeperError(
-                f"{what}: ZooKeeper refuses it: whoever made the node has a credential that this broker lacks; set "
-                "zookeeper.digest.file to the file that the other brokers have"
+                f"{what}: ZooKeeper refuses it, since the node was created with a credential that this broker lacks; "
+                "set zookeeper.digest.file to the file that the other brokers have"
             )
         case errors.UnimplementedError():
-            return ZooKeeperError(
-                f"{what}: this ZooKeeper is too old to read many nodes at once: 3.6 or later is needed"
-            )
+            return ZooKeeperError(f"{what}: this ZooKeeper cannot read many nodes at once: use version 3.6 or later")
         case errors.SessionExpiredError():
             return SessionExpired(f"{what}: the session is over")
         case errors.ConnectionLoss() | errors.SessionMovedError():

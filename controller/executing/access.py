@@ -1,9 +1,8 @@
-"""The controller's way to ZooKeeper: many calls at once, and lost connections waited out.
+"""The controller's access to ZooKeeper: pipelined calls that outlast lost connections.
 
-A session outlives its connections. While it is suspended the controller neither gives up nor goes on: whatever
-it wants to read or write waits until the session is connected again (then the call is made again) or has expired
-(then SessionExpired ends the tenure). What a lost connection means for a write is for the executor to decide, so
-`multis` reports it.
+A session outlives its connections. While it is suspended, reads wait until the session is connected again (then they
+are repeated) or has expired (then SessionExpired ends the tenure). `multis` reports a lost connection, since the
+executor must find out whether the write was carried out.
 """
 
 from __future__ import annotations
@@ -30,31 +29,31 @@ T = TypeVar("T")
 
 MAX_CALLS_IN_FLIGHT = 1_000
 _PAUSE_S = 0.02
-"""Before a call is repeated while the session says that it is connected: the news of a lost connection may be on its
-way."""
+"""Seconds before a call is repeated while the session is CONNECTED: it may not have noticed the lost connection yet."""
 
 
 class ControllerMoved(MinibrokerError):
-    """Another controller was elected: this one must write nothing more and resign."""
+    """Another controller was elected: this one must stop writing and resign."""
 
 
 class ZooKeeperAccess:
-    """One tenure's. `session_changed` must be called with every change of the session's state."""
+    """Belongs to one tenure. `session_changed` must be called after every change of the session's state."""
 
     def __init__(self, session: ZooKeeperSession, clock: Clock) -> None:
         self.session = session
         self._clock = clock
         self._news = asyncio.Event()
         self.reading_s = 0.0
-        """Time spent waiting for reads, and below for writes, since the beginning."""
+        """Seconds spent waiting for reads in this tenure."""
         self.writing_s = 0.0
+        """The same for writes."""
 
     def session_changed(self) -> None:
-        """Wake up whatever waits for a connection."""
+        """Wake the callers that wait for a connection."""
         self._news.set()
 
     async def reconnected(self) -> None:
-        """Return once the session is connected. Raises SessionExpired."""
+        """Wait until the session is connected. Raises SessionExpired."""
         if self.session.state is SessionState.CONNECTED:
             await asyncio.sleep(_PAUSE_S)
         while self.session.state is not SessionState.CONNECTED:
@@ -64,9 +63,9 @@ class ZooKeeperAccess:
             await self._news.wait()
 
     async def read(self, calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T | None]:
-        """Make the calls, pipelined, in their order; None stands for a node that is not there.
+        """Make the calls, pipelined, in their order, and return their results; None if a node does not exist.
 
-        Raises SessionExpired, and any other ZooKeeperError but NoNode and ConnectionLoss.
+        Raises SessionExpired and all other ZooKeeperErrors except NoNode and ConnectionLoss.
         """
         started = self._clock.monotonic()
         try:
@@ -78,7 +77,7 @@ class ZooKeeperAccess:
             self.reading_s += self._clock.monotonic() - started
 
     async def require_term(self, epoch: int) -> None:
-        """Raises ControllerMoved if a controller after that of `epoch` was elected."""
+        """Raise ControllerMoved if a controller with a higher epoch was elected."""
         [node] = await self.read([lambda: self.session.get(CONTROLLER_EPOCH)])
         if node is not None and (now := decode_controller_epoch(node[0])) > epoch:
             raise ControllerMoved(f"the controller of epoch {now} was elected; ours is {epoch}")
@@ -104,10 +103,7 @@ class ZooKeeperAccess:
         return results
 
     async def multis(self, batches: Sequence[Sequence[Operation]]) -> list[list[str | Stat | None] | ZooKeeperError]:
-        """Send the multis, pipelined, in their order; each gets its result, or the error that it raised.
-
-        Raises only what is not a ZooKeeperError.
-        """
+        """Send the multis, pipelined, in their order. Returns, for each, its result or its ZooKeeperError."""
         started = self._clock.monotonic()
         try:
             results: list[list[str | Stat | None] | ZooKeeperError] = []

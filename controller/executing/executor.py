@@ -1,31 +1,31 @@
-"""Carries out Plans: znodes first, under the controller's epoch; then memory; then the outbox.
+"""Execution of Plans: znodes first, under the controller's epoch; then memory; then the outbox.
 
-The problem: between the decision and the write, leaders change ISRs, other sessions create nodes, the connection
-breaks with the write half-way, and another controller may have been elected. Whatever is in ZooKeeper then must be
-what one controller decided knowing what was there before, or nothing.
+The problem: between the decision and the write, leaders change ISRs, other sessions create nodes, the connection breaks
+during the write, and another controller may be elected. A state in ZooKeeper must always be one that a controller
+decided with knowledge of the state before.
 
-The choice: writes go out as `multi`s that begin with a check of `/controller_epoch`, all at once, up to 100 more
-operations each. If that check fails the controller has been deposed, and nothing was written. A multi that was
-refused for another reason, or whose outcome is unknown because the connection broke, is looked at again: everything
-that it was to write is read, in one go. What is there as planned has been done. What is there as before is
-sent again. Anything else is a conflict: it is adopted into the picture and reported, so that the caller
-decides about that partition anew, knowing it. So one conflict costs a read and a second multi, and a hundred
-conflicts cost the same.
+The choice: writes are sent as `multi`s, all at once. Each begins with a check of `/controller_epoch` and has up to 100
+more operations. If that check fails, the controller has been deposed and nothing was written. If a multi was refused
+for another reason, or its outcome is unknown because the connection broke, all nodes of its writes are read at once. A
+write that is there as planned is done. One whose node is as before is sent again. Anything else is a conflict: the
+state is adopted into memory and reported, and the caller decides again about that partition. So one conflict costs a
+read and a second multi, and a hundred conflicts cost the same.
 
-This reading decides rightly, because no two writes of a state are alike (each write of the controller raises the
-leader epoch, and topics have random ids) and because a request of a lost connection cannot arrive after one that
-was sent on the next: ZooKeeper refuses requests of a session that has moved on.
+The read decides correctly, because no two writes of a state are equal (each raises the leader epoch, and topics have
+random ids), and because a request on a lost connection cannot arrive after one on the next connection: ZooKeeper
+refuses requests of a session that has moved on.
 
-Rejected: one multi per partition (Kafka's; a hundred times the round trips); dropping just the operation that
-ZooKeeper named and sending the rest at once (a hundred conflicts in one multi would take a hundred rounds).
+Rejected: one multi per partition (Kafka's; a hundred times the round trips); omitting only the operation that ZooKeeper
+named and sending the rest at once (a hundred conflicts in one multi would take a hundred rounds).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -77,42 +77,40 @@ from minibroker.protocol.world import (
 )
 
 MAX_OPERATIONS = 101
-"""A hundred writes, and the check of the epoch: those of as many partitions as are decided on in one go."""
+"""The check of the epoch and a hundred writes: one for each partition that is decided at a time."""
 MAX_MULTI_BYTES = 1_000_000
 _OPERATION_BYTES = 100
-"""What an operation costs besides its path and data."""
+"""Bytes of an operation besides its path and data."""
 
 _log = logging.getLogger(__name__)
 
 _SHOWN = 20
 """Partitions of a request that the timeline names."""
 _LOGGED_NOTES = 10
-"""Of a plan."""
+"""Notes of a plan that are logged; the timeline has all of them."""
 
 _MOVES_AT_ONCE = 500
-"""A plan about all partitions, as when office is taken, has many more, and the broker has clients to serve meanwhile.
-Events are taken one at a time, so nobody decides on a picture that is half done."""
-
-_Look = Callable[[], Awaitable[Write | None]]
+"""Moves after which the loop gets a turn: a plan about all partitions has many more, and the broker must serve its
+clients meanwhile. Events are handled one at a time, so no decision sees a half-changed cluster state."""
 
 
 class PlanOutcome(NamedTuple):
-    """What became of a plan, as far as it is not what was planned."""
+    """The parts of a plan that were not carried out as planned."""
 
     conflicts: tuple[TopicPartition, ...] = ()
-    """Partitions that were not written, since another state was found, which has been adopted."""
+    """Partitions that were not written because another state was found, which has been adopted."""
     existing_topics: frozenset[str] = frozenset()
-    """Topics that were not created, since they exist."""
+    """Topics that were not created because they exist."""
     unwritten_topics: frozenset[str] = frozenset()
-    """Topics whose assignment was not written, since their znode has another version, or is another topic's: read
-    again and decide again."""
+    """Topics whose assignment was not written because the znode has another version, or belongs to another topic. The
+    caller must read and decide again."""
     obstacle: str | None = None
-    """A node that could not be removed, since it has children. Some nodes may have been removed; memory was not
-    changed and nothing was sent: read again and decide again."""
+    """A node that could not be removed because it has children. Some nodes may have been removed; memory was not
+    changed and nothing was sent. The caller must read and decide again."""
 
 
 class _Moved(NamedTuple):
-    """Put into words only if the timeline has room for them."""
+    """A move for the timeline, formatted only if it is shown."""
 
     what: str
     which: TopicPartition | replica_states.PartitionReplica
@@ -137,11 +135,11 @@ class _Batch(NamedTuple):
     writes: list[Write]
     operations: list[Operation]
     last: list[int]
-    """For each write, the index of its last operation: the version of a state is in that one's result."""
+    """For each write, the index of its last operation, whose result has the new version of a state."""
 
 
 class PlanExecutor:
-    """One tenure's. `execute` raises ControllerMoved, SessionExpired, and ZooKeeperErrors that are not expected."""
+    """Belongs to one tenure. `execute` raises ControllerMoved, SessionExpired and unexpected ZooKeeperErrors."""
 
     def __init__(
         self,
@@ -158,7 +156,7 @@ class PlanExecutor:
         self._timeline = timeline
 
     async def execute(self, plan: Plan) -> PlanOutcome:
-        """Carry out the plan, except for illegal moves (and what depends on them) and conflicts."""
+        """Carry out the plan, except for conflicts, and illegal moves with everything that depends on them."""
         self._timeline.add("notes", plan.notes)
         alarms = {w.partition: w.alarm for w in plan.writes if isinstance(w, WriteState) and w.alarm}
         _log_notes(plan.notes, frozenset(alarms.values()))
@@ -182,7 +180,7 @@ class PlanExecutor:
     async def _check_moves(
         self, plan: Plan
     ) -> tuple[list[PartitionMove], list[ReplicaMove], frozenset[TopicPartition]]:
-        """The legal moves, and the partitions that had an illegal one."""
+        """Return the legal moves, and the partitions with an illegal one."""
         partition_moves: list[PartitionMove] = []
         replica_moves: list[ReplicaMove] = []
         illegal: list[IllegalMove] = []
@@ -232,8 +230,7 @@ class PlanExecutor:
                     connection_lost = True
                 else:
                     cause = _refusal(answer)
-                    # The first refusal is about what ZooKeeper held; later ones may be about what the first one left
-                    # undone.
+                    # Only the first refusal is certainly caused by ZooKeeper's state; later ones may follow from it.
                     if isinstance(cause, NotEmpty) and not unsettled:
                         written.obstacle = str(cause)
                         return written
@@ -251,17 +248,14 @@ class PlanExecutor:
                 written.states[write.partition] = _with_version(write.state, version)
 
     async def _look_again(self, writes: Sequence[Write], written: _Written) -> list[Write]:
-        """What is still to be written, after each of these has been looked up."""
+        """Look up each of the writes, and return those that must be sent again."""
         if not writes:
             return []
-        verdicts = await self._access.read([self._looker(write, written) for write in writes])
+        verdicts = await self._access.read([partial(self._look_up, write, written) for write in writes])
         return [write for write in verdicts if write is not None]
 
-    def _looker(self, write: Write, written: _Written) -> _Look:
-        return lambda: self._look_up(write, written)
-
     async def _look_up(self, write: Write, written: _Written) -> Write | None:
-        """The write, if it is still to be done. May be repeated after a lost connection."""
+        """Return the write if it must be sent again. May be repeated after a lost connection."""
         session = self._access.session
         match write:
             case WriteState():
@@ -329,7 +323,7 @@ class PlanExecutor:
         return None
 
     async def _is_allowed(self, write: WriteState) -> bool:
-        """By the settings that it depends on: those have not been changed since they were read."""
+        """Return whether the settings that the write depends on are unchanged since they were read."""
         if write.settings_version is None:
             return True
         stat = await self._access.session.exists(znodes.CONFIG_CHANGES)
@@ -394,14 +388,16 @@ class PlanExecutor:
     # -- requests --
 
     async def _send(self, plan: Plan, unsettled: frozenset[TopicPartition]) -> None:
-        """Queue the requests, per broker LeaderAndIsr first, then UpdateMetadata, then StopReplica: first those that
-        do not delete."""
+        """Queue the requests for each broker: LeaderAndIsr, UpdateMetadata, StopReplica without deletion, and
+        StopReplica with deletion."""
         state = self._state
         described: requests.Described = {}
         for broker_id, partitions in plan.leader_and_isr.items():
-            told = [p for p in partitions if p not in unsettled]
+            settled_here = [p for p in partitions if p not in unsettled]
             broker = state.live_brokers[broker_id]
-            for isr_request, part in requests.leader_and_isr(state, broker, told, plan.new_partitions, described):
+            for isr_request, part in requests.leader_and_isr(
+                state, broker, settled_here, plan.new_partitions, described
+            ):
                 self._outbox.put(broker_id, Outgoing(LEADER_AND_ISR, isr_request, part))
                 self._timeline.add("requests", [f"LeaderAndIsr to {broker_id}: {_shown(part)}"])
                 self._timeline.add_request(LEADER_AND_ISR.name, [broker_id], len(part))
@@ -429,7 +425,7 @@ class PlanExecutor:
 
 
 def _answerable(part: tuple[TopicPartition, ...], *, delete: bool) -> tuple[TopicPartition, ...]:
-    """Of a StopReplica: what its answer counts for. That a replica was stopped says nothing of its log."""
+    """Return the partitions for which a response to StopReplica counts: only deletions change the state of a log."""
     return part if delete else ()
 
 
@@ -443,7 +439,7 @@ def _with_version(state: LeaderAndIsr, version: int) -> LeaderAndIsr:
 
 
 def _refusal(answer: ZooKeeperError) -> ZooKeeperError:
-    """Why ZooKeeper refused a multi. Raises ControllerMoved if it was the check, and errors that are not expected."""
+    """Return why ZooKeeper refused a multi. Raises ControllerMoved if the epoch check failed, and unexpected errors."""
     if not isinstance(answer, MultiFailed):
         raise answer
     if answer.index == 0:
@@ -488,7 +484,7 @@ def _operations(write: Write) -> list[Operation]:
 
 
 def _batches(writes: Sequence[Write], epoch_version: int) -> Iterator[_Batch]:
-    """Multis, each with as many writes as fit; their order is kept, and none is cut in two."""
+    """Yield multis, each with as many whole writes as fit, in their order."""
     epoch_check = Check(znodes.CONTROLLER_EPOCH, epoch_version)
     batch, size = _Batch([], [epoch_check], []), _size(epoch_check)
     for write in writes:
@@ -524,8 +520,7 @@ def _shown_update(update: MetadataUpdate) -> str:
 
 
 def _log_notes(notes: Sequence[str], alarms: Container[str]) -> None:
-    """Every alarm, and of the rest the first few: the loss of brokers may leave a hundred partitions without a leader
-    in one plan."""
+    """Log all alarms, and the first few of the other notes: a plan may report a hundred partitions without a leader."""
     others = [note for note in notes if note not in alarms]
     for note in notes:
         if note in alarms:

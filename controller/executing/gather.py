@@ -1,14 +1,15 @@
-"""What decisions need to read from ZooKeeper, batched and pipelined; and what it says, decoded.
+"""Reads from ZooKeeper for decisions, batched, pipelined and decoded.
 
-Whoever can write to ZooKeeper by hand can write nonsense. A znode that cannot be decoded must not end the tenure:
-the next controller would read the same, and so would every other. It is named in the timeline, what it describes
-is left alone, and the rest of the cluster goes on.
+Znodes may have been written by hand, so some cannot be decoded. Such a znode must not end the tenure, since every later
+controller would read the same. The timeline reports it, its topic or partition is left alone, and the rest of the
+cluster is served.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from minibroker.controller.decisions import events
@@ -27,24 +28,30 @@ from minibroker.protocol.world import NodeExists, NoNode, Stat, Watcher, ZooKeep
 from minibroker.protocol.znodes import MalformedZnode, Reassignment, TopicZnode
 
 _Node = tuple[bytes, Stat]
-_Get = Callable[[], Awaitable[_Node]]
-_List = Callable[[], Awaitable[list[str]]]
 
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 STATES_AT_ONCE = 100
-"""By one request: what is decoded in one go takes a millisecond."""
+"""States per request: decoding them blocks the loop for a millisecond."""
 LONGEST_EXAMPLE = 500
-"""In characters."""
+"""Characters."""
 
+
+_EVENTS_OF_CHILDREN: Mapping[str, type[events.Event]] = {
+    znodes.BROKER_IDS: events.BrokerChange,
+    znodes.TOPICS: events.TopicChange,
+    znodes.DELETE_TOPICS: events.DeleteTopics,
+    znodes.ISR_CHANGES: events.IsrChange,
+    znodes.LOG_DIR_EVENTS: events.LogDirFailure,
+}
+"""The nodes whose children are watched, and the event of each."""
 
 Watchers = Mapping[type[events.Event], Watcher]
-"""By the event that each of them raises, one for every kind in `events.WATCHED`: what is called when something has
-changed; each is set anew by the read that it belongs to."""
+"""The watcher that raises each kind of event in `events.WATCHED`. The read that belongs to it sets it again."""
 
 
 class Overview(NamedTuple):
-    """The names of everything, read in one go when office is taken."""
+    """The names of everything, read at once when office is taken."""
 
     broker_ids: Sequence[int]
     topics: Sequence[str]
@@ -56,12 +63,12 @@ class Overview(NamedTuple):
 class TopicZnodes(NamedTuple):
     read: Mapping[str, TopicZnode]
     malformed: Mapping[str, str]
-    """What is wrong with those that make no sense, and what could be written there."""
+    """The problem of each znode that could not be decoded, with an example of valid content."""
     versions: Mapping[str, int]
-    """Of the znodes of both."""
+    """The data versions of all these znodes."""
     changed_in: Mapping[str, int]
-    """The transaction that has changed each of the znodes last (its mzxid). Unlike a version, no other znode of that
-    name ever has the same."""
+    """The transaction that last changed each of the znodes (its mzxid). Unlike a version, it is never repeated by a
+    later znode of the same name."""
 
 
 class States(NamedTuple):
@@ -70,12 +77,12 @@ class States(NamedTuple):
 
 
 class PreferredElection(NamedTuple):
-    """What `/admin/preferred_replica_election` asks for."""
+    """The content of `/admin/preferred_replica_election`."""
 
     partitions: Sequence[TopicPartition]
-    """As they stand there; none where it is malformed."""
+    """In the order of the znode; empty if it is malformed."""
     problem: str
-    """What is wrong with the node; empty: nothing."""
+    """Why the znode could not be decoded; empty if it could."""
     czxid: int
     version: int
 
@@ -84,45 +91,38 @@ class ReassignmentsRead(NamedTuple):
     entries: Sequence[Reassignment]
     version: int
     problem: str = ""
-    """Why the znode could not be decoded; empty: it could."""
+    """Why the znode could not be decoded; empty if it could."""
 
 
 class Gather:
-    """`note` is told, in a sentence, of every znode that makes no sense: once, however often it is read, until it is
-    repaired or makes no sense in another way."""
+    """`note` is called with a sentence about every znode that cannot be decoded: once, however often it is read, until
+    it is repaired or has another problem."""
 
     def __init__(self, access: ZooKeeperAccess, epoch: int, watchers: Watchers, note: Callable[[str], None]) -> None:
         self._access = access
         self._session = access.session
         self._epoch = epoch
         self._watchers = watchers
-        self._tell = note
+        self._report = note
         self._problems: dict[str, str] = {}
-        """What was told, by path."""
+        """The reported problems, by path."""
 
     async def overview(self) -> Overview:
-        """All that taking office begins with, and every watch."""
-        ids, topics, deletions, isr_changes, log_dir_failures = await self._access.read(
-            [
-                lambda: self._children(znodes.BROKER_IDS, self._watchers[events.BrokerChange]),
-                lambda: self._children(znodes.TOPICS, self._watchers[events.TopicChange]),
-                lambda: self._children(znodes.DELETE_TOPICS, self._watchers[events.DeleteTopics]),
-                lambda: self._children(znodes.ISR_CHANGES, self._watchers[events.IsrChange]),
-                lambda: self._children(znodes.LOG_DIR_EVENTS, self._watchers[events.LogDirFailure]),
-            ]
-        )
+        """Read all names for taking office, and set their watches."""
+        found = await self._access.read([partial(self._children, path) for path in _EVENTS_OF_CHILDREN])
+        ids, topics, deletions, isr_changes, log_dir_failures = (names or [] for names in found)
         return Overview(
-            _broker_ids(ids or []),
-            topics or [],
-            deletions or [],
-            [f"{znodes.ISR_CHANGES}/{name}" for name in isr_changes or []],
-            [f"{znodes.LOG_DIR_EVENTS}/{name}" for name in log_dir_failures or []],
+            _broker_ids(ids),
+            topics,
+            deletions,
+            [f"{znodes.ISR_CHANGES}/{name}" for name in isr_changes],
+            [f"{znodes.LOG_DIR_EVENTS}/{name}" for name in log_dir_failures],
         )
 
     async def brokers(self, known: Iterable[int]) -> dict[int, RegisteredBroker]:
-        """The brokers that are registered now. The data of `known` ones is asked for in the same go as the list."""
+        """Return the registered brokers. The data of the `known` ones is read together with the list."""
         guess = sorted(known)
-        calls: list[_List | _Get] = [lambda: self._children(znodes.BROKER_IDS, self._watchers[events.BrokerChange])]
+        calls: list[Callable[[], Awaitable[list[str] | _Node]]] = [lambda: self._children(znodes.BROKER_IDS)]
         calls += [self._getter(znodes.broker_path(broker_id)) for broker_id in guess]
         children, *nodes = await self._access.read(calls)
         ids = _broker_ids(children if isinstance(children, list) else [])
@@ -134,12 +134,12 @@ class Gather:
         return registered
 
     async def broker_epoch(self, broker_id: int) -> int | None:
-        """The epoch of the broker's registration, None where it has none."""
-        [stat] = await self._access.read([lambda: self._session.exists(znodes.broker_path(broker_id))])
+        """Return the epoch of the broker's registration, or None if it is not registered."""
+        [stat] = await self._access.read([self._checker(znodes.broker_path(broker_id))])
         return stat.czxid if stat is not None else None
 
     async def registered(self, broker_ids: Sequence[int]) -> dict[int, RegisteredBroker]:
-        """Those of the brokers that are registered. Registrations that make no sense are watched."""
+        """Return those of the brokers that are registered. Registrations that cannot be decoded are watched."""
         brokers: dict[int, RegisteredBroker] = {}
         await self._read_brokers(broker_ids, brokers)
         await self._watch_unreadable(broker_ids, brokers)
@@ -157,7 +157,7 @@ class Gather:
             if node is not None:
                 self._decode_broker(broker_id, node, brokers)
 
-    def _decode_broker(self, broker_id: int, node: tuple[bytes, Stat], brokers: dict[int, RegisteredBroker]) -> None:
+    def _decode_broker(self, broker_id: int, node: _Node, brokers: dict[int, RegisteredBroker]) -> None:
         data, stat = node
         path = znodes.broker_path(broker_id)
         try:
@@ -167,18 +167,18 @@ class Gather:
             self._note(path, str(error), f"broker {broker_id} is ignored: {error}")
 
     async def topic_names(self) -> Sequence[str]:
-        [names] = await self._access.read([lambda: self._children(znodes.TOPICS, self._watchers[events.TopicChange])])
-        return names or []
+        return await self._names(znodes.TOPICS)
 
     async def topics_to_delete(self) -> Sequence[str]:
-        [names] = await self._access.read(
-            [lambda: self._children(znodes.DELETE_TOPICS, self._watchers[events.DeleteTopics])]
-        )
+        return await self._names(znodes.DELETE_TOPICS)
+
+    async def _names(self, path: str) -> list[str]:
+        [names] = await self._access.read([lambda: self._children(path)])
         return names or []
 
     async def topics(self, names: Sequence[str], *, watch: bool = True, known: Container[str] = ()) -> TopicZnodes:
-        """Those that are there, each watched from now on, unless it is a second look at one that is. Nothing is noted
-        of the `known` ones: what makes no sense there is put back."""
+        """Read the topics that exist, and watch them unless `watch` is False. Problems of the `known` ones are not
+        reported: the caller restores their znodes."""
         watcher = self._watchers[events.PartitionModifications] if watch else None
         nodes = await self._access.read([self._getter(znodes.topic_path(name), watcher) for name in names])
         read: dict[str, TopicZnode] = {}
@@ -202,9 +202,10 @@ class Gather:
         return TopicZnodes(read, malformed, versions, changed_in)
 
     async def _example(self, topic: str) -> str:
-        """What could be written to the topic's znode, as far as the nodes below it tell; empty where they do not."""
+        """Return content that could be written to the topic's znode, derived from the nodes below it; empty if these do
+        not suffice."""
         paths = [znodes.topic_path(topic), znodes.partitions_path(topic)]
-        below, numbers = await self._access.read([self._lister(path) for path in paths])
+        below, numbers = await self._access.read([partial(self._session.children, path) for path in paths])
         ids = [name.removeprefix("id-") for name in below or [] if name.startswith("id-")]
         partitions = [TopicPartition(topic, p) for name in numbers or [] if (p := znodes.number(name)) is not None]
         if topic_name_problem(topic) is not None or not ids or not partitions:
@@ -215,14 +216,14 @@ class Gather:
         return example if len(example) <= LONGEST_EXAMPLE else f"{example[:LONGEST_EXAMPLE]}..."
 
     async def states(self, partitions: Sequence[TopicPartition]) -> States:
-        """The state znodes that exist. Those that make no sense are watched. Raises ControllerMoved if a newer
-        controller was elected, and has written one."""
+        """Read the state znodes that exist. Those that cannot be decoded are watched. Raises ControllerMoved if a newer
+        controller has written one."""
         parts = [partitions[start : start + STATES_AT_ONCE] for start in range(0, len(partitions), STATES_AT_ONCE)]
         answers = await self._access.read([self._states_getter(part) for part in parts])
         states = States({}, set())
         for part, nodes in zip(parts, answers, strict=True):
             self._decode_states(part, nodes or [], states)
-            await asyncio.sleep(0)  # there may be very many
+            await asyncio.sleep(0)
         unreadable = sorted(states.malformed)
         states.malformed.clear()
         watcher = self._watchers[events.UnreadableStateChange]
@@ -251,7 +252,7 @@ class Gather:
     async def watched_states(
         self, partitions: Sequence[TopicPartition], watcher: Callable[[TopicPartition], Watcher]
     ) -> States:
-        """As `states`, and what is called when one changes."""
+        """Like `states`; `watcher` returns the watcher of each partition's znode."""
         nodes = await self._access.read([self._getter(znodes.state_path(p), watcher(p)) for p in partitions])
         states = States({}, set())
         self._decode_states(partitions, nodes, states)
@@ -259,11 +260,11 @@ class Gather:
         return states
 
     async def _require_term(self, states: States) -> None:
-        if states.malformed:  # perhaps by the hand of a newer controller
+        if states.malformed:  # a newer controller may have written it
             await self._access.require_term(self._epoch)
 
     async def reassignments(self) -> ReassignmentsRead | None:
-        """What `/admin/reassign_partitions` holds; None where there is none. It is watched in either case."""
+        """Read `/admin/reassign_partitions`; None if it does not exist. It is watched in either case."""
         [node] = await self._access.read([self._watched_reassignments])
         if node is None:
             return None
@@ -283,14 +284,11 @@ class Gather:
                     return None
 
     async def isr_notifications(self) -> Sequence[str]:
-        """Paths."""
-        [names] = await self._access.read(
-            [lambda: self._children(znodes.ISR_CHANGES, self._watchers[events.IsrChange])]
-        )
-        return [f"{znodes.ISR_CHANGES}/{name}" for name in names or []]
+        """Return the paths of the notifications."""
+        return [f"{znodes.ISR_CHANGES}/{name}" for name in await self._names(znodes.ISR_CHANGES)]
 
     async def changed_partitions(self, notifications: Sequence[str]) -> list[TopicPartition]:
-        """The partitions that the notifications name, each once."""
+        """Return the partitions that the notifications name, each once."""
         nodes = await self._access.read([self._getter(path) for path in notifications])
         partitions: dict[TopicPartition, None] = {}
         for path, node in zip(notifications, nodes, strict=True):
@@ -299,17 +297,15 @@ class Gather:
             try:
                 partitions.update(dict.fromkeys(znodes.decode_isr_change(path, node[0])))
             except MalformedZnode as error:
-                self._tell(f"an ISR change is ignored: {error}")
+                self._report(f"an ISR change is ignored: {error}")
         return list(partitions)
 
     async def log_dir_notifications(self) -> Sequence[str]:
-        """Paths."""
-        watch = self._watchers[events.LogDirFailure]
-        [names] = await self._access.read([lambda: self._children(znodes.LOG_DIR_EVENTS, watch)])
-        return [f"{znodes.LOG_DIR_EVENTS}/{name}" for name in names or []]
+        """Return the paths of the notifications."""
+        return [f"{znodes.LOG_DIR_EVENTS}/{name}" for name in await self._names(znodes.LOG_DIR_EVENTS)]
 
     async def brokers_of_failures(self, notifications: Sequence[str]) -> list[int]:
-        """The brokers that the notifications name, each once."""
+        """Return the brokers that the notifications name, each once."""
         nodes = await self._access.read([self._getter(path) for path in notifications])
         broker_ids: set[int] = set()
         for path, node in zip(notifications, nodes, strict=True):
@@ -318,11 +314,11 @@ class Gather:
             try:
                 broker_ids.add(znodes.decode_log_dir_event(path, node[0]))
             except MalformedZnode as error:
-                self._tell(f"a failure of a log directory is ignored: {error}")
+                self._report(f"a failure of a log directory is ignored: {error}")
         return sorted(broker_ids)
 
     async def preferred_election(self) -> PreferredElection | None:
-        """None where no election is asked for. The watch is set in either case."""
+        """Read `/admin/preferred_replica_election`; None if it does not exist. It is watched in either case."""
         path, watcher = znodes.PREFERRED_REPLICA_ELECTION, self._watchers[events.PreferredReplicaElection]
         [there] = await self._access.read([lambda: self._session.exists(path, watcher)])
         if there is None:
@@ -337,7 +333,7 @@ class Gather:
             return PreferredElection((), str(error), stat.czxid, stat.version)
 
     async def configs(self, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
-        """The settings of those of the topics that have any; empty where the znode is malformed."""
+        """Return the settings of those of the topics that have any; empty if the znode is malformed."""
         paths = [znodes.topic_config_path(topic) for topic in topics]
         nodes = await self._access.read([self._getter(path) for path in paths])
         configs: dict[str, Mapping[str, str]] = {}
@@ -353,18 +349,18 @@ class Gather:
         return configs
 
     async def topic_settings(self, topics: Sequence[str], default: TopicSettings) -> dict[str, TopicSettings]:
-        """What decides elections. `default` is for what a topic does not set, and for a min.insync.replicas that is no
-        number."""
+        """Return the settings that decide elections. `default` applies to settings that a topic does not have, and to a
+        min.insync.replicas that is no number."""
         configs = await self.configs(topics)
         return {topic: self._topic_settings(topic, configs.get(topic, {}), default) for topic in topics}
 
     async def settings_version(self) -> int | None:
-        """Of all settings in ZooKeeper: it is another one after each change of any (`TopicSettings.version`)."""
+        """Return the version of all settings in ZooKeeper, which every change raises (`TopicSettings.version`)."""
         [stat] = await self._access.read([self._checker(znodes.CONFIG_CHANGES)])
         return None if stat is None else stat.version
 
     async def read_again(self, read: Callable[[ZooKeeperSession], Awaitable[object]]) -> None:
-        """Has a part of the broker read what it needs to know."""
+        """Call `read` with the session, again after a lost connection."""
         await self._access.read([lambda: read(self._session)])
 
     def _topic_settings(self, topic: str, config: Mapping[str, str], default: TopicSettings) -> TopicSettings:
@@ -383,42 +379,41 @@ class Gather:
         return TopicSettings(unclean, min_insync_replicas, is_synced)
 
     def _note(self, path: str, problem: str, note: str) -> None:
-        """It is read whenever anything beside it changes."""
+        """Report a problem unless it has been reported."""
         if self._problems.get(path) != problem:
             self._problems[path] = problem
-            self._tell(note)
+            self._report(note)
 
     async def existing(self, paths: Sequence[str]) -> frozenset[str]:
-        """Those of the nodes that exist."""
+        """Return those of the nodes that exist."""
         stats = await self._access.read([self._checker(path) for path in paths])
         return frozenset(path for path, stat in zip(paths, stats, strict=True) if stat is not None)
 
     async def tree(self, root: str) -> list[str]:
-        """The node and all below it, children before their parents; empty where there is none."""
+        """Return the node and all below it, children before their parents; empty if it does not exist."""
         levels = [[root]]
         while levels[-1]:
             level = levels[-1]
-            names = await self._access.read([self._lister(path) for path in level])
+            names = await self._access.read([partial(self._session.children, path) for path in level])
             levels[-1] = [path for path, found in zip(level, names, strict=True) if found is not None]
             levels.append([f"{path}/{name}" for path, found in zip(level, names, strict=True) for name in found or []])
         return [path for level in reversed(levels) for path in level]
 
-    def _getter(self, path: str, watcher: Watcher | None = None) -> _Get:
+    def _getter(self, path: str, watcher: Watcher | None = None) -> Callable[[], Awaitable[_Node]]:
         return lambda: self._session.get(path, watcher)
 
     def _checker(self, path: str) -> Callable[[], Awaitable[Stat | None]]:
         return lambda: self._session.exists(path)
 
-    def _lister(self, path: str) -> _List:
-        return lambda: self._session.children(path)
-
-    async def _children(self, path: str, watcher: Watcher) -> list[str]:
-        """The children, watched. Every broker makes sure that the node exists; if it is gone, it is made again."""
+    async def _children(self, path: str) -> list[str]:
+        """Return the names of the children, and watch them. Every broker creates the node at its start; if it is gone,
+        it is created again."""
+        watcher = self._watchers[_EVENTS_OF_CHILDREN[path]]
         while True:
             try:
                 return await self._session.children(path, watcher)
             except NoNode:
-                self._tell(f"the znode {path} was missing; it is made again")
+                self._report(f"the znode {path} was missing; it is made again")
             try:
                 await self._session.create(path, b"")
             except NodeExists:
@@ -430,8 +425,8 @@ def _broker_ids(names: Iterable[str]) -> list[int]:
 
 
 def decode_own_state(partition: TopicPartition, data: bytes, version: int, epoch: int) -> LeaderAndIsr:
-    """Raises MalformedZnode, also for a state that a controller newer than `epoch` has written: the caller looks
-    whether there is one (`ZooKeeperAccess.require_term`). One that was written by hand concerns this partition only."""
+    """Decode a state. Raises MalformedZnode, also for a controller epoch higher than `epoch`: then the caller checks
+    whether a newer controller was elected (`ZooKeeperAccess.require_term`) or the znode was written by hand."""
     state = znodes.decode_state(partition, data, version)
     if state.controller_epoch > epoch:
         raise MalformedZnode(

@@ -1,17 +1,16 @@
-"""What the controller sends (Kafka's ControllerChannelManager): per live broker one ordered queue and one sender.
+"""The control requests to brokers (Kafka's ControllerChannelManager): one ordered queue and one sender per live broker.
 
-The problem: a broker must see every control request, in the order of the decisions, however often its
-connection breaks; yet one broker that hangs must not hold up the others, nor the controller.
+The problem: a broker must receive every control request in the order of the decisions, however often its connection
+breaks. Yet a broker that hangs must not delay the other brokers or the controller.
 
-The choice: whatever is decided is only queued. Per broker a task takes the oldest request and repeats it until there is
-an answer, then goes on to the next; one at a time, so that a repetition can never overtake another request. The task
-ends when the broker leaves the picture or the tenure ends. A broker that registered again is another one, with a queue
-of its own: what was meant for its former run is dropped, and refused for its epoch if it is on its way already. A
-request that was carried out and is repeated because the answer got lost does no harm: epochs make it a repetition. Nor
-does one that arrives late, over a connection that was given up, when others have been carried out since: orders are
+The choice: decisions only queue requests. For each broker, a task sends the oldest request until it is answered, then
+the next; with one at a time, a retry never overtakes another request. The task ends when the broker is lost or the
+tenure ends. A broker that registers again gets a new queue: requests for its former epoch are dropped, and those
+already sent are rejected by their epoch. A retry of a request whose response was lost does no harm, since its epochs
+mark it as a repetition. A request that arrives late, over an abandoned connection, does no harm either: requests are
 numbered, and a broker never goes back to an earlier one.
 
-Answers become events. A broker that knows a higher controller epoch ends the tenure.
+Responses become events. A broker that knows a higher controller epoch ends the tenure.
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ from minibroker.protocol.model import Endpoint, RegisteredBroker, TopicPartition
 from minibroker.protocol.world import Clock
 
 RETRY_PAUSE_S = 0.1
-"""Between two attempts to reach a broker, as in Kafka's RequestSendThread."""
+"""Seconds between two attempts to reach a broker, as in Kafka's RequestSendThread."""
 CONNECT_TIMEOUT_S = 3.0
 
 FAILURE_PAUSE_S = 1.0
 MAX_FAILURES = 5
-"""How often a handler may fail at a request before the next ones are sent: they may be about other partitions."""
+"""Failures of a broker's handler after which the next request is sent; it may concern other partitions."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A request in a queue. `partitions` are those that an answer must account for, `deleted_topics` those that an
-    UpdateMetadata says are gone."""
+    """A request in a queue. `partitions`: those that the response must report on. `deleted_topics`: those that an
+    UpdateMetadata reports as deleted."""
 
     api: Api[Any, Any]
     body: m.LeaderAndIsrRequest | m.StopReplicaRequest | m.UpdateMetadataRequest
@@ -65,7 +64,7 @@ class Outgoing:
 
 
 class Outbox:
-    """One tenure's. `post` takes the events; `on_failure` hears of a sender that broke, which should never happen."""
+    """Belongs to one tenure. `post` queues events; `on_failure` is called if a sender fails, which is a bug."""
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class Outbox:
         self._channels[broker.id] = channel
 
     def remove_broker(self, broker_id: int) -> None:
-        """Drop what is queued for it, and its connection."""
+        """Drop the broker's queue and connection."""
         channel = self._channels.pop(broker_id, None)
         if channel is not None and channel.task is not None:
             channel.progress.set()
@@ -108,7 +107,7 @@ class Outbox:
             channel.task.add_done_callback(self._leaving.discard)
 
     def put(self, broker_id: int, request: Outgoing) -> None:
-        """Queue a request. It is dropped where there is no such broker any more."""
+        """Queue a request. It is dropped if the broker is gone."""
         channel = self._channels.get(broker_id)
         if channel is not None:
             channel.orders += 1
@@ -117,7 +116,7 @@ class Outbox:
             channel.filled.set()
 
     async def delivered(self) -> None:
-        """Returns once every request that is queued now has been answered, or its broker is gone."""
+        """Wait until every request queued by now has been answered, or its broker is gone."""
         for channel in list(self._channels.values()):
             due = channel.orders
             while channel.answered < due and self._channels.get(channel.broker.id) is channel:
@@ -125,7 +124,7 @@ class Outbox:
                 await channel.progress.wait()
 
     async def close(self) -> None:
-        """Drop everything, and wait until every sender has ended."""
+        """Drop all queues, and wait until every sender has ended."""
         for broker_id in list(self._channels):
             self.remove_broker(broker_id)
         await stop_in_background(list(self._leaving))
@@ -150,7 +149,7 @@ class Outbox:
             channel.disconnect("the controller has no more to say")
 
     async def _deliver(self, channel: _Channel, request: Outgoing) -> m.Message | ErrorCode:
-        """The broker's final answer to the request, or the error with which it refused the whole of it."""
+        """Send the request until it need not be repeated. Returns the response, or the error of the whole request."""
         attempts = 0
         while True:
             answer = await self._ask(channel, request)
@@ -163,7 +162,7 @@ class Outbox:
             await asyncio.sleep(FAILURE_PAUSE_S if error is ErrorCode.UNKNOWN_SERVER_ERROR else RETRY_PAUSE_S)
 
     async def _ask(self, channel: _Channel, request: Outgoing) -> m.Message | ErrorCode:
-        """The answer to the next attempt that gets through."""
+        """Retry until the broker answers. Returns the response, or the error of the whole request."""
         while True:
             try:
                 if channel.connection is None or channel.connection.closed:
@@ -173,7 +172,7 @@ class Outbox:
                 if isinstance(error, BrokerError) and error.code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
                     _log.error("broker %d refused %s: %s", channel.broker.id, request.api.name, error)
                     return error.code
-                # A broker that does not accept this one as a broker has not looked at the request: somebody must help.
+                # A broker that does not accept this one's proof has not read the request: an operator must fix that.
                 if channel.reachable:
                     _log.warning("%s to broker %d is tried again: %s", request.api.name, channel.broker.id, error)
                 channel.reachable = False
@@ -202,7 +201,7 @@ class Outbox:
         if error is ErrorCode.STALE_CONTROLLER_EPOCH:
             self._post(Deposed(self._epoch, broker.id))
         elif error is ErrorCode.STALE_BROKER_EPOCH:
-            # It has registered again since, which `/brokers/ids` tells too: it will be told everything then.
+            # The broker has registered again; BrokerChange will send it everything.
             _log.info("broker %d is no longer the one of epoch %d", broker.id, broker.epoch)
         elif request.api is UPDATE_METADATA:
             if error is not ErrorCode.NONE:
@@ -213,7 +212,7 @@ class Outbox:
         else:
             errors = {p: error or partition_errors.get(p, ErrorCode.NONE) for p in request.partitions}
             if not request.partitions:
-                return  # a StopReplica that deletes nothing
+                return  # a StopReplica without deletion
             if request.api is LEADER_AND_ISR:
                 log_ends = _log_ends_in(answer, broker.id)
                 self._post(LeaderAndIsrAnswered(self._epoch, broker.id, broker.epoch, errors, log_ends, took_s))
@@ -226,13 +225,13 @@ class _Channel:
     broker: RegisteredBroker
     endpoint: Endpoint
     queue: deque[tuple[Outgoing, float]] = field(default_factory=deque)
-    """With the time at which each was queued."""
+    """The requests, with the times at which they were queued."""
     orders: int = 0
-    """How many were ever queued: the number of the last one."""
+    """The number of the last request: all requests ever queued."""
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     answered: int = 0
     progress: asyncio.Event = field(default_factory=asyncio.Event)
-    """One of them has been answered just now, or there will be no more."""
+    """Set after a response, and when the broker is removed."""
     task: asyncio.Task[None] | None = None
     connection: Connection | None = None
     reachable: bool = True
@@ -244,14 +243,14 @@ class _Channel:
 
 
 def _is_to_be_repeated(error: ErrorCode, attempts: int) -> bool:
-    """Whether a whole request that was answered with this error, after so many attempts, is sent again."""
+    """Return whether a request that failed as a whole with this error, after `attempts`, is sent again."""
     if error is ErrorCode.BROKER_ID_NOT_REGISTERED:
         return True
     return error is ErrorCode.UNKNOWN_SERVER_ERROR and attempts < MAX_FAILURES
 
 
 def _errors_in(answer: m.Message | ErrorCode) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
-    """The error of the whole request, and those of single partitions: what is not named there went well."""
+    """Return the error of the whole request, and those of partitions; partitions without an entry succeeded."""
     if isinstance(answer, ErrorCode):
         return answer, {}
     assert isinstance(answer, m.LeaderAndIsrResponse | m.StopReplicaResponse | m.UpdateMetadataResponse)

@@ -1,8 +1,8 @@
-"""What brokers are told: the cluster state as LeaderAndIsr, UpdateMetadata and StopReplica messages. Pure.
+"""The cluster state as LeaderAndIsr, UpdateMetadata and StopReplica messages. Pure.
 
-What concerns many partitions becomes several requests, of MAX_PARTITIONS at most: a broker that works on one does
-nothing else meanwhile. And a control request must fit a frame of 1 MiB (`protocol/connections/framing.py`), by an
-estimate of its size that errs on the large side.
+Many partitions are split into several requests of at most MAX_PARTITIONS, since a broker does nothing else while it
+handles one. A control request must also fit a frame of 1 MiB (`protocol/connections/framing.py`), by an estimate that
+errs on the large side.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.model import NO_EPOCH, NO_LEADER, RegisteredBroker, TopicPartition
 
 MAX_PARTITIONS = 100
-"""A broker carries out a request in one go, and has clients to serve."""
+"""Partitions of one request: the broker must serve its clients between two requests."""
 MAX_BODY_BYTES = MAX_SMALL_REQUEST_BYTES * 3 // 4
-"""Of partitions; the rest is for the list of brokers."""
+"""Bytes for partitions; the rest is for the list of brokers."""
 
 _PARTITION_BYTES = 40
 _REPLICA_BYTES = 5
 _MEMBER_BYTES = 14
-"""Of the ISR, or eligible: with its broker epoch."""
+"""Bytes of a member of the ISR or an eligible replica, with its broker epoch."""
 _TOPIC_BYTES = 40
 
 
 Described = dict[TopicPartition, m.LeaderAndIsrPartition]
-"""What LeaderAndIsr says of partitions: the same to each of their brokers, so that it is made once."""
+"""The LeaderAndIsr states of partitions, built once since all brokers get the same."""
 
 
 def leader_and_isr(
@@ -38,11 +38,11 @@ def leader_and_isr(
     new: frozenset[TopicPartition],
     described: Described,
 ) -> Iterator[tuple[m.LeaderAndIsrRequest, tuple[TopicPartition, ...]]]:
-    """The requests for one broker, each with its partitions. Partitions without a state are left out. `described`: of
-    the same state of things; it is added to.
+    """Yield the requests for one broker, each with its partitions. Partitions without a state are left out.
+    `described` is filled, and shared by calls for the same cluster state.
 
-    A broker that is shutting down is not told the addresses of leaders where it is out of the ISR: so it follows none
-    of them, and no leader counts it as caught up."""
+    A broker that is shutting down gets no addresses of leaders whose ISR it is not in. So it does not follow them, and
+    no leader counts it as caught up."""
     known = [p for p in partitions if p in state.leadership]
     if broker.id in state.shutting_down_brokers:
         followed = [p for p in known if broker.id in state.leadership[p].isr]
@@ -109,7 +109,7 @@ def _replica_state(
 def update_metadata(
     state: ClusterState, update: MetadataUpdate
 ) -> Iterator[Callable[[RegisteredBroker], m.UpdateMetadataRequest]]:
-    """The requests of one update, to be made out to each of its brokers; they share everything but its epoch."""
+    """Yield a factory for each request of the update. The requests of the brokers differ in the broker epoch only."""
     live = [
         m.UpdateMetadataBroker(
             broker.id,
@@ -164,7 +164,7 @@ def _metadata_state(state: ClusterState, partition: TopicPartition) -> m.UpdateM
 def stop_replica(
     state: ClusterState, broker: RegisteredBroker, stops: Sequence[StopReplica]
 ) -> Iterator[tuple[m.StopReplicaRequest, tuple[TopicPartition, ...]]]:
-    """The requests for one broker, each with its partitions."""
+    """Yield the requests for one broker, each with its partitions."""
     deleted = {stop.replica.partition: stop.delete for stop in stops}
     for part in _parts(state, sorted(deleted)):
         request = m.StopReplicaRequest(
@@ -202,7 +202,7 @@ def _parts(state: ClusterState, partitions: Sequence[TopicPartition]) -> Iterato
     for partition in partitions:
         replicas = len(state.assignments[partition])
         current = state.leadership.get(partition)
-        # The assignment, at most as many offline replicas, and the replicas on record as having everything.
+        # The assignment, at most as many offline replicas, the ISR and the eligible replicas.
         on_record = len(current.isr) + len(current.eligible) if current is not None else 0
         cost = _PARTITION_BYTES + _REPLICA_BYTES * 2 * replicas + _MEMBER_BYTES * on_record
         if partition.topic != topic:

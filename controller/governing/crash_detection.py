@@ -1,25 +1,23 @@
-"""Telling within a fraction of a second that a broker's process has died (what Kafka's ZooKeeper mode lacks).
+"""Detection of a broker's crash within a fraction of a second (Kafka's ZooKeeper mode lacks it).
 
-The problem: a killed process closes its sockets at once, but its ZooKeeper session lives on for seconds, and until it
-ends no new leader is elected. A connection that breaks proves little by itself, though: networks drop connections,
-and a wrong guess costs a leader change.
+The problem: a killed process closes its sockets at once, but its ZooKeeper session lasts for seconds longer, and no new
+leader is elected until it ends. A broken connection alone proves little: networks drop connections, and a wrong guess
+costs a leader change.
 
-The choice: one idle connection to each watched broker's control listener. When it ends, connect again; what comes of
-that is judged by `decisions.crashes`, which says when a broker is suspected, and why no sooner.
+The choice: one idle connection to each watched broker's control listener. When it ends, connect again;
+`decisions.crashes` judges the outcome and has the rules of suspicion.
 
-A host or a container whose address vanishes resets nothing: the connection to it would stay open for ever. So the
-kernels ask each other every second whether it still stands (TCP keepalive), and after two probes without an answer it
-has ended, long before the session.
+A host or a container whose address vanishes resets nothing, so the connection to it would stay open indefinitely. TCP
+keepalive therefore probes every second, and ends the connection after two unanswered probes, long before the session.
 
-A broker that finds others unreachable may itself be cut off. So ZooKeeper is asked for something before the first
-attempt to connect again, and after the last: unless it answers promptly both times, what was seen in between counts for
-nothing. A broker whose network has come back would otherwise depose a healthy controller for what it alone saw.
+A broker that finds others unreachable may itself be cut off. So it makes a ZooKeeper request before the first attempt
+to reconnect, and after the last: unless both are answered promptly, the attempts in between do not count. Otherwise a
+broker whose network has come back would depose a healthy controller.
 
-A process that was stopped (SIGSTOP) keeps its connections, since its kernel answers for it: finding it is left to the
-session.
+A stopped process (SIGSTOP) keeps its connections, since its kernel answers for it. The session detects it.
 
-Rejected: heartbeats on the connection (they only repeat, at a cost, what the session does for a process that hangs, and
-a busy event loop would miss them; keepalive probes are answered by the kernel, however busy the process is).
+Rejected: heartbeats on the connection. For a process that hangs they only repeat what the session does, and a busy
+event loop would miss them; the kernel answers keepalive probes however busy the process is.
 """
 
 from __future__ import annotations
@@ -39,17 +37,17 @@ from minibroker.protocol.world import Clock, Network
 _log = logging.getLogger("minibroker.controller")
 
 PROVEN_S = 0.1
-"""A connection that lived this long was one to the broker, not to something that accepts in its place."""
+"""Seconds after which a connection counts as one to the broker, not to a proxy that accepts in its place."""
 
 PROMPT_S = 0.1
-"""A broker that waits this long for ZooKeeper's answer may have been cut off from it."""
+"""Seconds within which ZooKeeper must answer; a broker that waits longer may have been cut off."""
 
 SuspicionListener = Callable[[int, int, str], None]
 """Broker id, broker epoch, reason."""
 
 
 class _Watcher(asyncio.Protocol):
-    """A connection on which nothing is said. `lost` is done when it has ended."""
+    """An idle connection. `lost` is done when it has ended."""
 
     def __init__(self) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -69,8 +67,8 @@ class _Watcher(asyncio.Protocol):
 
 
 class CrashDetector:
-    """Watches the brokers given to `follow`, and tells the listeners of `on_suspicion` which of them it suspects
-    to have crashed: once per watch. `in_touch` must return when ZooKeeper has answered something."""
+    """Watches the brokers given to `follow`, and calls the listeners of `on_suspicion`, once per watch, when it
+    suspects one of them to have crashed. `in_touch` must return when ZooKeeper has answered a request."""
 
     def __init__(
         self, network: Network, clock: Clock, detection_ms: int, in_touch: Callable[[], Awaitable[None]]
@@ -86,11 +84,11 @@ class CrashDetector:
         self._ending: set[asyncio.Task[None]] = set()
 
     def on_suspicion(self, listener: SuspicionListener) -> None:
-        """Listeners are called in the order in which they were added."""
+        """Add a listener. Listeners are called in the order in which they were added."""
         self._listeners.append(listener)
 
     def follow(self, brokers: Iterable[RegisteredBroker]) -> None:
-        """Watch these brokers, in their present epochs, and no others."""
+        """Watch exactly these brokers, in their present epochs."""
         wanted = {(broker.id, broker.epoch): broker for broker in brokers}
         for key in [key for key in self._watches if key not in wanted]:
             task = self._watches.pop(key)
@@ -104,14 +102,14 @@ class CrashDetector:
                 self._watches[key] = start_in_background(self._watch(broker, endpoint), name)
 
     def trouble_ms(self, broker_id: int) -> float:
-        """How long the broker could not be reached, as of the last attempt."""
+        """Return for how many milliseconds the broker has been unreachable, as of the last attempt."""
         trouble = self._troubles.get(broker_id)
         return 0.0 if trouble is None else (trouble.seen_s - trouble.since_s) * 1_000
 
     async def probe(self, brokers: Sequence[RegisteredBroker]) -> list[int]:
-        """The ids of those that are not running: their control listener refuses, or they have been unreachable for
-        `broker.crash.detection.ms` by now. Takes no longer than that; a broker that was not known to be in trouble and
-        cannot be reached within that time is left to the watch."""
+        """Return the ids of the brokers that are not running: their control listener refuses connections, or they have
+        been unreachable for `broker.crash.detection.ms`. Takes no longer than that. A broker that was reachable before
+        and does not answer within that time is left to the watch."""
         gone = await asyncio.gather(*(self._is_gone(broker) for broker in brokers))
         return [broker.id for broker, is_gone in zip(brokers, gone, strict=True) if is_gone]
 
@@ -158,7 +156,7 @@ class CrashDetector:
             if not is_suspect:
                 await asyncio.sleep(pause_s)
                 continue
-            # The watch of another broker may have found this out meanwhile, and cleared what was seen of all.
+            # The watch of another broker may have noticed the cut meanwhile, and cleared the troubles of all brokers.
             if await self._was_cut_off() or broker.id not in self._troubles:
                 _log.info("broker %d: %s, but ZooKeeper was slow to answer, too; looking again", broker.id, reason)
                 watched = watched.forgotten()
@@ -172,7 +170,7 @@ class CrashDetector:
             return
 
     async def _look(self, broker: RegisteredBroker, endpoint: Endpoint, timeout_s: float) -> tuple[Attempt, str]:
-        """What came of an attempt to connect, also in words. Where it made a connection, returns once that has
+        """Connect, and return the outcome with its description. If the attempt succeeds, wait until the connection has
         ended."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -190,14 +188,14 @@ class CrashDetector:
         finally:
             watcher.close()
             has_stood = self._clock.monotonic() - connected_s >= PROVEN_S
-            if has_stood:  # also where the watch ends before the connection
+            if has_stood:  # also if the watch ends before the connection
                 self._suspicions.pop(broker.id, None)
         if has_stood:
             _log.info("the connection to broker %d was lost; connecting again", broker.id)  # C1
         return Attempt.STOOD if has_stood else Attempt.CLOSED, "it accepts connections and closes them"
 
     async def _was_cut_off(self) -> bool:
-        """Whether this broker itself may have been cut off until now: if so, what it saw before no longer counts."""
+        """Return whether this broker itself may have been cut off; if so, earlier observations no longer count."""
         asked_s = self._clock.monotonic()
         await self._in_touch()
         if self._clock.monotonic() - asked_s < PROMPT_S:

@@ -1,4 +1,4 @@
-"""Which brokers this one watches for crashes: the controller, and all others while it is the controller itself."""
+"""The choice of brokers to watch for crashes: the controller, or all others while this broker is the controller."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CONTROLLER_RETRY_S = 0.05
 
 
 class CrashWatch:
-    """Gives the detector the brokers to follow, and has a suspected controller removed from office. Any other suspected
-    broker is left to this one's controller, while it is in office."""
+    """Chooses the brokers for the detector, and requests the removal of a suspected controller. Other suspected brokers
+    are handled by this broker's controller, while it is in office."""
 
     def __init__(
         self,
@@ -26,9 +26,8 @@ class CrashWatch:
         start: Callable[[Coroutine[object, object, None], str], object],
         remove_controller: Callable[[int, int, str], None],
     ) -> None:
-        """`sessions` waits until there is a session, `start` starts a task that has an owner; `remove_controller`
-        takes the broker id and the controller epoch of the one whose broker has crashed, and what
-        speaks for it."""
+        """`sessions` waits for a session; `start` starts a task with an owner; `remove_controller` is called with the
+        broker id and the epoch of a controller that seems to have crashed, and the reason."""
         self._broker_id = broker_id
         self._detector = detector
         self._sessions = sessions
@@ -39,12 +38,12 @@ class CrashWatch:
         self._controller_epoch = NO_EPOCH
 
     def brokers_changed(self, brokers: tuple[RegisteredBroker, ...]) -> None:
-        """This broker's controller has a new picture of the live brokers, or none, once it is out of office."""
+        """Watch the live brokers that this broker's controller knows; none once it is out of office."""
         self._brokers = tuple(broker for broker in brokers if broker.id != self._broker_id)
         self._follow()
 
     def controller_changed(self, controller_id: int | None, epoch: int) -> None:
-        """Which broker is in office, and in which controller epoch; None: none is."""
+        """Watch the broker that is controller in that epoch; None: there is none."""
         self._controller_epoch = epoch
         self._controller = None
         self._follow()
@@ -52,15 +51,15 @@ class CrashWatch:
             self._start(self._find_controller(controller_id, epoch), f"address of controller {controller_id}")
 
     async def _find_controller(self, controller_id: int, epoch: int) -> None:
-        """Find where the controller's broker listens, from its registration; then watch it."""
+        """Read the controller's endpoint from its registration, then watch it."""
         path = znodes.broker_path(controller_id)
         while self._controller_epoch == epoch:
             try:
                 data, stat = await (await self._sessions()).get(path)
                 broker = znodes.decode_broker(controller_id, data, stat.czxid)
             except (ConnectionLoss, SessionExpired, NoNode, MalformedZnode):
-                # Not registered: about to be again, or a dead controller whose session, and office, end soon. Or
-                # the znode is malformed: then this broker goes without the watch until that is corrected.
+                # An unregistered controller either registers again, or is dead and its session ends soon. With a
+                # malformed znode it cannot be watched until the znode is corrected.
                 await asyncio.sleep(CONTROLLER_RETRY_S)
                 continue
             if self._controller_epoch == epoch:
@@ -69,7 +68,7 @@ class CrashWatch:
             return
 
     def suspected(self, broker_id: int, broker_epoch: int, reason: str) -> None:
-        """For `CrashDetector.on_suspicion`."""
+        """Listener for `CrashDetector.on_suspicion`."""
         controller = self._controller
         if controller is not None and (controller.id, controller.epoch) == (broker_id, broker_epoch):
             self._remove_controller(broker_id, self._controller_epoch, reason)

@@ -1,24 +1,23 @@
-"""Which broker is the controller: the race for /controller, taking office, resigning, removing one that crashed.
+"""The election of the controller: the race for /controller, taking office, resigning, removing a crashed controller.
 
-The problem: exactly one broker acts as controller, although sessions expire, connections break in the middle of a
-race, and nodes are deleted by others or by hand. Known ways to fail: a deposed controller that goes on (KAFKA-4447,
-KAFKA-6082), one that won but never heard of it and never starts (KAFKA-13407), a late delete that removes the successor
-(ZooKeeper compares data versions, and every new node begins with the same one).
+The problem: exactly one broker must act as controller, although sessions expire, connections break during a race, and
+nodes are deleted by other brokers or by hand. Known failures: a deposed controller that continues (KAFKA-4447,
+KAFKA-6082); a winner that never hears of its victory and never starts (KAFKA-13407); a late delete that removes the
+successor (ZooKeeper compares data versions, and every new node begins with the same version).
 
-The choice: the race is one `multi` that creates /controller and raises /controller_epoch from the version seen, so each
-term of office has an epoch and a data version of /controller_epoch that no other ever has; whatever removes
-/controller checks that version in the same `multi`. And there is one way into office and out of it: look at both nodes,
-let `judge_leadership` say what that means, act, look again. The race's own answer is not even read: whether it was won
-shows in the look that follows it, if the nodes carry our session and the epoch we claimed; so a lost answer makes no
-difference. One task does all this, one thing at a time, and waits until the callbacks have returned: a broker never
-runs for office before its former term has ended.
+The choice: the race is one `multi` that creates /controller and raises /controller_epoch from the version read, so each
+term of office has an epoch and a data version of /controller_epoch of its own. Each removal of /controller checks that
+version in the same `multi`. There is one way into office and out of it: read both nodes, let `judge_leadership` return
+a verdict, act on it, read again. The response to the race is ignored: the race was won if the next read shows our
+session and the claimed epoch, so a lost response makes no difference. One task does all this, one step at a time, and
+waits until the callbacks have returned: a broker never runs for office before its former term has ended.
 
-A server of the ensemble may lag behind: it never shows a session anything older than an answer that the session got,
-but may not know yet of a write whose answer was lost. The race that follows such a look is refused, as every write goes
-by ZooKeeper's leader, and the next look is newer.
+A server of the ensemble may lag: it never shows a session anything older than an earlier response of that session, but
+it may not have a write whose response was lost. ZooKeeper's leader, which orders all writes, then refuses the race, and
+the next read is newer.
 
-Rejected: compare-and-delete by czxid (ZooKeeper has none); a lock recipe with a queue of waiters (Kafka's znodes are
-what tools know); reacting to single events (any of them may be lost with the connection; a look is always right).
+Rejected: compare-and-delete by czxid (ZooKeeper has none); a lock recipe with a queue of waiters (tools know Kafka's
+znodes); reacting to single events (any of them may be lost with the connection; a fresh read is always right).
 """
 
 from __future__ import annotations
@@ -63,32 +62,33 @@ _logger = logging.getLogger("minibroker.leadership")
 
 _RETRY_PAUSE_S = 0.02
 _TROUBLE_PAUSE_S = 1.0
-"""Before the next look, where ZooKeeper refused something or a znode is malformed."""
+"""Seconds before the next read, if ZooKeeper refused a request or a znode is malformed."""
 
 RESIGNATION_PAUSE_S = 0.5
-"""A controller that resigned, or was removed, lets others go first for this long: what failed here may work there."""
+"""Seconds for which a controller that resigned or was removed does not run: other brokers may not have its problem."""
 REMOVAL_PAUSE_S = 0.05
-"""So does one that has removed a crashed controller: if that lives, and the link between the two is broken, a third
-broker that reaches both ends the quarrel. Where there is no third one, the failover takes this much longer."""
+"""Seconds for which a broker that removed a crashed controller does not run. If the controller lives and only the link
+between the two is broken, a third broker that reaches both should win. Without a third broker, the failover takes this
+much longer."""
 
 NO_SESSION = 0
 """The owner of a node that is not ephemeral."""
 
 
 class OfficeTerm(NamedTuple):
-    """A term of office. `epoch_version` is the data version of /controller_epoch as its election left it."""
+    """A term of office. `epoch_version` is the data version of /controller_epoch after its election."""
 
     epoch: int
     epoch_version: int
 
 
 class Seen(NamedTuple):
-    """What /controller and /controller_epoch hold."""
+    """The contents of /controller and /controller_epoch."""
 
     controller_id: int | None
-    """None: there is no /controller. NO_CONTROLLER: there is, but what it holds is not a broker id."""
+    """None: there is no /controller. NO_CONTROLLER: its content is not a broker id."""
     owner: int
-    """The session that made /controller, and with which it goes; NO_SESSION: it is not ephemeral."""
+    """The session that created /controller and removes it at its end; NO_SESSION: it is not ephemeral."""
     epoch: int
     epoch_version: int
 
@@ -98,19 +98,19 @@ class LeadershipVerdict(Enum):
     ELECTED = "this broker is controller"
     FOLLOWER = "another broker is controller"
     LEFTOVER = "/controller belongs to a former session of this broker, or to none and names no broker"
-    INVALID = "/controller belongs to this session, but does not name the broker and the term that it should"
+    INVALID = "/controller belongs to this session, but names another broker or term"
 
 
 def judge_leadership(seen: Seen, broker_id: int, session_id: int, claim: OfficeTerm | None) -> LeadershipVerdict:
-    """What the two nodes mean for broker `broker_id`, whose last race claimed the term `claim`."""
+    """Return what the two nodes mean for broker `broker_id`, whose last race claimed the term `claim`."""
     if seen.controller_id is None:
         return LeadershipVerdict.VACANT
     if seen.owner == NO_SESSION and seen.controller_id == NO_CONTROLLER:
-        # Written by hand, or only half written: it would stay for ever. One that names a controller is respected: that
-        # is how Kafka's migration to KRaft keeps brokers out of office.
+        # Written by hand, or only half written: it would stay forever. A persistent node that names a controller is
+        # respected: Kafka's migration to KRaft keeps brokers out of office in this way.
         return LeadershipVerdict.LEFTOVER
     if seen.owner != session_id:
-        # A broker that is attached is registered, so no other process can be this broker: its former one is gone.
+        # An attached broker is registered, so no other process has its id: the node is from its former process.
         return LeadershipVerdict.LEFTOVER if seen.controller_id == broker_id else LeadershipVerdict.FOLLOWER
     if seen.controller_id == broker_id and claim == (seen.epoch, seen.epoch_version):
         return LeadershipVerdict.ELECTED
@@ -120,11 +120,11 @@ def judge_leadership(seen: Seen, broker_id: int, session_id: int, claim: OfficeT
 class Leadership:
     """Runs for controller whenever the office is vacant, from `start` to `close`, in the sessions given to `attach`.
 
-    `on_elected(session, epoch, epoch_version)` begins a term; it should return once the term has begun, not when all
-    its work is done. If it raises, the term ends at once. `on_resign(reason)` ends it: when it returns nothing of the
-    term may run any more. `on_controller(controller_id, epoch)` reports every change of controller; None stands for
-    none. `on_removed(controller_id, epoch)` reports that this broker has removed a controller that has crashed. Each is
-    called after the one before has returned.
+    `on_elected(session, epoch, epoch_version)` begins a term; it should return once the term has begun, before its work
+    is done. If it raises, the term ends at once. `on_resign(reason)` ends the term: when it returns, no task of the
+    term may be running. `on_controller(controller_id, epoch)` reports every change of controller; None: there is none.
+    `on_removed(controller_id, epoch)` reports that this broker has removed a crashed controller. The callbacks are
+    called one after the other.
     """
 
     def __init__(
@@ -157,44 +157,45 @@ class Leadership:
         self._work: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
 
-    # -- what others see and ask; none of it waits --
+    # -- public; none of it waits --
 
     @property
     def is_controller(self) -> bool:
-        """This broker is in office, as far as it knows."""
+        """Whether this broker is in office, as far as it knows."""
         return self._term is not None
 
     @property
     def controller_id(self) -> int | None:
-        """The controller as of the last look; None: there is none, or it is not known yet."""
+        """The controller as of the last read; None if there is none, or it is not known yet."""
         return self._announced[0] if self._announced else None
 
     @property
     def epoch(self) -> int:
-        """The controller epoch as of the last look."""
+        """The controller epoch as of the last read."""
         return self._announced[1] if self._announced else INITIAL_CONTROLLER_EPOCH
 
     def start(self) -> None:
         self._task = start_in_background(self._run(), f"leadership of broker {self._broker_id}")
 
     def attach(self, session: ZooKeeperSession) -> None:
-        """Run for office in this session from now on. The same session again: only look again."""
+        """Run for office in this session from now on. For the current session, only read again."""
         self._work.put_nowait(lambda: self._attach(session))
 
     def detach(self, reason: str = "detached from ZooKeeper") -> None:
-        """Resign, and do not run until the next `attach`. The end of a session is noticed without it."""
+        """Resign, and do not run until the next `attach`. After the end of a session it need not be called."""
         self._work.put_nowait(lambda: self._leave_session(self._session, reason))
 
     def resign(self, reason: str) -> None:
-        """Ask to end the term, and to remove /controller so that another is elected. Nothing is done out of office."""
+        """Request the end of the term and the removal of /controller, so that another broker is elected. Ignored out of
+        office."""
         self._work.put_nowait(lambda: self._resign(reason))
 
     def remove_crashed(self, controller_id: int, epoch: int) -> None:
-        """Ask to remove the /controller of that term, whose broker has crashed. Never removes another term's."""
+        """Request the removal of the /controller of that term, whose broker has crashed. No other term's is removed."""
         self._work.put_nowait(lambda: self._remove_crashed(controller_id, epoch))
 
     async def close(self) -> None:
-        """End the term if there is one, and stop. /controller goes with the session."""
+        """End the term, if any, and stop. The end of the session removes /controller."""
         if self._task is not None:
             await stop_in_background([self._task])
         if self._resignation is not None:
@@ -211,7 +212,7 @@ class Leadership:
             except SessionExpired as error:
                 await self._leave_session(self._session, str(error))
             except ConnectionLoss:
-                # Perhaps it was carried out. Only looks and removals come here, and they begin by reading.
+                # The request may have been carried out. Only reads and removals get here, and they begin by reading.
                 self._again_in(_RETRY_PAUSE_S, work)
             except (MinibrokerError, ZooKeeperError) as error:
                 _logger.error("broker %d cannot take part in the election of a controller: %s", self._broker_id, error)
@@ -235,7 +236,7 @@ class Leadership:
     def _state_changed(self, session: ZooKeeperSession, state: SessionState) -> None:
         if session is not self._session:
             return
-        self._watching = False  # forgotten with the connection
+        self._watching = False  # the watch is lost with the connection
         if state is SessionState.CONNECTED:
             self._ask_to_look()
         elif state is SessionState.EXPIRED:
@@ -254,7 +255,7 @@ class Leadership:
             return
         self._let_others_go_first(RESIGNATION_PAUSE_S)
         await self._end_term(reason)
-        self._ask_to_look()  # which finds our node without a term, and removes it
+        self._ask_to_look()  # finds our node without a term, and removes it
 
     async def _remove_crashed(self, controller_id: int, epoch: int) -> None:
         session = self._session
@@ -271,7 +272,7 @@ class Leadership:
     # -- looking and acting --
 
     async def _look(self) -> None:
-        """Look, judge and act, until there is nothing left to do."""
+        """Read, judge and act until there is nothing left to do."""
         self._look_asked = False
         while (session := self._session) is not None:
             seen = await self._read(session)
@@ -296,7 +297,7 @@ class Leadership:
                 await self._end_term(f"{CONTROLLER} no longer matches epoch {seen.epoch} of broker {self._broker_id}")
                 await self._remove(session, seen.epoch_version)
             else:
-                if self._term is not None:  # somebody has removed it, most likely one that could not reach this broker
+                if self._term is not None:  # removed, most likely by a broker that could not reach this one
                     self._let_others_go_first(RESIGNATION_PAUSE_S)
                 await self._end_term(f"{CONTROLLER} is gone")
                 self._announce(None, seen.epoch)
@@ -307,9 +308,9 @@ class Leadership:
                 await self._race(session, seen)
 
     async def _read(self, session: ZooKeeperSession) -> Seen:
-        """Both nodes, with a watch on /controller set before they are read.
+        """Read both nodes, after setting a watch on /controller.
 
-        The epoch is read first: then a removal that checks its version cannot hit a /controller made since.
+        The epoch is read first, so that a removal that checks its version cannot hit a newer /controller.
         """
         if not self._watching:
             self._watching = True
@@ -345,14 +346,14 @@ class Leadership:
         return watched
 
     async def _create_epoch(self, session: ZooKeeperSession) -> None:
-        # Epochs only grow: where somebody deleted the node, the next term still comes after the last one known here.
+        # Epochs only grow: if the node was deleted by hand, the next epoch still exceeds the last one known here.
         with contextlib.suppress(NodeExists):
             await session.create(CONTROLLER_EPOCH, encode_controller_epoch(self._highest_epoch))
 
     async def _race(self, session: ZooKeeperSession, seen: Seen) -> None:
         term = OfficeTerm(max(seen.epoch, self._highest_epoch) + 1, seen.epoch_version + 1)
         self._claim = term
-        with contextlib.suppress(MultiFailed):  # another was faster; the next look tells which
+        with contextlib.suppress(MultiFailed):  # another broker was faster; the next read shows which
             await session.multi(
                 [
                     Create(CONTROLLER, encode_controller(self._broker_id, self._clock.wall_ms()), ephemeral=True),
@@ -361,7 +362,7 @@ class Leadership:
             )
 
     async def _remove(self, session: ZooKeeperSession, epoch_version: int) -> bool:
-        """Remove /controller, unless another was elected since `epoch_version`, or it is gone: then False."""
+        """Remove /controller. Return False if another was elected since `epoch_version`, or the node is gone."""
         try:
             await session.multi([Check(CONTROLLER_EPOCH, epoch_version), Delete(CONTROLLER)])
         except MultiFailed as error:
@@ -397,7 +398,7 @@ class Leadership:
             return
         _logger.info("broker %d is no longer the controller: %s", self._broker_id, reason)
         self._term = self._claim = None
-        # Once begun, the end of a term is completed, even if this task is cancelled meanwhile: `close` waits for it.
+        # Shielded: `close` may cancel this task, and then waits for the end of the term.
         self._resignation = asyncio.ensure_future(self._on_resign(reason))
         await asyncio.shield(self._resignation)
         self._resignation = None

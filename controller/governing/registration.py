@@ -1,21 +1,21 @@
-"""This broker's place in the cluster: its ZooKeeper session, and the ephemeral znode /brokers/ids/N.
+"""This broker's registration: its ZooKeeper session, and the ephemeral znode /brokers/ids/N.
 
-The problem: the znode must be there exactly while the broker is. Sessions expire and come back; others delete the
-znode on suspicion; and a broker that was killed and is started again finds the node of its former session, which
-lives for seconds more (KAFKA-1387, KAFKA-6584, KAFKA-7165, KAFKA-14845). That one must go, yet the node of a live
-broker which was given the same id by mistake must not.
+The problem: the znode must exist exactly while the broker does. Sessions expire; other brokers delete the znode on
+suspicion; and a broker that was killed and restarted finds the node of its former session, which lasts for seconds
+longer (KAFKA-1387, KAFKA-6584, KAFKA-7165, KAFKA-14845). That node must go, but not the node of a live broker that has
+the same id by mistake.
 
-The choice: one task compares what is with what should be, and acts, whenever a watch fires or the session's state
-changes; it remembers nothing that ZooKeeper could tell it. So the next round makes good every interruption, whatever
-it interrupted. Whose node it is that stands in the way is judged by `judge_node`, from the owning session and the
-address inside: an address that we have bound ourselves cannot be another process's, and one that refuses connections
-has no process behind it. So it is at the start. Once this broker has been registered, a foreign node under its id
-means that somebody started a second broker N: the newer one wins, and this one says so and gives up.
+The choice: whenever a watch fires or the session's state changes, one task compares the actual with the intended state
+and acts. It remembers nothing that it can read from ZooKeeper, so the next round corrects whatever was interrupted.
+`judge_node` decides whose a conflicting node is, by the owning session and the address inside: an address that we have
+bound ourselves cannot belong to another process, and one that refuses connections has no process behind it. These rules
+hold until the first registration. After it, a foreign node under this id means that a second broker N was started: the
+newer one wins, and this broker logs an error and stops.
 
-Each registration is a new broker epoch (the node's czxid, KIP-380), whatever caused it.
+Each registration has a new broker epoch (the node's czxid, KIP-380).
 
-Rejected: waiting for the old session to expire, as Kafka does at first (6 s in which the broker is missing); deleting
-the node without a look, as Kafka does where the session id in it is its own (it cannot know the id after a restart).
+Rejected: waiting for the old session to expire, as Kafka does at first (6 s without the broker); deleting the node
+unconditionally, as Kafka does if it contains Kafka's own session id (which a restarted process cannot know).
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ _PROBE_TIMEOUT_S = 1.0
 _RECONNECT_PAUSE_S = 0.25
 _RETRY_PAUSE_S = 0.02
 _COMPLAINT_INTERVAL_S = 10.0
-"""How often the log says that ZooKeeper is still away."""
+"""Seconds between two log lines about an unreachable ZooKeeper."""
 
 _EXPIRY_SLACK_S = 2.0
-"""ZooKeeper rounds the end of a session up to its next tick, which is 2 s long by default."""
+"""ZooKeeper rounds the end of a session up to its next tick, which lasts 2 s by default."""
 
 
 class BrokerIdTaken(MinibrokerError):
@@ -81,15 +81,15 @@ class BrokerIdTaken(MinibrokerError):
 
 
 class SecretDiffers(MinibrokerError):
-    """The brokers that are registered already have another secret: none of them would believe this one."""
+    """The registered brokers have another secret, so none of them would accept this one."""
 
 
 class ClusterIdChanged(MinibrokerError):
-    """ZooKeeper has the id of another cluster than at the start."""
+    """ZooKeeper has another cluster id than at the start."""
 
 
 class NodeOwner(Enum):
-    """Whose /brokers/ids/N it is."""
+    """The owner of a /brokers/ids/N."""
 
     OURS = "ours"
     STALE = "left by a process that is gone"
@@ -107,10 +107,10 @@ def judge_node(
     was_registered: bool,
     answers: bool | None,
 ) -> NodeOwner:
-    """Whose node it is: the session `owner` made it, and the endpoints `recorded` are in it.
+    """Return whose node it is: the session `owner` created it, with the endpoints `recorded`.
 
-    `answers`: a process accepts connections at those endpoints (True), they all refuse (False), or it is not known or
-    was not tried (None). `was_registered`: this process has been registered before.
+    `answers`: a process accepts connections at those endpoints (True), they all refuse (False), or this is unknown
+    (None). `was_registered`: this process has been registered before.
     """
     if owner == session_id:
         return NodeOwner.OURS
@@ -129,7 +129,7 @@ def judge_node(
 class Registration:
     """Keeps broker `broker_id` registered from `start` to `close`.
 
-    Listeners are called in the event loop, from the task that found out; they must not block.
+    Listeners are called on the event loop and must not block.
     """
 
     def __init__(
@@ -145,8 +145,7 @@ class Registration:
         secret: bytes | None = None,
         rack: str | None = None,
     ) -> None:
-        """`trusted_since` and `synced_since`, asked at each registration, are what it says about the broker's data: see
-        `encode_broker`."""
+        """`trusted_since` and `synced_since` are called at each registration: see `encode_broker`."""
         self._world = world
         self._servers = zookeeper_connect
         self._session_timeout_ms = session_timeout_ms
@@ -159,7 +158,7 @@ class Registration:
         self._secret = secret
         self._endpoints: tuple[Endpoint, ...] = ()
         self._is_elsewhere = False
-        """The endpoints are others than those that are registered."""
+        """The endpoints differ from the registered ones."""
 
         self._session: ZooKeeperSession | None = None
         self._former_session_ids: set[int] = set()
@@ -173,11 +172,11 @@ class Registration:
         self._lost_listeners: list[Callable[[SessionState], None]] = []
         self._failure_listeners: list[Callable[[Exception], None]] = []
 
-    # -- what others see --
+    # -- public --
 
     @property
     def session(self) -> ZooKeeperSession:
-        """The current session; it may be suspended. Raises SessionExpired where there is none."""
+        """The current session, which may be suspended. Raises SessionExpired if there is none."""
         if self._session is None or self._session.state is SessionState.EXPIRED:
             raise SessionExpired(
                 f"broker {self._broker_id} has no session with ZooKeeper {self._servers} now; retry later"
@@ -186,7 +185,7 @@ class Registration:
 
     @property
     def broker_epoch(self) -> int:
-        """The epoch of the registration that holds, or held last; NO_EPOCH before the first."""
+        """The epoch of the present or last registration; NO_EPOCH before the first."""
         return self._broker_epoch
 
     @property
@@ -196,26 +195,26 @@ class Registration:
         return self._cluster_id
 
     def on_session(self, listener: Callable[[ZooKeeperSession, int], None]) -> None:
-        """Call `listener` with the session and the broker epoch at every registration: the first, one in a new
-        session, and one in the same session after somebody deleted the node."""
+        """Call `listener` with the session and the broker epoch after every registration: the first, one in a new
+        session, and one in the same session after the node was deleted."""
         self._session_listeners.append(listener)
 
     def on_lost(self, listener: Callable[[SessionState], None]) -> None:
-        """Call `listener` when the session is SUSPENDED or EXPIRED. `on_session` tells of the next one; when a
-        suspended one is connected again only its own `on_state` says so."""
+        """Call `listener` when the session is SUSPENDED or EXPIRED. `on_session` reports a new session; only the
+        session's own `on_state` reports that a suspended one has reconnected."""
         self._lost_listeners.append(listener)
 
     def on_failure(self, listener: Callable[[Exception], None]) -> None:
-        """Call `listener`, once, when this broker cannot stay registered (BrokerIdTaken, ClusterIdChanged): it has to
-        stop. Only after `start` has returned; before, `start` raises."""
+        """Call `listener`, once, if this broker cannot stay registered (BrokerIdTaken, ClusterIdChanged) and must stop.
+        Until `start` has returned, `start` raises the error instead."""
         self._failure_listeners.append(listener)
 
     # -- life --
 
     async def connect(self) -> None:
-        """Open the session, make sure of the persistent paths, learn (or choose) the cluster id. Registers nothing.
+        """Open the session, create missing persistent paths, and read (or choose) the cluster id. Registers nothing.
 
-        Raises ConnectionLoss where no ZooKeeper answers in time, MalformedZnode, and whatever else ZooKeeper refuses.
+        Raises ConnectionLoss if no ZooKeeper answers in time, MalformedZnode, and other ZooKeeperErrors.
         """
         session = await self._open_session()
         while True:
@@ -225,9 +224,9 @@ class Registration:
                 await self._reconnected(session)
 
     async def start(self, endpoints: Sequence[Endpoint]) -> None:
-        """Register, with endpoints on which this process listens already, and stay registered. `connect` comes first.
+        """Register with endpoints on which this process already listens, and stay registered. Requires `connect`.
 
-        Returns once registered. Raises BrokerIdTaken, naming where the other broker is, and SecretDiffers.
+        Returns once registered. Raises BrokerIdTaken, with the other broker's address, and SecretDiffers.
         """
         assert self._task is None
         self._endpoints = tuple(endpoints)
@@ -235,15 +234,15 @@ class Registration:
         await asyncio.shield(self._registered)
 
     def move(self, endpoints: Sequence[Endpoint]) -> None:
-        """After `start`: others are to use these endpoints from now on. The broker registers anew, as after the end of
-        its session, since all that others know of it belongs to one registration."""
+        """Change the endpoints after `start`. The broker registers again, as after the end of its session, since
+        endpoints belong to one registration."""
         if tuple(endpoints) != self._endpoints:
             self._endpoints = tuple(endpoints)
             self._is_elsewhere = True
             self._news.set()
 
     async def close(self) -> None:
-        """End the session, and with it the registration. Tells no listener."""
+        """End the session, and with it the registration. No listener is called."""
         if self._task is not None:
             await stop_in_background([self._task])
         session, self._session = self._session, None
@@ -274,8 +273,8 @@ class Registration:
             listener(error)
 
     async def usable_session(self) -> ZooKeeperSession:
-        """The current session, or a new one, however long that takes. For others only between `connect` and `start`:
-        from then on the registration itself opens another one."""
+        """Return the current session, or wait for a new one. Callers use it only between `connect` and `start`; after
+        that the registration itself opens new sessions."""
         if self._session is not None and self._session.state is not SessionState.EXPIRED:
             return self._session
         next_complaint_s = self._world.clock.monotonic()
@@ -305,7 +304,7 @@ class Registration:
                 listener(state)
 
     async def _stay_registered(self, session: ZooKeeperSession) -> None:
-        """Compare and act, for ever. Raises SessionExpired."""
+        """Compare and act until cancelled. Raises SessionExpired."""
         prepared = False
         announced = NO_EPOCH
         while True:
@@ -320,7 +319,7 @@ class Registration:
                 if stat is None or stat.ephemeral_owner != session.session_id:
                     self._is_elsewhere = False
                     await self._register(session)
-                    continue  # read it back, with a watch on what is there now
+                    continue  # read it back, and watch it
                 if self._is_elsewhere:
                     endpoints = self._endpoints
                     await self._replace(session, stat, self._node())
@@ -353,9 +352,9 @@ class Registration:
         self._news.set()
 
     async def _reconnected(self, session: ZooKeeperSession) -> None:
-        """After a ConnectionLoss: return once it is worth trying again. Raises SessionExpired."""
+        """Wait, after a ConnectionLoss, until a retry makes sense. Raises SessionExpired."""
         if session.state is SessionState.CONNECTED:
-            await asyncio.sleep(_RETRY_PAUSE_S)  # the news of it may be on its way
+            await asyncio.sleep(_RETRY_PAUSE_S)  # the change of state may not have been reported yet
         while session.state is not SessionState.CONNECTED:
             if session.state is SessionState.EXPIRED:
                 raise SessionExpired(f"the ZooKeeper session 0x{session.session_id:x} has expired")
@@ -365,7 +364,7 @@ class Registration:
     # -- one step each; all may be repeated --
 
     async def _prepare(self, session: ZooKeeperSession) -> None:
-        # Pipelined: ZooKeeper keeps the order, so parents are there before their children.
+        # Pipelined: ZooKeeper keeps the order, so parents exist before their children.
         created = await asyncio.gather(*(session.create(p, b"") for p in PERSISTENT_PATHS), return_exceptions=True)
         for outcome in created:
             if isinstance(outcome, BaseException) and not isinstance(outcome, NodeExists):
@@ -384,7 +383,7 @@ class Registration:
         self._cluster_id = cluster_id
 
     async def _register(self, session: ZooKeeperSession) -> None:
-        """Create the node, clearing away a stale one. Raises BrokerIdTaken, SecretDiffers."""
+        """Create the node, and remove a stale one first. Raises BrokerIdTaken, SecretDiffers."""
         if not self._registered.done():
             await self._require_same_secret(session, fingerprint(self._secret, self.cluster_id))
         patience_ends_s: float | None = None
@@ -402,7 +401,7 @@ class Registration:
                 continue
             owner, where = await self._judge(session, data, stat)
             if owner is NodeOwner.OURS:
-                return  # by a call whose answer was lost
+                return  # created by a call whose response was lost
             if owner is NodeOwner.STALE:
                 _logger.info(
                     "broker %d removes its old registration (session 0x%x)", self._broker_id, stat.ephemeral_owner
@@ -410,7 +409,7 @@ class Registration:
                 await self._replace(session, stat, node)
                 continue
             if owner is NodeOwner.UNKNOWN and stat.ephemeral_owner:
-                # If its broker is gone, the session ends, and the node with it.
+                # If its broker is gone, the session ends and the node disappears.
                 now_s = self._world.clock.monotonic()
                 if patience_ends_s is None:
                     patience_ends_s = now_s + self._session_timeout_ms / 1000 + _EXPIRY_SLACK_S
@@ -443,7 +442,8 @@ class Registration:
         )
 
     async def _require_same_secret(self, session: ZooKeeperSession, secret: str) -> None:
-        """A broker that the others do not believe would get replicas, and never serve one. Raises SecretDiffers."""
+        """Compare the secret with those of the registered brokers. Raises SecretDiffers: with another secret this
+        broker would be assigned replicas that it could never serve."""
         for name in await session.children(BROKER_IDS):
             other = number(name)
             if other is None or other == self._broker_id:
@@ -454,7 +454,7 @@ class Registration:
             except (NoNode, MalformedZnode):
                 continue
             if theirs is not None and theirs != secret:
-                mine = "has the one that it was given" if secret else "was given none"
+                mine = "has the one that it was given" if secret else "has none"
                 raise SecretDiffers(
                     f"broker {name} has {'another secret' if theirs else 'no secret'}, and broker {self._broker_id} "
                     f"{mine}: give all brokers of a cluster the same broker.secret.file (if broker {name} has just "
@@ -462,7 +462,7 @@ class Registration:
                 )
 
     async def _judge(self, session: ZooKeeperSession, data: bytes, stat: Stat) -> tuple[NodeOwner, str]:
-        """Whose node it is, and the addresses in it."""
+        """Return whose node it is, and the addresses in it."""
         broker = RegisteredBroker(self._broker_id, stat.czxid, ())
         try:
             broker = decode_broker(self._broker_id, data, stat.czxid)
@@ -487,12 +487,13 @@ class Registration:
         return owner, where
 
     async def _replace(self, session: ZooKeeperSession, stale: Stat, node: bytes) -> None:
-        """Swap the stale node for ours, unless anything has changed since it was judged (then judge again)."""
+        """Replace the stale node by ours, unless something has changed since it was judged; then it is judged again."""
         operations: list[Operation] = []
         epoch = await session.exists(CONTROLLER_EPOCH)
         if epoch is not None:
             operations.append(Check(CONTROLLER_EPOCH, epoch.version))
-        # Versions, unlike czxids, can be compared by ZooKeeper, but a node made anew begins at 0 again: so look again.
+        # ZooKeeper can check versions but not czxids, and a re-created node begins at version 0 again: so compare the
+        # czxid here.
         found = await session.exists(self._path)
         if found is None or found.czxid != stale.czxid:
             return
@@ -503,7 +504,7 @@ class Registration:
             _logger.info("the registrations in %s changed meanwhile (%s); looking again", BROKER_IDS, error.cause)
 
     async def _answers(self, endpoints: Sequence[Endpoint]) -> bool | None:
-        """True: something accepts connections at one of the endpoints; False: all refuse; None: it cannot be known."""
+        """Return True if one of the endpoints accepts connections, False if all refuse, None if it is unknown."""
         refused = 0
         for endpoint in endpoints:
             try:
@@ -511,7 +512,7 @@ class Registration:
                     probe = await self._world.network.connect(endpoint.host, endpoint.port, _Probe)
             except ConnectionRefusedError:
                 refused += 1
-            except (OSError, UnicodeError):  # no answer, no route, no such name, no name at all
+            except (OSError, UnicodeError):  # no answer, no route, no such name, or an empty one
                 continue
             else:
                 probe.transport.abort()
@@ -524,8 +525,8 @@ class Registration:
 class _Probe(asyncio.Protocol):
     transport: asyncio.Transport
     to_itself = False
-    """TCP connects a socket to itself if the kernel happens to choose the port that is called as the port to call from:
-    nothing listens there."""
+    """TCP connects a socket to itself if the kernel happens to choose the destination port as the source port. No
+    process listens there."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
