@@ -9,10 +9,9 @@
 
     run(scenario(), seed=7)
 
-Every broker has a host `broker-N` of its own, and listens on the same ports there. It runs as
-`minibroker.broker.__main__` runs it: started, then served until it fails. A broker that fails by itself ends its
-process, and the run fails with it, unless the cluster was given `on_broker_failure`: that is then told of it, when the
-process has ended.
+Each broker has its own host `broker-N`; all listen on the same ports. It runs as in `minibroker.broker.__main__`: it
+starts, then serves until it fails. A broker that fails by itself ends its process, and the run fails, unless the
+cluster has `on_broker_failure`: that function is called after the process has ended.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ ZOOKEEPER = "zookeeper:2181"
 SECRET = "what all brokers of a virtual cluster know"
 
 NO_OFFSETS_TOPIC = {"offsets.topic.replication.factor": "1000"}
-"""More than there are brokers: `__consumer_offsets` is never created. For tests that are about all topics there are."""
+"""More replicas than brokers, so `__consumer_offsets` is never created. For tests that inspect all existing topics."""
 
 _POLL_S = 0.01
 
 
 class VirtualCluster:
-    """Brokers 0 to `brokers` - 1, and their ZooKeeper. `settings` are the brokers' own, by Kafka's names.
+    """Brokers 0 to `brokers` - 1, and their ZooKeeper. `settings` are broker settings by Kafka's names.
 
-    With `log_dirs`, each broker has so many log directories, `log_dir(number)`, and each of them fails for itself:
-    `break_log_dir`."""
+    `log_dirs` is the number of log directories of each broker, `log_dir(number)`. Each of them can fail on its own:
+    see `break_log_dir`."""
 
     def __init__(
         self,
@@ -67,22 +66,22 @@ class VirtualCluster:
         if log_dirs > 1:
             self._settings["log.dirs"] = ",".join(log_dir(number) for number in range(log_dirs))
         self.own_settings: dict[int, dict[str, str]] = {}
-        """Of single brokers, from their next start on."""
+        """Settings by broker; they apply from the broker's next start."""
         self._processes: dict[int, Process] = {}
         self._brokers: dict[int, Broker] = {}
         self._stopping: set[Broker] = set()
-        """A process stops its broker once, whatever else happens meanwhile."""
+        """Brokers that stop or have stopped: each is stopped once."""
 
     # -- processes --
 
     async def start(self) -> None:
-        """Start all brokers, and wait until they are registered and serve."""
+        """Start all brokers, and wait until they are registered and accept requests."""
         await asyncio.gather(*(self.start_broker(broker_id) for broker_id in self.broker_ids))
 
     async def start_broker(self, broker_id: int) -> Broker:
-        """Start a broker, with what its disk holds from before.
+        """Start a broker on its host's disk.
 
-        Raises what keeps it from starting, and ProcessKilled where it is killed meanwhile; its process is dead then.
+        If it cannot start, its process is killed and its error is raised; ProcessKilled if it is killed meanwhile.
         """
         world = self.simulation.host(host_name(broker_id)).start_process()
 
@@ -107,16 +106,16 @@ class VirtualCluster:
             await broker.serve()
         except Exception as error:  # noqa: BLE001 - reported below
             if broker in self._stopping:
-                return  # in good order, it was to be: `stop` sees the failure
+                return  # `stop` reports the failure
             self._stopping.add(broker)
             try:
                 await broker.stop(clean=False)
-            except Exception as second:  # noqa: BLE001 - as in a real process, it ends all the same
+            except Exception as second:  # noqa: BLE001 - the process ends anyway, as a real one does
                 error.add_note(f"and then, while it stopped: {second!r}")
             if not process.alive:
-                return  # killed while it stopped: these are its remains, which are being disposed of
+                return  # it was killed while it stopped; the loop is closing this coroutine
             process.kill()
-            Context().run(self._broker_failed, broker_id, error)  # nobody's: the process is dead
+            Context().run(self._broker_failed, broker_id, error)  # without an owner: the process is dead
 
     def _broker_failed(self, broker_id: int, error: Exception) -> None:
         if self._on_broker_failure is not None:
@@ -126,23 +125,23 @@ class VirtualCluster:
             self.simulation.loop.call_exception_handler(context)
 
     def kill_broker(self, broker_id: int) -> None:
-        """kill -9. What it has written is kept."""
+        """Send SIGKILL. Written data survives."""
         self._processes[broker_id].kill()
 
     def power_cut(self, broker_id: int) -> None:
-        """Its host loses its power: the broker dies without a word, and what it had not synced may be gone."""
+        """Cut the power of the broker's host: it dies without closing connections, and unsynced data may be lost."""
         self.simulation.host(host_name(broker_id)).power_cut()
 
     def break_log_dir(self, broker_id: int, number: int, error: int = errno.EIO) -> None:
-        """Every call for what is in that log directory fails, until it is mended; the broker notices with the first."""
+        """Let each call in that log directory fail until `mend_log_dir`; the broker notices at the first."""
         self.simulation.host(host_name(broker_id)).disk.faults.break_directory(log_dir(number), error)
 
     def hang_log_dir(self, broker_id: int, number: int) -> None:
-        """No call in a worker thread for what is in that log directory returns, until it is mended."""
+        """Let each call of a worker thread in that log directory hang until `mend_log_dir`."""
         self.simulation.host(host_name(broker_id)).disk.faults.hang_directory(log_dir(number))
 
     def mend_log_dir(self, broker_id: int, number: int) -> None:
-        """The broker takes it back when it starts again. What was not synced when a sync failed is lost."""
+        """Repair a log directory. The broker uses it after its next start. Data of failed syncs is lost."""
         self.simulation.host(host_name(broker_id)).disk.faults.mend_directory(log_dir(number))
 
     def pause_broker(self, broker_id: int) -> None:
@@ -150,12 +149,12 @@ class VirtualCluster:
         self._processes[broker_id].pause()
 
     def resume_broker(self, broker_id: int) -> None:
-        """SIGCONT. Does nothing where the broker is not paused, or has been killed since."""
+        """SIGCONT. Has no effect if the broker is not paused or has been killed."""
         self._processes[broker_id].resume()
 
     async def stop_broker(self, broker_id: int) -> None:
-        """Stop a broker in good order: it hands over what it leads first. One that has failed just now stops as it
-        is."""
+        """Shut a broker down in a controlled way: it hands over its leaderships first. If it has just failed, wait for
+        its end."""
         process, broker = self._processes[broker_id], self._brokers[broker_id]
         await process.run(broker.hand_over())
         if broker in self._stopping:
@@ -166,17 +165,17 @@ class VirtualCluster:
         process.kill()
 
     def client(self, name: str) -> VirtualWorld:
-        """A process for clients, on the host of that name."""
+        """Start a process for clients on the host of that name."""
         return self.simulation.host(name).start_process()
 
-    # -- what can be seen from outside --
+    # -- state --
 
     def broker(self, broker_id: int) -> Broker:
-        """The broker that was started last under this id, for tests to look into."""
+        """The broker that was started last under this id."""
         return self._brokers[broker_id]
 
     def living_broker(self, broker_id: int) -> Broker | None:
-        """The broker, once it has started, as long as it lives (it may be paused)."""
+        """The broker, if it has started and lives (it may be paused)."""
         return self._brokers.get(broker_id) if self._processes[broker_id].alive else None
 
     def process(self, broker_id: int) -> Process:
@@ -184,16 +183,16 @@ class VirtualCluster:
         return self._processes[broker_id]
 
     def living(self) -> list[int]:
-        """Those whose process lives; it may be starting, or paused."""
+        """The brokers whose process lives; it may be starting or paused."""
         return [broker_id for broker_id in self.broker_ids if self._processes[broker_id].alive]
 
     def active_controllers(self) -> list[int]:
-        """The living brokers that take themselves for the controller."""
+        """The living brokers that consider themselves the controller."""
         brokers = {broker_id: self.living_broker(broker_id) for broker_id in self.broker_ids}
         return [i for i, broker in brokers.items() if broker and broker.controller and broker.controller.is_active]
 
     def state(self, partition: TopicPartition) -> LeaderAndIsr:
-        """What ZooKeeper says of a partition."""
+        """The state of a partition in ZooKeeper."""
         path = znodes.state_path(partition)
         zookeeper = self.simulation.zookeeper
         return znodes.decode_state(partition, zookeeper.data(path), zookeeper.stat(path).version)
@@ -210,7 +209,7 @@ class VirtualCluster:
                 "log.dirs": LOG_DIR,
                 "zookeeper.connect": ZOOKEEPER,
                 "listeners": f"{DEFAULT_LISTENER}://{host}:{PORT},{CONTROL_LISTENER}://{host}:{CONTROL_PORT}",
-                "offsets.topic.num.partitions": "1",  # every cluster creates them, and few tests have groups
+                "offsets.topic.num.partitions": "1",  # every cluster creates these partitions, and few tests use groups
             }
             | ({} if self._secret is None else {"broker.secret": self._secret})
             | self._settings
@@ -219,10 +218,9 @@ class VirtualCluster:
 
 
 def log_dir(number: int) -> str:
-    """Of a broker that has several."""
+    """The path of a log directory, for a broker with several."""
     return f"{LOG_DIR}-{number}"
 
 
 def host_name(broker_id: int) -> str:
-    """The host of a broker."""
     return f"broker-{broker_id}"

@@ -1,26 +1,29 @@
-"""Disks in memory. A disk outlives the processes that use it, and the starts of its host.
+"""Disks in memory. A disk outlives the processes that use it and the reboots of its host.
 
-A `VirtualDisk` is the medium with its tree of directories and files; `ProcessDisk` is what one process sees of it, and
-raises `ProcessKilled` once that is dead. Files are POSIX's: a name points to a file, an open file lives on when its
-name is removed or replaced, locks are those of `flock` and end with their process.
+A `VirtualDisk` is the medium with its tree of directories and files. `ProcessDisk` is the view of one process; it
+raises `ProcessKilled` once the process is dead. Files follow POSIX: a name refers to a file, an open file survives the
+removal or replacement of its name, and locks are those of `flock`, released when their process ends.
 
-What is written is seen by all processes at once, and outlives them: it is in the page cache. What outlives a power cut
-is kept apart. A file has its bytes on the medium besides those in memory, and the ranges in which they may differ;
-`fdatasync` copies those ranges. A directory has its names on the medium, and a list of changes since; `sync_directory`
-applies them. A power cut is harsher than with any file system. Each sector of a dirty range is the old or the new one,
-whatever the order in which they were written; the size is the old one, the new one, or one in between, with zeroes
-where nothing got to; a truncation may be lost although what was written after it is not. Of the changes of a directory
-the first so many are kept, as in a journal; or the first so many of each name, whatever became of the others. So a
-synced file may lack its name, a name may be that of an empty file, and of a file that was renamed the old name may be
-left, the new one, both or neither. A directory is renamed as a whole or not at all, and at once where it gets another
-parent.
+Writes are in the page cache: all processes see them at once, and they outlive the process. State that survives a power
+cut is kept separately. A file has its durable bytes beside those in memory, and the ranges in which the two may differ;
+`fdatasync` copies those ranges. A directory has its durable names and a list of later changes; `sync_directory` applies
+them.
 
-`faults` makes calls fail, one or all in a directory, counts them, fills the disk up, makes it slow, and lets it die
-after so many changes; `rot` flips a bit of what is read. `write_atomically`, `read_file` and `lock` are made of the
-same steps as the real ones, which is where they fail.
+A power cut is harsher than on any real file system:
+- Each sector of a dirty range is the old or the new one, in any combination.
+- The size of a file is the old one, the new one, or one in between; bytes without data are zeroes.
+- A truncation may be lost although later writes survive.
+- A directory keeps a prefix of its changes, as with a journal, or a prefix of the changes of each name. A synced file
+  may thus lack its name, a name may refer to an empty file, and a renamed file may have its old name, its new name,
+  both or neither.
+- A directory is renamed entirely or not at all. A move to another parent is durable at once.
 
-Rejected: a copy of each file at each sync (a log is synced often, and long); a journal common to all directories (it
-would hide that the wrong directory was synced).
+`faults` makes single calls or all calls in a directory fail, counts calls, fills the disk, slows it down, and lets it
+die after a number of changes. `rot` flips a bit. `write_atomically`, `read_file` and `lock` consist of the same steps
+as the real ones, and can fail at each.
+
+Rejected: a copy of each file at each sync (logs are long and synced often); a journal common to all directories (it
+would hide the sync of a wrong directory).
 """
 
 from __future__ import annotations
@@ -39,23 +42,23 @@ from minibroker.protocol.messages import Buffer
 from minibroker.protocol.world import Descriptors
 
 SECTOR_BYTES = 64
-"""What is written as a whole or not at all. Small, as the batches of tests are."""
+"""Unit that is written entirely or not at all. It is small because the batches of tests are."""
 
 SIZE_BYTES = 2**40
-"""What a disk says of its size; it holds more."""
+"""The reported size; the capacity is unlimited."""
 
 DESCRIPTOR_LIMIT = 2**20
-"""How many files a process may have open, unless a test says otherwise."""
+"""Default limit of open files of a process."""
 
 _CHANGES = frozenset({"create", "fdatasync", "pwrite", "remove", "remove_tree", "rename", "sync_directory", "truncate"})
-"""What changes the bytes, the names, or what is durable. `create` is the part of `open`, `lock` and `make_directories`
-that makes a name, once for each."""
+"""Operations that change bytes, names, or durable state. `create` is the step of `open`, `lock` and `make_directories`
+that creates a name; it counts once for each name."""
 
 _OPERATIONS = _CHANGES | {"list", "make_directories", "open", "pread"}
 
 
 _Names = dict[str, "_File | _Directory | None"]
-"""A change of a directory: what these names point to from now on; None: nothing."""
+"""A change of a directory: the new target of each name; None: the name is removed."""
 
 
 def _error(number: int, path: str) -> OSError:
@@ -69,11 +72,11 @@ class _File:
         self.locked_by: ProcessLock | None = None
         self._durable = bytearray()
         self._dirty: list[list[int]] = []
-        """Ranges, from and to, in which `data` may differ from what is durable."""
+        """Ranges, as [begin, end], in which `data` may differ from the durable bytes."""
         self._shortest: int | None = None
-        """The shortest that the file was cut to since it was synced."""
+        """The smallest size to which the file was truncated since its last sync."""
         self._rotten: dict[int, tuple[int, int]] = {}
-        """By position: what a byte was, and what has become of it."""
+        """The original and the rotten byte, by position."""
 
     def write(self, data: Sequence[Buffer], position: int) -> int:
         size = len(self.data)
@@ -115,7 +118,7 @@ class _File:
         self._shortest = None
 
     def lose_dirty(self) -> None:
-        """What could not be written counts as written, and is nowhere but in memory."""
+        """Mark dirty ranges as written although they are in memory only, as after a failed sync."""
         self._dirty.clear()
 
     def power_cut(self, random: Random) -> None:
@@ -146,7 +149,7 @@ class _File:
         self._rotten[position] = (good, self.data[position])
 
     def mend(self) -> None:
-        """What is rotten is again what was written, here and where it has got to the medium."""
+        """Restore rotten bytes, in memory and on the medium."""
         for position, (good, bad) in self._rotten.items():
             for kept in (self.data, self._durable):
                 if position < len(kept) and kept[position] == bad:
@@ -161,7 +164,7 @@ class _Directory:
         self._changes: list[_Names] = []
 
     def change(self, names: _Names) -> None:
-        """Let names point to something else, or (None) to nothing: all of them at once."""
+        """Change the targets of names; None removes a name. The change of several names is atomic."""
         _apply(names, self.entries)
         self._changes.append(names)
 
@@ -184,7 +187,7 @@ class _Directory:
 def _some_of_each_name(changes: list[_Names], random: Random) -> list[_Names]:
     by_name: dict[str, list[_Names]] = {}
     for names in changes:
-        # A directory never has two names, so its move is not torn; of a file, that is a hard link.
+        # A directory never has two names, so its rename is not torn. A file may have two, as with a hard link.
         moves_directory = any(isinstance(target, _Directory) for target in names.values())
         for change in [names] if moves_directory else [{name: target} for name, target in names.items()]:
             by_name.setdefault(next(iter(change)), []).append(change)
@@ -216,7 +219,7 @@ class _Fuse:
 
 
 class DiskFaults:
-    """What is wrong with a disk."""
+    """The faults of a disk, and its counters."""
 
     def __init__(self, record: Callable[[str], None]) -> None:
         self._record = record
@@ -224,83 +227,82 @@ class DiskFaults:
         self._free_bytes: int | None = None
         self._changes_left: int | None = None
         self._broken: dict[str, int] = {}
-        """Directories, and the errno of every call for what is in them."""
+        """The errno of every call within a directory, by directory."""
         self._hung: set[str] = set()
         self._fuses: list[_Fuse] = []
         self._counts: dict[str, Counter[str]] = {}
         self._changes: list[tuple[str, str]] | None = None
         self.sync_delay_s = 0.0
-        """How long each fdatasync takes, where it is called in the executor."""
+        """Duration of each fdatasync that runs in an executor."""
         self.descriptor_limit = DESCRIPTOR_LIMIT
-        """How many files each process may have open: what opens one more fails with EMFILE."""
+        """Limit of open files of each process. Further calls that need a descriptor fail with EMFILE."""
         self.active = False
-        """Something could fail."""
+        """Some call may fail or is counted. Cached for speed."""
 
     @property
     def free_bytes(self) -> int | None:
-        """How much files can grow from now on, all together. None: without end."""
+        """Bytes by which all files together can still grow. None: unlimited."""
         return self._free_bytes
 
     @free_bytes.setter
     def free_bytes(self, free_bytes: int | None) -> None:
         self._record(f"disk: {free_bytes} bytes free")
         self._free_bytes = free_bytes
-        self._look_whether_active()
+        self._update_active()
 
     @property
     def is_dead(self) -> bool:
-        """`die_after` has come true."""
+        """Whether the number of changes of `die_after` is reached."""
         return self._changes_left == 0
 
     def die_after(self, changes: int) -> None:
-        """Let every call of any process fail with EIO once so many more changes have been made: of bytes, of names, of
-        what is durable. So a test draws the point at which the machine dies, and cuts its power, or kills the process,
-        before it clears the faults. Of a pwrite that fails, some of the bytes have been written."""
+        """Let every call fail with EIO after so many more changes of bytes, names or durable state. A test can thus
+        draw the moment at which the machine dies; it cuts the power or kills the process before it clears the faults. A
+        failing pwrite writes a prefix of its bytes."""
         self._record(f"disk: is to die after {changes} changes")
         self._changes_left = changes
-        self._look_whether_active()
+        self._update_active()
 
     def fail(self, operation: str, number: int, after: int = 0) -> None:
-        """Let this operation of any process fail with this errno, once, after so many more of it have not failed.
+        """Let this operation fail once with this errno, after `after` calls that succeed.
 
-        Of a pwrite that fails, some of the bytes have been written. An fdatasync that fails loses what it was to write:
-        a later one succeeds, and does not write it either. Raises ValueError for an unknown operation.
+        A failing pwrite writes a prefix of its bytes. A failing fdatasync loses its data: a later one succeeds without
+        writing it. Raises ValueError for an unknown operation.
         """
         if operation not in _OPERATIONS:
-            raise ValueError(f"{operation!r} is none of {', '.join(sorted(_OPERATIONS))}")
+            raise ValueError(f"unknown operation {operation!r}: use one of {', '.join(sorted(_OPERATIONS))}")
         self._record(f"disk: {operation} is to fail with {number} after {after}")
         self._failures.append(_Failure(operation, number, after))
-        self._look_whether_active()
+        self._update_active()
 
     def break_directory(self, path: str, number: int) -> None:
-        """Let every call of any process for what is within the directory fail with this errno, as if it was a disk of
-        its own that fails, until `mend_directory`. What fails changes nothing; but an fdatasync or a pwrite as in
-        `fail`."""
+        """Let every call within the directory fail with this errno until `mend_directory`, as if it was a failed disk
+        of its own. Failing calls have no effect, except those of fdatasync and pwrite: see `fail`."""
         self._record(f"disk: everything in {path} is to fail with {number}")
         self._broken[path] = number
-        self._look_whether_active()
+        self._update_active()
 
     def break_directory_at(self, path: str, operation: str, number: int, after: int, blown: Callable[[], None]) -> None:
-        """`break_directory` with the call of this operation in the directory that comes after so many others; it fails
-        as the first one. `blown` is called then, in the name of the process that made the call."""
+        """Break the directory at a call of this operation within it, after `after` calls that succeed. `blown` is
+        called then, as the process that makes the call, and the call fails."""
         self._record(f"disk: everything in {path} is to fail with {number} after {after} of {operation}")
         self._fuses.append(_Fuse(path, operation, number, after, blown))
-        self._look_whether_active()
+        self._update_active()
 
     def count_calls(self, path: str) -> Counter[str]:
-        """How often each operation is called within the directory from now on."""
+        """Return a counter of the operations that are called within the directory from now on."""
         counts = self._counts[path] = Counter()
-        self._look_whether_active()
+        self._update_active()
         return counts
 
     def list_changes(self) -> list[tuple[str, str]]:
-        """Operation and path of each change from now on, of those that `die_after` counts: what it can strike."""
+        """Return a list that collects operation and path of each later change that `die_after` counts."""
         self._changes = []
-        self._look_whether_active()
+        self._update_active()
         return self._changes
 
     def hang_directory(self, path: str) -> None:
-        """Let what is called in the executor of that log directory not return, nor begin, until `mend_directory`."""
+        """Stop the executor of that log directory: its functions do not begin until `mend_directory`."""
         self._record(f"disk: {path} hangs")
         self._hung.add(path)
 
@@ -308,14 +310,14 @@ class DiskFaults:
         return path in self._hung
 
     def mend_directory(self, path: str) -> None:
-        """What it has lost stays lost."""
+        """Repair the directory. Lost data stays lost."""
         self._record(f"disk: {path} is mended")
         self._broken.pop(path, None)
         self._hung.discard(path)
-        self._look_whether_active()
+        self._update_active()
 
     def clear(self) -> None:
-        """Mend the disk. What it has lost stays lost."""
+        """Repair the disk. Lost data stays lost."""
         self._failures.clear()
         self._broken.clear()
         self._hung.clear()
@@ -327,7 +329,7 @@ class DiskFaults:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Nothing fails meanwhile: for a test that looks from outside."""
+        """Suspend all faults, for a test that inspects the disk."""
         active, self.active = self.active, False
         try:
             yield
@@ -337,7 +339,7 @@ class DiskFaults:
     # -- for ProcessDisk --
 
     def strike(self, operation: str, path: str) -> None:
-        """Raises OSError where it is this operation's turn to fail, or the disk is dead."""
+        """Count the call. Raises OSError if it has to fail or the disk is dead."""
         if self.is_dead:
             raise _error(errno.EIO, path)
         for directory, counts in self._counts.items():
@@ -356,7 +358,7 @@ class DiskFaults:
             if failure.after < 0:
                 self._failures.remove(failure)
                 self._record(f"disk: {operation} {path} fails with {failure.number}")
-                self._look_whether_active()
+                self._update_active()
                 raise _error(failure.number, path)
         if operation in _CHANGES:
             if self._changes_left is not None:
@@ -365,14 +367,14 @@ class DiskFaults:
                 self._changes.append((operation, path))
 
     def take(self, wanted: int) -> int:
-        """How many of so many more bytes there is room for. Negative: they are given back."""
+        """Reserve space, and return the number of bytes that fit. A negative number releases space."""
         if self._free_bytes is None:
             return wanted
         taken = min(wanted, max(self._free_bytes, 0))
         self._free_bytes -= taken
         return taken
 
-    def _look_whether_active(self) -> None:
+    def _update_active(self) -> None:
         self.active = bool(
             self._failures
             or self._broken
@@ -389,7 +391,7 @@ def _is_within(path: str, directory: str) -> bool:
 
 
 class VirtualDisk:
-    """The medium. `boot_id` is that of the host's current start."""
+    """The medium. `boot_id` is that of the host's current boot."""
 
     def __init__(
         self, boot_id: str, random: Random, record: Callable[[str], None], wall_ms: Callable[[], int] = lambda: 0
@@ -401,17 +403,17 @@ class VirtualDisk:
         self._record = record
         self._rotten: list[_File] = []
         self.syncs = 0
-        """How many times `fdatasync` was called."""
+        """Number of calls of `fdatasync`."""
         self._root = _Directory()
 
     def power_cut(self, boot_id: str) -> None:
-        """Lose what was not synced, or some of it, and go on as the disk of the host's next start."""
+        """Lose all or some of the unsynced data. The host boots with the new boot id."""
         self.boot_id = boot_id
         self._root.power_cut(self.random)
 
     def rot(self, path: str, position: int, bit: int) -> None:
-        """Flip a bit of a file, as in a page of the page cache. Nobody is told; what is written there afterwards is
-        right again. It gets to the medium only with what is written around it."""
+        """Flip a bit of a file in the page cache, without an error. A later write to that position replaces it. It
+        reaches the medium only with a write around it."""
         self._record(f"disk: {path} rots at {position}, bit {bit}")
         file = self.file(path)
         file.rot(position, bit)
@@ -425,13 +427,13 @@ class VirtualDisk:
         self._rotten.clear()
 
     def of(self, process: DiskUser) -> ProcessDisk:
-        """The disk as this process sees it."""
+        """Return the disk for one process."""
         return ProcessDisk(self, process)
 
-    # -- for ProcessDisk, and for tests that look from outside --
+    # -- for ProcessDisk, and for tests that inspect the disk --
 
     def find(self, path: str) -> _File | _Directory:
-        """Raises FileNotFoundError, NotADirectoryError."""
+        """Return the file or directory at the path. Raises FileNotFoundError, NotADirectoryError."""
         if not path.startswith("/"):
             raise ValueError(f"{path!r} is not absolute")
         found: _File | _Directory = self._root
@@ -458,7 +460,7 @@ class VirtualDisk:
         return found
 
     def parent(self, path: str) -> tuple[_Directory, str]:
-        """The directory that a name stands in, and the name."""
+        """Return the directory of the path's last name, and that name."""
         above, name = posixpath.split(posixpath.normpath(path))
         if not name:
             raise _error(errno.EBUSY, path)
@@ -469,14 +471,14 @@ class DiskUser(Protocol):
     """The part of a process (`tests.simulation.simulator.process.Process`) that a disk needs."""
 
     def check(self) -> None:
-        """Raises ProcessKilled."""
+        """Raise ProcessKilled if it is dead."""
         ...
 
     def on_kill(self, sever: Callable[[], None]) -> None: ...
 
 
 class ProcessDisk:
-    """`minibroker.protocol.world.Disk` for one process. Severed when it is killed."""
+    """`minibroker.protocol.world.Disk` for one process. Its locks are released when it is killed."""
 
     def __init__(self, disk: VirtualDisk, process: DiskUser) -> None:
         self._disk = disk
@@ -546,7 +548,7 @@ class ProcessDisk:
         return sorted(self._disk.directory(path).entries)
 
     def make_directories(self, path: str) -> None:
-        """Raises FileExistsError or NotADirectoryError where a file is in the way."""
+        """Create missing directories. Raises FileExistsError or NotADirectoryError if a file is in the way."""
         self._begin("make_directories", path)
         directory = self._disk.directory("/")
         names = [name for name in posixpath.normpath(path).split("/") if name]
@@ -615,7 +617,7 @@ class ProcessDisk:
         self._disk.directory(path).sync()
 
     def lock(self, path: str) -> ProcessLock:
-        """Raises BlockingIOError where the file is locked."""
+        """Lock the file. Raises BlockingIOError if it is locked already."""
         lock = ProcessLock(self._open(path, create=True), self._locks, path)
         self._locks[lock] = None
         return lock
@@ -706,7 +708,7 @@ class ProcessFile:
         file.sync()
 
     def close(self) -> None:
-        """Does nothing for a killed process, whose files the operating system has closed."""
+        """Close the file. Has no effect for a killed process: the operating system has closed its files."""
         self._opener.open_files -= not self._closed
         self._closed = True
 
@@ -717,7 +719,7 @@ class ProcessFile:
         return self._file
 
     def _check_not_negative(self, *numbers: int) -> None:
-        """As Linux has it. (Slices of Python count from the end instead.)"""
+        """Raise EINVAL for a negative number, as Linux does. Python's slices would count from the end."""
         if min(numbers) < 0:
             raise _error(errno.EINVAL, self._path)
 

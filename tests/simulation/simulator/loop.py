@@ -1,36 +1,36 @@
-"""An event loop whose time is virtual: it never waits, and the same program gives the same run.
+"""An event loop on virtual time. It never waits, and the same program always makes the same run.
 
-The problem: the code under test waits for seconds (sessions, lags, back-offs), and what goes wrong depends on the order
-of events. A test must not wait for real, and must be able to repeat a run exactly.
+The problem: the code under test waits for seconds (sessions, lags, back-offs), and its bugs depend on the order of
+events. A test must not wait in real time, and must repeat a run exactly.
 
-The choice: asyncio's own BaseEventLoop with another heart, `_run_once`. Where the real one asks the operating system
-to wait for the next timer, this one sets its clock to it. There is no I/O, and there are no threads:
-`run_in_executor` calls the function inline, in a turn of its own. Timers of the same moment fire in the order in which
-they were made. Code takes no time, so a program that only ever yields would stand still for ever: too many turns
-without a step of the clock are an error, and so is a program that waits for nothing that could happen.
+The choice: asyncio's BaseEventLoop with its own `_run_once`. A real loop asks the operating system to wait until the
+next timer; this one sets its clock to that timer. There is no I/O and there are no threads: `run_in_executor` calls the
+function inline, as a callback of its own. Timers of the same moment fire in the order in which they were created. Code
+takes no virtual time, so a program that only yields would run for ever at one moment. The loop therefore raises `Stuck`
+after too many turns without progress of the clock, and if every task waits and no timer is left.
 
-What makes runs equal, besides the clock: tasks hash by their number, so that sets of them (asyncio has some) iterate
-in an order that the program determines, not the layout of memory; the cyclic garbage collector, which may run code,
-runs after a fixed number of callbacks, not of allocations. `trace` sums up what ran when: equal traces, equal runs.
+Beside the clock, two things make runs equal. Tasks hash by number, so sets of tasks (asyncio has some) iterate in an
+order that does not depend on addresses. The cyclic garbage collector, which may run code, runs after a fixed number of
+callbacks, not of allocations. `trace` is a hash of all callbacks and their times: equal traces mean equal runs.
 
-Each callback belongs to a process, or to nobody (the test itself, the simulated hardware). Those of a killed process
-are dropped when their turn comes, and kept until the end of the run; those of a paused one are held until it is
-resumed. See `tests.simulation.simulator.process`.
+Each callback belongs to a process, or to none (the test itself, the simulated hardware); see `ownership`. When a
+callback of a killed process comes due, the loop drops it but keeps it referenced until the run ends. Callbacks of a
+paused process are held until it resumes.
 
-A loop may also shuffle: real ones promise no order in which tasks that wait for different things go on, so code that
-relies on one is wrong, and only meets another where it is made to. What asyncio does promise is kept: callbacks run in
-the order in which they were asked for, so those of a transport or a pipe do, and no task gets past a callback, either
-way; tasks begin in the order in which they were made; a task that yields (`sleep(0)`) lets all go first that are ready.
-What is left is shuffled: tasks that have got what they waited for, where several of them are next in one turn.
+A loop may also shuffle. Real loops promise no order between tasks that wait for different things, so code that relies
+on an order is wrong; shuffling exposes it. The promises of asyncio are kept: callbacks (so also those of a transport or
+a pipe) run in the order in which they were scheduled, no task overtakes a callback or is overtaken by one, tasks start
+in the order of their creation, and a task that yields (`sleep(0)`) lets all ready tasks run first. Only tasks that
+resume next to each other in one turn are shuffled.
 
-A process's clock may jump ahead of the others' (`jump`), as after a suspend of its machine: `time()` says so to callers
-in its name, and its timers come due as much earlier, those that are late by now in the order of their moments. The
-simulated hardware goes by `now_s`, whoever calls it; but what it does in the name of the process (the tries of a
-connect, the work of its threads, a new attempt to reach ZooKeeper) waits on the process's timers and so jumps with it.
+A process's clock may jump ahead (`jump`), as after a suspend of its machine. `time()` then returns the advanced time to
+that process, and its timers come due earlier by the same amount; overdue timers fire in their original order. The
+simulated hardware always uses `now_s`. Work that the hardware does for the process (attempts to connect, executor
+threads, reconnects to ZooKeeper) uses the process's timers and so jumps with them.
 
-Rejected: a selector that returns at once, under the unchanged SelectorEventLoop (its heap reorders timers of the same
-moment, it has a socket pair for wake-ups, and there is no place to drop handles); patching `time.monotonic` (kazoo,
-pytest and logging need it).
+Rejected: the unchanged SelectorEventLoop with a selector that returns at once (its heap reorders timers of the same
+moment, it has a socket pair for wake-ups, and it cannot drop handles); patching `time.monotonic` (kazoo, pytest and
+logging need it).
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ _CALLBACKS_PER_COLLECTION = 100_000
 _TASKS_SHOWN = 30
 _HASHED_AT_ONCE = 1_000
 _ALARM_AGAIN_S = 10.0
-"""For a callback that does not end."""
+"""Real seconds after which a second alarm interrupts a callback that does not end."""
 
 
 class Stuck(Exception):
-    """The program can never end: everything waits, or time stands still, or it went on for too long."""
+    """The program cannot end: every task waits, time stands still, or the run exceeded its time limit."""
 
 
 class VirtualTask(asyncio.Task[Any]):
-    """A task that knows its process, and whose place in a set does not depend on its address."""
+    """A task with an owner. Its position in a set does not depend on its address."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class VirtualTask(asyncio.Task[Any]):
         name: str | None,
         context: Context | None,
     ) -> None:
-        # Before the base's own: it puts the task into a set.
+        # Set before `super().__init__`, which puts the task into a set.
         self.number = loop.next_number()
         self.process = current_owner.get() if context is None else context.get(current_owner)
         self.label = f"{self.process.name if self.process else ''} task {self.number}"
@@ -95,7 +95,7 @@ class VirtualTask(asyncio.Task[Any]):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """See the module's essay. `time()` begins at 0. Use `run`."""
+    """See the module. `time()` begins at 0. Tests call `run`."""
 
     _ready: deque[asyncio.Handle]
     _stopping: bool
@@ -104,42 +104,42 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self, seed: int = 0, limit_s: float = VIRTUAL_LIMIT_S, shuffle: bool = False) -> None:
         super().__init__()
         self.seed = seed
-        """What everything random in this run is derived from."""
+        """All randomness of the run derives from it."""
         self.random = Random(f"{seed} loop")
-        """For what the operating system's scheduler decides."""
+        """Decides as the operating system's scheduler would."""
         self.before_close: list[Callable[[], object]] = []
         """`close` calls these first, in order."""
         self.unhandled: list[dict[str, Any]] = []
-        """What `call_exception_handler` was told by or about living processes and the test. `run` fails for them."""
+        """Contexts given to `call_exception_handler` for the test and for living processes. They make `run` fail."""
         self.callbacks = 0
-        """How many callbacks have run."""
+        """Number of callbacks that have run."""
         self._limit_s = limit_s
         self._shuffles = shuffle
         self._now = 0.0
         self._clocks_differ = False
-        """Some process's clock has jumped."""
+        """The clock of some process has jumped."""
         self._numbers = 0
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._cancelled_timers = 0
         self._turns_without_time = 0
         self._trace = blake2b(digest_size=16)
         self._untraced: list[str] = []
-        """What has run and is not in the trace yet: much at once is hashed faster."""
+        """Lines that are not in the trace yet: hashing many at once is faster."""
         self._tasks: list[weakref.ref[VirtualTask]] = []
-        """Those that may not be done."""
+        """All tasks that are not done, and some that are."""
         self._remains: list[object] = []
         self._alarm: Callable[[], object] | None = None
-        """What SIGALRM's handler would have done."""
+        """The deferred call of SIGALRM's handler."""
 
     # -- time --
 
     @property
     def now_s(self) -> float:
-        """The true time, in which all processes live."""
+        """The true time, common to all processes."""
         return self._now
 
     def time(self) -> float:
-        """As the clock of the process that asks has it."""
+        """Return the time on the clock of the process that calls."""
         return self._now + self._ahead_s() if self._clocks_differ else self._now
 
     def _ahead_s(self) -> float:
@@ -147,7 +147,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return 0.0 if process is None else process.ahead_s
 
     def jump(self, process: Owner, seconds: float) -> None:
-        """The process's clock goes ahead by so much at once, and its timers with it."""
+        """Advance the process's clock, and with it its timers."""
         self.record(f"the clock of {process.name} jumps by {seconds}")
         self._clocks_differ = True
         process.ahead_s += seconds
@@ -164,15 +164,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """`when` is a moment of the clock of the process that asks."""
+        """`when` is a time on the clock of the process that calls."""
         return self.call_at_true(when - self._ahead_s() if self._clocks_differ else when, callback, args, context)
 
     def call_at_true(
         self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
     ) -> asyncio.TimerHandle:
-        """`when` is a moment of the true time."""
+        """Like `call_at`, in true time."""
         self._check_closed()  # type: ignore[attr-defined]
-        # Clocks go on: a wait for a deadline that is one bit of rounding away must not find this very moment again.
+        # Clocks always advance: a deadline that is a rounding error away must not come due at this same moment.
         when = max(when, self._now + _LEAST_ADVANCE_S)
         timer: Any = asyncio.TimerHandle(when, callback, args, self, context)
         timer._scheduled = True
@@ -196,7 +196,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._cancelled_timers -= 1
         return timer
 
-    # -- the heart --
+    # -- running callbacks --
 
     def _run_once(self) -> None:
         ready = self._ready
@@ -224,17 +224,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.callbacks += 1
             self._untraced.append(_describe(handle, owner))
             handle._run()
-            if self._alarm is not None:  # asked here, too: a call for each callback costs more
+            if self._alarm is not None:  # `_ring` checks it again; a call for each callback would cost more
                 self._ring()
             if self.callbacks % _CALLBACKS_PER_COLLECTION == 0:
                 gc.collect()
-                self._undone_tasks()  # the others are forgotten
+                self._undone_tasks()  # drops the references to tasks that are done
 
     @contextlib.contextmanager
     def alarms_between_callbacks(self) -> Iterator[None]:
-        """What SIGALRM raises (pytest's timeout) ends the run. A task in which it was raised would take it for an error
-        of its own, and a weak reference's callback would lose it: a run that is too slow looked like a bug of what is
-        tested."""
+        """Defer SIGALRM (pytest's timeout) to the end of the current callback, so that its exception ends the run.
+        Raised inside a task it would look like a bug of the code under test, and a weak reference's callback would lose
+        it."""
         handler = signal.getsignal(signal.SIGALRM)
         if not callable(handler) or threading.current_thread() is not threading.main_thread():
             yield
@@ -260,7 +260,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             alarm()
 
     def _shuffle(self) -> None:
-        """Change the order of tasks that wake up one right after the other."""
+        """Shuffle tasks that resume next to each other."""
         handles = list(self._ready)
         self._ready.clear()
         for wakes_up, run in groupby(handles, _is_wake_up):
@@ -270,7 +270,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._ready.extend(adjacent)
 
     def _advance(self) -> None:
-        """Nothing is left to do at this moment: go to the next one at which there is."""
+        """Set the clock to the next timer. Raises Stuck if there is none, or if it exceeds the limit."""
         while self._timers:
             when, _, timer = self._timers[0]
             if timer.cancelled():
@@ -299,7 +299,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return [task for task in self._undone_tasks() if task.process is None or task.process.alive]
 
     def _undone_tasks(self) -> list[VirtualTask]:
-        """As asyncio.all_tasks, which would look at all that have ever been and that nobody has collected."""
+        """Return the tasks that are not done. `asyncio.all_tasks` also visits all done tasks that are not collected."""
         tasks = [task for known in self._tasks if (task := known()) is not None and not task.done()]
         self._tasks = [weakref.ref(task) for task in tasks]
         return tasks
@@ -332,7 +332,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Call the function in the next turn of the loop, whether or not its caller is still there."""
+        """Call the function in the next turn, even if its caller is cancelled meanwhile."""
         future: asyncio.Future[T] = self.create_future()
         self.call_soon(_call_inline, future, func, args)
         return future
@@ -343,7 +343,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # -- the record --
 
     def record(self, text: str) -> None:
-        """Add something to the trace."""
+        """Add a line to the trace."""
         self._untraced.append(text)
         if len(self._untraced) > _HASHED_AT_ONCE:
             self._hash()
@@ -354,7 +354,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     @property
     def trace(self) -> str:
-        """A hash over everything that has run so far, and when."""
+        """A hash of all callbacks and recorded events so far, with their times."""
         self._hash()
         return self._trace.hexdigest()
 
@@ -368,7 +368,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             super().call_exception_handler(context)
 
     def failures(self) -> list[Exception]:
-        """What went wrong in callbacks, and in tasks that nobody awaited."""
+        """Return the errors of callbacks and of tasks that were never awaited."""
         failures = []
         for context in self.unhandled:
             error = context.get("exception")
@@ -386,11 +386,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         killed.held = []
 
     def make_ready(self, handles: Iterable[asyncio.Handle]) -> None:
-        """Run handles that were held, after what is ready now."""
+        """Run held handles, after those that are ready now."""
         self._ready.extend(handles)
 
     def cancel_strays(self) -> None:
-        """Cancel the test's own tasks that are left, and let them end. Those of processes are not touched."""
+        """Cancel the remaining tasks of the test itself, and wait for them. Tasks of processes stay as they are."""
         strays = sorted((t for t in self._living_tasks() if t.process is None), key=lambda task: task.number)
         for task in strays:
             task.cancel()
@@ -411,10 +411,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._remains += self._timers
         tasks = self._undone_tasks()
         super().close()
-        # From here on `finally` blocks run: of processes whose World is severed, on a loop that takes no callbacks.
-        # Whatever they raise on that account means nothing.
+        # From here on `finally` blocks run, with a severed World and on a closed loop. Their errors mean nothing.
         report, sys.unraisablehook = sys.unraisablehook, lambda _: None
-        asyncio.set_event_loop(self)  # `gather` makes one where there is none, which would stay, with what waits in it
+        asyncio.set_event_loop(self)  # without one, `gather` would create a loop that is never closed
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
@@ -431,10 +430,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T], *, seed: int = 0, limit_s: float = VIRTUAL_LIMIT_S, shuffle: bool = False) -> T:
-    """Run a coroutine on a virtual loop of its own, to its end; then kill all processes that it has left.
+    """Run a coroutine on its own virtual loop until it ends; then kill all remaining processes.
 
-    Raises what `main` raises; Stuck; and an ExceptionGroup of what failed in callbacks and unawaited tasks, except for
-    what belonged to processes that were killed.
+    Raises the exception of `main`, Stuck, or an ExceptionGroup of the errors in callbacks and in tasks that were never
+    awaited. Errors of killed processes do not count.
     """
     loop = VirtualLoop(seed, limit_s, shuffle)
     collecting = gc.isenabled()
@@ -455,7 +454,7 @@ def on_virtual_loop(
 
 
 def _run(loop: VirtualLoop, main: Coroutine[Any, Any, T]) -> T:
-    gc.collect()  # what the run before has left: its caller had it in hand until it returned
+    gc.collect()  # the previous run's garbage, which its caller held until it returned
     _freeze_imports()
     try:
         result = loop.run_until_complete(main)
@@ -466,16 +465,16 @@ def _run(loop: VirtualLoop, main: Coroutine[Any, Any, T]) -> T:
         for failure in loop.failures():
             error.add_note(f"before that, unhandled: {failure!r}")
         raise
-    gc.collect()  # reports tasks that failed and that nobody has looked at
+    gc.collect()  # reports failed tasks that were never awaited
     if failures := loop.failures():
-        raise ExceptionGroup("failed in callbacks, or in tasks that nobody awaited", failures)
+        raise ExceptionGroup("errors in callbacks, or in tasks that were never awaited", failures)
     return result
 
 
 @functools.cache
 def _freeze_imports() -> None:
-    """No collection need look at what was imported; for what comes later see tests/conftest.py. Once: asking whether
-    anything is frozen counts every object that is, which took longer than most runs."""
+    """Exclude imported objects from garbage collection; tests/conftest.py does so for later ones. Cached, because
+    `gc.get_freeze_count` counts all frozen objects, which took longer than most runs."""
     gc.freeze()
 
 
@@ -485,14 +484,14 @@ def _owner(handle: asyncio.Handle) -> Owner | None:
 
 
 def _is_wake_up(handle: asyncio.Handle) -> bool:
-    """A task goes on because the future that it waits for is done. Its first step, and those after a bare yield, are
-    made of something else."""
+    """Whether a task resumes because its future is done. Its first step and steps after a bare yield are no
+    wake-ups."""
     callback: Any = handle._callback  # type: ignore[attr-defined]
     return getattr(callback, "__name__", None) == "task_wakeup"
 
 
 def _describe(handle: Any, owner: Owner | None) -> str:
-    """The same text in every run, so without addresses and asyncio's global task counter."""
+    """Return the same text in every run: no addresses, no number from asyncio's global task counter."""
     callback = handle._callback
     task = getattr(callback, "__self__", None)
     if type(task) is VirtualTask:
@@ -501,7 +500,7 @@ def _describe(handle: Any, owner: Owner | None) -> str:
 
 
 def _where(task: VirtualTask) -> str:
-    """The task's name, its process, and the innermost line at which it is suspended."""
+    """Return the task's name, its process, and the innermost line at which it is suspended."""
     frame = None
     awaited: Any = task.get_coro()
     while awaited is not None:
@@ -516,7 +515,7 @@ def _call_inline(future: asyncio.Future[T], function: Callable[..., T], argument
         result = function(*arguments)
     except (SystemExit, KeyboardInterrupt):
         raise
-    except BaseException as error:  # noqa: BLE001 - handed to whoever waits, as by a worker thread
+    except BaseException as error:  # noqa: BLE001 - passed to the caller, as by a worker thread
         if not future.done():
             future.set_exception(error)
     else:
@@ -525,15 +524,15 @@ def _call_inline(future: asyncio.Future[T], function: Callable[..., T], argument
 
 
 def _bury(task: VirtualTask) -> None:
-    """End a suspended coroutine. Its process is dead, so whatever its `finally` blocks try to do, they cannot."""
+    """End a suspended coroutine. Its process is dead, so its `finally` blocks have no effect on the World."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     coroutine: Any = task.get_coro()
     context = task.process.new_context() if task.process is not None else Context()
-    for _ in range(10):  # a `finally` block that awaits stops `close` with a RuntimeError, and is suspended again
+    for _ in range(10):  # if a `finally` block awaits, `close` raises RuntimeError and the coroutine is suspended again
         try:
             context.run(coroutine.close)
         except RuntimeError:
             continue
-        except BaseException:  # noqa: BLE001 - ProcessKilled, and what was made of it
+        except BaseException:  # noqa: BLE001 - ProcessKilled, or an error that code raised because of it
             return
         return

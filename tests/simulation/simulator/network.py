@@ -1,34 +1,34 @@
 """TCP in memory: connections between processes of the simulated world.
 
-The problem: the code under test must meet what TCP does to it (bytes arrive later, in other pieces, until they do not)
-and not what a queue of Python objects does (whole messages, at once, shared with the sender).
+The problem: the code under test must meet the behaviour of TCP (bytes arrive late, in other pieces, or not at all),
+not that of a queue of Python objects (whole messages, at once, shared with the sender).
 
-The choice: each connection is two ends, and what an end sends (bytes, the end of the stream, a reset) arrives at the
-other in order, each piece after a latency of its own. Bytes are copied when they leave. What was written during a turn
-of the loop leaves together at its end, as under uvloop (so a change to a buffer that was just written changes what is
-sent, there and here), and now and then it is cut somewhere. An end takes WINDOW_BYTES that the other has not read;
-more stays in its buffer, which is what makes `pause_writing` happen.
+The choice: each connection has two ends. Pieces that one end sends (bytes, the end of the stream, a reset) arrive at
+the other in order, each with its own latency. Bytes are copied when they leave. Bytes written during one turn of the
+loop leave together at the end of the turn, as under uvloop, so a later change to a written buffer changes the sent
+bytes, there and here. Some pieces are cut in two. An end sends until WINDOW_BYTES are unread by the other; further
+bytes stay in its buffer, which leads to `pause_writing`.
 
-Pieces on their way belong to nobody, only the calls of a protocol belong to its process: what a process has sent
-before it is killed still arrives. The operating system of its host then closes its connections: a peer whose bytes it
-has not read gets a reset, any other the end of the stream, as with Linux. That of a paused process takes what comes.
+Pieces in transit have no owner; only the calls of a protocol belong to its process. Bytes that a process sent before it
+was killed therefore arrive. The operating system of its host then closes its connections as Linux does: a peer with
+unread bytes gets a reset, other peers get the end of the stream. For a paused process, the system still receives.
 
-Faults are those of links, from one host to another, one way. A piece that comes to the end of a link that does not
-carry is not lost: TCP sends it again, at intervals that double, and with it what was sent after it, until the link and
-the one back for the acknowledgement both carry, or until the sender has had enough (ETIMEDOUT). So after a repair it
-may take about as long again as the fault has lasted until a connection moves; connecting behaves alike. Where only
-acknowledgements are lost, what is sent arrives until the sender notices, and then nothing new. A host that loses its
-power forgets its connections and tells nobody: its peers get silence, or a reset once it is up again, or what their
-keepalive probes (the only socket option there is) find out.
+Faults are set on links; a link leads from one host to another, in one direction. If a link does not carry, a piece at
+its end is not lost: TCP sends it again, with all later pieces, at intervals that double. It succeeds once the link and
+the link back, for the acknowledgement, both carry; otherwise the sender gives up (ETIMEDOUT). After a repair, a
+connection may thus be silent for about as long again as the fault lasted; the same holds for a connect. If only
+acknowledgements are lost, pieces arrive until the sender notices; new ones are then held back. A host without power
+forgets its connections without notice. Its peers get silence, a reset once it is up again, or the result of their
+keepalive probes.
 
-Order is a promise within a connection, none between two. So connections that stand can be made slow while later ones
-are not, and one end can be broken without the other's knowledge: what a client sent before it gave up then reaches the
-server after what it has sent on its next connection.
+Only pieces of the same connection keep their order. A test can slow down existing connections but not later ones, and
+break one end without the other's knowledge: bytes that a client sent before it gave up then reach the server after
+those of its next connection.
 
-Addresses: each host has a name and an IP address. `localhost` is the host itself, an empty host or 0.0.0.0 all of its
+Each host has a name and an IP address. `localhost` is the host itself; an empty host or 0.0.0.0 means all its
 addresses.
 
-Rejected: a connection as a pair of StreamReader queues (no flow control, no BufferedProtocol); real sockets on
+Rejected: a pair of StreamReader queues as the connection (no flow control, no BufferedProtocol); real sockets on
 loopback under a virtual clock (the kernel decides when bytes arrive, so no two runs are equal).
 """
 
@@ -58,7 +58,7 @@ WINDOW_BYTES = 256 * 1024
 MIN_LATENCY_S = 0.000_05
 MAX_LATENCY_S = 0.000_5
 CUT_PROBABILITY = 1 / 16
-"""How often a piece is cut in two at a random place, which a receiver may not notice."""
+"""Probability that a piece is cut in two at a random position. Receivers must accept any cut."""
 
 ALL_ADDRESSES = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
@@ -68,7 +68,7 @@ _FIRST_FREE_PORT = 32_768
 _LAST_FREE_PORT = 60_999
 
 _CONNECT_AGAIN_S = (1, 2, 4, 8, 16, 32, 64)
-"""How long a connect that nobody answers waits before each further attempt, and in the end before it gives up."""
+"""Seconds that an unanswered connect waits before each further attempt, and at the end before it gives up."""
 _MIN_RETRANSMISSION_S = 0.2
 _MAX_RETRANSMISSION_S = 0.4
 _MIN_USER_TIMEOUT_S = 20.0
@@ -84,15 +84,15 @@ _Piece = memoryview | _Signal
 
 
 class Arrival(NamedTuple):
-    """Bytes that are about to arrive."""
+    """Bytes at the end of a link, just before they are delivered."""
 
     source: str
-    """The host that sent them."""
+    """The host that sent the bytes."""
     target: str
     target_port: int
     data: memoryview
     is_late: bool
-    """By `delay_standing`."""
+    """Whether `delay_standing` has delayed them."""
 
 
 def _os_error(number: int, what: str) -> OSError:
@@ -100,7 +100,7 @@ def _os_error(number: int, what: str) -> OSError:
 
 
 class _Machine:
-    """What the network knows of a host."""
+    """The network's view of a host."""
 
     def __init__(self) -> None:
         self.has_power = True
@@ -110,7 +110,7 @@ class _Machine:
 
 
 class _Link:
-    """The way from one host to another."""
+    """The route from one host to another."""
 
     def __init__(self, source: _Machine, target: _Machine) -> None:
         self._source = source
@@ -118,24 +118,24 @@ class _Link:
         self.back = self
         self.blocked = False
         self.free_at_s = 0.0
-        """When it has carried all that was sent, as far as its bandwidth is limited."""
+        """Time at which all sent bytes have left, if its bandwidth is limited."""
         self.answers = False
-        """What is sent arrives, and so does its acknowledgement. Kept, since it is looked at for every piece."""
+        """This link and the one back carry. Cached, because it is read for every piece."""
 
     def carries(self) -> bool:
-        """What is sent arrives."""
+        """Whether sent pieces arrive."""
         ends = (self._source, self._target)
         if not all(end.has_power for end in ends):
             return False
         return self._source is self._target or (not self.blocked and all(end.is_attached for end in ends))
 
-    def look(self) -> None:
-        """Something has changed, here or on the way back."""
+    def update(self) -> None:
+        """Recompute `answers` after a change of this link or the one back."""
         self.answers = self.carries() and self.back.carries()
 
 
 class VirtualNetwork:
-    """What all hosts are connected to. Faults name hosts, and last until they are undone."""
+    """Connects all hosts. Faults name hosts and last until they are undone."""
 
     def __init__(self, loop: VirtualLoop, random: Random) -> None:
         self.loop = loop
@@ -143,10 +143,10 @@ class VirtualNetwork:
         self._low_latency_s = MIN_LATENCY_S
         self._high_latency_s = MAX_LATENCY_S
         self.bytes_per_s: float | None = None
-        """What each link carries; None: as much as is sent."""
+        """Bandwidth of each link; None: unlimited."""
         self.taps: list[Callable[[Arrival], None]] = []
-        """Told of all bytes of connections when they have come to the end of a link, right before they arrive. A tap
-        may break the connection: then they do not."""
+        """Called with all bytes of connections at the end of a link, just before they arrive. A tap may break the
+        connection; the bytes are then lost."""
         self._addresses: dict[str, str] = {}
         self._machines: dict[str, _Machine] = {}
         self._links: dict[tuple[str, str], _Link] = {}
@@ -154,7 +154,7 @@ class VirtualNetwork:
         self._next_ports: dict[str, int] = {}
 
     def add_host(self, name: str) -> str:
-        """The IP address that the host is given. Raises ValueError where there is one of that name."""
+        """Add a host, and return its IP address. Raises ValueError if the name is taken."""
         if name in self._addresses:
             raise ValueError(f"there is a host {name} already")
         number = len(self._machines) + 1
@@ -164,7 +164,7 @@ class VirtualNetwork:
         return address
 
     def of(self, process: Process) -> ProcessNetwork:
-        """The network as this process sees it."""
+        """Return the network for one process."""
         network = ProcessNetwork(self, process)
         self._machines[process.address].processes.append(network)
         return network
@@ -172,14 +172,14 @@ class VirtualNetwork:
     # -- faults --
 
     def block(self, source: str, target: str) -> None:
-        """Nothing gets from the one host to the other any more, not even what is on its way."""
+        """Stop all traffic from one host to another, bytes in transit included."""
         self._set_blocked(source, target, True)
 
     def unblock(self, source: str, target: str) -> None:
         self._set_blocked(source, target, False)
 
     def heal(self) -> None:
-        """Undo every `block`, and every `unreachable`."""
+        """Undo all `block` and `unreachable`."""
         self.loop.record("network: heal")
         for link in self._links.values():
             link.blocked = False
@@ -188,14 +188,14 @@ class VirtualNetwork:
         self._links_changed()
 
     def unreachable(self, host: str, flag: bool) -> None:
-        """Take the host from the network, or attach it again: its name is gone, and there is no route to its address
-        (nor from it to anywhere); connections that stand fall silent."""
+        """Detach the host from the network, or attach it again. While it is detached, its name cannot be resolved,
+        there is no route to or from its address, and its connections are silent."""
         self.loop.record(f"network: unreachable {host} {flag}")
         self._machines[self._address(host)].is_attached = not flag
         self._links_changed()
 
     def reset(self, host_a: str, host_b: str) -> int:
-        """Break all connections between two hosts, at both ends. Returns how many there were."""
+        """Break all connections between two hosts, at both ends. Returns their number."""
         self.loop.record(f"network: reset {host_a} {host_b}")
         ends = self._connections(self._address(host_a), self._address(host_b))
         for end in ends:
@@ -203,9 +203,8 @@ class VirtualNetwork:
         return len(ends)
 
     def delay_standing(self, source: str, target: str, by_s: float) -> int:
-        """What the connections that stand now carry from the one host to the other takes so much longer from now on,
-        until they end, and their end, too. Connections that are made later are as fast as ever.
-        Returns how many stand."""
+        """Delay all further pieces of the existing connections from one host to another, the end of the stream
+        included. Later connections are not affected. Returns the number of delayed connections."""
         self.loop.record(f"network: delay {source} {target} {by_s}")
         ends = self._ends(self._address(source), self._address(target))
         for end in ends:
@@ -213,8 +212,8 @@ class VirtualNetwork:
         return len(ends)
 
     def silence(self, host_a: str, host_b: str) -> int:
-        """The connections that stand now between two hosts carry nothing any more, as when a box in between has
-        forgotten them. Connections that are made later do. Returns how many stand."""
+        """Stop all traffic of the existing connections between two hosts, as when a middlebox has forgotten them. Later
+        connections are not affected. Returns the number of silenced connections."""
         self.loop.record(f"network: silence {host_a} {host_b}")
         connections = self._connections(self._address(host_a), self._address(host_b))
         for end in connections:
@@ -224,8 +223,8 @@ class VirtualNetwork:
         return len(connections)
 
     def reset_at(self, host: str, other: str) -> int:
-        """Break all connections between two hosts at the end of `host`, as a box between them may: what it has sent
-        goes on arriving at `other`, which learns of it when it sends something. Returns how many there were."""
+        """Break all connections between two hosts at the end of `host`, as a middlebox may. Bytes that `host` has sent
+        still arrive at `other`, which notices when it sends. Returns the number of connections."""
         self.loop.record(f"network: reset at {host} {other}")
         ends = self._ends(self._address(host), self._address(other))
         for end in ends:
@@ -233,20 +232,20 @@ class VirtualNetwork:
         return len(ends)
 
     def set_latency(self, low_s: float, high_s: float) -> None:
-        """How long a piece takes, on every link, from now on."""
+        """Set the range of the latency of a piece, for all links."""
         self.loop.record(f"network: latency {low_s} {high_s}")
         self._low_latency_s, self._high_latency_s = low_s, high_s
 
     def set_bandwidth(self, bytes_per_s: float | None) -> None:
-        """What each link carries from now on, of all its connections together: later pieces queue behind earlier
-        ones. None: as much as is sent."""
+        """Set the bandwidth of each link. The connections of a link share it; later pieces queue behind earlier ones.
+        None: unlimited."""
         self.loop.record(f"network: bandwidth {bytes_per_s}")
         self.bytes_per_s = bytes_per_s
         for link in self._links.values():
             link.free_at_s = 0.0
 
     def power_off(self, address: str) -> None:
-        """The host is dark: its connections end without a word, and nobody reaches it."""
+        """End the host's connections without notice, and make it unreachable."""
         machine = self._machines[address]
         machine.has_power = False
         for process in machine.processes:
@@ -255,7 +254,7 @@ class VirtualNetwork:
         self._links_changed()
 
     def power_on(self, address: str) -> None:
-        """The host is up again, and knows nothing of before."""
+        """The host is up again, without its former connections."""
         machine = self._machines[address]
         machine.has_power = True
         machine.boots += 1
@@ -268,13 +267,13 @@ class VirtualNetwork:
 
     def _links_changed(self) -> None:
         for link in self._links.values():
-            link.look()
+            link.update()
         for machine in self._machines.values():
             for process in machine.processes:
                 process.links_changed()
 
     def _connections(self, address_a: str, address_b: str) -> list[VirtualTransport]:
-        """One end of each connection between two hosts."""
+        """Return one end of each connection between two hosts."""
         found: dict[VirtualTransport, None] = {}
         for end in (*self._ends(address_a, address_b), *self._ends(address_b, address_a)):
             if end.other not in found:
@@ -282,11 +281,11 @@ class VirtualNetwork:
         return list(found)
 
     def _ends(self, address: str, other: str) -> list[VirtualTransport]:
-        """Those at `address`."""
+        """Return the ends at `address` of its connections to `other`."""
         return [end for process in self._machines[address].processes for end in process.ends_to(other)]
 
     def _address(self, host: str) -> str:
-        """Raises ValueError."""
+        """Return the host's address. Raises ValueError if there is no such host."""
         if host not in self._addresses:
             raise ValueError(f"there is no host {host}")
         return self._addresses[host]
@@ -297,29 +296,29 @@ class VirtualNetwork:
         return self._machines[address]
 
     def link(self, source: str, target: str) -> _Link:
-        """The way from one address to another."""
+        """Return the link from one address to another."""
         if (source, target) not in self._links:
             for one, other in ((source, target), (target, source)):
                 self._links[one, other] = _Link(self._machines[one], self._machines[other])
             there, back = self._links[source, target], self._links[target, source]
             there.back, back.back = back, there
-            there.look()
-            back.look()
+            there.update()
+            back.update()
         return self._links[source, target]
 
     def delay_s(self) -> float:
         return self.random.uniform(self._low_latency_s, self._high_latency_s)
 
     def cut(self, size: int) -> int:
-        """How much of a piece goes first."""
+        """Return the size at which a piece is cut in two; the whole size if it is not cut."""
         if size > 1 and self.random.random() < CUT_PROBABILITY:
             return self.random.randrange(1, size)
         return size
 
     def resolve(self, host: str, process: Process) -> tuple[str, str]:
-        """The address of the host that is meant, and the one that it is to be reached at.
+        """Return the address of the named host, and the address at which this process reaches it.
 
-        Raises gaierror, and OSError EHOSTUNREACH where the address is given and there is no route to it.
+        Raises gaierror for an unknown name, and OSError EHOSTUNREACH for an address without a route.
         """
         if host in ("localhost", LOOPBACK):
             return process.address, LOOPBACK
@@ -360,7 +359,7 @@ class VirtualNetwork:
 
     def process_ended(self, network: ProcessNetwork) -> None:
         processes = self._machines[network.address].processes
-        if network in processes:  # as it is unless the host has lost its power
+        if network in processes:  # false after a power cut
             processes.remove(network)
 
     def remove_listener(self, listener: VirtualListener, address: str) -> None:
@@ -372,7 +371,7 @@ class VirtualNetwork:
 
 
 class ProcessNetwork:
-    """`minibroker.protocol.world.Network` for one process. Severed when it is killed."""
+    """`minibroker.protocol.world.Network` for one process. Killing the process closes its connections and listeners."""
 
     def __init__(self, network: VirtualNetwork, process: Process) -> None:
         self._network = network
@@ -388,7 +387,7 @@ class ProcessNetwork:
 
     @property
     def connections(self) -> int:
-        """How many connections the process has open."""
+        """Number of open connections."""
         return len(self._ends)
 
     async def listen(self, host: str, port: int) -> VirtualListener:
@@ -439,7 +438,7 @@ class ProcessNetwork:
         return protocol
 
     def accepted(self, local: tuple[str, int], remote: tuple[str, int]) -> VirtualTransport:
-        """This process's end of a connection that another opens to it."""
+        """Return this process's end of a connection that a peer opens."""
         return VirtualTransport(self._network, self._process, self._ends, local, remote)
 
     def forget(self, listener: VirtualListener) -> None:
@@ -497,7 +496,7 @@ class VirtualListener:
             self._backlog.popleft().close()
 
     def offer(self, remote: tuple[str, int], local: tuple[str, int]) -> VirtualTransport:
-        """A connection has been asked for: the operating system makes it, and the process may take it."""
+        """Put a new connection into the backlog, as the operating system does. Returns this side's end."""
         transport = self._network.accepted(local, remote)
         self._backlog.append(VirtualIncoming(transport, f"{remote[0]}:{remote[1]}"))
         if self._on_connection is not None:
@@ -505,7 +504,7 @@ class VirtualListener:
         return transport
 
     def _accept(self) -> None:
-        if self._backlog:  # unless it was closed in the meantime
+        if self._backlog:  # empty if the listener was closed meanwhile
             assert self._on_connection is not None
             self._on_connection(self._backlog.popleft())
 
@@ -539,8 +538,7 @@ class VirtualIncoming:
 
 
 class VirtualSocket:
-    """What a transport gives for its socket: a place for options, of which those of keepalive and TCP_USER_TIMEOUT have
-    an effect."""
+    """The socket of a transport. It stores options; those of keepalive and TCP_USER_TIMEOUT have an effect."""
 
     def __init__(self) -> None:
         self._options: dict[tuple[int, int], int] = {}
@@ -554,13 +552,13 @@ class VirtualSocket:
 
     @property
     def keepalive_idle_s(self) -> int:
-        """After so long without a word, the other end is asked."""
+        """Seconds of silence after which the other end is probed."""
         return self._options.get((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE), 7_200)
 
     @property
     def keepalive_patience_s(self) -> float:
-        """And so long it has for its answer. Where TCP_USER_TIMEOUT is set, Linux does not count probes: it waits for
-        that time since it last heard from the other end."""
+        """Seconds for an answer to the probes. If TCP_USER_TIMEOUT is set, Linux does not count probes: that timeout
+        applies, since the last piece from the other end."""
         interval_s = self._options.get((socket.IPPROTO_TCP, socket.TCP_KEEPINTVL), 75)
         if self.user_timeout_s is not None:
             return max(self.user_timeout_s - self.keepalive_idle_s, interval_s)
@@ -568,13 +566,13 @@ class VirtualSocket:
 
     @property
     def user_timeout_s(self) -> float | None:
-        """How long what was sent may go without an acknowledgement."""
+        """Seconds that sent bytes may stay unacknowledged."""
         milliseconds = self._options.get((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
         return None if milliseconds is None else milliseconds / 1_000
 
 
 class VirtualTransport(asyncio.Transport):
-    """One end of a connection. Behaves as asyncio's and uvloop's transports do where those agree."""
+    """One end of a connection. It behaves as asyncio's and uvloop's transports where those agree."""
 
     def __init__(
         self,
@@ -595,15 +593,15 @@ class VirtualTransport(asyncio.Transport):
         self._name = f"{local[0]}:{local[1]}>{remote[0]}:{remote[1]}"
         self._protocol: asyncio.BaseProtocol | None = None
         self.other: VirtualTransport
-        """The other end. Known, as the link to it is, once both are joined."""
+        """The other end. Set, with the link to it, by `join`."""
         self._link: _Link
         self._machine = network.machine(process.address)
         self._boot = self._machine.boots
 
         self._closing = False
-        """Nothing is read any more, and nothing new is taken to be written."""
+        """Nothing more is read, and new writes are ignored."""
         self._closed = False
-        """This end is gone: `connection_lost` has been called, or soon will be."""
+        """This end is gone: `connection_lost` has been called or is scheduled."""
 
         self._unread: deque[_Piece] = deque()
         self._reading_paused = False
@@ -614,9 +612,9 @@ class VirtualTransport(asyncio.Transport):
         self._unacknowledged_bytes = 0
         self._last_arrival = 0.0
         self.delay_s = 0.0
-        """How much longer than its latency everything takes that is sent from now on."""
+        """Added to the latency of each piece."""
         self.silenced = False
-        """Nothing that is sent arrives any more, from either end."""
+        """No piece arrives any more, from either end."""
         self._flush_scheduled = False
         self._end_written = False
         self._end_sent = False
@@ -625,13 +623,13 @@ class VirtualTransport(asyncio.Transport):
         self._low_water = _HIGH_WATER_BYTES // 4
 
         self._vanished = False
-        """Its host lost its power, or gave it up without being able to say so: nothing leaves here but resets."""
+        """Its host lost its power, or gave up without reaching the other end: only resets leave this end."""
         self._stalled = False
-        """Something that was sent got no acknowledgement, and so nothing that is sent arrives."""
+        """A piece was not acknowledged, so no piece arrives."""
         self._held: deque[_Piece] = deque()
-        """What is to be sent again."""
+        """Pieces to retransmit."""
         self._backing_off = False
-        """It has been sent again, in vain, so nothing new is sent."""
+        """A retransmission has failed, so no new piece is sent."""
         self._gives_up_at_s = 0.0
         self._retransmission_s = 0.0
         self._keepalive: asyncio.TimerHandle | None = None
@@ -639,7 +637,7 @@ class VirtualTransport(asyncio.Transport):
     def __repr__(self) -> str:
         return f"<connection {self._name} of {self._process.name}>"
 
-    # -- how it begins --
+    # -- beginning --
 
     def join(self, other: VirtualTransport) -> None:
         self.other = other
@@ -692,7 +690,7 @@ class VirtualTransport(asyncio.Transport):
     def _arrive(self, piece: _Piece) -> None:
         if self._closed:
             if not isinstance(piece, _Signal):
-                self._send(_Signal.RESET)  # nobody will ever read this
+                self._send(_Signal.RESET)  # this end will never read it
             return
         if self._reset_received:
             return
@@ -705,7 +703,7 @@ class VirtualTransport(asyncio.Transport):
         self._read()
 
     def _read(self) -> None:
-        """Give the protocol what has arrived, as long as it takes it."""
+        """Pass arrived pieces to the protocol while it reads."""
         protocol: Any = self._protocol
         while self._unread and protocol is not None and self.is_reading() and self._process.running:
             piece = self._unread.popleft()
@@ -786,7 +784,7 @@ class VirtualTransport(asyncio.Transport):
         self._maybe_pause_writing()
 
     def _flush(self) -> None:
-        """Send what the window lets through; once that is everything, end the stream if that is wanted."""
+        """Send as much as the window allows. After the last byte, end the stream or close, if requested."""
         if self._closed:
             return
         if self._reset_received and self._unsent:
@@ -843,7 +841,7 @@ class VirtualTransport(asyncio.Transport):
         self._loop.call_at_true(self._last_arrival, self._deliver, (piece,), Context())
 
     def _deliver(self, piece: _Piece) -> None:
-        """A piece has come to the end of the link."""
+        """Deliver a piece that has reached the end of the link."""
         if self._network.taps and not isinstance(piece, _Signal):
             source, target = self._process.name.partition("#")[0], self.other._process.name.partition("#")[0]
             arrival = Arrival(source, target, self.get_extra_info("peername")[1], piece, self.delay_s > 0)
@@ -854,7 +852,7 @@ class VirtualTransport(asyncio.Transport):
         else:
             self._deliver_or_hold(piece)
 
-    # -- what a broken link does to it --
+    # -- broken links --
 
     @property
     def _answers(self) -> bool:
@@ -874,7 +872,7 @@ class VirtualTransport(asyncio.Transport):
             self._retransmission_s = random.uniform(_MIN_RETRANSMISSION_S, _MAX_RETRANSMISSION_S)
             self._loop.call_later(self._retransmission_s, self._retransmit, context=Context())
         if carries and not self._held and not self._backing_off:
-            self.other._arrive(piece)  # it is the acknowledgement that is lost
+            self.other._arrive(piece)  # only the acknowledgement is lost
         else:
             self._held.append(piece)
 
@@ -896,7 +894,7 @@ class VirtualTransport(asyncio.Transport):
             self._loop.call_at_true(again_at_s, self._retransmit, (), Context())
 
     def _give_up(self) -> None:
-        """Nothing has been heard of the other end for too long; it learns nothing of that."""
+        """Time out. The other end is not notified."""
         self._loop.record(f"{self._name} has timed out")
         self._forget()
         self._lose(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
@@ -911,17 +909,17 @@ class VirtualTransport(asyncio.Transport):
         self._lose(None)
 
     def broken(self) -> None:
-        """Both ends are reset, and what was on its way between them is lost."""
+        """Reset both ends. Pieces in transit are lost."""
         for end in (self, self.other):
             end._held.clear()
             end._arrive(_Signal.RESET)
 
     def broken_here(self) -> None:
-        """This end is reset; the other knows nothing of it."""
+        """Reset this end only."""
         self._arrive(_Signal.RESET)
 
     def link_changed(self) -> None:
-        """Where the process has asked for keepalive probes, they find out what has become of the other end."""
+        """Simulate keepalive probes, if enabled: they detect that the other end is unreachable or gone."""
         if not self._socket.keepalive:
             return
         random, other = self._network.random, self.other
@@ -938,19 +936,19 @@ class VirtualTransport(asyncio.Transport):
             self._loop.call_later(within_s, self._arrive, _Signal.RESET, context=Context())
 
     def _probes_end(self) -> None:
-        """Without an answer. None are sent as long as something that was sent waits for its acknowledgement."""
+        """Give up after unanswered probes. TCP sends no probes while a piece is unacknowledged."""
         if not self._stalled:
             self._give_up()
 
     def process_resumed(self) -> None:
-        """What has come, and what has been read by the other end, while the process was paused."""
+        """Handle the pieces that arrived and the acknowledgements from the time of the pause."""
         self._read()
         self._acknowledged()
 
-    # -- how it ends --
+    # -- end --
 
     def process_killed(self) -> None:
-        """The operating system closes what the process had open."""
+        """Close the connection as the operating system does for a killed process."""
         self._lose(None)
 
     def _lose(self, error: Exception | None) -> None:
@@ -972,12 +970,12 @@ class VirtualTransport(asyncio.Transport):
             self._loop.call_soon(self._protocol.connection_lost, error, context=self._context)
 
     def _call(self, what: str, method: Callable[..., T], *arguments: object) -> T | None:
-        """Call the protocol, in the name of its process."""
+        """Call the protocol as its process."""
         try:
             return self._context.run(method, *arguments)
         except (SystemExit, KeyboardInterrupt):
             raise
-        except BaseException as error:  # noqa: BLE001 - reported, and it ends the connection, as in asyncio
+        except BaseException as error:  # noqa: BLE001 - reported; it ends the connection, as in asyncio
             if self._process.alive:
                 self._loop.call_exception_handler(
                     {

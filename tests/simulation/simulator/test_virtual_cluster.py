@@ -1,4 +1,4 @@
-"""Faults of whole brokers, on the product as it is; and that a run with all kinds of faults can be had again."""
+"""Faults of whole brokers, and the exact repetition of a run with all kinds of faults."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def _start_cluster() -> VirtualCluster:
 
 
 async def _produce(cluster: VirtualCluster, count: int = 20) -> None:
-    """Some records, each acknowledged before the next is sent."""
+    """Send some records, each after the acknowledgement of the one before."""
     world = cluster.client("producer")
 
     async def produce() -> None:
@@ -62,13 +62,13 @@ async def _until_in_sync(cluster: VirtualCluster) -> None:
 
 
 @run_by(on_virtual_loop)
-async def test_a_paused_leader_is_replaced_and_comes_back_as_a_follower() -> None:
+async def test_a_paused_leader_is_replaced_and_returns_as_a_follower() -> None:
     cluster = await _start_cluster()
     paused = cluster.state(PARTITION).leader
     cluster.pause_broker(paused)
     paused_s = cluster.simulation.loop.time()
     await _until_another_leads(cluster, paused)
-    assert cluster.simulation.loop.time() - paused_s > 3  # only ZooKeeper could tell
+    assert cluster.simulation.loop.time() - paused_s > 3  # only ZooKeeper reports a pause
     await _produce(cluster)
     cluster.resume_broker(paused)
     await _until_in_sync(cluster)
@@ -76,7 +76,7 @@ async def test_a_paused_leader_is_replaced_and_comes_back_as_a_follower() -> Non
 
 
 @run_by(on_virtual_loop)
-async def test_a_broker_without_power_leaves_the_isr_long_before_its_session_ends_and_starts_again() -> None:
+async def test_a_broker_without_power_leaves_the_isr_before_its_session_expires_and_restarts() -> None:
     cluster = await _start_cluster()
     await _produce(cluster)
     victim = next(i for i in cluster.broker_ids if i not in cluster.active_controllers())
@@ -84,14 +84,14 @@ async def test_a_broker_without_power_leaves_the_isr_long_before_its_session_end
     cluster.power_cut(victim)
     cut_s = cluster.simulation.loop.time()
     await cluster.until(lambda: victim not in cluster.state(PARTITION).isr)
-    assert cluster.simulation.loop.time() - cut_s < 5  # keepalive probes have told
+    assert cluster.simulation.loop.time() - cut_s < 5  # keepalive probes have detected it
     assert cluster.living_broker(victim) is None
     await cluster.start_broker(victim)
     assert cluster.process(victim) is not before
     await _until_in_sync(cluster)
 
 
-def test_a_broker_whose_disk_fails_ends_and_the_run_goes_on_where_somebody_cares() -> None:
+def test_a_disk_failure_ends_the_broker_and_fails_the_run_unless_the_test_handles_it() -> None:
     async def scenario(simulation_fails: bool) -> list[tuple[int, str]]:
         failures: list[tuple[int, str]] = []
         simulation = Simulation()
@@ -113,19 +113,19 @@ def test_a_broker_whose_disk_fails_ends_and_the_run_goes_on_where_somebody_cares
 
     [(_, text)] = run(scenario(simulation_fails=False))
     assert os.strerror(errno.EIO) in text
-    with pytest.raises(ExceptionGroup, match="failed in callbacks"):
+    with pytest.raises(ExceptionGroup, match="errors in callbacks"):
         run(scenario(simulation_fails=True))
 
 
 @run_by(on_virtual_loop)
-async def test_a_broker_that_does_not_reach_zookeeper_does_not_start_and_may_be_started_later() -> None:
+async def test_a_broker_that_cannot_reach_zookeeper_fails_to_start_and_can_start_later() -> None:
     cluster = await _start_cluster()
     cluster.kill_broker(1)
     cluster.simulation.zookeeper.cut(host_name(1))
     starting = asyncio.create_task(cluster.start_broker(1))
     await asyncio.sleep(1)
     assert cluster.living() == [0, 1, 2]
-    assert cluster.living_broker(1) is None  # not the one that was killed, either
+    assert cluster.living_broker(1) is None  # nor its killed predecessor
     with pytest.raises(MinibrokerError, match="no ZooKeeper session"):
         await starting
     assert cluster.living() == [0, 2]
@@ -138,7 +138,7 @@ async def test_a_broker_that_does_not_reach_zookeeper_does_not_start_and_may_be_
 
 
 async def _faulty_scenario() -> str:
-    """A bit of everything. Returns the trace."""
+    """Run a cluster with all kinds of faults, and return the trace."""
     simulation = Simulation()
     dice = simulation.random("faults")
     failed: dict[int, Process] = {}
@@ -185,7 +185,7 @@ async def _faulty_scenario() -> str:
 
 
 @pytest.mark.slow
-def test_a_run_with_faults_is_the_same_in_every_process_with_the_same_seed() -> None:
+def test_a_run_with_faults_and_the_same_seed_is_equal_in_another_process() -> None:
     program = (
         "from tests.simulation.simulator.loop import run\n"
         "from tests.simulation.simulator.test_virtual_cluster import _faulty_scenario\n"

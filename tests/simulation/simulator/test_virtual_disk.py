@@ -1,4 +1,4 @@
-"""The virtual disk. What it shares with the real one is tested on both."""
+"""The virtual disk. Behaviour that it shares with the real disk is tested on both."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _fails(error: type[OSError], number: int, call: Callable[..., object], *argu
 
 
 @everywhere
-def test_a_file_holds_what_was_written_where_it_was_written(play: Play, tmp_path: Path) -> None:
+def test_a_file_holds_written_bytes_at_their_positions(play: Play, tmp_path: Path) -> None:
     def scenario(disk: Disk, directory: str) -> None:
         file = disk.open(f"{directory}/file", create=True)
         assert file.size() == 0
@@ -79,7 +79,7 @@ def test_negative_sizes_and_positions_are_invalid(play: Play, tmp_path: Path) ->
         file.pwrite([b"kept"], 0)
         _fails(OSError, errno.EINVAL, file.pread, -1, 0)
         _fails(OSError, errno.EINVAL, file.pread, 1, -1)
-        _fails(OSError, errno.EINVAL, file.pwrite, [b"lost"], -2)  # at -1, pwritev2 writes where the cursor is
+        _fails(OSError, errno.EINVAL, file.pwrite, [b"lost"], -2)  # at -1, pwritev2 writes at the cursor
         _fails(OSError, errno.EINVAL, file.truncate, -1)
         assert file.pread(100, 0) == b"kept"
         file.close()
@@ -94,7 +94,7 @@ def test_open_files_are_counted_against_the_limit(play: Play, tmp_path: Path) ->
         files = [disk.open(f"{directory}/{number}", create=True) for number in range(10)]
         now = disk.descriptors()
         assert (now.files, now.limit) == (before.files + 10, before.limit)
-        assert now.used >= before.used + 10, "a real process may have had free ones among those that it used"
+        assert now.used >= before.used + 10, "a real process may reuse closed descriptors, which count as used"
         for file in files:
             file.close()
             file.close()
@@ -105,7 +105,7 @@ def test_open_files_are_counted_against_the_limit(play: Play, tmp_path: Path) ->
     play(scenario, tmp_path)
 
 
-def test_no_fewer_descriptors_are_used_than_files_though_a_low_one_is_free_again(tmp_path: Path) -> None:
+def test_the_used_descriptors_include_all_open_files_after_a_low_one_is_closed(tmp_path: Path) -> None:
     disk = RealDisk()
     low = os.open("/", os.O_RDONLY)
     files = [disk.open(f"{tmp_path}/{number}", create=True) for number in range(low + 1)]
@@ -117,7 +117,7 @@ def test_no_fewer_descriptors_are_used_than_files_though_a_low_one_is_free_again
 
 
 @everywhere
-def test_whatever_opens_fails_where_no_descriptor_is_left_and_changes_nothing(play: Play, tmp_path: Path) -> None:
+def test_calls_that_need_a_descriptor_fail_without_effect_at_the_limit(play: Play, tmp_path: Path) -> None:
     def scenario(disk: Disk, directory: str) -> None:
         path = f"{directory}/file"
         disk.write_atomically(path, b"old")
@@ -153,7 +153,7 @@ def _no_descriptors_left(disk: Disk) -> Iterator[None]:
 
 
 @everywhere
-def test_opening_creates_only_where_that_is_wanted_and_never_empties(play: Play, tmp_path: Path) -> None:
+def test_open_creates_a_file_only_with_create_and_never_truncates(play: Play, tmp_path: Path) -> None:
     def scenario(disk: Disk, directory: str) -> None:
         _fails(FileNotFoundError, errno.ENOENT, disk.open, f"{directory}/file")
         _fails(FileNotFoundError, errno.ENOENT, lambda: disk.open(f"{directory}/none/file", create=True))
@@ -188,7 +188,7 @@ def test_an_open_file_outlives_its_name(play: Play, tmp_path: Path) -> None:
 
 
 @everywhere
-def test_write_atomically_replaces_the_whole_file_and_leaves_nothing_else(play: Play, tmp_path: Path) -> None:
+def test_write_atomically_replaces_the_whole_file_and_leaves_no_temporary_file(play: Play, tmp_path: Path) -> None:
     def scenario(disk: Disk, directory: str) -> None:
         disk.write_atomically(f"{directory}/file", b"a long first text")
         disk.write_atomically(f"{directory}/file", b"short")
@@ -241,7 +241,7 @@ def test_renaming_moves_files_and_whole_directories(play: Play, tmp_path: Path) 
 
 
 @everywhere
-def test_impossible_renames_are_refused(play: Play, tmp_path: Path) -> None:
+def test_impossible_renames_are_rejected(play: Play, tmp_path: Path) -> None:
     def scenario(disk: Disk, directory: str) -> None:
         disk.make_directories(f"{directory}/full/inner")
         disk.make_directories(f"{directory}/empty")
@@ -261,7 +261,7 @@ def test_impossible_renames_are_refused(play: Play, tmp_path: Path) -> None:
 
 
 @everywhere
-def test_removing_tells_files_from_directories(play: Play, tmp_path: Path) -> None:
+def test_remove_and_remove_tree_distinguish_files_from_directories(play: Play, tmp_path: Path) -> None:
     def scenario(disk: Disk, directory: str) -> None:
         disk.make_directories(f"{directory}/tree/inner")
         disk.write_atomically(f"{directory}/tree/inner/file", b"")
@@ -291,11 +291,11 @@ def test_a_lock_is_held_until_it_is_released(play: Play, tmp_path: Path) -> None
     play(scenario, tmp_path)
 
 
-# --- What only the simulation has: kills --------------------------------------------------------------------------
+# --- Only in the simulation: kills -------------------------------------------------------------------------------
 
 
 @run_by(on_virtual_loop)
-async def test_the_next_process_reads_what_was_written_and_takes_the_lock() -> None:
+async def test_the_next_process_reads_the_written_bytes_and_acquires_the_lock() -> None:
     host = Simulation().host("server")
     first = host.start_process()
     first.disk.make_directories("/data")
@@ -319,7 +319,7 @@ async def test_hosts_do_not_share_a_disk() -> None:
     assert one.boot_id() != other.boot_id()
 
 
-def test_a_killed_process_cannot_touch_its_disk_not_even_in_its_finally_blocks() -> None:
+def test_a_killed_process_cannot_use_its_disk_even_in_finally_blocks() -> None:
     async def main() -> None:
         host = Simulation().host("server")
         world = host.start_process()
@@ -363,7 +363,7 @@ def test_a_killed_process_cannot_touch_its_disk_not_even_in_its_finally_blocks()
     ends: list[tuple[list[str], object]] = []
     run(main())
     [(refused, host)] = ends
-    assert refused == ["clean shutdown"]  # when the run was over: the world is severed even then
+    assert refused == ["clean shutdown"]  # after the run: the World is severed even then
     assert sorted(host.disk._root.entries) == [".lock", "log"]  # type: ignore[attr-defined]
 
 
@@ -373,7 +373,7 @@ def test_a_killed_process_cannot_touch_its_disk_not_even_in_its_finally_blocks()
 def _outcomes(
     before: Callable[[ProcessDisk], None], after: Callable[[ProcessDisk], object], seeds: int = 60
 ) -> set[object]:
-    """What is found after a power cut, over many seeds."""
+    """Return the results of `after`, which runs after a power cut, for many seeds."""
 
     async def main() -> object:
         host = Simulation().host("server")
@@ -388,7 +388,7 @@ def _synced_file(disk: ProcessDisk, data: bytes) -> None:
     disk.write_atomically("/log", data)
 
 
-def test_a_kill_loses_nothing_and_a_power_cut_what_was_not_synced_or_some_of_it() -> None:
+def test_a_kill_loses_no_data_and_a_power_cut_loses_unsynced_data() -> None:
     def write(disk: ProcessDisk) -> None:
         _synced_file(disk, b"synced ")
         disk.open("/log").pwrite([b"written"], 7)
@@ -406,7 +406,7 @@ def test_a_kill_loses_nothing_and_a_power_cut_what_was_not_synced_or_some_of_it(
     assert all(len(data) >= 7 and data.startswith(b"synced ") for data in found if isinstance(data, bytes))
 
 
-def test_what_was_synced_survives_every_power_cut() -> None:
+def test_synced_data_survives_every_power_cut() -> None:
     def write(disk: ProcessDisk) -> None:
         file = disk.open("/log", create=True)
         disk.sync_directory("/")
@@ -447,7 +447,7 @@ def test_each_sector_of_an_unsynced_write_is_the_old_or_the_new_one() -> None:
     assert any(lost[1:6] not in ((True,) * 5, (False,) * 5) for lost in found if isinstance(lost, tuple))
 
 
-def test_an_unsynced_truncation_happens_or_not_or_in_part_whatever_became_of_what_was_written_after_it() -> None:
+def test_an_unsynced_truncation_may_be_lost_independently_of_later_writes() -> None:
     def write(disk: ProcessDisk) -> None:
         _synced_file(disk, b"0123456789")
         file = disk.open("/log")
@@ -463,7 +463,7 @@ def test_an_unsynced_truncation_happens_or_not_or_in_part_whatever_became_of_wha
         assert all(byte in choice for byte, choice in zip(data, choices, strict=False))
 
 
-def test_names_need_a_sync_of_their_directory_and_are_lost_each_for_itself() -> None:
+def test_unsynced_names_of_a_directory_are_lost_independently() -> None:
     def write(disk: ProcessDisk) -> None:
         disk.make_directories("/data")
         disk.sync_directory("/")
@@ -479,7 +479,7 @@ def test_names_need_a_sync_of_their_directory_and_are_lost_each_for_itself() -> 
     assert found == {"", "a", "b", "c", "ab", "ac", "bc", "abc"}
 
 
-def test_of_the_changes_of_one_name_the_first_so_many_are_kept() -> None:
+def test_a_prefix_of_the_changes_of_a_name_survives() -> None:
     def write(disk: ProcessDisk) -> None:
         for content in (b"1", b"2", b"3"):
             file = disk.open("/new", create=True)
@@ -491,7 +491,7 @@ def test_of_the_changes_of_one_name_the_first_so_many_are_kept() -> None:
     assert found == {None, b"1", b"2", b"3"}
 
 
-def test_a_directory_is_renamed_as_a_whole_or_not_at_all() -> None:
+def test_a_directory_is_renamed_entirely_or_not_at_all() -> None:
     def write(disk: ProcessDisk) -> None:
         disk.make_directories("/log")
         disk.write_atomically("/log/file", b"")
@@ -503,7 +503,7 @@ def test_a_directory_is_renamed_as_a_whole_or_not_at_all() -> None:
     assert found == {("log",), ("log", "other"), ("log-delete",), ("log-delete", "other")}
 
 
-def test_what_stands_in_a_directory_without_a_name_is_lost_with_it() -> None:
+def test_a_directory_without_a_durable_name_is_lost_with_its_contents() -> None:
     def write(disk: ProcessDisk) -> None:
         disk.make_directories("/data/log")
         disk.write_atomically("/data/log/file", b"")
@@ -528,7 +528,7 @@ def test_a_file_that_is_replaced_atomically_is_the_old_or_the_new_one() -> None:
     }
 
 
-def test_a_tree_whose_removal_was_not_synced_may_be_there_in_part() -> None:
+def test_an_unsynced_removal_of_a_tree_may_survive_in_part() -> None:
     def write(disk: ProcessDisk) -> None:
         disk.make_directories("/tree")
         for name in ("a", "b"):
@@ -558,7 +558,7 @@ async def test_a_power_cut_frees_locks_and_changes_the_boot_id() -> None:
         world.disk.list("/")
 
 
-def test_the_same_seed_loses_the_same() -> None:
+def test_the_same_seed_loses_the_same_data() -> None:
     async def main() -> list[bytes]:
         host = Simulation().host("server")
         found = []
@@ -585,7 +585,7 @@ def _on_a_host(scenario: Callable[[Host, ProcessDisk], None]) -> None:
     run(main())
 
 
-def test_an_operation_fails_once_after_so_many_more_of_it() -> None:
+def test_an_operation_fails_once_after_the_given_number_of_calls() -> None:
     def scenario(host: Host, disk: ProcessDisk) -> None:
         calls: list[tuple[str, Callable[[], object]]] = [
             ("open", lambda: disk.open("/file", create=True)),
@@ -614,7 +614,7 @@ def test_an_operation_fails_once_after_so_many_more_of_it() -> None:
     _on_a_host(scenario)
 
 
-def test_a_disk_that_is_to_die_does_so_after_so_many_changes_of_any_kind() -> None:
+def test_a_disk_dies_after_the_given_number_of_changes_of_any_kind() -> None:
     def scenario(host: Host, disk: ProcessDisk) -> None:
         faults = host.disk.faults
         changes: list[Callable[[], object]] = [
@@ -643,7 +643,7 @@ def test_a_disk_that_is_to_die_does_so_after_so_many_changes_of_any_kind() -> No
     _on_a_host(scenario)
 
 
-def test_what_was_not_synced_when_the_disk_died_may_survive_the_power_cut_or_not() -> None:
+def test_unsynced_data_of_a_dead_disk_may_survive_the_power_cut() -> None:
     def write(disk: ProcessDisk) -> None:
         _synced_file(disk, b"old")
         file = disk.open("/log")
@@ -670,7 +670,7 @@ def test_faults_can_be_cleared() -> None:
     _on_a_host(scenario)
 
 
-def test_a_failed_write_has_written_a_part() -> None:
+def test_a_failed_write_writes_a_prefix() -> None:
     async def main() -> bytes:
         host = Simulation().host("server")
         file = host.start_process().disk.open("/file", create=True)
@@ -682,7 +682,7 @@ def test_a_failed_write_has_written_a_part() -> None:
     assert found == {b"abcdef"[:size] for size in range(7)}
 
 
-def test_what_a_failed_fdatasync_was_to_write_is_lost_although_the_next_one_succeeds() -> None:
+def test_data_of_a_failed_fdatasync_is_lost_although_the_next_one_succeeds() -> None:
     def write(disk: ProcessDisk) -> None:
         file = disk.open("/log", create=True)
         disk.sync_directory("/")
@@ -699,7 +699,7 @@ def test_what_a_failed_fdatasync_was_to_write_is_lost_although_the_next_one_succ
     assert _outcomes(write, lambda disk: disk.read_file("/log"), seeds=5) == {b"safe " + bytes(5) + b"later"}
 
 
-def test_a_full_disk_takes_what_there_is_room_for_and_more_after_something_was_removed() -> None:
+def test_a_full_disk_writes_as_much_as_fits_and_more_after_a_removal() -> None:
     def scenario(host: Host, disk: ProcessDisk) -> None:
         disk.write_atomically("/old", b"12345")
         host.disk.faults.free_bytes = 10
@@ -726,7 +726,7 @@ def test_a_full_disk_takes_what_there_is_room_for_and_more_after_something_was_r
 
 
 def _with_a_rotten_byte(scenario: Callable[[Host, ProcessDisk], None]) -> None:
-    """/data/file holds "good news", synced, and its first byte is another."""
+    """/data/file holds a synced "good news", and its first byte has rotted."""
 
     async def main() -> None:
         host = Simulation().host("server")
@@ -744,7 +744,7 @@ def _with_a_rotten_byte(scenario: Callable[[Host, ProcessDisk], None]) -> None:
     run(main())
 
 
-def test_a_rotten_page_is_mended_and_nobody_has_noticed() -> None:
+def test_a_rotten_page_is_read_without_an_error_and_can_be_mended() -> None:
     def scenario(host: Host, disk: ProcessDisk) -> None:
         disk.open("/data/file").pwrite([b"mews"], 5)
         host.disk.mend()
@@ -753,7 +753,7 @@ def test_a_rotten_page_is_mended_and_nobody_has_noticed() -> None:
     _with_a_rotten_byte(scenario)
 
 
-def test_what_is_written_over_a_rotten_byte_is_right_and_stays() -> None:
+def test_a_write_over_a_rotten_byte_is_correct_and_stays() -> None:
     def scenario(host: Host, disk: ProcessDisk) -> None:
         disk.open("/data/file").pwrite([b"wood"], 0)
         host.disk.mend()
@@ -766,7 +766,7 @@ def test_what_is_written_over_a_rotten_byte_is_right_and_stays() -> None:
     _with_a_rotten_byte(scenario)
 
 
-def test_a_page_that_rots_after_it_was_synced_is_as_it_was_after_a_power_cut() -> None:
+def test_a_power_cut_restores_a_page_that_rots_after_its_sync() -> None:
     def scenario(host: Host, disk: ProcessDisk) -> None:
         host.power_cut()
         assert host.start_process().disk.read_file("/data/file") == b"good news"
@@ -774,7 +774,7 @@ def test_a_page_that_rots_after_it_was_synced_is_as_it_was_after_a_power_cut() -
     _with_a_rotten_byte(scenario)
 
 
-def test_rot_that_got_to_the_medium_with_what_was_written_around_it_is_mended_there_too() -> None:
+def test_rot_that_reached_the_medium_with_a_nearby_write_can_be_mended() -> None:
     def scenario(host: Host, disk: ProcessDisk) -> None:
         file = disk.open("/data/file")
         file.pwrite([b"g"], 0)
@@ -792,7 +792,7 @@ def test_rot_that_got_to_the_medium_with_what_was_written_around_it_is_mended_th
 
 
 @run_by(on_virtual_loop)
-async def test_a_look_from_outside_is_not_struck_by_faults_and_uses_none_up() -> None:
+async def test_an_inspection_neither_suffers_faults_nor_consumes_them() -> None:
     host = Simulation().host("server")
     disk = host.start_process().disk
     disk.make_directories("/data")

@@ -21,7 +21,7 @@ def _loop() -> VirtualLoop:
     return loop
 
 
-def test_sleeping_takes_virtual_time_alone() -> None:
+def test_sleeping_takes_only_virtual_time() -> None:
     async def main() -> list[float]:
         times = [_loop().time()]
         for seconds in (0.25, 3000.0):
@@ -32,7 +32,7 @@ def test_sleeping_takes_virtual_time_alone() -> None:
     assert run(main()) == [0.0, 0.25, 3000.25]
 
 
-def test_timers_of_one_moment_fire_in_the_order_in_which_they_were_made() -> None:
+def test_timers_of_one_moment_fire_in_the_order_of_their_creation() -> None:
     async def main() -> list[int]:
         fired: list[int] = []
         for number in range(20):
@@ -68,7 +68,7 @@ def test_timeouts_work() -> None:
     assert run(main()) == 5.0
 
 
-def test_waiting_for_what_cannot_happen_is_an_error_that_names_the_line() -> None:
+def test_a_deadlock_is_an_error_that_names_the_line() -> None:
     async def waits_for_ever() -> None:
         await asyncio.Event().wait()
 
@@ -80,7 +80,7 @@ def test_waiting_for_what_cannot_happen_is_an_error_that_names_the_line() -> Non
     assert "the one that waits of the test in Event.wait (" in str(caught.value)
 
 
-def test_standing_still_for_ever_is_an_error() -> None:
+def test_a_program_that_only_yields_is_an_error() -> None:
     async def main() -> None:
         def again() -> None:
             _loop().call_soon(again)
@@ -92,7 +92,7 @@ def test_standing_still_for_ever_is_an_error() -> None:
         run(main())
 
 
-def test_the_virtual_time_limit_ends_a_program_that_goes_on_for_ever() -> None:
+def test_the_virtual_time_limit_ends_an_endless_program() -> None:
     async def main() -> None:
         def again() -> None:
             _loop().call_later(1, again)
@@ -104,7 +104,7 @@ def test_the_virtual_time_limit_ends_a_program_that_goes_on_for_ever() -> None:
         run(main(), limit_s=60)
 
 
-def test_functions_for_the_executor_run_inline_in_a_turn_of_their_own() -> None:
+def test_functions_in_the_executor_run_inline_in_their_own_turn() -> None:
     async def main() -> list[str]:
         order: list[str] = []
 
@@ -141,7 +141,7 @@ def test_a_function_in_the_executor_runs_although_its_caller_was_cancelled() -> 
     assert run(main()) == [1]
 
 
-def test_threads_are_refused() -> None:
+def test_calls_from_threads_are_rejected() -> None:
     async def main() -> list[Exception]:
         errors: list[Exception] = []
         loop = _loop()
@@ -160,7 +160,7 @@ def test_threads_are_refused() -> None:
     assert len(run(main())) == 1
 
 
-def test_a_task_that_fails_and_that_nobody_awaits_fails_the_run() -> None:
+def test_an_unawaited_task_that_fails_fails_the_run() -> None:
     async def fail() -> None:
         raise ValueError("unseen")
 
@@ -202,7 +202,7 @@ def test_the_tests_own_tasks_are_cancelled_at_the_end() -> None:
     assert ended == ["after three seconds"]
 
 
-def test_sets_of_tasks_iterate_in_the_same_order_wherever_they_lie_in_memory() -> None:
+def test_the_order_of_a_set_of_tasks_does_not_depend_on_their_addresses() -> None:
     async def main() -> list[str]:
         tasks = {asyncio.create_task(asyncio.sleep(0), name=str(number)) for number in range(1_000)}
         await asyncio.wait(tasks)
@@ -214,7 +214,7 @@ def test_sets_of_tasks_iterate_in_the_same_order_wherever_they_lie_in_memory() -
     assert elsewhere
 
 
-def test_what_a_killed_process_has_scheduled_does_not_run() -> None:
+def test_callbacks_of_a_killed_process_do_not_run() -> None:
     async def main() -> list[str]:
         ran: list[str] = []
         process = Process(_loop(), "victim", "10.0.0.1")
@@ -243,14 +243,14 @@ def test_what_a_killed_process_has_scheduled_does_not_run() -> None:
     assert run(main()) == ["the program at 0.6", "a child at 0.6"]
 
 
-def test_what_a_killed_process_has_suspended_stays_so_until_the_run_is_over() -> None:
+def test_suspended_tasks_of_a_killed_process_stay_suspended_until_the_run_ends() -> None:
     ended: list[str] = []
 
     async def main() -> None:
         process = Process(_loop(), "victim", "10.0.0.1")
 
         async def program() -> None:
-            asyncio.create_task(wait())  # noqa: RUF006 - nobody but the event that it waits for knows it
+            asyncio.create_task(wait())  # noqa: RUF006 - only the event that it waits for refers to it
 
         async def wait() -> None:
             try:
@@ -268,11 +268,11 @@ def test_what_a_killed_process_has_suspended_stays_so_until_the_run_is_over() ->
     assert ended == ["wait"]
 
 
-def test_what_is_buried_makes_no_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be collected in the middle of some later test, with the coroutines that wait in it."""
+def test_burying_tasks_creates_no_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a loop would be collected during a later test, together with the coroutines that wait in it."""
     made: list[object] = []
     monkeypatch.setattr(asyncio.DefaultEventLoopPolicy, "new_event_loop", lambda policy: made.append(policy))
-    asyncio.set_event_loop_policy(None)  # a fresh one, which makes a loop when it is first asked
+    asyncio.set_event_loop_policy(None)  # a new policy, which creates a loop at the first request
 
     async def stop() -> None:
         try:
@@ -291,8 +291,8 @@ def test_what_is_buried_makes_no_event_loop(monkeypatch: pytest.MonkeyPatch) -> 
     assert not made
 
 
-def test_what_a_run_has_left_is_gone_when_the_next_one_begins() -> None:
-    """Thousands of runs share the process of a worker of pytest."""
+def test_garbage_of_a_run_is_collected_before_the_next_one() -> None:
+    """Thousands of runs share a worker process of pytest."""
     tasks: list[weakref.ref[asyncio.Task[None]]] = []
 
     async def main() -> list[object]:
@@ -304,7 +304,7 @@ def test_what_a_run_has_left_is_gone_when_the_next_one_begins() -> None:
         return left
 
     for _ in range(3):
-        run(main())  # what is left is in its caller's hand until it returns
+        run(main())  # its caller holds the rest until it returns
     run(asyncio.sleep(1))
     assert [task() for task in tasks] == [None] * 3
 
@@ -360,7 +360,7 @@ def test_time_does_not_stop_at_the_timers_of_killed_processes() -> None:
 
 
 @run_by(on_virtual_loop)
-async def test_a_caller_outside_that_waits_for_a_process_is_told_of_its_kill() -> None:
+async def test_waiting_for_a_process_raises_process_killed_after_its_kill() -> None:
     process = Process(_loop(), "victim", "10.0.0.1")
     assert await process.run(asyncio.sleep(1, "result")) == "result"
     with pytest.raises(TimeoutError):
@@ -392,7 +392,7 @@ def test_a_process_can_kill_itself() -> None:
     assert run(main()) == ["the rest of the instruction"]
 
 
-def test_a_paused_process_stands_still_and_goes_on_in_order() -> None:
+def test_a_paused_process_stands_still_and_continues_in_order() -> None:
     async def main() -> list[str]:
         ran: list[str] = []
         process = Process(_loop(), "victim", "10.0.0.1")
@@ -424,10 +424,10 @@ def test_a_paused_process_stands_still_and_goes_on_in_order() -> None:
         ran = run(main(), seed=seed)
         assert [what for what in ran if "seconds" in what] == ["two seconds", "three seconds"]
         assert [what for what in ran if "seconds" not in what] == ["the answer", "and what follows"]
-        assert ran[0] == "the answer"  # it was ready before the timers were due
+        assert ran[0] == "the answer"  # it was ready before the timers came due
 
 
-def test_a_paused_process_that_is_killed_never_goes_on() -> None:
+def test_a_paused_process_that_is_killed_never_continues() -> None:
     async def main() -> list[str]:
         ran: list[str] = []
         process = Process(_loop(), "victim", "10.0.0.1")
@@ -456,7 +456,7 @@ def test_a_paused_process_that_is_killed_never_goes_on() -> None:
 # --- Shuffling ----------------------------------------------------------------------------------------------------
 
 
-def test_a_clock_that_jumps_takes_the_timers_of_its_process_along_and_nobody_elses() -> None:
+def test_a_clock_jump_advances_only_the_timers_of_its_process() -> None:
     async def main() -> list[str]:
         loop = _loop()
         simulation = Simulation()
@@ -495,7 +495,7 @@ def test_a_clock_that_jumps_takes_the_timers_of_its_process_along_and_nobody_els
 
 
 @run_by(on_virtual_loop)
-async def test_a_connection_of_a_process_whose_clock_has_jumped_is_as_fast_as_ever_and_keeps_its_order() -> None:
+async def test_a_clock_jump_changes_neither_speed_nor_order_of_a_connection() -> None:
     simulation = Simulation()
     simulation.network.set_bandwidth(10_000)
     server, client = (simulation.host(name).start_process() for name in ("server", "client"))
@@ -532,7 +532,7 @@ async def test_a_connection_of_a_process_whose_clock_has_jumped_is_as_fast_as_ev
     assert simulation.loop.now_s < 2
 
 
-def test_tasks_that_wake_up_together_are_shuffled_and_again_the_same_way_with_the_same_seed() -> None:
+def test_tasks_that_wake_up_together_are_shuffled_by_the_seed() -> None:
     async def main() -> list[int]:
         order: list[int] = []
         start = asyncio.Event()
@@ -553,7 +553,7 @@ def test_tasks_that_wake_up_together_are_shuffled_and_again_the_same_way_with_th
     assert all(sorted(order) == list(range(10)) != order for order in orders)
 
 
-def test_shuffling_keeps_what_asyncio_promises() -> None:
+def test_shuffling_keeps_the_promises_of_asyncio() -> None:
     async def main() -> list[str]:
         order: list[str] = []
 
@@ -603,7 +603,7 @@ async def test_failures_of_a_killed_process_do_not_fail_the_run() -> None:
     await asyncio.sleep(1)
 
 
-def test_the_same_program_gives_the_same_trace_and_another_gives_another() -> None:
+def test_equal_programs_have_equal_traces_and_others_differ() -> None:
     async def main(delay_s: float) -> str:
         async def step() -> None:
             await asyncio.sleep(delay_s)

@@ -1,4 +1,4 @@
-"""The virtual network. What it shares with real TCP is tested on both, and on asyncio's loop and on uvloop's."""
+"""The virtual network. Behaviour that it shares with real TCP is also tested on asyncio's loop and on uvloop's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Play = Callable[[Scenario], None]
 
 
 class Recording(asyncio.BaseProtocol):
-    """Keeps what it is told, and lets a test wait for it."""
+    """Records bytes and events, and lets a test wait for them."""
 
     def __init__(self, *, keep_open: bool = False) -> None:
         self.transport: asyncio.Transport | None = None
@@ -66,7 +66,7 @@ class Recording(asyncio.BaseProtocol):
         self._changed = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are not subclasses
         self._note("made")
 
     def keep(self, data: bytes) -> None:
@@ -112,7 +112,7 @@ class Recorder(Recording, asyncio.Protocol):
 
 
 class BufferedRecorder(Recording, asyncio.BufferedProtocol):
-    """With a small buffer that the transport fills."""
+    """A recorder with a small buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class BufferedRecorder(Recording, asyncio.BufferedProtocol):
 async def _pair(
     server: Network, client: Network, host: str, there: Recording | None = None, here: Recording | None = None
 ) -> tuple[Listener, Recording, Recording]:
-    """A listener, and a connection to it: its side and the client's."""
+    """Return a listener, and a connection to it: the server's end and the client's."""
     accepted = there or Recorder()
     connected = here or Recorder()
     attaching: list[asyncio.Task[Recording]] = []
@@ -161,9 +161,7 @@ async def test_bytes_arrive_complete_and_in_order_in_both_directions(
 
 @everywhere
 @run_by("play")
-async def test_once_bytes_have_left_their_buffer_may_be_used_again(
-    server: Network, client: Network, host: str, /
-) -> None:
+async def test_a_buffer_may_be_reused_after_its_bytes_have_left(server: Network, client: Network, host: str, /) -> None:
     listener, there, here = await _pair(server, client, host)
     buffer = bytearray(b"before")
     here.wire.write(buffer)
@@ -179,7 +177,7 @@ async def test_once_bytes_have_left_their_buffer_may_be_used_again(
 
 @everywhere
 @run_by("play")
-async def test_close_delivers_what_was_written_before_and_then_the_end(
+async def test_close_delivers_all_written_bytes_and_then_the_end(
     server: Network, client: Network, host: str, /
 ) -> None:
     listener, there, here = await _pair(server, client, host)
@@ -198,7 +196,7 @@ async def test_close_delivers_what_was_written_before_and_then_the_end(
 
 @everywhere
 @run_by("play")
-async def test_abort_drops_what_was_not_sent_and_ends_the_connection_once(
+async def test_abort_drops_unsent_bytes_and_ends_the_connection_once(
     server: Network, client: Network, host: str, /
 ) -> None:
     listener, there, here = await _pair(server, client, host)
@@ -235,7 +233,7 @@ async def test_a_half_closed_connection_still_carries_answers(server: Network, c
 
 @everywhere
 @run_by("play")
-async def test_a_writer_to_an_end_that_is_gone_is_reset(server: Network, client: Network, host: str, /) -> None:
+async def test_a_writer_to_a_closed_end_is_reset(server: Network, client: Network, host: str, /) -> None:
     listener, there, here = await _pair(server, client, host, there=Recorder(keep_open=True))
     here.wire.close()
     await there.until(lambda: "eof" in there.events)
@@ -243,7 +241,7 @@ async def test_a_writer_to_an_end_that_is_gone_is_reset(server: Network, client:
 
     def write_on() -> None:
         if "lost" not in there.events:
-            there.wire.write(b"is anybody there?")
+            there.wire.write(b"a probe")
             loop.call_later(0.001, write_on)
 
     write_on()
@@ -264,9 +262,7 @@ class OneByteReader(BufferedRecorder):
 
 @everywhere
 @run_by("play")
-async def test_closing_without_having_read_everything_resets_the_other_side(
-    server: Network, client: Network, host: str, /
-) -> None:
+async def test_closing_with_unread_bytes_resets_the_other_side(server: Network, client: Network, host: str, /) -> None:
     listener, there, here = await _pair(server, client, host, there=OneByteReader())
     here.wire.write(b"much more than one byte")
     await there.lost()
@@ -278,9 +274,7 @@ async def test_closing_without_having_read_everything_resets_the_other_side(
 
 @everywhere
 @run_by("play")
-async def test_a_writer_is_paused_while_nobody_reads_and_resumed_afterwards(
-    server: Network, client: Network, host: str, /
-) -> None:
+async def test_a_writer_is_paused_while_the_peer_does_not_read(server: Network, client: Network, host: str, /) -> None:
     listener, there, here = await _pair(server, client, host)
     there.wire.pause_reading()
     assert not there.wire.is_reading()
@@ -303,7 +297,7 @@ async def test_a_writer_is_paused_while_nobody_reads_and_resumed_afterwards(
 
 @everywhere
 @run_by("play")
-async def test_nothing_is_read_while_reading_is_paused_not_even_the_end(
+async def test_neither_bytes_nor_the_end_are_read_while_reading_is_paused(
     server: Network, client: Network, host: str, /
 ) -> None:
     listener, there, here = await _pair(server, client, host)
@@ -326,7 +320,7 @@ async def test_nothing_is_read_while_reading_is_paused_not_even_the_end(
 
 @everywhere
 @run_by("play")
-async def test_a_protocol_that_fails_loses_its_connection_and_is_reported(
+async def test_a_protocol_that_raises_loses_its_connection_and_is_reported(
     server: Network, client: Network, host: str, /
 ) -> None:
     class Failing(Recorder):
@@ -349,7 +343,7 @@ async def test_a_protocol_that_fails_loses_its_connection_and_is_reported(
 
 @everywhere
 @run_by("play")
-async def test_connecting_to_a_port_where_nobody_listens_is_refused(
+async def test_connecting_to_a_port_without_a_listener_is_refused(
     server: Network, client: Network, host: str, /
 ) -> None:
     listener = await server.listen(host, 0)
@@ -370,7 +364,7 @@ async def test_an_unknown_name_is_an_error_of_the_operating_system(
 
 @everywhere
 @run_by("play")
-async def test_a_port_can_be_bound_once_and_again_after_its_listener_was_closed(
+async def test_a_port_can_be_bound_again_after_its_listener_was_closed(
     server: Network, client: Network, host: str, /
 ) -> None:
     first = await server.listen(host, 0)
@@ -439,9 +433,7 @@ async def test_a_refused_connection_ends_for_the_client(server: Network, client:
 
 @everywhere
 @run_by("play")
-async def test_connections_that_were_handed_out_outlive_their_listener(
-    server: Network, client: Network, host: str, /
-) -> None:
+async def test_accepted_connections_outlive_their_listener(server: Network, client: Network, host: str, /) -> None:
     listener, there, here = await _pair(server, client, host)
     await listener.close()
     here.wire.write(b"still there")
@@ -477,7 +469,9 @@ async def test_both_ends_know_their_addresses(server: Network, client: Network, 
 
 @everywhere
 @run_by("play")
-async def test_wrong_writes_are_refused_as_asyncio_does(server: Network, client: Network, host: str, /) -> None:
+async def test_invalid_writes_raise_the_same_errors_as_in_asyncio(
+    server: Network, client: Network, host: str, /
+) -> None:
     listener, there, here = await _pair(server, client, host)
     with pytest.raises(TypeError):
         here.wire.write("text")  # type: ignore[arg-type]
@@ -493,7 +487,7 @@ async def test_wrong_writes_are_refused_as_asyncio_does(server: Network, client:
 
 
 class EchoServer(asyncio.BufferedProtocol):
-    """Answers Metadata requests in order, with the topics that they name; those for the topic `silence` never."""
+    """Answers Metadata requests in order, with the requested topics. It never answers requests for `silence`."""
 
     def __init__(self) -> None:
         self._reader = FrameReader(request_limit(MAX_SMALL_REQUEST_BYTES, frozenset()))
@@ -541,14 +535,14 @@ async def test_an_rpc_connection_gets_its_pipelined_answers(server: Network, cli
 
 @everywhere
 @run_by("play")
-async def test_an_rpc_connection_to_nobody_says_so(server: Network, client: Network, host: str, /) -> None:
+async def test_an_rpc_connection_without_a_listener_is_an_error(server: Network, client: Network, host: str, /) -> None:
     listener = await server.listen(host, 0)
     await listener.close()
     with pytest.raises(NetworkError, match=f"connecting to {host}:{listener.port}: .*refused|Connect call failed"):
         await open_connection(client, host, listener.port, client_id="test", timeout_s=30)
 
 
-# --- What only the simulation has: virtual time, kills, seeds -----------------------------------------------------
+# --- Only in the simulation: virtual time, kills, seeds ------ -----------------------------------------------------
 
 
 def _two_processes() -> tuple[VirtualWorld, VirtualWorld]:
@@ -557,7 +551,7 @@ def _two_processes() -> tuple[VirtualWorld, VirtualWorld]:
 
 
 @run_by(on_virtual_loop)
-async def test_a_request_times_out_after_virtual_time() -> None:
+async def test_a_request_times_out_in_virtual_time() -> None:
     server, client = _two_processes()
     listener = await server.process.run(_serve(server.network, "server"))
     connection = await open_connection(client.network, "server", listener.port, client_id="test", timeout_s=30)
@@ -569,7 +563,7 @@ async def test_a_request_times_out_after_virtual_time() -> None:
 
 @pytest.mark.parametrize("kind", [NetworkError, RequestTimedOut])
 @run_by(on_virtual_loop)
-async def test_what_ends_with_a_connection_fails_as_its_closer_says_whatever_the_reason_is_called(
+async def test_pending_requests_fail_with_the_reason_of_the_close(
     kind: type[NetworkError],
 ) -> None:
     server, client = _two_processes()
@@ -600,7 +594,7 @@ async def test_a_kill_ends_connections_and_listeners() -> None:
 
 
 @run_by(on_virtual_loop)
-async def test_what_was_sent_before_the_kill_arrives_and_what_was_only_written_does_not() -> None:
+async def test_bytes_sent_before_the_kill_arrive_and_buffered_ones_do_not() -> None:
     server, client = _two_processes()
     _, there, here = await _pair(server.network, client.network, "server")
     there.wire.write(b"sent")
@@ -628,7 +622,7 @@ async def test_a_kill_with_unread_bytes_is_a_reset_for_the_other_side() -> None:
 
 
 @run_by(on_virtual_loop)
-async def test_a_writer_whose_reader_is_killed_is_told_although_its_buffer_is_full() -> None:
+async def test_a_writer_with_a_full_buffer_is_reset_when_its_reader_is_killed() -> None:
     server, client = _two_processes()
     _, there, here = await _pair(server.network, client.network, "server")
     there.wire.pause_reading()
@@ -681,7 +675,7 @@ async def test_loopback_is_not_reached_from_other_hosts() -> None:
 
 
 @run_by(on_virtual_loop)
-async def test_a_client_that_gives_up_connecting_leaves_no_connection_behind() -> None:
+async def test_a_cancelled_connect_leaves_no_connection_behind() -> None:
     server, client = _two_processes()
     accepted: list[Recorder] = []
     listener = await server.network.listen("server", 9092)
@@ -703,7 +697,7 @@ async def test_a_client_that_gives_up_connecting_leaves_no_connection_behind() -
     assert all(recorder.events == ["made", "eof", "lost"] for recorder in accepted)
 
 
-def test_bytes_take_time_and_another_seed_gives_other_times() -> None:
+def test_the_latency_of_bytes_depends_on_the_seed() -> None:
     async def main() -> tuple[float, ...]:
         server, client = _two_processes()
         _, there, here = await _pair(server.network, client.network, "server")
@@ -725,7 +719,7 @@ def test_bytes_take_time_and_another_seed_gives_other_times() -> None:
 
 
 def _on_seeds(scenario: Callable[[Simulation, VirtualWorld, VirtualWorld], Coroutine[None, None, None]]) -> None:
-    """Plays a scenario with a server and a client, of hosts of these names."""
+    """Run a scenario with a process on the host `server` and one on the host `client`."""
 
     async def main() -> None:
         simulation = Simulation()
@@ -736,17 +730,17 @@ def _on_seeds(scenario: Callable[[Simulation, VirtualWorld, VirtualWorld], Corou
 
 
 @run_by(_on_seeds)
-async def test_what_is_sent_over_a_blocked_link_is_held_and_arrives_in_order_some_time_after_the_unblocking(
+async def test_bytes_on_a_blocked_link_arrive_in_order_after_the_unblocking(
     simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
 ) -> None:
     _, there, here = await _pair(server.network, client.network, "server")
     for number in range(10):
         here.wire.write(b"%d" % number)
-        await asyncio.sleep(0)  # it leaves
+        await asyncio.sleep(0)  # the bytes leave
         if number == 4:
             simulation.network.block("client", "server")
     await asyncio.sleep(5)
-    assert there.data == b""  # what was on its way is held, too
+    assert there.data == b""  # bytes in transit are held as well
     here.wire.write(b"!")
     here.wire.write_eof()
     await asyncio.sleep(1)
@@ -779,7 +773,7 @@ async def test_a_block_is_one_way_until_acknowledgements_are_missed(
 
 @pytest.mark.parametrize(("source", "target"), [("client", "server"), ("server", "client")])
 @run_by(_on_seeds)
-async def test_a_sender_that_is_not_acknowledged_gives_up_after_a_while(
+async def test_a_sender_without_acknowledgements_gives_up_after_a_while(
     simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /, source: str, target: str
 ) -> None:
     _, there, here = await _pair(server.network, client.network, "server")
@@ -791,11 +785,11 @@ async def test_a_sender_that_is_not_acknowledged_gives_up_after_a_while(
     assert client.clock.monotonic() < 61
     assert isinstance(here.error, TimeoutError)
     assert here.error.errno == errno.ETIMEDOUT
-    assert "lost" not in there.events  # nobody has told it
+    assert "lost" not in there.events  # it is not notified
     simulation.network.heal()
     await asyncio.sleep(60)
     assert "lost" not in there.events
-    there.wire.write(b"is anybody there?")
+    there.wire.write(b"a probe")
     await there.lost()
     assert isinstance(there.error, ConnectionResetError)
 
@@ -816,7 +810,7 @@ async def test_idle_connections_outlive_a_partition(
 
 @pytest.mark.parametrize(("source", "target"), [("client", "server"), ("server", "client")])
 @run_by(_on_seeds)
-async def test_connecting_over_a_blocked_link_takes_until_it_is_unblocked_or_the_caller_gives_up(
+async def test_connecting_over_a_blocked_link_lasts_until_the_unblocking_or_a_timeout(
     simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /, source: str, target: str
 ) -> None:
     listener = await _serve(server.network, "server")
@@ -854,7 +848,7 @@ async def test_an_unreachable_host_has_no_name_and_no_route_and_its_connections_
     with pytest.raises(socket.gaierror) as no_answer:
         await server.network.connect("client", 1, Recorder)
     assert no_answer.value.errno == socket.EAI_AGAIN
-    (await server.network.connect("server", listener.port, Recorder)).wire.close()  # itself it does reach
+    (await server.network.connect("server", listener.port, Recorder)).wire.close()  # it reaches itself
     here.wire.write(b"question")
     await asyncio.sleep(3)
     assert there.data == b""
@@ -899,16 +893,16 @@ async def test_bytes_of_a_dead_connection_can_arrive_after_those_of_its_successo
     again.wire.write(b"second")
     await successor.until(lambda: successor.data == b"second")
     assert simulation.loop.time() - began_s < 0.1
-    assert there.events == ["made"], "it knows nothing of what has become of the other end"
+    assert there.events == ["made"], "it is not notified of the reset"
     await there.until(lambda: there.data == b"first")
     assert simulation.loop.time() - began_s > 4.9
-    there.wire.write(b"an answer to nobody")
+    there.wire.write(b"an answer to a closed end")
     await there.lost()
     assert isinstance(there.error, ConnectionResetError)
 
 
 @run_by(_on_seeds)
-async def test_a_connection_that_was_made_slow_is_so_in_one_direction_and_keeps_its_order_to_the_end(
+async def test_a_delayed_connection_is_slow_in_one_direction_and_keeps_its_order(
     simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
 ) -> None:
     _, there, here = await _pair(server.network, client.network, "server")
@@ -948,7 +942,7 @@ async def test_a_tap_sees_bytes_before_they_arrive_and_may_break_their_connectio
 
 
 @run_by(_on_seeds)
-async def test_latency_and_bandwidth_decide_how_long_bytes_take(
+async def test_latency_and_bandwidth_determine_the_arrival_of_bytes(
     simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
 ) -> None:
     _, there, here = await _pair(server.network, client.network, "server")
@@ -1011,7 +1005,7 @@ async def test_the_kernel_of_a_paused_process_accepts_connections_and_takes_a_wi
 
 
 @run_by(_on_seeds)
-async def test_a_paused_process_sends_nothing_more_and_is_resumed_with_what_it_had_written(
+async def test_a_paused_process_sends_its_written_bytes_after_it_is_resumed(
     simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
 ) -> None:
     _, there, here = await _pair(server.network, client.network, "server")
@@ -1041,7 +1035,7 @@ async def test_the_connections_of_a_paused_process_that_is_killed_end(
 
 
 @run_by(_on_seeds)
-async def test_a_host_that_loses_its_power_tells_nobody(
+async def test_a_power_cut_ends_connections_without_notice(
     simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
 ) -> None:
     _, _, idle = await _pair(server.network, client.network, "server")
@@ -1081,7 +1075,7 @@ async def test_a_host_that_loses_its_power_tells_nobody(
 
 
 @run_by(_on_seeds)
-async def test_what_a_killed_process_could_not_say_is_never_said_when_its_host_loses_its_power(
+async def test_a_power_cut_drops_the_undelivered_bytes_of_a_killed_process(
     simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
 ) -> None:
     _, there, here = await _pair(server.network, client.network, "server")
@@ -1098,7 +1092,7 @@ async def test_what_a_killed_process_could_not_say_is_never_said_when_its_host_l
 
 
 class Probing(Recorder):
-    """Asks for keepalive probes, as `minibroker.controller.governing.crash_detection` does."""
+    """Enables keepalive probes, as `minibroker.controller.governing.crash_detection` does."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -1110,7 +1104,7 @@ class Probing(Recorder):
 
 
 @run_by(_on_seeds)
-async def test_keepalive_probes_find_a_host_that_is_gone_or_has_forgotten_and_not_a_paused_process(
+async def test_keepalive_probes_detect_dead_or_rebooted_hosts_but_no_paused_process(
     simulation: Simulation, server: VirtualWorld, client: VirtualWorld, /
 ) -> None:
     async def connect() -> Probing:

@@ -57,7 +57,7 @@ def test_each_process_draws_its_own_random_numbers_from_the_seed() -> None:
 
 
 @run_by(on_virtual_loop)
-async def test_a_killed_process_has_no_world_left() -> None:
+async def test_a_killed_process_cannot_use_its_world() -> None:
     world = _world()
     session = await world.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
     world.process.kill()
@@ -97,7 +97,7 @@ async def test_the_session_of_a_killed_process_lives_for_its_timeout() -> None:
 
 
 @run_by(on_virtual_loop)
-async def test_a_process_is_told_of_an_event_although_its_cause_was_killed_in_the_same_moment() -> None:
+async def test_a_watch_event_arrives_although_its_cause_is_killed_at_that_moment() -> None:
     simulation = Simulation()
     writer, watcher = (simulation.host(name).start_process() for name in ("writer", "watcher"))
     events: list[WatchEvent] = []
@@ -131,7 +131,7 @@ async def test_a_process_is_told_of_an_event_although_its_cause_was_killed_in_th
 
 
 @run_by(on_virtual_loop)
-async def test_what_a_watcher_starts_belongs_to_the_process_that_set_it() -> None:
+async def test_tasks_of_a_watcher_belong_to_the_process_that_set_it() -> None:
     simulation = Simulation()
     writer, watcher = (simulation.host(name).start_process() for name in ("writer", "watcher"))
     called_as: list[Owner | None] = []
@@ -170,7 +170,7 @@ async def test_the_session_of_a_process_that_killed_itself_times_out() -> None:
 
 
 @run_by(on_virtual_loop)
-async def test_a_killed_process_is_told_nothing_more() -> None:
+async def test_a_killed_process_receives_no_watch_events() -> None:
     simulation = Simulation()
     writer, victim = (simulation.host(name).start_process() for name in ("writer", "victim"))
     told: list[object] = []
@@ -207,7 +207,7 @@ async def test_a_watch_set_twice_fires_once() -> None:
 
 
 @run_by(on_virtual_loop)
-async def test_states_reach_the_process() -> None:
+async def test_a_process_receives_the_states_of_its_session() -> None:
     world = _world()
     states: list[SessionState] = []
     session = await world.zookeeper.connect("zookeeper:2181", 6_000, 6_000)
@@ -247,7 +247,7 @@ async def test_the_session_of_a_paused_process_outlives_a_short_pause() -> None:
     assert await world.process.run(session.exists("/node")) is not None
 
 
-def test_the_session_of_a_paused_process_ends_after_its_timeout_and_the_process_learns_it_when_it_goes_on() -> None:
+def test_a_process_paused_beyond_its_session_timeout_learns_of_the_expiry_when_it_resumes() -> None:
     async def main() -> None:
         simulation = Simulation()
         world = simulation.host("server").start_process()
@@ -258,7 +258,7 @@ def test_the_session_of_a_paused_process_ends_after_its_timeout_and_the_process_
             session.on_state(seen.append)
             await session.create("/mine", b"", ephemeral=True)
             await asyncio.sleep(2)
-            # Woken up late, it does not know that it has been dead for long.
+            # It resumes late and does not know yet that its session has expired.
             seen.append(session.state)
             try:
                 await session.create("/zombie", b"")
@@ -284,7 +284,7 @@ def test_the_session_of_a_paused_process_ends_after_its_timeout_and_the_process_
 
 
 @run_by(on_virtual_loop)
-async def test_what_happens_to_the_connection_of_a_paused_process_is_learned_when_it_goes_on() -> None:
+async def test_a_paused_process_learns_of_its_lost_connection_when_it_resumes() -> None:
     simulation = Simulation()
     world = simulation.host("server").start_process()
     session = await world.process.run(world.zookeeper.connect("zookeeper:2181", 6_000, 6_000))
@@ -302,7 +302,7 @@ async def test_what_happens_to_the_connection_of_a_paused_process_is_learned_whe
 
 
 @run_by(on_virtual_loop)
-async def test_a_wall_clock_can_jump_and_nothing_but_the_wall_clock() -> None:
+async def test_a_jump_of_the_wall_clock_changes_only_the_wall_clock() -> None:
     host = Simulation().host("server")
     world = host.start_process()
     await asyncio.sleep(10)
@@ -311,7 +311,7 @@ async def test_a_wall_clock_can_jump_and_nothing_but_the_wall_clock() -> None:
     assert host.start_process().clock.wall_ms() == WALL_CLOCK_START_MS - 50_000
 
 
-def test_work_in_the_executor_takes_time_and_four_are_worked_at_at_once() -> None:
+def test_work_in_the_executor_takes_time_and_at_most_four_functions_run_at_once() -> None:
     async def main() -> list[int]:
         world = _world()
         executor = world.new_executor("any")
@@ -331,7 +331,7 @@ def test_work_in_the_executor_takes_time_and_four_are_worked_at_at_once() -> Non
 
 
 @run_by(on_virtual_loop)
-async def test_work_goes_on_when_its_caller_was_cancelled_and_not_when_its_process_was_killed_or_paused() -> None:
+async def test_executor_work_survives_a_cancelled_caller_but_not_a_kill_or_pause() -> None:
     simulation = Simulation()
     done: list[str] = []
 
@@ -357,13 +357,13 @@ async def test_work_goes_on_when_its_caller_was_cancelled_and_not_when_its_proce
 
 
 @run_by(on_virtual_loop)
-async def test_what_fails_in_the_executor_fails_for_its_caller() -> None:
+async def test_an_error_in_the_executor_is_raised_in_its_caller() -> None:
     world = _world()
     with pytest.raises(ZeroDivisionError):
         await world.new_executor("any").run(divmod, 1, 0)
 
 
-def test_on_a_slow_disk_each_fdatasync_of_the_executor_takes_its_time_and_is_not_done_before() -> None:
+def test_on_a_slow_disk_an_fdatasync_is_durable_only_after_its_delay() -> None:
     async def main() -> bytes:
         host = Simulation().host("server")
         world = host.start_process()
@@ -392,7 +392,7 @@ def test_on_a_slow_disk_each_fdatasync_of_the_executor_takes_its_time_and_is_not
 
 
 async def _busy_scenario() -> str:
-    """Processes that talk, write, use ZooKeeper, and get killed. Returns the trace."""
+    """Run processes that use the network, the disk and ZooKeeper and are killed. Returns the trace."""
     simulation = Simulation()
     servers = [simulation.host(f"server-{number}").start_process() for number in range(3)]
     ports = [(await world.process.run(_serve(world.network, ""))).port for world in servers]

@@ -1,4 +1,4 @@
-"""The simulated ZooKeeper: what it shares with a real one is tested on both; then what tests can do to it."""
+"""The virtual ZooKeeper. Its contract is tested on a real ZooKeeper as well, its faults on the virtual one alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Play = Callable[[Scenario], None]
 
 @pytest.fixture(params=["simulated", "real"])
 def play(request: pytest.FixtureRequest) -> Play:
-    """Runs a scenario, which opens as many sessions on the same ZooKeeper as it likes."""
+    """Runs a scenario, which opens its sessions on one ZooKeeper."""
     if request.param == "simulated":
         return lambda scenario: run(_with_sessions(VirtualZooKeeper(), "zookeeper:2181/chroot", scenario))
     servers: str = request.getfixturevalue("zookeeper")
@@ -63,7 +63,7 @@ async def _with_sessions(zookeeper: ZooKeeper, servers: str, scenario: Scenario)
 
 
 class Events:
-    """A watcher that remembers."""
+    """A watcher that records events."""
 
     def __init__(self) -> None:
         self.seen: list[WatchEvent] = []
@@ -74,7 +74,7 @@ class Events:
         self._changed.set()
 
     async def next(self, count: int) -> list[WatchEvent]:
-        """Waits until there are `count`, and forgets them."""
+        """Wait until there are `count` events, and remove and return them."""
         while len(self.seen) < count:
             self._changed.clear()
             await self._changed.wait()
@@ -86,7 +86,7 @@ class Events:
 
 
 @run_by("play")
-async def test_many_nodes_are_read_by_one_request_which_sees_what_was_written_before_it(open_session: Open, /) -> None:
+async def test_one_request_reads_many_nodes_and_sees_earlier_writes(open_session: Open, /) -> None:
     session = await open_session()
     await session.create("/one", b"1")
     await session.create("/empty", b"")
@@ -130,7 +130,7 @@ async def test_versions_count_and_transactions_are_numbered(open_session: Open, 
 
 
 @run_by("play")
-async def test_refusals_have_their_own_types(open_session: Open, /) -> None:
+async def test_each_rejection_has_its_own_error_type(open_session: Open, /) -> None:
     session = await open_session()
     await session.create("/parent", b"")
     await session.create("/parent/child", b"")
@@ -153,7 +153,7 @@ async def test_refusals_have_their_own_types(open_session: Open, /) -> None:
 
 
 @run_by("play")
-async def test_sequential_nodes_count_what_was_created_before_them(open_session: Open, /) -> None:
+async def test_sequential_nodes_count_the_creations_before_them(open_session: Open, /) -> None:
     session = await open_session()
     assert await session.create("/n-", b"", sequence=True) == "/n-0000000000"
     await session.create("/other", b"")
@@ -180,7 +180,7 @@ async def test_ephemeral_nodes_end_with_their_session(open_session: Open, /) -> 
 
 
 @run_by("play")
-async def test_a_check_of_any_version_asks_whether_the_node_is_there(open_session: Open, /) -> None:
+async def test_a_check_of_any_version_requires_the_node(open_session: Open, /) -> None:
     session = await open_session()
     await session.create("/guard", b"")
     await session.create("/state", b"")
@@ -231,7 +231,7 @@ async def test_a_multi_is_one_transaction_in_which_each_operation_sees_the_ones_
     ids=str,
 )
 @run_by("play")
-async def test_a_refused_multi_names_the_first_culprit_and_changes_nothing(
+async def test_a_rejected_multi_names_the_first_failed_operation_and_changes_no_node(
     open_session: Open, /, culprit: Operation, cause: type[Exception]
 ) -> None:
     session = await open_session()
@@ -261,7 +261,7 @@ async def test_a_refused_multi_names_the_first_culprit_and_changes_nothing(
 
 
 @run_by("play")
-async def test_each_watch_fires_once_for_what_it_watches(open_session: Open, /) -> None:
+async def test_each_watch_fires_once_for_its_node(open_session: Open, /) -> None:
     session, other = await open_session(), await open_session()
     events = Events()
     assert await session.exists("/node", events) is None
@@ -296,7 +296,7 @@ async def test_each_watch_fires_once_for_what_it_watches(open_session: Open, /) 
 
 
 @run_by("play")
-async def test_events_and_answers_come_in_the_order_in_which_they_happened(open_session: Open, /) -> None:
+async def test_events_and_answers_arrive_in_the_order_in_which_they_happened(open_session: Open, /) -> None:
     session = await open_session()
     count = 50
     await session.multi([Create(f"/node-{i}", b"") for i in range(count)])
@@ -321,7 +321,7 @@ async def test_events_and_answers_come_in_the_order_in_which_they_happened(open_
         assert seen.index(f"event {i}") < seen.index(f"set {i}"), "an event comes before the answer of its cause"
 
 
-# --- Harm: the simulated one alone -----------------------------------------------------------------------------
+# --- Faults: the virtual one alone -----------------------------------------------------------------------------
 
 
 def on_virtual_time(scenario: Callable[[VirtualZooKeeper], Coroutine[None, None, None]]) -> None:
@@ -336,7 +336,7 @@ async def _open(zookeeper: VirtualZooKeeper) -> VirtualSession:
 
 
 @run_by(on_virtual_time)
-async def test_a_cut_loses_what_was_on_its_way(zookeeper: VirtualZooKeeper, /) -> None:
+async def test_a_cut_loses_requests_and_replies_in_transit(zookeeper: VirtualZooKeeper, /) -> None:
     session = await _open(zookeeper)
     states: list[SessionState] = []
     session.on_state(states.append)
@@ -397,7 +397,7 @@ async def test_a_session_outlives_its_connection_for_its_timeout(zookeeper: Virt
     assert zookeeper.has("/mine")
     await asyncio.sleep(0.2)
     assert not zookeeper.has("/mine")
-    states: list[SessionState] = [session.state]  # nobody can tell it before it connects
+    states: list[SessionState] = [session.state]  # it is not informed before it reconnects
     session.on_state(states.append)
     session.resume()
     assert states == [SessionState.SUSPENDED, SessionState.EXPIRED]
@@ -425,7 +425,7 @@ async def test_the_session_of_a_killed_process_ends_after_its_timeout_even_if_it
 
 
 @run_by(on_virtual_time)
-async def test_an_expired_session_learns_it_at_once_while_it_is_connected(zookeeper: VirtualZooKeeper, /) -> None:
+async def test_a_connected_session_is_informed_of_its_expiry_at_once(zookeeper: VirtualZooKeeper, /) -> None:
     session = await _open(zookeeper)
     pending = asyncio.create_task(session.get("/"))
     await asyncio.sleep(0)
@@ -436,13 +436,13 @@ async def test_an_expired_session_learns_it_at_once_while_it_is_connected(zookee
 
 
 @run_by(on_virtual_time)
-async def test_where_no_server_answers_nobody_can_connect(zookeeper: VirtualZooKeeper, /) -> None:
+async def test_without_a_server_no_client_can_connect(zookeeper: VirtualZooKeeper, /) -> None:
     zookeeper.reachable = False
     with pytest.raises(ConnectionLoss, match="zookeeper:2181"):
         await _open(zookeeper)
 
 
-# --- Faults that name hosts: clients connect again by themselves -----------------------------------------------
+# --- Faults that name hosts: clients reconnect by themselves ---------------------------------------------------
 
 
 async def _open_from(zookeeper: VirtualZooKeeper, host: str) -> tuple[VirtualSession, list[SessionState]]:
@@ -461,9 +461,7 @@ def _on_seeds(scenario: Callable[[VirtualZooKeeper], Coroutine[None, None, None]
 
 
 @run_by(_on_seeds)
-async def test_a_host_that_is_cut_off_is_suspended_and_connects_again_afterwards(
-    zookeeper: VirtualZooKeeper, /
-) -> None:
+async def test_a_host_that_is_cut_off_is_suspended_and_reconnects_afterwards(zookeeper: VirtualZooKeeper, /) -> None:
     session, states = await _open_from(zookeeper, "one")
     other, others_states = await _open_from(zookeeper, "other")
     await session.create("/mine", b"", ephemeral=True)
@@ -479,7 +477,7 @@ async def test_a_host_that_is_cut_off_is_suspended_and_connects_again_afterwards
 
 
 @run_by(_on_seeds)
-async def test_a_host_that_is_cut_off_for_longer_than_its_timeout_learns_that_its_session_is_over(
+async def test_a_host_cut_off_beyond_its_timeout_learns_that_its_session_has_expired(
     zookeeper: VirtualZooKeeper, /
 ) -> None:
     session, states = await _open_from(zookeeper, "one")
@@ -493,7 +491,7 @@ async def test_a_host_that_is_cut_off_for_longer_than_its_timeout_learns_that_it
     assert states == [SessionState.SUSPENDED, SessionState.EXPIRED]
 
 
-def test_of_the_requests_on_their_way_to_a_server_that_is_cut_off_the_first_few_are_carried_out() -> None:
+def test_a_cut_still_processes_a_prefix_of_the_requests_in_transit() -> None:
     async def main(seed: int) -> int:
         zookeeper = VirtualZooKeeper(lambda: 0.001, Random(seed))
         session, _ = await _open_from(zookeeper, "one")
@@ -549,7 +547,7 @@ async def test_connecting_from_a_host_that_is_cut_off_waits_and_fails(zookeeper:
 
 
 @run_by(_on_seeds)
-async def test_a_server_that_is_down_forgets_nothing_and_ends_no_session_until_it_is_back_for_its_timeout(
+async def test_a_stopped_server_keeps_its_nodes_and_expires_sessions_only_after_its_start(
     zookeeper: VirtualZooKeeper, /
 ) -> None:
     session, states = await _open_from(zookeeper, "one")
@@ -572,7 +570,7 @@ async def test_a_server_that_is_down_forgets_nothing_and_ends_no_session_until_i
 
 
 @run_by(_on_seeds)
-async def test_lost_connections_come_back_by_themselves_without_their_watches(zookeeper: VirtualZooKeeper, /) -> None:
+async def test_lost_connections_are_restored_without_their_watches(zookeeper: VirtualZooKeeper, /) -> None:
     session, states = await _open_from(zookeeper, "one")
     events = Events()
     await session.children("/", events)
@@ -584,9 +582,7 @@ async def test_lost_connections_come_back_by_themselves_without_their_watches(zo
 
 
 @run_by(_on_seeds)
-async def test_a_process_that_goes_on_twice_and_hears_of_one_loss_twice_stays_connected(
-    zookeeper: VirtualZooKeeper, /
-) -> None:
+async def test_a_process_that_resumes_twice_after_one_loss_stays_connected(zookeeper: VirtualZooKeeper, /) -> None:
     session, states = await _open_from(zookeeper, "one")
     session.pause()
     zookeeper.lose_connections("one")
@@ -599,7 +595,7 @@ async def test_a_process_that_goes_on_twice_and_hears_of_one_loss_twice_stays_co
 
 
 @run_by(_on_seeds)
-async def test_a_session_that_the_server_ends_learns_it_when_it_has_connected_again(
+async def test_a_session_ended_by_the_server_is_informed_when_it_has_reconnected(
     zookeeper: VirtualZooKeeper, /
 ) -> None:
     session, states = await _open_from(zookeeper, "one")
@@ -615,7 +611,7 @@ async def test_a_session_that_the_server_ends_learns_it_when_it_has_connected_ag
     assert zookeeper.names("/") == []
 
 
-def test_a_session_that_is_closed_without_a_connection_does_not_try_for_ever_to_have_one_again() -> None:
+def test_a_session_closed_without_a_connection_stops_its_attempts_to_reconnect() -> None:
     async def scenario(zookeeper: VirtualZooKeeper) -> None:
         session, _ = await _open_from(zookeeper, "one")
         zookeeper.cut("one")
@@ -627,7 +623,7 @@ def test_a_session_that_is_closed_without_a_connection_does_not_try_for_ever_to_
 
 
 @run_by(_on_seeds)
-async def test_a_session_that_is_closed_without_a_connection_does_not_come_back(zookeeper: VirtualZooKeeper, /) -> None:
+async def test_a_session_closed_without_a_connection_stays_closed(zookeeper: VirtualZooKeeper, /) -> None:
     session, states = await _open_from(zookeeper, "one")
     await session.create("/mine", b"", ephemeral=True)
     zookeeper.cut("one")
@@ -644,7 +640,7 @@ async def test_a_session_that_is_closed_without_a_connection_does_not_come_back(
 
 
 async def _behind(server: VirtualZooKeeper, owner: str = "broker-1#1") -> VirtualSession:
-    """A session that is connected to a server which learns of everything two seconds later."""
+    """Return a session at a server that lags by two seconds."""
     session = await server.connect("zookeeper:2181", 6_000, 10_000, owner=owner)
     server.lag("broker-1", 2.0)
     session.suspend()
@@ -653,7 +649,7 @@ async def _behind(server: VirtualZooKeeper, owner: str = "broker-1#1") -> Virtua
 
 
 @run_by(on_virtual_loop)
-async def test_a_server_that_lags_answers_as_of_a_while_ago_and_its_watches_fire_as_late() -> None:
+async def test_a_lagging_server_answers_from_older_state_and_fires_watches_late() -> None:
     server = VirtualZooKeeper()
     server.make("/a", b"old")
     session = await _behind(server)
@@ -661,7 +657,7 @@ async def test_a_server_that_lags_answers_as_of_a_while_ago_and_its_watches_fire
     server.make("/a", b"new")
     data, stat = await session.get("/a", events)
     assert data == b"old"
-    with pytest.raises(BadVersion):  # writes go by what is
+    with pytest.raises(BadVersion):  # writes see the current state
         await session.set("/a", b"from the old one", stat.version)
     assert [event.kind for event in events.seen] == [WatchKind.CHANGED], "the answer came after what it is based on"
     assert (await session.get("/a"))[0] == b"new"
@@ -674,7 +670,7 @@ async def test_a_server_that_lags_answers_as_of_a_while_ago_and_its_watches_fire
 
 
 @run_by(on_virtual_loop)
-async def test_a_session_reads_what_it_wrote_wherever_it_is_connected_and_its_answers_keep_their_order() -> None:
+async def test_a_session_reads_its_own_writes_at_a_lagging_server_in_order() -> None:
     server = VirtualZooKeeper()
     session = await _behind(server)
     answered: list[str] = []
@@ -694,7 +690,7 @@ async def test_a_session_reads_what_it_wrote_wherever_it_is_connected_and_its_an
 
 
 @run_by(on_virtual_loop)
-async def test_no_session_connects_to_a_server_that_knows_less_than_it_has_seen() -> None:
+async def test_a_session_does_not_connect_to_a_server_behind_the_state_it_has_seen() -> None:
     server = VirtualZooKeeper()
     session = await server.connect("zookeeper:2181", 6_000, 10_000, owner="broker-1#1")
     server.lag("broker-1", 2.0)
@@ -712,7 +708,7 @@ async def test_no_session_connects_to_a_server_that_knows_less_than_it_has_seen(
 
 
 @run_by(on_virtual_loop)
-async def test_a_server_that_has_caught_up_keeps_the_watches_and_answers_what_waits() -> None:
+async def test_a_server_that_catches_up_keeps_watches_and_answers_waiting_requests() -> None:
     server = VirtualZooKeeper()
     session = await _behind(server)
     events = Events()
@@ -729,7 +725,7 @@ async def test_a_server_that_has_caught_up_keeps_the_watches_and_answers_what_wa
 
 
 @run_by(on_virtual_loop)
-async def test_what_was_written_through_a_server_that_lags_is_there_when_its_answer_is_lost() -> None:
+async def test_a_write_through_a_lagging_server_is_applied_although_its_answer_is_lost() -> None:
     server = VirtualZooKeeper()
     session = await _behind(server)
     creating = asyncio.ensure_future(session.create("/mine", b"", ephemeral=True))

@@ -1,4 +1,4 @@
-"""The simulated world: hosts on a network, with disks that last, and processes that do not.
+"""The simulated world: hosts with a network and durable disks, and the processes that they run.
 
     async def scenario() -> None:
         simulation = Simulation()
@@ -8,16 +8,17 @@
 
     run(scenario(), seed=7)
 
-`Simulation` is what all processes share: the loop's time, the network, the ZooKeeper. A `Host` has a name, an address
-and a disk. A `VirtualWorld` implements `minibroker.protocol.world.World` for one process, and dies with it. Everything
-random is derived from the run's seed, per process, so that what one of them draws does not change what another gets.
+`Simulation` holds what all processes share: the loop's time, the network, ZooKeeper. A `Host` has a name, an address
+and a disk. A `VirtualWorld` implements `minibroker.protocol.world.World` for one process, and dies with it. Each
+process draws its randomness from its own generator, derived from the run's seed, so processes do not affect each
+other's draws.
 
-Nothing fails unless it is told to: `process.kill`, `process.pause`, `loop.jump`, `host.power_cut`,
-`host.clock_offset_ms`, `host.disk.faults`, and the methods of `simulation.network` and `simulation.zookeeper` that name
-hosts.
+Only tests cause faults: with `process.kill`, `process.pause`, `loop.jump`, `host.power_cut`, `host.clock_offset_ms`,
+`host.disk.faults`, and the methods of `simulation.network` and `simulation.zookeeper` that name hosts.
 
-ZooKeeper is reached through `ProcessZooKeeper`, which ends its sessions' heartbeats when the process is killed or
-paused, and calls watchers and listeners in the name of the process that set them, whoever caused the event.
+Processes use ZooKeeper through `ProcessZooKeeper`. It stops the heartbeats of its sessions while the process is
+paused, and when it is killed. Watchers and listeners run as the process that set them, whichever process caused the
+event.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from tests.simulation.simulator.zookeeper import VirtualSession, VirtualZooKeepe
 T = TypeVar("T")
 
 WALL_CLOCK_START_MS = 1_704_067_200_000
-"""What the wall clock shows when a run begins: the first of January 2024, 00:00 UTC."""
+"""The wall clock's time when a run begins: January 1, 2024, 00:00 UTC."""
 
 THREADS = 4
-"""How many functions an executor works at, at the same time."""
+"""Number of functions that an executor runs at the same time."""
 _HUNG_LOOK_S = 0.1
 _MIN_WORK_S = 0.000_05
 _MAX_WORK_S = 0.001
@@ -51,7 +52,7 @@ ZOOKEEPER_LATENCY_S = (0.000_1, 0.001)
 
 
 class Simulation:
-    """One world. To be made inside of `tests.simulation.simulator.loop.run`."""
+    """One world. Create it inside `tests.simulation.simulator.loop.run`."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -61,7 +62,7 @@ class Simulation:
         self.loop = loop
         self.network = VirtualNetwork(loop, self.random("network"))
         self.zookeeper_latency_s = ZOOKEEPER_LATENCY_S
-        """Of every request and every answer: at least and at most."""
+        """Minimum and maximum, for each request and each response."""
         latencies = self.random("zookeeper")
         self.zookeeper = VirtualZooKeeper(
             lambda: latencies.uniform(*self.zookeeper_latency_s),
@@ -70,25 +71,25 @@ class Simulation:
         self._hosts: dict[str, Host] = {}
 
     def random(self, purpose: str) -> Random:
-        """Randomness for one purpose, the same in every run with this seed."""
+        """Return a generator for one purpose; it is the same in every run with this seed."""
         return Random(f"{self.loop.seed} {purpose}")
 
     def host(self, name: str) -> Host:
-        """The host of that name; a new one where there is none."""
+        """Return the host of that name. Creates it if necessary."""
         if name not in self._hosts:
             self._hosts[name] = Host(self, name, self.network.add_host(name))
         return self._hosts[name]
 
 
 class Host:
-    """A machine: its disk and its address stay, its processes come and go."""
+    """A machine. Its disk and its address outlive its processes."""
 
     def __init__(self, simulation: Simulation, name: str, address: str) -> None:
         self.simulation = simulation
         self.name = name
         self.address = address
         self.clock_offset_ms = 0
-        """How wrong its wall clock is. May be set at any time."""
+        """Error of its wall clock. May be set at any time."""
         self.disk = VirtualDisk(
             f"boot-1-of-{name}", simulation.random(f"disk of {name}"), simulation.loop.record, self.wall_ms
         )
@@ -101,9 +102,8 @@ class Host:
         return WALL_CLOCK_START_MS + int(self.simulation.loop.now_s * 1000) + self.clock_offset_ms
 
     def start_process(self) -> VirtualWorld:
-        """A new process, and the World that it is given. Its name is the host's, `#`, and the number of the start.
-
-        After a power cut, this is also the moment at which the host is up again.
+        """Start a process, and return its World. The process is named after its host and the number of the start, as in
+        `broker-1#2`. After a power cut, this also boots the host.
         """
         if not self._has_power:
             self._has_power = True
@@ -114,7 +114,7 @@ class Host:
         return VirtualWorld(process, self)
 
     def power_cut(self) -> None:
-        """All its processes die, nobody is told, and the disk keeps what was synced, and some of the rest.
+        """Kill all processes without notice to their peers. The disk keeps synced data and some of the rest.
 
         The next `start_process` finds another boot id.
         """
@@ -152,8 +152,8 @@ class VirtualWorld:
         return VirtualBeside(asyncio.ensure_future(main(self)))
 
 
-def _let_the_killed_be_silent() -> None:
-    """A client object outlives its process here, until the garbage collector finds it; it then has nothing to say."""
+def _silence_clients_of_killed_processes() -> None:
+    """Suppress the warning about unclosed clients if their process was killed: here, its objects outlive a process."""
     dropped = ClientRuntime.dropped
 
     def dropped_by_the_living(runtime: ClientRuntime, *arguments: Any) -> None:
@@ -163,7 +163,7 @@ def _let_the_killed_be_silent() -> None:
     ClientRuntime.dropped = dropped_by_the_living  # type: ignore[assignment, method-assign]
 
 
-_let_the_killed_be_silent()
+_silence_clients_of_killed_processes()
 
 
 class VirtualClock:
@@ -182,11 +182,11 @@ class VirtualClock:
 
 
 class VirtualExecutor:
-    """`minibroker.protocol.world.Executor`: THREADS functions at a time. Each takes a while, and then runs as a whole.
+    """`minibroker.protocol.world.Executor`: THREADS functions at a time. Each waits a moment, then runs.
 
-    While the disk hangs of the directory whose name it has, no function begins; those that wait go on when it does not.
-    A slow disk makes it wait for one fdatasync before it runs (what it is to sync must not be durable at once), and for
-    the rest of them afterwards.
+    An executor has the name of a log directory. While that directory hangs, no function begins. On a slow disk a
+    function waits for the duration of one fdatasync before it runs, because its data must not be durable at once, and
+    for the duration of its other fdatasyncs afterwards.
     """
 
     def __init__(self, process: Process, disk: VirtualDisk, random: Random, name: str) -> None:
@@ -198,7 +198,7 @@ class VirtualExecutor:
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
         self._process.check()
-        # Shielded: a thread goes on when its caller is cancelled. Nobody hears then that it failed, as in asyncio.
+        # Shielded: a thread continues if its caller is cancelled, and its error is lost then, as in asyncio.
         work = asyncio.create_task(self._run(function, arguments), name="worker thread")
         work.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(work)
@@ -214,13 +214,13 @@ class VirtualExecutor:
                 return function(*arguments)
             finally:
                 for _ in range(self._disk.syncs - syncs_before - 1):
-                    if not faults.sync_delay_s:  # it may have been healed meanwhile
+                    if not faults.sync_delay_s:  # the test has healed the disk meanwhile
                         break
                     await asyncio.sleep(faults.sync_delay_s)
 
 
 class VirtualBeside:
-    """`minibroker.protocol.world.Beside`: a task like any other, as nothing blocks the virtual loop."""
+    """`minibroker.protocol.world.Beside`: an ordinary task, because nothing blocks the virtual loop."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self._task = task
@@ -240,7 +240,7 @@ Event = TypeVar("Event")
 
 @dataclass(frozen=True)
 class _OwnedCallback(Generic[Event]):
-    """A callback of a process, for somebody else to call. Equal for equal callbacks: ZooKeeper counts those once."""
+    """A callback that always runs as its process. Equal callbacks are equal, because ZooKeeper registers them once."""
 
     callback: Callable[[Event], None]
     process: Process = field(compare=False)
@@ -250,7 +250,7 @@ class _OwnedCallback(Generic[Event]):
 
 
 class ProcessZooKeeper:
-    """`minibroker.protocol.world.ZooKeeper` for one process. Severed when it is killed: its sessions then time out."""
+    """`minibroker.protocol.world.ZooKeeper` for one process. If the process is killed, its sessions time out."""
 
     def __init__(self, server: VirtualZooKeeper, process: Process) -> None:
         self._server = server
@@ -266,8 +266,8 @@ class ProcessZooKeeper:
 
 
 class ProcessSession:
-    """`minibroker.protocol.world.ZooKeeperSession` for one process. `virtual` is the session itself, for tests to
-    harm."""
+    """`minibroker.protocol.world.ZooKeeperSession` for one process. Tests inject faults through `virtual`, the session
+    itself."""
 
     def __init__(self, session: VirtualSession, process: Process) -> None:
         self.virtual = session

@@ -1,33 +1,31 @@
 """ZooKeeper in memory: one linearizable store, many sessions, no threads, no real time.
 
-The problem: what makes a controller wrong is hardly ever a plain read or write. It is the multi that was
-carried out while its reply got lost, the watch that fired between two reads, the node that another session
-created a moment before. A test must be able to place those at will and get the same run again.
+The problem: plain reads and writes rarely expose errors of a controller. Its errors appear when the reply of a multi is
+lost, when a watch fires between two reads, or when another session has just created a node. A test must be able to
+cause these events at will and repeat the run.
 
-The choice: a server that carries out one request at a time, and for each session two pipes, one up and one
-down, each strictly in order. A request is carried out when it leaves the upper pipe; watch events and replies
-enter the lower one in the order in which ZooKeeper sends them (the events of a write before its reply). So a
-connection that is cut loses exactly what was still inside a pipe, as with TCP. Latency is a function that the
-owner hands in; time is the event loop's own, so the simulator's virtual loop makes it virtual.
+The choice: a server that processes one request at a time. Each session has two ordered pipes, one up and one down. A
+request is processed when it leaves the upper pipe. Watch events and replies enter the lower pipe in ZooKeeper's order:
+the events of a write before its reply. A cut connection therefore loses exactly the contents of its pipes, as with TCP.
+The creator of the server supplies the latency; time is that of the event loop, virtual on the simulator's loop.
 
-Faults are the server's (`stop`, `start`), those of the way to one host (`cut`, `uncut`, `lose_connections`), and
-sessions that it ends (`expire`). They name hosts: the owner of a session is a process, whose name begins with its
-host's. A session that has lost its connection in one of these ways connects again by itself, as kazoo's client does:
-now and then it tries, and either goes on or learns that it has expired. Meanwhile a call waits or fails, both of which
-the World allows. Of the requests that were on their way the first so many have got there, and their replies are lost.
-What a client does by itself runs in the context in which it connected, so that nothing of it happens while its process
-is paused, or after it was killed; what is the server's runs in nobody's.
+Faults concern the server (`stop`, `start`), the connections of one host (`cut`, `uncut`, `lose_connections`), or its
+sessions (`expire`). They name hosts: the owner of a session is a process, and its name begins with its host's. After
+such a fault a session reconnects by itself, as kazoo's client does: it tries at intervals until it continues or has
+expired. Meanwhile a call waits or fails; the World allows both. A random number of the requests in transit have
+arrived, and their replies are lost. The client's own actions run in the context in which it connected, so they stop
+while its process is paused and after its kill. The server's actions have no owner.
 
-What is kept from the real one: data versions, czxid and mzxid, ephemeral and sequential nodes, `multi` as one
-transaction, one-shot watches with the server's rules for which write fires which, watches forgotten with the
-connection, the limit on a request's size, a session that outlives its connection for its timeout; and, where a
-host is told to `lag`, a server of an ensemble that is behind: what it is asked is answered as of a while ago, its
-watches fire as late, a write is carried out at once and answered when that server has it, so that a session sees
-what it wrote; answers and events of a session keep their order, and what it has seen never goes back. What is left
-out: elections among the servers (`stop` is the time without one), ACLs, quotas.
+Modelled: data versions, czxid and mzxid, ephemeral and sequential nodes, `multi` as one transaction, one-shot watches
+with the server's rules for the writes that fire them, loss of watches with the connection, the limit on a request's
+size, and sessions that survive a lost connection until their timeout. `lag` connects a host to an ensemble server that
+is behind. That server answers reads from its older state and fires watches late. A write is processed at once and
+answered when that server has applied it, so a session sees its own writes. The answers and events of a session stay in
+order, and a session never sees older state than before. Not modelled: elections among the servers (`stop` is the time
+without a leader), ACLs, quotas.
 
-Rejected: replacing kazoo's client with a fake (its threads would come along); calling the store directly
-without pipes (no call would ever be in flight, so nothing could be lost).
+Rejected: a fake of kazoo's client (it would keep kazoo's threads); direct calls of the store without pipes (no call
+would ever be in flight, so none could be lost).
 """
 
 from __future__ import annotations
@@ -66,11 +64,11 @@ from tests.simulation.simulator.loop import VirtualLoop
 T = TypeVar("T")
 
 MAX_REQUEST_BYTES = 0xFFFFF
-"""The server's `jute.maxbuffer`. It closes the connection of a client that sends more, so no session does."""
+"""The server's `jute.maxbuffer`. A session rejects a larger request, because the server would close its connection."""
 
 MIN_RECONNECT_S = 0.01
 MAX_RECONNECT_S = 0.2
-"""How long a client waits before it tries to connect again."""
+"""Range of the time that a client waits before it tries to connect again."""
 
 _FIRST_SESSION_ID = 0x1000
 _ROOT = "/"
@@ -98,17 +96,17 @@ _WatchTable = dict[str, dict[tuple["VirtualSession", Watcher], None]]
 
 
 class _Tree:
-    """The nodes as one server has them, and the watches that sessions have set there."""
+    """The nodes of one server, and the watches that sessions have set at it."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, _Node] = {_ROOT: _Node(b"", 0, 0)}
         self.zxid = 0
-        """Of the last transaction that was applied here."""
+        """Id of the last transaction that was applied here."""
         self._data_watches: _WatchTable = {}
         self._child_watches: _WatchTable = {}
 
     def copy(self) -> _Tree:
-        """With the same nodes, and no watches."""
+        """Return a copy of the nodes, without watches."""
         tree = _Tree()
         tree.zxid = self.zxid
         tree.nodes = {path: replace(node, children=set(node.children)) for path, node in self.nodes.items()}
@@ -128,7 +126,7 @@ class _Tree:
         return sorted(self.node(path).children)
 
     def transact(self, operations: Sequence[Operation], session_id: int) -> list[Any]:
-        """Carry out all of the operations as one transaction, or none of them."""
+        """Apply all operations as one transaction, or none of them."""
         self.zxid += 1
         undo: list[Callable[[], None]] = []
         fired: list[tuple[WatchKind, str]] = []
@@ -245,14 +243,14 @@ class _Tree:
         if kind is WatchKind.DELETED:
             watchers |= self._child_watches.pop(path, {})
         for session, watcher in watchers:
-            session.tell(watcher, kind, path, self.zxid)
+            session.notify(watcher, kind, path, self.zxid)
         if kind is not WatchKind.CHANGED:
             parent = parent_of(path)
             for session, watcher in self._child_watches.pop(parent, {}):
-                session.tell(watcher, WatchKind.CHILDREN, parent, self.zxid)
+                session.notify(watcher, WatchKind.CHILDREN, parent, self.zxid)
 
     def adopt_watches(self, other: _Tree) -> None:
-        """Those that were set at another server, which has come to the same state."""
+        """Take over the watches of another server, which has reached the same state."""
         for table, others in (
             (self._data_watches, other._data_watches),
             (self._child_watches, other._child_watches),
@@ -262,12 +260,12 @@ class _Tree:
 
 
 class _Follower:
-    """A server of the ensemble that applies what was committed so much later than the leader of the ensemble."""
+    """A server of the ensemble that applies transactions later than the ensemble's leader."""
 
     def __init__(self, leader: _Tree, lag_s: float) -> None:
         self.tree = leader.copy()
         self.sessions: dict[VirtualSession, None] = {}
-        """Those that are connected to it."""
+        """The sessions that are connected to it."""
         self._lag_s = lag_s
         self._committed: deque[tuple[int, Sequence[Operation], int]] = deque()
 
@@ -276,7 +274,7 @@ class _Follower:
         Context().run(asyncio.get_running_loop().call_later, self._lag_s, self._apply)
 
     def _apply(self) -> None:
-        if self._committed:  # unless it has caught up meanwhile
+        if self._committed:  # empty if it has caught up meanwhile
             zxid, operations, session_id = self._committed.popleft()
             if operations:
                 self.tree.zxid = zxid - 1
@@ -293,38 +291,37 @@ class _Follower:
 class VirtualZooKeeper:
     """The server, and (through `connect`) an implementation of `minibroker.protocol.world.ZooKeeper`.
 
-    `before` and `after` are hooks for tests: called with the session and the operations of each write request
-    (`create`, `set`, `delete` are shown as the operation they are) just before and just after it is carried
-    out. `after` is not called for what was refused. A hook may write, cut, or expire as it likes; `before` may raise,
-    and then nothing is carried out.
+    `before` and `after` are hooks for tests. They are called with the session and the operations of each write request
+    (`create`, `set` and `delete` are one operation) immediately before and after it is applied. `after` is not called
+    for a rejected request. A hook may write, cut, or expire; if `before` raises, nothing is applied.
     """
 
     def __init__(self, latency_s: Callable[[], float] = lambda: 0.0, random: Random | None = None) -> None:
         self._latency_s = latency_s
         self.random = random or Random(0)
         self.tree = _Tree()
-        """As the leader of the ensemble has it, by which all writes go."""
+        """The state of the ensemble's leader, to which all writes go."""
         self._followers: dict[str, _Follower] = {}
-        """The servers that lag, by the hosts that connect to them."""
+        """The lagging servers, by the host that connects to them."""
         self._next_session_id = _FIRST_SESSION_ID
         self._live: dict[int, VirtualSession] = {}
         self.sessions: list[VirtualSession] = []
         """Every session ever opened, in order."""
         self.reachable = True
-        """False: nobody can connect, as with a server that is down. Sessions that exist are not touched."""
+        """False: no client can connect, as with a server that is down. Existing sessions continue."""
         self.running = True
         self._cut_hosts: set[str] = set()
         self.slow_hosts: dict[str, tuple[float, float]] = {}
-        """Hosts whose requests and answers take longer than those of others: seconds, at least and at most."""
+        """Minimum and maximum latency, by host, where it differs from the usual one."""
         self.reconnected: list[Callable[[VirtualSession], None]] = []
-        """Called with a session that has a connection again, before anything comes through it."""
+        """Called with each session that has reconnected, before it receives anything."""
         self.before: Callable[[VirtualSession, Sequence[Operation]], None] | None = None
         self.after: Callable[[VirtualSession, Sequence[Operation]], None] | None = None
 
     async def connect(
         self, servers: str, session_timeout_ms: int, connect_timeout_ms: int, *, owner: str = ""
     ) -> VirtualSession:
-        """A new session. `owner` names the process that holds it, for the test that wants to find it again."""
+        """Open a session. `owner` is the name of its process."""
         hosts, slash, path = servers.partition("/")
         try:
             async with asyncio.timeout(connect_timeout_ms / 1000):
@@ -347,7 +344,7 @@ class VirtualZooKeeper:
     # -- faults --
 
     def cut(self, owner_host: str) -> None:
-        """The processes of that host do not reach the server, until `uncut`."""
+        """Separate the processes of that host from the server until `uncut`."""
         self._record(f"cut {owner_host}")
         self._cut_hosts.add(owner_host)
         self._lose_connections(owner_host)
@@ -357,25 +354,25 @@ class VirtualZooKeeper:
         self._cut_hosts.discard(owner_host)
 
     def lose_connections(self, owner_host: str) -> None:
-        """The connections of that host break, and can be made again at once."""
+        """Break the connections of that host. Its clients can reconnect at once."""
         self._record(f"connections of {owner_host} lost")
         self._lose_connections(owner_host)
 
     def expire(self, owner_host: str) -> None:
-        """End the sessions of that host. Their clients learn it when they have connected again."""
+        """End the sessions of that host. Their clients are informed when they have reconnected."""
         self._record(f"sessions of {owner_host} expire")
         for session in self._sessions_of(owner_host):
             self.end(session)
             session.lose_connection()
 
     def lag(self, owner_host: str, seconds: float) -> None:
-        """From its next reconnect on, that host is served by a server that learns of every write so much later, until
-        `unlag`; by another where a session has seen more already. Sessions that are opened have no such server."""
+        """From its next reconnect until `unlag`, that host uses a server that lags by so many seconds. A session that
+        has already seen newer state uses another server, and so do new sessions."""
         self._record(f"{owner_host} lags by {seconds}")
         self._followers[owner_host] = _Follower(self.tree, seconds)
 
     def unlag(self, owner_host: str) -> None:
-        """That server catches up."""
+        """Let that server catch up."""
         self._record(f"{owner_host} lags no more")
         follower = self._followers.pop(owner_host)
         follower.catch_up()
@@ -387,17 +384,17 @@ class VirtualZooKeeper:
         return owner_host in self._followers
 
     def stale_sessions(self, owner_host: str) -> int:
-        """How many of its sessions are served by the server that lags."""
+        """Number of its sessions that use the lagging server."""
         return len(self._followers[owner_host].sessions)
 
     def server_for(self, session: VirtualSession) -> _Follower | None:
-        """The server that the session connects to again. None: one that has everything. (No client connects to a server
-        that has less than it has seen.)"""
+        """Return the server to which the session reconnects. None: one that is up to date, because a client never
+        connects to a server that is behind the state that the client has seen."""
         follower = self._followers.get(_host_of(session.owner))
         return follower if follower is not None and follower.tree.zxid >= session.seen_zxid else None
 
     def stop(self) -> None:
-        """The server is down for all. It forgets nothing, and no session ends meanwhile."""
+        """Stop the server. It keeps its state, and no session expires meanwhile."""
         self._record("stop")
         self.running = False
         for session in list(self._live.values()):
@@ -405,7 +402,7 @@ class VirtualZooKeeper:
             session.stop_expiry()
 
     def start(self) -> None:
-        """The server is back, and gives every session its whole timeout to come back, too."""
+        """Start the server. Each session has its whole timeout to reconnect."""
         if self.running:
             return
         self._record("start")
@@ -430,16 +427,16 @@ class VirtualZooKeeper:
             loop.record(f"ZooKeeper: {what}")
 
     def answers(self, owner: str) -> bool:
-        """A process of that name can connect."""
+        """Whether the process of that name can connect."""
         return self.running and self.reachable and _host_of(owner) not in self._cut_hosts
 
     def reconnect_delay_s(self) -> float:
         return self.random.uniform(MIN_RECONNECT_S, MAX_RECONNECT_S)
 
-    # -- for tests: what somebody with zkCli would do, at once --
+    # -- for tests: immediate reads and writes, as with zkCli --
 
     def make(self, path: str, data: bytes = b"") -> None:
-        """Create a node, with all its parents, or replace its data."""
+        """Create a node and its parents, or replace its data."""
         if path in self.tree.nodes:
             self._transact(None, [SetData(path, data)])
             return
@@ -471,10 +468,10 @@ class VirtualZooKeeper:
         return sorted(self.tree.node(path).children)
 
     def paths(self) -> list[str]:
-        """Every node there is, sorted."""
+        """The paths of all nodes, sorted."""
         return sorted(self.tree.nodes)
 
-    # -- what requests do --
+    # -- requests --
 
     def write(self, session: VirtualSession, operations: Sequence[Operation], *, multi: bool) -> list[Any]:
         if self.before is not None:
@@ -507,11 +504,11 @@ class VirtualZooKeeper:
     # -- sessions --
 
     def knows(self, session: VirtualSession) -> bool:
-        """The session has neither expired nor been closed."""
+        """Whether the session has neither expired nor been closed."""
         return session.session_id in self._live
 
     def end(self, session: VirtualSession) -> None:
-        """Expire or close a session: its ephemeral nodes go, in one transaction."""
+        """Expire or close a session. One transaction deletes its ephemeral nodes."""
         if self._live.pop(session.session_id, None) is None:
             return
         self.forget_watches(session)
@@ -521,12 +518,12 @@ class VirtualZooKeeper:
 
 
 def _host_of(owner: str) -> str:
-    """The host of a process: see `tests.simulation.simulator.world.Host.start_process`."""
+    """Return the host of a process: see `tests.simulation.simulator.world.Host.start_process`."""
     return owner.partition("#")[0]
 
 
 class _Pipe(Generic[T]):
-    """Delivers in the order of `put`, each item after a latency of its own; `cut` loses what is inside."""
+    """Delivers items in the order of `put`, each with its own latency. `cut` discards its contents."""
 
     def __init__(self, deliver: Callable[[T], None], latency_s: Callable[[], float]) -> None:
         self._deliver = deliver
@@ -536,8 +533,7 @@ class _Pipe(Generic[T]):
         self.generation = 0
 
     def put(self, item: T) -> None:
-        # In nobody's context: what is in the pipe is no business of the process that caused it, which may be killed,
-        # and whose clock may be wrong.
+        # Without an owner: the process that sent the item may be killed, and its clock may be wrong.
         self._items.append(item)
         Context().run(self._send)
 
@@ -551,7 +547,7 @@ class _Pipe(Generic[T]):
             loop.call_at(arrival, self._arrive, self.generation)
 
     def _arrive(self, generation: int) -> None:
-        # Timers of the same moment may come in any order, so it is always the oldest item that is delivered.
+        # Timers of the same moment may fire in any order, so each delivers the oldest item.
         if generation == self.generation:
             self._deliver(self._items.popleft())
 
@@ -574,7 +570,7 @@ class _Request:
 
 
 class _Outcome(NamedTuple):
-    """What a write has come to, which a follower answers when it has applied the write."""
+    """The outcome of a write. A follower sends it when it has applied the write."""
 
     zxid: int
     result: object
@@ -582,12 +578,12 @@ class _Outcome(NamedTuple):
 
 
 class VirtualSession:
-    """One session: `minibroker.protocol.world.ZooKeeperSession`, and hooks to harm it.
+    """One session: `minibroker.protocol.world.ZooKeeperSession`, and its faults.
 
-    `suspend` cuts the connection (the server gives the session its timeout from then on), `resume` connects
-    again, `expire` ends it at once on the server, `lose_connection` is a `suspend` after which the client tries to
-    `resume` by itself. `sever` is for a process that was killed: the server waits for the timeout, and nobody is told
-    anything. So it does after `pause`: the client does not ping any more, and learns what has happened after `go_on`.
+    `suspend` cuts the connection, and the session's timeout starts. `resume` reconnects. `expire` ends the session at
+    the server at once. `lose_connection` is `suspend`, and the client then tries to `resume` by itself. `sever` is for
+    a killed process: the timeout starts, without notice to the client. After `pause` the client sends no pings, so the
+    timeout starts; after `go_on` it is informed of the events meanwhile.
     """
 
     def __init__(
@@ -611,18 +607,18 @@ class VirtualSession:
         self._down: _Pipe[Callable[[], None]] = _Pipe(lambda deliver: deliver(), latency_s)
         self._pending: dict[_Request, None] = {}
         self._follower: _Follower | None = None
-        """The server that it is connected to, if that is not up to date."""
+        """The server to which it is connected, if that server lags."""
         self._at_follower: deque[tuple[_Request, _Outcome | None]] = deque()
-        """What has arrived there and is not answered; of a write, with its outcome."""
+        """Requests that have arrived there and are not answered; a write with its outcome."""
         self.seen_zxid = 0
-        """The latest transaction that the client knows of. It never reads anything older."""
+        """The latest transaction that the client has seen. It never reads older state."""
         self._expiry: asyncio.TimerHandle | None = None
         self._waiting: list[_Request] = []
-        """Called while the connection was lost: to be sent when there is one again."""
+        """Requests made without a connection; they are sent after the reconnect."""
         self._is_connected = True
-        """As the server sees it; `_state` is what the client knows."""
+        """The server's view; `_state` is the client's."""
         self._reconnects = False
-        """The client tries to connect again."""
+        """The client tries to reconnect."""
         self._paused = False
         self._severed = False
         self._loop = asyncio.get_running_loop()
@@ -707,7 +703,7 @@ class VirtualSession:
 
     async def close(self) -> None:
         if self._state is SessionState.CONNECTED:
-            # Where the goodbye does not arrive, the server ends the session after its timeout.
+            # If the request does not arrive, the server ends the session after its timeout.
             with contextlib.suppress(ZooKeeperError):
                 await self._call(lambda: self._server.end(self), writes=True)
         self._state = SessionState.EXPIRED
@@ -716,7 +712,7 @@ class VirtualSession:
 
     def _full(self, path: str) -> str:
         if not path.startswith("/") or (path != _ROOT and path.endswith("/")) or "//" in path:
-            raise ValueError(f"{path!r} is no path: it begins with a slash and does not end with one")
+            raise ValueError(f"{path!r} is not a valid path: a path begins with a slash and does not end with one")
         return (self._chroot + path).rstrip("/") or _ROOT
 
     def _local(self, path: str) -> str:
@@ -730,7 +726,7 @@ class VirtualSession:
         if self._severed:
             await asyncio.get_running_loop().create_future()
         if data_bytes > MAX_REQUEST_BYTES:
-            raise ZooKeeperError(f"a request of {data_bytes} bytes is more than ZooKeeper takes: split it")
+            raise ZooKeeperError(f"a request of {data_bytes} bytes: ZooKeeper accepts {MAX_REQUEST_BYTES}; split it")
         if self._state is SessionState.EXPIRED:
             raise SessionExpired(f"session {self._session_id:#x} is over")
         request = _Request(carry_out, asyncio.get_running_loop().create_future(), writes)
@@ -745,7 +741,7 @@ class VirtualSession:
 
     def _send(self, request: _Request) -> None:
         self._pending[request] = None
-        if self._is_connected:  # otherwise nobody knows yet that it is sent in vain
+        if self._is_connected:  # otherwise the request is lost, and the client does not know it yet
             self._up.put(request)
 
     def _arrived(self, request: _Request) -> None:
@@ -773,8 +769,8 @@ class VirtualSession:
         return self._server.tree if request.writes else self._tree
 
     def follower_moved(self) -> None:
-        """Answer what can be answered, in order: a write once it is applied where the session is connected, a read once
-        all before it is answered."""
+        """Answer requests in order: a write when the follower has applied it, a read when all earlier requests are
+        answered."""
         while self._at_follower and self._follower is not None:
             request, outcome = self._at_follower[0]
             if outcome is None:
@@ -802,24 +798,24 @@ class VirtualSession:
         else:
             request.future.set_result(outcome.result)
 
-    def tell(self, watcher: Watcher, kind: WatchKind, path: str, zxid: int) -> None:
-        """The server's side: send a watch event."""
+    def notify(self, watcher: Watcher, kind: WatchKind, path: str, zxid: int) -> None:
+        """Send a watch event, at the server's side."""
         event = WatchEvent(kind, self._local(path))
-        self._down.put(lambda: self._told(watcher, event, zxid))
+        self._down.put(lambda: self._notified(watcher, event, zxid))
 
-    def _told(self, watcher: Watcher, event: WatchEvent, zxid: int) -> None:
+    def _notified(self, watcher: Watcher, event: WatchEvent, zxid: int) -> None:
         self.seen_zxid = max(self.seen_zxid, zxid)
         watcher(event)
 
-    # -- harm --
+    # -- faults --
 
     def suspend(self, *, requests_arrive: bool = False) -> None:
-        """Cut the connection. What was on its way is lost; with `requests_arrive`, only replies are."""
+        """Cut the connection. Requests and replies in transit are lost; with `requests_arrive`, only replies."""
         if self._is_connected and self._state is SessionState.CONNECTED:
             self._break(len(self._up) if requests_arrive else 0)
 
     def lose_connection(self) -> None:
-        """Cut the connection; some of what was on its way arrives, and the client will connect again."""
+        """Cut the connection. Some requests in transit arrive, and the client reconnects by itself."""
         if self._severed or self._state is SessionState.EXPIRED:
             return
         if self._is_connected:
@@ -830,7 +826,7 @@ class VirtualSession:
             self._reconnect_later()
 
     def resume(self) -> None:
-        """Connect again: to the same session, or to the news that it has expired."""
+        """Reconnect. The client continues its session, or is informed that it has expired."""
         if self._state is not SessionState.SUSPENDED or self._severed:
             return
         self._reconnects = False
@@ -850,14 +846,14 @@ class VirtualSession:
             self._end()
 
     def expire(self) -> None:
-        """End the session on the server now. A connected client learns it now, another when it resumes."""
+        """End the session at the server. A connected client is informed at once, others when they resume."""
         self._server.end(self)
         if self._state is SessionState.CONNECTED and not self._paused:
             self._disconnect(0)
             self._end()
 
     def sever(self) -> None:
-        """The process is gone: the server learns nothing and ends the session after its timeout."""
+        """Disconnect for a killed process: the server ends the session after its timeout."""
         if self._severed:
             return
         self._severed = True
@@ -868,7 +864,7 @@ class VirtualSession:
         self._state = SessionState.SUSPENDED
 
     def pause(self) -> None:
-        """The client's process is stopped, and so its pings are. What it has sent still gets there."""
+        """Stop the pings of a paused process. Requests that it has sent still arrive."""
         self._paused = True
         if self._is_connected:
             self.expire_later()
@@ -880,24 +876,22 @@ class VirtualSession:
         elif self._state is SessionState.CONNECTED:
             self._reconnects = True
             self._disconnect(0)
-            # Not at once: by then a process that has long been dead for all others has done this and that.
+            # With a delay: until then the process acts, although its session has expired.
             self._loop.call_later(self._latency_s(), self._learn_of_loss, context=self._context)
 
     def _break(self, requests_arrive: int) -> None:
-        """The connection ends, when so many more of the requests on their way have arrived."""
-        if self._paused:
-            self._disconnect(requests_arrive)
-        else:
-            self._disconnect(requests_arrive)
+        """End the connection after so many more of the requests in transit have arrived."""
+        self._disconnect(requests_arrive)
+        if not self._paused:
             self._learn_of_loss()
 
     def _disconnect(self, requests_arrive: int) -> None:
-        """The server's side."""
+        """End the connection at the server's side."""
         self._is_connected = False
         lost = self._up.cut()
         self._down.cut()
         for request in lost[: requests_arrive if self._server.knows(self) else 0]:
-            with contextlib.suppress(ZooKeeperError):  # a refusal is lost as any other reply
+            with contextlib.suppress(ZooKeeperError):  # an error is lost as any other reply
                 request.carry_out()
         self._server.forget_watches(self)
         self._at_follower.clear()
@@ -905,7 +899,7 @@ class VirtualSession:
         self.expire_later()
 
     def _learn_of_loss(self) -> None:
-        """The client's side. By then it may have connected again: one that went on twice hears of the loss twice."""
+        """End the connection at the client's side. After two `go_on` in a row it may have reconnected already."""
         if self._state is not SessionState.CONNECTED or self._is_connected:
             return
         self._change(SessionState.SUSPENDED)
@@ -929,8 +923,8 @@ class VirtualSession:
         self._fail_pending(SessionExpired(f"session {self._session_id:#x} has expired"))
 
     def expire_later(self) -> None:
-        """The server ends the session after its timeout, unless it hears from the client."""
-        # In nobody's context, as in the pipes: it is the server that ends the session.
+        """Let the server end the session after its timeout, unless the client reconnects."""
+        # Without an owner, as in the pipes: the server ends the session.
         if self._expiry is None and self._server.running and self._server.knows(self):
             self._expiry = Context().run(self._loop.call_later, self._timeout_s, self._server.end, self)
 
