@@ -1,13 +1,12 @@
-"""Brokers come, go and bounce, and what that does to partitions (Kafka's onBrokerStartup and onBrokerFailure).
+"""Brokers join, fail and bounce, and their partitions follow (Kafka's onBrokerStartup and onBrokerFailure).
 
-Everything rests on one decision, `settle`: given what the picture says now, which partitions have the wrong
-leader or ISR, and which brokers must hear about it? It goes by the state of things and not by the event, so it serves
-the loss of a broker, a broker's return, a new topic, a failed log directory, taking office, and the second try after a
-conflict alike, and doing it twice does no harm. Events differ only in which partitions they look at and in which
-brokers are told even if nothing changed.
+All cases use one decision, `settle`: which partitions have the wrong leader or ISR, and which brokers must be informed?
+It depends on the cluster state, not on the event. So it serves the loss and return of a broker, a new topic, a failed
+log directory, taking office, and the retry after a conflict, and running it twice does no harm. Events differ only in
+the partitions to settle, and in the brokers to inform even if nothing changed.
 
-Where Kafka writes a partition twice when its leader dies (the ISR without the broker, then the new leader), one
-write does both here: the new state is the same, and a failover is half as long.
+When a leader dies, Kafka writes its partitions twice (the ISR without the broker, then the new leader). One write does
+both here, which halves the failover and leads to the same state.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ from minibroker.protocol.znodes import delete_topic_path, partitions_path
 
 
 class BrokerDifference(NamedTuple):
-    """What the registered brokers are, compared to those known to live. Each in the order of the ids."""
+    """The registered brokers compared with the live ones, each in the order of the ids."""
 
     added: tuple[RegisteredBroker, ...]
     lost: tuple[int, ...]
     bounced: tuple[RegisteredBroker, ...]
-    """Registered again since: the same id with another epoch. To be treated as lost, then as added."""
+    """Brokers with the same id and another epoch. They are treated as lost, then as added."""
 
 
 def difference(live: Mapping[int, RegisteredBroker], registered: Mapping[int, RegisteredBroker]) -> BrokerDifference:
@@ -71,12 +70,12 @@ def difference(live: Mapping[int, RegisteredBroker], registered: Mapping[int, Re
 
 
 def load(state: ClusterState, snapshot: Snapshot, refused: Container[int] = (), *, deletes_topics: bool = True) -> Plan:
-    """The first plan of a tenure: fill the empty picture with the brokers and topics that were read, and tell all live
-    brokers which ones are live.
+    """The first plan of a tenure: add the brokers and topics that were read to the empty cluster state, and send the
+    list of live brokers to each of them.
 
-    `refused` are registered brokers that accept no connection: their registration is removed, and they are dead
-    from the start. `deletes_topics`: Kafka's `delete.topic.enable`. `initialize` all partitions comes next, then
-    `settle`, then deletions.
+    `refused` are registered brokers that accept no connection: they count as dead, and their registration is removed.
+    `deletes_topics`: Kafka's `delete.topic.enable`. Next come `initialize` and `settle` for all partitions, then
+    deletions.
     """
     builder = PlanBuilder()
     live = [broker for _, broker in sorted(snapshot.brokers.items()) if broker.id not in refused]
@@ -84,7 +83,7 @@ def load(state: ClusterState, snapshot: Snapshot, refused: Container[int] = (), 
         if broker.id in refused:
             builder.write(RemoveBroker(broker.id, broker.epoch))
     for path in snapshot.notifications:
-        builder.write(RemoveNode(path))  # every state znode has just been read, and every broker is about to be asked
+        builder.write(RemoveNode(path))  # all states have just been read, and all brokers are about to report failures
     for broker in live:
         builder.change(BrokerAdded(broker))
     for topic in sorted(snapshot.topics):
@@ -98,14 +97,14 @@ def load(state: ClusterState, snapshot: Snapshot, refused: Container[int] = (), 
             builder.follow_up(ResumeDeletions(state.controller_epoch))
         elif topic not in snapshot.malformed_topics:
             builder.write(RemoveNode(delete_topic_path(topic)))
-            builder.note(f"topic {topic} is to be deleted and does not exist: the request is dropped")
+            builder.note(f"topic {topic} does not exist: the request to delete it is dropped")
     builder.announce((broker.id for broker in live), ())
     return builder.build()
 
 
 def initialize(state: ClusterState, snapshot: Snapshot, partitions: Iterable[TopicPartition]) -> Plan:
-    """Take over what was read of these partitions, of topics that `load` has taken in (Kafka's
-    initializePartitionState and initializeReplicaState: these are no moves, since an earlier controller made them)."""
+    """Adopt the states read for these partitions, after `load` (Kafka's initializePartitionState and
+    initializeReplicaState). These are no moves, since an earlier controller made them."""
     builder = PlanBuilder()
     positions: dict[TopicPartition, PartitionState] = {}
     replicas: dict[PartitionReplica, ReplicaState] = {}
@@ -128,9 +127,9 @@ def initialize(state: ClusterState, snapshot: Snapshot, partitions: Iterable[Top
 # --- Brokers lost and added ----------------------------------------------------------------------------------
 
 
-# C4: `lost` takes the dead out of the picture, `settle` elects for the partitions that this concerns.
+# C4: `lost` removes the dead brokers from the cluster state, `settle` elects for the partitions on them.
 def lost(state: ClusterState, broker_ids: Iterable[int]) -> Plan:
-    """Take the brokers out of the picture. `settle` over `affected_by` them comes next."""
+    """Remove the brokers from the cluster state. Next comes `settle` for the partitions `affected_by` them."""
     gone = tuple(sorted(broker_ids))
     builder = PlanBuilder()
     for broker_id in gone:
@@ -145,7 +144,7 @@ def lost(state: ClusterState, broker_ids: Iterable[int]) -> Plan:
 
 
 def affected_by(state: ClusterState, broker_ids: Iterable[int]) -> tuple[TopicPartition, ...]:
-    """The partitions that have a replica on one of the brokers."""
+    """Return the partitions with a replica on one of the brokers."""
     return in_order(partition for broker_id in broker_ids for partition in state.partitions_on(broker_id))
 
 
@@ -159,16 +158,14 @@ def _lose_replica(builder: PlanBuilder, state: ClusterState, replica: PartitionR
 
 
 def suspected(broker_id: int, broker_epoch: int) -> Plan:
-    """Remove the registration of a broker that seems to have crashed; its loss is noticed like any other."""
-    builder = PlanBuilder()
-    builder.write(RemoveBroker(broker_id, broker_epoch))
-    return builder.build()
+    """Remove the registration of a broker that seems to have crashed; BrokerChange then handles its loss."""
+    return Plan(writes=(RemoveBroker(broker_id, broker_epoch),))
 
 
 def added(state: ClusterState, brokers: Iterable[RegisteredBroker]) -> Plan:
-    """Take brokers into the picture, and tell them everything before they are told anything else.
+    """Add brokers to the cluster state, and send them all metadata first.
 
-    `settle` over `affected_by` them and the partitions without a leader comes next.
+    Next comes `settle` for the partitions `affected_by` them and those without a leader.
     """
     brokers = tuple(brokers)
     builder = PlanBuilder()
@@ -200,12 +197,11 @@ def added(state: ClusterState, brokers: Iterable[RegisteredBroker]) -> Plan:
 
 
 def log_dirs_failed(state: ClusterState, notifications: Iterable[str], failed: Iterable[int]) -> Plan:
-    """Brokers have lost log directories, say these notifications, which are paths (Kafka's
-    processLogDirEventNotification). Or they ask again for what they could not carry out: for deletions as well, also of
-    replicas that they could not make before.
+    """Handle notifications (paths) of brokers that have lost log directories (Kafka's processLogDirEventNotification),
+    or that request the orders again which they could not carry out, deletions of replicas included.
 
-    `settle` over `affected_by` those brokers comes next, and tells them: from their answers it is learnt which replicas
-    are lost. Whoever succeeds this controller in between tells every broker anyhow.
+    Next comes `settle` for the partitions `affected_by` those brokers, which sends them LeaderAndIsr; their responses
+    report the lost replicas. If this controller dies in between, its successor sends LeaderAndIsr to all brokers.
     """
     builder = PlanBuilder()
     for path in notifications:
@@ -216,7 +212,7 @@ def log_dirs_failed(state: ClusterState, notifications: Iterable[str], failed: I
             if partition.topic in state.ineligible_topics and state.is_queued_for_deletion(partition.topic):
                 resumed[partition.topic] = None
                 replica = PartitionReplica(partition, broker_id)
-                if replica in state.failed_replicas:  # it is ordered to delete what it may have
+                if replica in state.failed_replicas:  # so that the broker is ordered to delete what it may have
                     builder.change(ReplicaRecovered(replica))
     for topic in resumed:
         builder.change(DeletionResumed(topic))
@@ -231,9 +227,9 @@ def replicas_answered(
     errors: Mapping[TopicPartition, ErrorCode],
     log_ends: Iterable[LogEndReported] = (),
 ) -> Plan:
-    """A broker's answer to LeaderAndIsr: KAFKA_STORAGE_ERROR says that the replica's log directory has failed.
+    """Handle a broker's response to LeaderAndIsr: KAFKA_STORAGE_ERROR means that the replica's log directory failed.
 
-    `settle` over the partitions whose replica failed, recovered, or reported how its log ends comes next.
+    Next comes `settle` for the partitions whose replica failed, recovered, or reported the end of its log.
     """
     builder = PlanBuilder()
     for report in log_ends:
@@ -259,7 +255,7 @@ def replicas_answered(
 
 
 def all_told(state: ClusterState) -> Plan:
-    """After `load`, and after every topic was announced in parts: each live broker now knows what there is."""
+    """Mark the end of the metadata, after `load` and after all topics were announced in parts."""
     builder = PlanBuilder()
     builder.announce(state.live_brokers, (), names_the_last=True)
     return builder.build()
@@ -277,13 +273,12 @@ def settle(
     announce: Iterable[TopicPartition] = (),
     announce_brokers: bool = False,
 ) -> Plan:
-    """Give each of the partitions the leader and the ISR that it should have. `settings` are those of
-    `topics_to_settle`.
+    """Give each of the partitions the leader and the ISR that it should have. `settings`: of `topics_to_settle`.
 
-    Live replicas of a changed partition hear of it by LeaderAndIsr, all live brokers by UpdateMetadata. Brokers
-    in `tell` hear of their replicas among `partitions` even if nothing changed; `announce` goes into the
-    UpdateMetadata even if nothing changed, and with `announce_brokers` it is sent even if it is empty.
-    Partitions of topics that are to be deleted are left alone.
+    LeaderAndIsr for a changed partition goes to its live replicas, UpdateMetadata to all live brokers. Even if nothing
+    changed, brokers in `tell` get LeaderAndIsr for their replicas among `partitions`, and UpdateMetadata contains
+    `announce`; with `announce_brokers` it is sent even if it is empty. Partitions of topics queued for deletion are
+    left alone.
     """
     builder = PlanBuilder()
     changed: list[TopicPartition] = []
@@ -359,14 +354,14 @@ def decided(
     tell: Container[int] = (),
     settings_version: int | None = None,
 ) -> bool:
-    """Plan what follows from a decision on a partition that has a state: moves, write, LeaderAndIsr. Returns whether
-    the brokers must hear of it by UpdateMetadata. `tell`: as for `settle`. `settings_version`: of the settings that
-    allow an unclean election, which must still hold when it is written; None: it does not depend on settings."""
+    """Add the moves, the write and the LeaderAndIsr that follow from a decision about a partition with a state. Returns
+    whether UpdateMetadata is needed. `tell`: see `settle`. `settings_version`: the version of the settings that allow
+    an unclean election and must still hold when it is written."""
     target, election = decision
     current = state.leadership[partition]
     live = state.live_replicas(partition)
     position = state.partition_state(partition)
-    # A partition that is still new has its state from an earlier controller: perhaps no broker was told of it.
+    # A new partition with a state has it from an earlier controller, which may not have informed any broker.
     is_new = position is PartitionState.NEW
 
     if target is not current:
@@ -384,23 +379,23 @@ def decided(
         if target is not current:
             builder.note(_why_leaderless(partition, current, live))
     elif position is PartitionState.ONLINE and target.leader != current.leader:
-        led = state.is_live(partition, current.leader)  # then it goes from one leader to the next
-        builder.move_partition(partition, *(() if led else (PartitionState.OFFLINE,)), PartitionState.ONLINE)
+        had_leader = state.is_live(partition, current.leader)
+        builder.move_partition(partition, *(() if had_leader else (PartitionState.OFFLINE,)), PartitionState.ONLINE)
     elif position is not PartitionState.ONLINE:
         builder.move_partition(partition, PartitionState.ONLINE)
     _take_online(builder, state, partition, live)
 
-    asked = [b for b in state.assignments[partition] if b in tell and b in state.live_brokers]
-    """Also of replicas that have failed: one may have been made anew."""
+    # Failed replicas included: one may have been created again.
+    informed = [b for b in state.assignments[partition] if b in tell and b in state.live_brokers]
     if target is not current or is_new:
-        builder.tell(dict.fromkeys((*live, *asked)), partition, is_new=is_new)
+        builder.tell(dict.fromkeys((*live, *informed)), partition, is_new=is_new)
         return True
-    builder.tell(asked, partition)
+    builder.tell(informed, partition)
     return False
 
 
 def _take_online(builder: PlanBuilder, state: ClusterState, partition: TopicPartition, live: tuple[int, ...]) -> None:
-    """Replicas that were new until now: their brokers are told of them by the same plan."""
+    """Move new replicas to their first state; the same plan sends their brokers LeaderAndIsr."""
     for broker_id in state.assignments[partition]:
         replica = PartitionReplica(partition, broker_id)
         if state.replica_state(replica) is ReplicaState.NEW:
@@ -426,8 +421,8 @@ def _why_leaderless(partition: TopicPartition, current: LeaderAndIsr, live: Cont
 
 
 def topics_to_settle(state: ClusterState, partitions: Iterable[TopicPartition]) -> tuple[str, ...]:
-    """The topics whose settings matter to some of the partitions: not those where all is right as it is, whatever their
-    durability, nor those of which no replica lives."""
+    """Return the topics whose settings `settle` needs for these partitions. Partitions that are settled whatever their
+    durability, or without a live replica, need none."""
     topics = {
         partition.topic
         for partition in partitions

@@ -1,9 +1,8 @@
-"""The controller's picture of the cluster (Kafka's ControllerContext), the changes to it, and its queries.
+"""The controller's picture of the cluster (Kafka's ControllerContext), with its changes and queries.
 
-It belongs to one tenure and dies with it. Decisions read it and never change it: they return Plans, and the
-executor alone applies a plan's changes, after the znodes were written. ZooKeeper holds the truth; this is what
-the controller has read or written there, so an election can be decided without asking again, and the version
-in each `LeaderAndIsr` makes the write fail where the picture is old.
+It belongs to one tenure. Decisions only read it and return Plans; the executor applies a plan's changes after the
+znodes were written. ZooKeeper holds the truth. The cluster state is a copy of everything read or written there, so that
+elections need no further reads; the version in each `LeaderAndIsr` makes a write fail if the copy is outdated.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NOT_WRITTEN = -1
 _SHOWN = 20
 """Partitions of a topic, or of a state, that a line in the timeline names."""
 
-# --- Changes: what a plan can do to the picture, besides moves and elections -----------------------------------
+# --- Changes of the cluster state by a plan, besides moves and elections ---------------------------------------
 
 
 class BrokerAdded(NamedTuple):
@@ -63,8 +62,6 @@ class TopicAdded(NamedTuple):
 
 
 class PartitionsAdded(NamedTuple):
-    """To a topic that is known."""
-
     topic: str
     partitions: Mapping[int, tuple[int, ...]]
 
@@ -81,7 +78,7 @@ class TopicRemoved(NamedTuple):
 
 
 class StatesInitialized(NamedTuple):
-    """Of partitions that an earlier controller has looked after, and of all their replicas."""
+    """The initial states of partitions and their replicas when office is taken."""
 
     partitions: Mapping[TopicPartition, PartitionState]
     replicas: Mapping[PartitionReplica, ReplicaState]
@@ -101,7 +98,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 class AssignmentChanged(NamedTuple):
-    """The replicas of a partition are others from now on, or begin to come and go."""
+    """A partition has other replicas, or a reassignment of it begins."""
 
     partition: TopicPartition
     assignment: ReplicaAssignment
@@ -117,7 +114,7 @@ def described_assignment(assignment: ReplicaAssignment) -> str:
 
 
 class ReplicaFailed(NamedTuple):
-    """The broker lives, but the log directory of the replica does not."""
+    """The broker is alive, but the replica's log directory has failed."""
 
     replica: PartitionReplica
 
@@ -133,14 +130,14 @@ class ReplicaRecovered(NamedTuple):
 
 
 class LogEnd(NamedTuple):
-    """How a log ends: the leader epoch of its last record, and the next offset. The greater one is the longer log."""
+    """The end of a log: the leader epoch of its last record, and the next offset. Greater means a longer log."""
 
     last_epoch: int
     log_end_offset: int
 
 
 class LogEndReported(NamedTuple):
-    """A replica has said how its log ends. It does not change as long as `leader_epoch`, which has no leader, lasts."""
+    """The end of a replica's log. It cannot change during `leader_epoch`, in which there is no leader."""
 
     replica: PartitionReplica
     leader_epoch: int
@@ -154,11 +151,11 @@ class DeletionQueued(NamedTuple):
     topic: str
 
     def __str__(self) -> str:
-        return f"topic {self.topic} is to be deleted"
+        return f"topic {self.topic} is queued for deletion"
 
 
 class DeletionIneligible(NamedTuple):
-    """The deletion cannot go on until something changes; `reason` says what."""
+    """The deletion cannot continue until the obstacle `reason` is gone."""
 
     topic: str
     reason: str
@@ -168,7 +165,7 @@ class DeletionIneligible(NamedTuple):
 
 
 class DeletionAnnounced(NamedTuple):
-    """The brokers are about to be told that the topic is gone."""
+    """The brokers are about to get an UpdateMetadata that reports the topic as deleted."""
 
     topic: str
     broker_ids: tuple[int, ...]
@@ -212,74 +209,74 @@ Change = (
 )
 
 
-# --- What is read from a topic's configuration -------------------------------------------------------------------
+# --- A topic's configuration -------------------------------------------------------------------------------------
 
 
 class TopicSettings(NamedTuple):
-    """What decides elections: the topic's own setting, or else that of the broker in which the controller runs."""
+    """The settings that decide elections: the topic's own, or the defaults of the controller's broker."""
 
     unclean_leader_election: bool = False
     min_insync_replicas: int | None = None
-    """For a partition that has no state yet. None: by the number of replicas (`model.min_insync_replicas`)."""
+    """For partitions without a state. None: by the number of replicas (`model.min_insync_replicas`)."""
     is_synced: bool = False
-    """durability=synced. The topic's own alone: it is what the brokers go by."""
+    """durability=synced. There is no default for it, since brokers use the topic's own setting."""
     version: int | None = None
-    """Of all settings in ZooKeeper (the data version of `/config/changes`) when these were read, where an unclean
-    election may be decided by them."""
+    """The version of all settings in ZooKeeper (the data version of `/config/changes`) when these were read, if they
+    allow an unclean election."""
 
 
-# --- What is read when office is taken ---------------------------------------------------------------------------
+# --- ZooKeeper when office is taken ------------------------------------------------------------------------------
 
 
 class Snapshot(NamedTuple):
-    """Everything in ZooKeeper that concerns a controller. What could not be decoded is named, not left out."""
+    """Everything in ZooKeeper that concerns a controller. Znodes that could not be decoded are named."""
 
     brokers: Mapping[int, RegisteredBroker]
     topics: Mapping[str, TopicZnode]
     states: Mapping[TopicPartition, LeaderAndIsr]
     topics_to_delete: tuple[str, ...] = ()
     notifications: tuple[str, ...] = ()
-    """Paths: of ISR changes, and of failures of log directories."""
+    """Paths of the notifications of ISR changes and of failed log directories."""
     malformed_topics: frozenset[str] = frozenset()
     malformed_states: frozenset[TopicPartition] = frozenset()
 
 
-# --- The picture ---------------------------------------------------------------------------------------------
+# --- The state -----------------------------------------------------------------------------------------------
 
 
 class ClusterState:
-    """Read by decisions, changed by the executor (`apply`, `move_...`, `leadership`)."""
+    """Read by decisions, changed by the executor (`apply`, `adopt`, `move_...`)."""
 
     def __init__(self, controller_id: int, controller_epoch: int) -> None:
         self.controller_id = controller_id
         self.controller_epoch = controller_epoch
         self.live_brokers: dict[int, RegisteredBroker] = {}
         self.shutting_down_brokers: set[int] = set()
-        """Live brokers that are about to stop: they get no leadership, no place in an ISR, and no new replicas. Until
-        they are gone, or registered again."""
+        """Live brokers in a controlled shutdown, until they are gone or registered again. They get no leadership, no
+        place in an ISR, and no new replicas."""
         self.topic_ids: dict[str, str] = {}
         self.assignments: dict[TopicPartition, tuple[int, ...]] = {}
-        """All replicas, also those that a reassignment adds or removes."""
+        """All replicas, including those that a reassignment adds or removes."""
         self.reassigning: dict[TopicPartition, ReplicaAssignment] = {}
-        """Of those partitions alone that are being reassigned; `assignments` has the same replicas."""
+        """Partitions that are being reassigned; `assignments` has the same replicas."""
         self.leadership: dict[TopicPartition, LeaderAndIsr] = {}
-        """Only of partitions whose state znode exists and could be read."""
+        """Partitions whose state znode exists and could be decoded."""
         self.partition_states: dict[TopicPartition, PartitionState] = {}
         self.replica_states: dict[PartitionReplica, ReplicaState] = {}
         self.failed_replicas: set[PartitionReplica] = set()
         self._log_ends: dict[TopicPartition, dict[int, LogEndReported]] = {}
-        """For partitions without a leader: by broker, as reported in its present run."""
+        """For partitions without a leader: the reports of brokers in their present epochs."""
         self.topics_to_delete: dict[str, None] = {}
-        """Queued or under way, in the order of their arrival."""
+        """Topics whose deletion is queued or under way, in the order of arrival."""
         self.ineligible_topics: dict[str, str] = {}
-        """Those among them that wait, and for what."""
+        """Those whose deletion waits, with the reason."""
         self.unaware_brokers: dict[str, frozenset[int]] = {}
-        """For topics whose deletion has begun: the brokers that have not yet confirmed that they know of it."""
+        """For topics whose deletion has begun: the brokers that have not confirmed the deletion yet."""
         self._partitions_of: dict[str, tuple[TopicPartition, ...]] = {}
         self._partitions_on: dict[int, dict[TopicPartition, None]] = {}
         self._shown: dict[str, int] = {}
-        """See `shown_partitions`. Counted anew after a change, and kept up to date by moves and elections: a topic is
-        settled part by part, and counting it for each of them would cost the square of its partitions."""
+        """See `shown_partitions`. Cleared by changes, and updated by moves and elections: topics are settled in parts,
+        and a new count for each part would take quadratic time."""
 
     # -- queries --
 
@@ -293,31 +290,31 @@ class ClusterState:
         return tuple(sorted(self.live_brokers))
 
     def racks(self) -> dict[int, str | None]:
-        """Of the live brokers that are not about to stop, ascending."""
+        """Return the racks of the live brokers that are not shutting down, by ascending id."""
         return {broker_id: self.live_brokers[broker_id].rack for broker_id in self.staying_broker_ids()}
 
     def assignment(self, partition: TopicPartition) -> ReplicaAssignment:
         return self.reassigning.get(partition) or ReplicaAssignment(self.assignments[partition])
 
     def is_reassigning(self, topic: str) -> bool:
-        """At least one of its partitions is being reassigned."""
+        """Return whether at least one partition of the topic is being reassigned."""
         return any(partition.topic == topic for partition in self.reassigning)
 
     def staying_broker_ids(self) -> tuple[int, ...]:
-        """The live brokers that are not about to stop."""
+        """Return the live brokers that are not shutting down."""
         return tuple(b for b in self.live_broker_ids() if b not in self.shutting_down_brokers)
 
     def partitions_of(self, topic: str) -> tuple[TopicPartition, ...]:
         return self._partitions_of.get(topic, ())
 
     def partitions_on(self, broker_id: int) -> tuple[TopicPartition, ...]:
-        """Partitions with a replica assigned to the broker."""
+        """Return the partitions with a replica assigned to the broker."""
         return tuple(self._partitions_on.get(broker_id, ()))
 
     def shown_partitions(self, topic: str) -> int:
-        """How many of the topic's partitions clients are told of: those that have a leader, or had one, or are about to
-        get their first. (One whose replicas are all dead, or whose state cannot be read, would keep clients from the
-        others.)"""
+        """Return the number of the topic's partitions in clients' metadata: those with a present or former leader, and
+        those about to get their first. (Clients could not use the topic if metadata had a new partition whose replicas
+        are all dead, or one whose state cannot be decoded.)"""
         if topic not in self._shown:
             self._shown[topic] = sum(self._is_shown(partition) for partition in self.partitions_of(topic))
         return self._shown[topic]
@@ -332,11 +329,11 @@ class ClusterState:
         return state.leader if state is not None else NO_LEADER
 
     def assignment_of(self, topic: str) -> dict[int, tuple[int, ...]]:
-        """Replicas by partition number, ascending."""
+        """Return the replicas by ascending partition number."""
         return {partition.partition: self.assignments[partition] for partition in self.partitions_of(topic)}
 
     def topic_znode(self, topic: str) -> TopicZnode:
-        """What its znode should hold."""
+        """Return the intended content of the topic's znode."""
         reassigning = {p.partition: self.reassigning[p] for p in self.partitions_of(topic) if p in self.reassigning}
         return TopicZnode(self.topic_ids[topic], self.assignment_of(topic)).reassigned(reassigning)
 
@@ -346,25 +343,23 @@ class ClusterState:
                 yield PartitionReplica(partition, broker_id)
 
     def is_live(self, partition: TopicPartition, broker_id: int) -> bool:
-        """The broker is up, and so is the replica's log directory."""
+        """Return whether the broker is alive and the replica's log directory works."""
         if broker_id not in self.live_brokers:
             return False
         return not self.failed_replicas or (partition, broker_id) not in self.failed_replicas
 
     def live_replicas(self, partition: TopicPartition) -> tuple[int, ...]:
-        """In the order of the assignment."""
+        """Return the live replicas in the order of the assignment."""
         return tuple(b for b in self.assignments[partition] if self.is_live(partition, b))
 
     def live_brokers_of(self, partition: TopicPartition) -> dict[int, RegisteredBroker]:
-        """The brokers of `live_replicas`."""
         return {b: self.live_brokers[b] for b in self.live_replicas(partition)}
 
     def staying_brokers_of(self, partition: TopicPartition) -> dict[int, RegisteredBroker]:
-        """Those of them that are not about to stop."""
         return {b: br for b, br in self.live_brokers_of(partition).items() if b not in self.shutting_down_brokers}
 
     def log_ends(self, partition: TopicPartition) -> dict[int, LogEnd]:
-        """How the logs end of the replicas on live brokers that have reported it since the leader was lost."""
+        """Return the ends of the logs that live brokers have reported since the leader was lost."""
         state = self.leadership.get(partition)
         if state is None or state.leader != NO_LEADER:
             return {}
@@ -375,12 +370,12 @@ class ClusterState:
         return tuple(b for b in self.assignments[partition] if not self.is_live(partition, b))
 
     def is_queued_for_deletion(self, topic: str) -> bool:
-        """It is about to go, or going. One that is being reassigned is not, though somebody has asked for it: its
-        leaders and ISRs are looked after until the reassignment is over."""
+        """Return whether the topic's deletion is queued or under way. A topic that is being reassigned does not count:
+        its leaders and ISRs are maintained until the reassignment is over."""
         return topic in self.topics_to_delete and not self.is_reassigning(topic)
 
     def partitions_without_leader(self) -> tuple[TopicPartition, ...]:
-        """New and offline partitions, except those of topics to be deleted."""
+        """Return new and offline partitions, except those of topics queued for deletion."""
         return tuple(
             partition
             for partition, state in self.partition_states.items()
@@ -389,7 +384,7 @@ class ClusterState:
         )
 
     def offline_partition_count(self) -> int:
-        """Kafka's OfflinePartitionsCount: partitions without a live leader, except those to be deleted."""
+        """Return Kafka's OfflinePartitionsCount: partitions without a live leader, except those being deleted."""
         return sum(
             1
             for partition in self.assignments
@@ -401,8 +396,8 @@ class ClusterState:
         )
 
     def preferred_replica_imbalance_count(self) -> int:
-        """Kafka's PreferredReplicaImbalanceCount: partitions that the head of their assignment does not lead, except
-        those that never had a leader, and those to be deleted."""
+        """Return Kafka's PreferredReplicaImbalanceCount: partitions not led by the head of their assignment, except
+        those that never had a leader and those being deleted."""
         return sum(
             1
             for partition, current in self.leadership.items()
@@ -410,7 +405,7 @@ class ClusterState:
         )
 
     def replica_states_of(self, topic: str) -> frozenset[ReplicaState]:
-        """The states that at least one replica of the topic is in."""
+        """Return the set of states of the topic's replicas."""
         return frozenset(self.replica_state(replica) for replica in self.replicas_of(topic))
 
     # -- changes: for the executor --
@@ -429,7 +424,7 @@ class ClusterState:
             self.replica_states[replica] = target
 
     def adopt(self, leadership: Mapping[TopicPartition, LeaderAndIsr]) -> None:
-        """Take over what was read from, or written to, the state znodes."""
+        """Record states that were read from, or written to, the znodes."""
         for partition, state in leadership.items():
             if partition in self.assignments:
                 with self._recounting(partition):
@@ -439,7 +434,7 @@ class ClusterState:
 
     @contextmanager
     def _recounting(self, partition: TopicPartition) -> Iterator[None]:
-        """Around what may change whether clients are told of the partition."""
+        """Keep `shown_partitions` up to date over a change of the partition."""
         if partition.topic not in self._shown or partition in self.leadership:
             yield
             return
@@ -456,7 +451,7 @@ class ClusterState:
             case BrokerRemoved(broker_id):
                 self.live_brokers.pop(broker_id, None)
                 self.shutting_down_brokers.discard(broker_id)
-                # A new run of the broker starts with the directories that it has then.
+                # The broker may return with other log directories.
                 self.failed_replicas = {r for r in self.failed_replicas if r.broker_id != broker_id}
                 for reports in self._log_ends.values():
                     reports.pop(broker_id, None)
@@ -539,5 +534,5 @@ class ClusterState:
 
 
 def in_order(partitions: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
-    """Each partition once, by topic and number: plans, requests and logs read the same in every run."""
-    return tuple(sorted(dict.fromkeys(partitions)))  # what comes in order, as most does, is sorted in no time
+    """Return each partition once, sorted, so that plans, requests and logs are the same in every run."""
+    return tuple(sorted(dict.fromkeys(partitions)))  # most input is sorted, which costs almost nothing

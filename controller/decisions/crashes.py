@@ -1,23 +1,21 @@
-"""Whether a broker is suspected to have crashed, by what came of the attempts to connect to it.
+"""The rules for suspecting that a broker has crashed, by the outcomes of attempts to connect to it.
 
-**Refused**, twice, means that the host is there and no process listens on the port: the process is gone, as surely as
-anything can be known from outside, so it is suspected at once. So is a broker whose host name is gone, where a
-connection stood before: that is how containers end. (Where none stood, the name may be misspelt.) Everything else (no
-answer, no route, accepted and closed again, as a container's port proxy does) may be the network, so it must last for
-`broker.crash.detection.ms`.
+Two **refused** attempts mean that the host is up and no process listens on the port. The process is gone, so the broker
+is suspected at once. The same holds if its host name has vanished after a connection stood: that is how containers end.
+(Without an earlier connection the name may be misspelt.) All other failures (no answer, no route, accepted and closed
+again, as by a container's port proxy) may be due to the network, so they must last for `broker.crash.detection.ms`.
 
-A broker that finds others unreachable may itself be cut off. So when ZooKeeper has been slow to answer, what was seen
-until then counts for nothing (`forgotten`).
+A broker that finds others unreachable may itself be cut off. So if ZooKeeper was slow to answer, earlier failures do
+not count (`forgotten`).
 
-A suspicion is only that: it deletes a znode, which the suspect, if it lives, creates again under a new broker epoch.
-A broker that comes back and still cannot be reached was perhaps never gone: one link is broken, or its advertised
-address is wrong, and to remove it again and again would elect new leaders for as long as that lasts. So each suspicion
-in a row makes the next one take four times as long, refused or not, until a connection stands; the session finds a real
-crash meanwhile. A row outlives the suspect's broker epoch, which each suspicion changes, and terms of office: a link
-between the controller and another broker is broken for both ends, they depose each other in turn, and would begin to
-count anew each time. (Two brokers that have no third one to lead them had 40 controllers in two minutes that way, and
-as many leader epochs. Now either end suspects the other after 0.5, 2, 8, 32 and 128 s.) A broker that was started anew
-is connected to as soon as it has registered, and a crash of it is found as quickly as the first one.
+A suspicion deletes a znode. A live suspect creates it again, under a new broker epoch. If such a broker still cannot be
+reached, perhaps one link is broken or its advertised address is wrong, and repeated removals would elect new leaders as
+long as that lasts. So each suspicion in a row takes four times as long as the one before, refused or not, until a
+connection stands; meanwhile the session detects a real crash. A row outlasts the suspect's broker epoch, which each
+suspicion changes, and terms of office: if the link between the controller and another broker is broken, the two depose
+each other in turn, and would begin to count again each time. (Two brokers without a third one had 40 controllers, and
+as many leader epochs, in two minutes. Now either end suspects the other after 0.5, 2, 8, 32 and 128 s.) A restarted
+broker is connected to as soon as it has registered, so its next crash is detected as quickly as the first.
 
 Times are monotonic seconds.
 """
@@ -31,17 +29,17 @@ REFUSALS_NEEDED = 2
 RETRY_PAUSE_S = 0.02
 
 BACK_OFF = 4
-"""Each suspicion in a row takes this many times as long as the one before."""
+"""The factor by which each suspicion in a row takes longer than the one before."""
 LONGEST_PATIENCE_S = 128.0
-"""But no longer than this. (A broker that has died is gone from ZooKeeper sooner, when its session ends.)"""
+"""The longest time to a suspicion. (If the broker is dead, its session ends sooner.)"""
 MAX_IN_A_ROW = 10
-"""More are not counted: they would change nothing."""
+"""The highest count of suspicions; higher counts would change nothing."""
 FORGOTTEN_S = 600.0
-"""A row also ends when the broker was not suspected for this long: longer than any suspicion takes, by default."""
+"""Seconds without a suspicion after which a row ends; longer than any suspicion takes by default."""
 
 
 class Attempt(Enum):
-    """What came of an attempt to connect."""
+    """The outcome of an attempt to connect."""
 
     REFUSED = "refused"
     NAME_IS_GONE = "the name is gone"
@@ -51,40 +49,40 @@ class Attempt(Enum):
 
 
 class UnreachableBroker(NamedTuple):
-    """A broker that could not be reached when it was last tried."""
+    """A broker that the last attempt could not reach."""
 
     epoch: int
     since_s: float
     seen_s: float
     has_stood: bool
-    """A connection to it had stood for a while before."""
+    """A connection to it has stood before."""
     is_suspected: bool = False
 
 
 class Suspicion(NamedTuple):
-    """The last suspicion of a broker to which no connection has stood since."""
+    """The last suspicion of a broker, until a connection to it stands."""
 
     at_s: float
     in_a_row: int
 
 
 class Watched(NamedTuple):
-    """What the watch of one broker has seen so far."""
+    """The observations of one broker's watch."""
 
     failing_since_s: float | None = None
-    """None: nothing that counts has failed."""
+    """None: no failure counts."""
     refusals: int = 0
-    """How many of the last attempts were refused in a row."""
+    """The number of consecutive refusals up to the last attempt."""
     in_a_row: int = 0
     """Suspicions of this broker since a connection stood."""
     has_stood: bool = False
-    """A connection has stood at some time."""
+    """A connection has stood before."""
 
     def since_s(self, now_s: float) -> float:
         return now_s if self.failing_since_s is None else self.failing_since_s
 
     def forgotten(self) -> Watched:
-        """What failed says nothing about the broker: it may have been this end that was cut off."""
+        """Return this without the failures, since this end may have been cut off."""
         return self._replace(failing_since_s=None, refusals=0)
 
 
@@ -92,12 +90,11 @@ class CrashDecision(NamedTuple):
     watched: Watched
     is_suspect: bool
     pause_s: float
-    """Until the next attempt, if the broker is not suspected."""
+    """Seconds until the next attempt, if the broker is not suspected."""
 
 
 def in_a_row(last: Suspicion | None, now_s: float) -> int:
-    """How many suspicions of a broker there have been since a connection to it stood, in whatever epoch of its own and
-    of the controller's."""
+    """Return the number of suspicions since a connection to the broker stood, over all broker and controller epochs."""
     if last is None or now_s - last.at_s > FORGOTTEN_S:
         return 0
     return min(last.in_a_row, MAX_IN_A_ROW)
@@ -106,16 +103,15 @@ def in_a_row(last: Suspicion | None, now_s: float) -> int:
 def remembered(
     trouble: UnreachableBroker | None, broker_epoch: int, now_s: float, detection_s: float
 ) -> UnreachableBroker | None:
-    """What the last watch of this epoch saw, if that was just now: a broker that has removed a crashed controller, and
-    then takes its office, need not find out again that it has crashed."""
+    """Return the recent trouble of the broker in this epoch. With it, a broker that has removed a crashed controller
+    and then takes office need not detect the crash again."""
     if trouble is None or trouble.epoch != broker_epoch:
         return None
     return trouble if now_s - trouble.seen_s < detection_s else None
 
 
 def begin(trouble: UnreachableBroker | None, suspicions_in_a_row: int) -> Watched:
-    """A watch that starts from what is remembered. What the broker was suspected for has been judged: another suspicion
-    takes its full time."""
+    """Begin a watch with the remembered trouble. If that led to a suspicion, the next one takes its full time."""
     if trouble is None:
         return Watched(in_a_row=suspicions_in_a_row)
     since_s = None if trouble.is_suspected else trouble.since_s
@@ -123,18 +119,18 @@ def begin(trouble: UnreachableBroker | None, suspicions_in_a_row: int) -> Watche
 
 
 def connect_timeout_s(watched: Watched, now_s: float, detection_s: float) -> float:
-    """How long to wait for an answer: until the decision is due."""
+    """Return how long an attempt may take: until the decision is due."""
     due_s = watched.since_s(now_s) + _patience_s(watched, detection_s)
     return min(max(due_s - now_s, RETRY_PAUSE_S), detection_s)
 
 
 def probe_timeout_s(trouble: UnreachableBroker | None, now_s: float, detection_s: float) -> float:
-    """How long to wait for the answer of a broker that is probed, not watched."""
+    """Return how long the probe of a broker may take."""
     return detection_s if trouble is None else max(trouble.since_s + detection_s - now_s, RETRY_PAUSE_S)
 
 
 def decide(watched: Watched, attempt: Attempt, now_s: float, detection_s: float) -> CrashDecision:
-    """What to make of an attempt that has just ended."""
+    """Judge an attempt that has just ended."""
     if attempt is Attempt.STOOD:
         watched = Watched(now_s, has_stood=True)
     else:

@@ -1,21 +1,21 @@
-"""Topics are deleted (Kafka's TopicDeletionManager).
+"""Deletion of topics (Kafka's TopicDeletionManager).
 
-A topic is queued by a znode under `/admin/delete_topics`, and is gone once every replica has been deleted by its broker
-and nothing of it is left in ZooKeeper. The state of a deletion is the states of its replicas, so there is nothing
-to remember besides: `resume` looks at them and does what can be done now.
+A znode under `/admin/delete_topics` queues a topic. The topic is gone when all brokers have deleted its replicas and
+all its znodes are removed. The states of the replicas are the state of the deletion: `resume` reads them and takes the
+next possible steps.
 
     Online -> Offline -> DeletionStarted -> DeletionSuccessful -> NonExistent
                  ^  \\              |
                  |   v             v
                DeletionIneligible (the broker is down, or could not)
 
-A replica that becomes Offline is told to stop (StopReplica without deletion): a leader leads no more from then on, and
-a follower asks no leader that is about to vanish. A second request, right after the first, deletes what is there.
+A replica that becomes Offline gets StopReplica without deletion: leaders stop leading, and followers stop fetching from
+a leader that is about to vanish. A second request, right after the first, deletes the log.
 
-A topic with an ineligible replica waits until the broker is back. Nothing is forgotten before every replica is
-gone: otherwise a broker that returns would bring old records into a new topic of the same name. Nor before every live
-broker has answered that it knows of the deletion (Kafka does not wait for that): otherwise one that was slow, under a
-controller that died, would go on showing the topic to its clients, and no later controller would know what to correct.
+A topic with an ineligible replica waits until the broker is back. The topic is forgotten only after every replica is
+deleted: otherwise a returning broker would bring old records into a new topic of the same name. Every live broker must
+also have confirmed the deletion (Kafka does not wait for that): otherwise, if the controller died, a slow broker would
+continue to show the topic to its clients, and no later controller could correct that.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ IS_REASSIGNED = "its partitions are being reassigned"
 
 
 def disabled(topics: Iterable[str]) -> list[DeletableTopicResult]:
-    """The answers where `delete.topic.enable` is false."""
+    """Return the results if `delete.topic.enable` is false."""
     return [
         DeletableTopicResult(
             topic,
@@ -61,8 +61,8 @@ def disabled(topics: Iterable[str]) -> list[DeletableTopicResult]:
 def results(
     state: ClusterState, topics: Mapping[str, str], malformed: Mapping[str, str] = MappingProxyType({})
 ) -> list[DeletableTopicResult]:
-    """The answers to an administrator who asks for the deletion. `topics`: as for `request`; `malformed`: what is wrong
-    with the znodes of those that are there and cannot be read. Where their replicas are is not known then."""
+    """Return the results of a DeleteTopics request. `topics`: see `request`. `malformed` has the problems of znodes
+    that cannot be decoded: where the replicas of these topics are is unknown."""
     return [_result(state, topic, topic_id, malformed.get(topic)) for topic, topic_id in topics.items()]
 
 
@@ -93,16 +93,16 @@ def _result(state: ClusterState, topic: str, topic_id: str, problem: str | None)
 
 
 def is_meant(state: ClusterState, topic: str, topic_id: str) -> bool:
-    """Whether the topic that has the name is the one to be deleted: a request may be late, or a repetition."""
+    """Return whether the topic with the name is the one to delete: a request may be late, or a repetition."""
     return topic in state.topic_ids and topic_id in ("", state.topic_ids[topic])
 
 
 def request(state: ClusterState, topics: Mapping[str, str]) -> Plan:
-    """An administrator asks for the deletion of topics: those that exist are marked in ZooKeeper and queued.
+    """Mark the existing topics as to be deleted in ZooKeeper, and queue them.
 
-    `topics` maps names to the id of the topic that is meant; empty: whichever has the name. Something is written even
-    where nothing changes: the write fails if this controller has been deposed, and a deposed one must not say that a
-    topic is being deleted, or what its id is, when there may be another topic of that name by now.
+    `topics` maps names to ids; an empty id is not checked. Something is written even if nothing changes, since that
+    fails if this controller has been deposed. A deposed controller must not report a deletion or an id, because there
+    may be another topic of that name by now.
     """
     builder = PlanBuilder()
     for topic, topic_id in topics.items():
@@ -117,17 +117,15 @@ def request(state: ClusterState, topics: Mapping[str, str]) -> Plan:
 
 
 def confirm_office() -> Plan:
-    """A write that changes nothing. It fails if this controller has been deposed, and what is read after it is as new
-    as it is."""
-    builder = PlanBuilder()
-    builder.write(EnsureNode(DELETE_TOPICS))
-    return builder.build()
+    """A write that changes nothing. It fails if this controller has been deposed, and later reads are at least as new
+    as the write."""
+    return Plan(writes=(EnsureNode(DELETE_TOPICS),))
 
 
 def queue(state: ClusterState, topics: Iterable[str], leave_alone: Iterable[str] = ()) -> Plan:
-    """Topics are named under `/admin/delete_topics`: queue those that exist, drop requests for others.
+    """Queue those of the topics under `/admin/delete_topics` that exist, and drop the requests for others.
 
-    `leave_alone` are topics that exist and cannot be read: their request stays until they are repaired.
+    `leave_alone` are topics whose znode cannot be decoded: their request stays until they are repaired.
     """
     builder = PlanBuilder()
     spared = frozenset(leave_alone)
@@ -139,14 +137,14 @@ def queue(state: ClusterState, topics: Iterable[str], leave_alone: Iterable[str]
                 queued = True
         elif topic not in spared:
             builder.write(RemoveNode(delete_topic_path(topic)))
-            builder.note(f"topic {topic} is to be deleted and does not exist: the request is dropped")
+            builder.note(f"topic {topic} does not exist: the request to delete it is dropped")
     if queued:
         builder.follow_up(ResumeDeletions(state.controller_epoch))
     return builder.build()
 
 
 def dropped(topics: Iterable[str]) -> Plan:
-    """Requests that are not granted, since `delete.topic.enable` is false: they are removed, as Kafka does."""
+    """Remove the requests because `delete.topic.enable` is false, as Kafka does."""
     builder = PlanBuilder()
     for topic in topics:
         builder.write(RemoveNode(delete_topic_path(topic)))
@@ -155,8 +153,8 @@ def dropped(topics: Iterable[str]) -> Plan:
 
 
 def waiting(state: ClusterState, topics: Mapping[str, str]) -> dict[str, str]:
-    """Which of the topics of these ids are not gone yet, and the obstacle that they wait for, as a sentence; empty
-    where that is an answer of their brokers, or the end of a reassignment, which usually comes soon."""
+    """Return those of the topics (ids by name) that still exist, each with its obstacle as a sentence. Empty: it waits
+    for responses of brokers or the end of a reassignment, which usually come soon."""
     return {
         topic: "" if state.is_reassigning(topic) else state.ineligible_topics.get(topic, "")
         for topic, topic_id in topics.items()
@@ -165,7 +163,7 @@ def waiting(state: ClusterState, topics: Mapping[str, str]) -> dict[str, str]:
 
 
 def unanswered(state: ClusterState, topic: str) -> str:
-    """What a deletion without an obstacle waits for, as a sentence."""
+    """Return, as a sentence, for what a deletion without an obstacle waits."""
     if state.is_reassigning(topic):
         return IS_REASSIGNED
     deleting = (
@@ -182,7 +180,7 @@ def _queue(builder: PlanBuilder, state: ClusterState, topic: str) -> None:
 
 
 def resume(state: ClusterState) -> Plan:
-    """Begin, or begin again, every deletion that is neither under way, nor waiting, nor done."""
+    """Begin, or begin again, every deletion that is not under way, waiting or finished."""
     builder = PlanBuilder()
     beginning = [topic for topic in state.topics_to_delete if _can_begin(state, topic)]
     for topic in beginning:
@@ -190,7 +188,7 @@ def resume(state: ClusterState) -> Plan:
             if state.partition_state(partition) is not PartitionState.NON_EXISTENT:
                 builder.move_partition(partition, PartitionState.OFFLINE, PartitionState.NON_EXISTENT)
     if beginning:
-        # First of all clients must see that the topic is gone, and its leaders must refuse what still comes.
+        # First, clients must see that the topic is gone, and its leaders must reject further requests.
         deleted = [DeletedTopic(topic, state.topic_ids[topic]) for topic in beginning]
         builder.announce(state.live_brokers, (), deleted)
     for topic in beginning:
@@ -206,8 +204,8 @@ def _can_begin(state: ClusterState, topic: str) -> bool:
 
 
 def is_eligible(state: ClusterState, topic: str) -> bool:
-    """Whether nothing keeps the deletion from going on (Kafka's isTopicEligibleForDeletion). Whoever ends what does
-    raises ResumeDeletions."""
+    """Return whether the deletion has no obstacle (Kafka's isTopicEligibleForDeletion). The end of an obstacle raises
+    ResumeDeletions."""
     return topic not in state.ineligible_topics and not state.is_reassigning(topic)
 
 
@@ -235,7 +233,7 @@ def _begin(builder: PlanBuilder, state: ClusterState, topic: str) -> None:
 
 
 def replicas_answered(state: ClusterState, broker_id: int, errors: Mapping[TopicPartition, ErrorCode]) -> Plan:
-    """A broker's answer to a StopReplica that deletes. Replicas that do not wait for one are left as they are."""
+    """Handle a broker's response to a StopReplica that deletes. Replicas that do not wait for one are left alone."""
     builder = PlanBuilder()
     for partition in in_order(errors):
         replica = PartitionReplica(partition, broker_id)
@@ -256,7 +254,7 @@ def replicas_answered(state: ClusterState, broker_id: int, errors: Mapping[Topic
 
 
 def heard(state: ClusterState, broker_id: int, topics: Iterable[str]) -> Plan:
-    """A broker has answered an UpdateMetadata that said that the topics are gone."""
+    """Handle a broker's response to an UpdateMetadata that reports the topics as deleted."""
     builder = PlanBuilder()
     for topic in topics:
         if broker_id in state.unaware_brokers.get(topic, ()):
@@ -266,7 +264,7 @@ def heard(state: ClusterState, broker_id: int, topics: Iterable[str]) -> Plan:
 
 
 def finished(state: ClusterState) -> tuple[str, ...]:
-    """The topics that no broker has a replica of, or shows to clients, any more: `forget` them."""
+    """Return the topics without replicas, which no broker shows to clients any more. Next comes `forget`."""
     return tuple(
         topic for topic in state.topics_to_delete if _is_finished(state, topic) and not state.unaware_brokers.get(topic)
     )
@@ -277,10 +275,10 @@ def _is_finished(state: ClusterState, topic: str) -> bool:
 
 
 def forget(state: ClusterState, topic: str, nodes: Sequence[str]) -> Plan:
-    """Remove a finished topic from ZooKeeper and from the picture.
+    """Remove a finished topic from ZooKeeper and the cluster state.
 
-    `nodes` is the tree at `/brokers/topics/T`, children before parents. The request under `/admin/delete_topics` goes
-    last, so that whatever happens in between, the next controller finds it and goes on.
+    `nodes` is the tree at `/brokers/topics/T`, children before parents. The request under `/admin/delete_topics` is
+    removed last, so that after a failure the next controller finds it and continues.
     """
     builder = PlanBuilder()
     builder.write(RemoveNode(topic_config_path(topic)))

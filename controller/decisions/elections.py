@@ -1,37 +1,37 @@
-"""Which replica leads a partition (Kafka's Election and PartitionLeaderElectionAlgorithms; KIP-903, KIP-966). Pure.
+"""The choice of a partition's leader (Kafka's Election and PartitionLeaderElectionAlgorithms; KIP-903, KIP-966). Pure.
 
-The problem: a replica is in the ISR because it had all that was acknowledged. Whether it *has* it is another question
-once its broker was away: a killed process comes back with everything, a host that lost its power without what it had
-in memory. Kafka's ZooKeeper mode elects both alike. And when the ISR has shrunk to one, and that one dies, Kafka waits
-for it, or takes it back without its tail, though others have all that was acknowledged too.
+The problem: a replica is in the ISR because it had all acknowledged records. After its broker was away it may not have
+them: a killed process returns with everything, but a host that lost its power has lost the content of its memory.
+Kafka's ZooKeeper mode elects both alike. And if the ISR has shrunk to one replica which then dies, Kafka waits for it,
+or accepts it without its tail, although other replicas may have all acknowledged records.
 
-The choice: what was acknowledged is in the log of every *trusted* member of the ISR and of the eligible replicas.
-- Each of them is on record with the broker epoch in which it was known to have it all. It is trusted while its broker
-  lives and says that it has lost nothing since that epoch (`RegisteredBroker.trusted_since`). An unknown epoch is
-  believed.
-- Eligible are those that left the ISR when it fell below min.insync.replicas: nothing is committed from then on
-  (`broker/replication/isr.py`), so they still have everything (`model.eligible_after`). That number is the leader's, as
-  the state says (`LeaderAndIsr.to_commit`), whatever the controller has heard of settings. Those that left because they
-  are not trusted stay on record too, but only for the last resort; and that whatever is left of the ISR, until its
-  leader strikes them off (`Partition.isr_to_propose`). For where one host lost its power, the others may have, too, and
-  nobody has noticed yet: then what is left of the ISR commits nothing, and its logs may be shorter.
-- In a topic with durability=synced they stand for what they had flushed, so they are trusted while their broker says
-  that nothing of that is lost (`RegisteredBroker.synced_since`): after a power cut too, of all brokers at once.
-- The first replica in the assignment that is trusted and in the ISR is elected, or else the first that is trusted and
-  eligible. Where there is neither, there is no leader, and the ISR and the eligible stay on record as they are: any of
-  them that comes back and is trusted has everything, and the last member never leaves.
-- The last resort: when all of them are back and not one is trusted, as after a power cut of the whole cluster, no
-  better replica will come. Then the one with the longest log leads, since it has the most of what survived.
-- With the topic's unclean.leader.election.enable any live replica may lead, those on record before the others. That
-  loses records, so the settings that allow it are read for the purpose, and must still hold when the election is
-  written (`Steps.topic_settings`).
+The choice: every *trusted* member of the ISR and every *trusted* eligible replica has all acknowledged records.
+- The state records each of them with the broker epoch in which it was known to have them all. It is trusted while its
+  broker is alive and reports that it has lost nothing since that epoch (`RegisteredBroker.trusted_since`). An unknown
+  epoch is trusted.
+- Eligible replicas are those that left the ISR when it fell below min.insync.replicas: nothing is committed from then
+  on (`broker/replication/isr.py`), so they still have everything (`model.eligible_after`). The number is the leader's,
+  as recorded in the state (`LeaderAndIsr.to_commit`), not the controller's view of the settings.
+- Replicas that left the ISR because they are not trusted stay on record for the last resort, however many members the
+  ISR has, until the leader removes them (`Partition.isr_to_propose`). If one host lost its power, the others may have
+  lost theirs unnoticed: then the remaining ISR commits nothing, and its logs may be shorter.
+- In a topic with durability=synced, flushed records are what counts: a replica is trusted while its broker reports that
+  it has lost nothing that was flushed (`RegisteredBroker.synced_since`), even after a power cut of all brokers.
+- The first trusted member of the ISR, in the order of the assignment, is elected, or else the first trusted eligible
+  replica. If there is neither, there is no leader, and the ISR and the eligible replicas stay on record: each of them
+  that returns and is trusted has everything, and the last member never leaves.
+- The last resort: if all of them are back and none is trusted, as after a power cut of the whole cluster, no better
+  replica will come. Then the one with the longest log leads, since it has the most surviving records.
+- With the topic's unclean.leader.election.enable any live replica may lead, those on record first. That loses records,
+  so the settings that allow it are read immediately before, and must still hold when the election is written
+  (`Steps.topic_settings`).
 
-A broker that has asked for a controlled shutdown is still alive, but is not elected, and hands over what it leads while
-it can still serve (`for_controlled_shutdown`).
+A broker in a controlled shutdown is still alive, but is not elected, and hands over its leaderships while it can still
+serve (`for_controlled_shutdown`).
 
-A leader that lives stays, but not one whose broker has registered again since it was elected: that may be another
-process, with another log. It may be elected anew, in an epoch of its own; in that of its predecessor it could give
-other records the same offsets (docs/internals/elections.md).
+A live leader stays, unless its broker has registered again since its election: that may be another process with another
+log. It may be elected again in a new epoch; in its predecessor's epoch it could assign the same offsets to other
+records (docs/internals/elections.md).
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from minibroker.protocol.model import (
 )
 
 Live = Mapping[int, RegisteredBroker]
-"""The brokers that may be elected at all: those that are up and whose log directory works."""
+"""The electable brokers: those that are up and whose log directory works."""
 
 
 class Basis(Enum):
-    """Why a replica was elected."""
+    """The reason why a replica was elected."""
 
     IN_SYNC = "in sync"
     ELIGIBLE = "eligible"
@@ -79,18 +79,18 @@ class Election(NamedTuple):
 
 
 def is_trusted(member: Member, live: Live) -> bool:
-    """It lives, and has what it had when it was put on record."""
+    """Return whether the member is alive and still has everything that it had when it was recorded."""
     broker = live.get(member.broker_id)
     return broker is not None and (member.epoch == NO_EPOCH or member.epoch >= broker.trusted_since)
 
 
 def trusted_by_what_is_flushed(live: Live) -> dict[int, RegisteredBroker]:
-    """For a topic with durability=synced: as `live`, but believed for what was flushed."""
+    """Return `live` for a topic with durability=synced, where trust concerns flushed records only."""
     return {b: msgspec.structs.replace(broker, trusted_since=broker.synced_since) for b, broker in live.items()}
 
 
 def leader_stays(state: LeaderAndIsr, live: Live) -> bool:
-    """The leader lives, in the broker epoch in which it was elected."""
+    """Return whether the leader is alive in the broker epoch in which it was elected."""
     return _leader_stays(state.leader, state.in_sync_members, live)
 
 
@@ -102,7 +102,7 @@ def _leader_stays(leader: int, in_sync: Iterable[Member], live: Live) -> bool:
 
 
 def is_settled(state: LeaderAndIsr, live: Live, stopping: Collection[int] = ()) -> bool:
-    """There is nothing to decide: the leader stays, and so does all of the ISR."""
+    """Return whether there is nothing to decide: the leader and the whole ISR stay."""
     return _is_settled(state.leader, state.in_sync_members, live, stopping)
 
 
@@ -125,9 +125,9 @@ def elect(
     unclean: bool = False,
     log_ends: Mapping[int, LogEnd] | None = None,
 ) -> Election | None:
-    """The replica to lead, by the order of the assignment, whose head is the preferred leader. None if none can.
+    """Return the replica to lead, or None. The head of the assignment is the preferred leader.
 
-    `log_ends`: how the logs end of the replicas that have said so since they were told that there is no leader.
+    `log_ends`: the ends of the logs that replicas have reported since the leader was lost.
     """
     for group, basis in ((state.in_sync_members, Basis.IN_SYNC), (state.eligible_members, Basis.ELIGIBLE)):
         trusted = [member.broker_id for member in group if is_trusted(member, live)]
@@ -145,8 +145,8 @@ def elect(
 
 
 def for_reassignment(assignment: ReplicaAssignment, state: LeaderAndIsr, live: Live) -> int | None:
-    """Who leads once a reassignment is over: the leader, if it belongs to the target, or else the first of the target
-    that is live, in the ISR, and trusted to have all that was acknowledged. None if there is none."""
+    """Return the leader after a reassignment: the present leader if it belongs to the target, or else the first replica
+    of the target that is in the ISR and trusted. None if there is none."""
     target = assignment.target
     if state.leader in target and leader_stays(state, live):
         return state.leader
@@ -157,8 +157,8 @@ def for_reassignment(assignment: ReplicaAssignment, state: LeaderAndIsr, live: L
 def longest_log(
     assignment: Sequence[int], state: LeaderAndIsr, live: Live, log_ends: Mapping[int, LogEnd]
 ) -> int | None:
-    """Of all replicas on record the one with the longest log, compared by the last epoch first. None where one of them
-    is away, or has not told how its log ends."""
+    """Return the replica on record with the longest log, compared by the last epoch first. None if one of them is down
+    or has not reported the end of its log."""
     on_record = (*state.isr, *state.eligible)
     if not all(broker_id in live and broker_id in log_ends for broker_id in on_record):
         return None
@@ -169,12 +169,12 @@ def longest_log(
 def for_controlled_shutdown(
     assignment: Sequence[int], leader: int, isr: Sequence[Member], stopping: Container[int], to_commit: int
 ) -> tuple[int, list[Member]]:
-    """Who leads and who is in sync, out of the trusted `isr`, now that the brokers `stopping` are about to stop
-    (Kafka's controlledShutdownPartitionLeaderElection and removeReplicasFromIsr).
+    """Return the leader and the ISR, out of the trusted `isr`, when the brokers `stopping` are about to stop (Kafka's
+    controlledShutdownPartitionLeaderElection and removeReplicasFromIsr).
 
-    The leader hands over to the first other member that does not stop. Those that stop leave the ISR, so that no write
-    waits for them when they are gone; except for as many as are needed to commit, since without them writes would be
-    refused already now (Kafka lets them go). Where all members stop, everything stays as it is.
+    The leader hands over to the first member that does not stop. Members that stop leave the ISR, so that no write
+    waits for them when they are gone. As many as are needed to commit stay, since without them writes would be rejected
+    right away (Kafka removes them). If all members stop, nothing changes.
     """
     staying = [member for member in isr if member.broker_id not in stopping]
     if not staying:
@@ -194,8 +194,8 @@ def _first(assignment: Sequence[int], among: Sequence[int]) -> int:
 
 
 def first_state(assignment: Sequence[int], live: Live, controller_epoch: int, *, to_commit: int) -> LeaderAndIsr | None:
-    """The state of a partition that never had one: the first live replica leads, and all live ones are in sync, since
-    the log is empty. None where no replica lives. `to_commit`: as the controller sees it; the leader corrects it."""
+    """Return the first state of a partition: the first live replica leads, and all live ones are in sync, since the log
+    is empty. None if no replica is alive. `to_commit` is the controller's view; the leader corrects it."""
     isr = [Member(broker_id, live[broker_id].epoch) for broker_id in assignment if broker_id in live]
     if not isr:
         return None
@@ -204,9 +204,9 @@ def first_state(assignment: Sequence[int], live: Live, controller_epoch: int, *,
 
 class Decision(NamedTuple):
     state: LeaderAndIsr
-    """The current state itself where it is right as it is."""
+    """The current state itself if nothing changes."""
     election: Election | None = None
-    """None where the leader stays, or no replica can be elected."""
+    """None if the leader stays or no replica can be elected."""
 
 
 def decide(
@@ -219,13 +219,13 @@ def decide(
     log_ends: Mapping[int, LogEnd] | None = None,
     stopping: Collection[int] = (),
 ) -> Decision:
-    """What the state must become now that the brokers in `live`, and no others, are alive. `stopping`: those of the
-    live brokers that are shutting down.
+    """Return the new state if exactly the brokers in `live` are alive. `stopping`: those of them that are shutting
+    down.
 
-    A replica that has died or is not trusted leaves the ISR, and becomes eligible if the ISR falls too low, or one of
-    those that leave lives and is not trusted, or others are eligible already. Where none can be elected there is no
-    leader, and none leaves. Every change raises the leader epoch, even if only the ISR shrinks (Kafka's
-    removeReplicasFromIsr), which fences what the removed replica still has under way.
+    A replica that has died or is not trusted leaves the ISR. It becomes eligible if the ISR falls too low, if one of
+    the leaving replicas is alive and not trusted, or if there are eligible replicas already. If no replica can be
+    elected, there is no leader, and none leaves the ISR. Every change raises the leader epoch, even if only the ISR
+    shrinks (Kafka's removeReplicasFromIsr); that fences requests of the removed replica.
 
     `partition_epoch` stays that of `current`: the version that the write expects.
     """
@@ -252,7 +252,7 @@ def decide(
         else:
             isr = [itself]
     if election is not None and election.may_lose_records:
-        eligible: tuple[Member, ...] = ()  # from now on it is the leader's log that counts
+        eligible: tuple[Member, ...] = ()  # from now on the leader's log counts
     else:
         eligible = _eligible_beside(isr, current, live)
     return Decision(_successor(current, leader, isr, eligible, controller_epoch), election)
@@ -271,11 +271,11 @@ def _eligible_beside(isr: Sequence[Member], current: LeaderAndIsr, live: Live) -
 def elect_preferred(
     assignment: Sequence[int], current: LeaderAndIsr, live: Live, controller_epoch: int
 ) -> Decision | ErrorCode:
-    """The state in which the preferred leader, the head of the assignment, leads; or why it does not become the leader
-    (Kafka's preferredReplicaPartitionLeaderElection): ELECTION_NOT_NEEDED, PREFERRED_LEADER_NOT_AVAILABLE.
+    """Return the state in which the head of the assignment leads, or the reason why it cannot (Kafka's
+    preferredReplicaPartitionLeaderElection): ELECTION_NOT_NEEDED, PREFERRED_LEADER_NOT_AVAILABLE.
 
-    It must be in the ISR, and trusted: so it has all that was acknowledged, and nothing is lost. The leader that lives
-    stays in the ISR, like all others that are trusted.
+    It must be in the ISR and trusted, so that nothing is lost. The present leader stays in the ISR if it is trusted,
+    like all other members.
     """
     preferred = assignment[0]
     if current.leader == preferred and leader_stays(current, live):
@@ -296,10 +296,10 @@ def elect_unclean(
     *,
     log_ends: Mapping[int, LogEnd] | None = None,
 ) -> Decision | ErrorCode:
-    """As `decide` with `unclean`, whatever the topic's setting is, for a partition that has no leader; or why none is
-    elected: ELECTION_NOT_NEEDED, ELIGIBLE_LEADERS_NOT_AVAILABLE where no replica lives (KIP-460).
+    """Decide like `decide` with `unclean`, whatever the topic's setting is, for a partition without a leader (KIP-460).
+    Or return the reason: ELECTION_NOT_NEEDED, or ELIGIBLE_LEADERS_NOT_AVAILABLE if no replica is alive.
 
-    A replica that has everything comes first here, too: unclean is the election only where there is none.
+    The election is unclean only if no replica has everything.
     """
     if leader_stays(current, live):
         return ErrorCode.ELECTION_NOT_NEEDED
@@ -310,13 +310,13 @@ def elect_unclean(
 def complete(
     assignment: ReplicaAssignment, current: LeaderAndIsr, live: Live, controller_epoch: int
 ) -> LeaderAndIsr | None:
-    """The state with which a reassignment is over: the leader and the ISR belong to the target alone. None where it
-    must wait. `live`: as for `decide`.
+    """Return the state that completes a reassignment, with a leader and an ISR of the target only, or None if it must
+    wait. `live`: see `decide`.
 
-    What is given up here is given up for good, so all that was acknowledged must be in the target's logs, and in as
-    many of them as promised: all of the target are in the ISR, all of the ISR live and are trusted, and nobody else is
-    on record as having what they may lack (`eligible`). A reassignment that was cancelled goes back to replicas some of
-    which may have been away even before: it waits for as many of them as it takes to commit.
+    The other replicas are deleted, so all acknowledged records must be in as many of the target's logs as promised: all
+    of the target are in the ISR, all of the ISR are alive and trusted, and no `eligible` replica may have records that
+    they lack. A cancelled reassignment returns to replicas that may have been down before it began: it waits for as
+    many of them as are needed to commit.
     """
     if not is_settled(current, live) or current.eligible:
         return None

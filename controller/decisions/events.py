@@ -142,7 +142,7 @@ class PartitionModifications(Event):
     def cause(self) -> str:
         if self.topics is None:
             return "topics may have changed"
-        return f"/brokers/topics/{', '.join(self.topics[:10])} changed, or is to be watched"
+        return f"/brokers/topics/{', '.join(self.topics[:10])} changed, or needs a watch"
 
 
 @dataclass(frozen=True)

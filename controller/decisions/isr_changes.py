@@ -1,7 +1,7 @@
-"""Leaders have changed ISRs (Kafka's processIsrChangeNotification).
+"""Changes of ISRs by leaders (Kafka's processIsrChangeNotification).
 
-A leader writes the state znode itself and then leaves a notification. The controller adopts what it reads and
-tells every broker, so that metadata shows the ISR and the next election goes by it.
+A leader writes the state znode itself and then creates a notification. The controller adopts the state and sends it to
+every broker, so that metadata and the next election use the new ISR.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def changed(
     read: Mapping[TopicPartition, LeaderAndIsr],
     notifications: Sequence[str],
 ) -> Plan:
-    """`read` are the state znodes of the partitions named in `notifications`, which are paths to be removed.
+    """Adopt the states `read` and remove the `notifications` (paths) that named their partitions.
 
-    `settle` over the partitions comes next: a leader may have added a replica whose broker has died since.
+    Next comes `settle` for the partitions: a leader may have added a replica whose broker has died since.
     """
     builder = PlanBuilder()
     for path in notifications:

@@ -1,9 +1,9 @@
-"""Partitions are added to topics (Kafka's ZkAdminManager.createPartitions and processPartitionModifications). Pure.
+"""Addition of partitions to topics (Kafka's ZkAdminManager.createPartitions and processPartitionModifications). Pure.
 
-What is to be is written to the topic's znode first, over the version that was read, and taken into the picture and told
-to brokers afterwards: a controller that dies in between has left what its successor reads when it takes office. The
-same happens when a tool, or somebody by hand, writes the znode; only additions are taken over from there. A topic never
-loses partitions: what is missing is put back, since the next controller would forget them.
+The new assignment is first written to the topic's znode, over the version that was read; then it is added to the
+cluster state and sent to the brokers. If the controller dies in between, its successor reads the znode when it takes
+office. Changes of the znode by hand or by tools follow the same path, but only additions are accepted. A topic never
+loses partitions: missing ones are written back, since the next controller would forget them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ import msgspec
 from minibroker.controller.decisions.cluster_state import ClusterState, PartitionsAdded
 from minibroker.controller.decisions.placement import assign_more_replicas
 from minibroker.controller.decisions.plan import Plan, PlanBuilder, SetTopic
-from minibroker.controller.decisions.states.partition import PartitionState
-from minibroker.controller.decisions.states.replica import PartitionReplica, ReplicaState
-from minibroker.controller.decisions.topics import MAX_MESSAGE_LENGTH, MAX_PARTITIONS_OF_A_TOPIC, MAX_TOPIC_BYTES
+from minibroker.controller.decisions.topics import (
+    MAX_MESSAGE_LENGTH,
+    MAX_PARTITIONS_OF_A_TOPIC,
+    MAX_TOPIC_BYTES,
+    Refused,
+    begin_partitions,
+)
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import CreatePartitionsAssignment, CreatePartitionsTopic, CreatePartitionsTopicResult
 from minibroker.protocol.model import TopicPartition
@@ -32,12 +36,12 @@ _SHOWN = 20
 
 
 class Growth(NamedTuple):
-    """A topic that is to have more partitions, after every check."""
+    """A topic with more partitions, which passed every check."""
 
     topic: str
     znode: TopicZnode
     version: int
-    """Of the znode that this goes by."""
+    """The version of the znode that was read."""
 
     def result(self) -> CreatePartitionsTopicResult:
         return CreatePartitionsTopicResult(
@@ -45,18 +49,11 @@ class Growth(NamedTuple):
         )
 
 
-class _Refused(Exception):
-    def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
 # --- On request ----------------------------------------------------------------------------------------------
 
 
 def repeated(requests: Sequence[CreatePartitionsTopic]) -> list[CreatePartitionsTopicResult]:
-    """The answers for names that a request has more than once, each name once."""
+    """Return one result for each name that a request has more than once."""
     times = Counter(request.name for request in requests)
     return [
         _refusal(name, ErrorCode.INVALID_REQUEST, f"topic {name!r} is named {count} times in one request: name it once")
@@ -73,36 +70,36 @@ def validate(
     random: Random,
     malformed: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Growth | CreatePartitionsTopicResult]:
-    """For each request, in order, the topic as it is to be, or its result. It goes by the topics' znodes (`read`, and
-    their `versions`) rather than by the picture, which may be behind; `malformed`: what is wrong with the others.
+    """Return, for each request in order, the grown topic or a result. The topics' znodes (`read`, with their
+    `versions`) decide, since the cluster state may be behind; `malformed` has the problems of the other znodes.
 
-    Where an earlier attempt of the same call has succeeded, that is a success (see `CreatePartitionsTopic`).
+    If an earlier attempt of the same call has succeeded, that is a success (see `CreatePartitionsTopic`).
     """
     answers: list[Growth | CreatePartitionsTopicResult] = []
     for request in requests:
         znode = read.get(request.name)
         try:
             if request.name in malformed:
-                raise _Refused(
+                raise Refused(
                     ErrorCode.INVALID_REQUEST,
                     f"topic {request.name!r} gets no partitions before its znode makes sense: "
                     f"{malformed[request.name]}",
                 )
             if request.name not in state.topic_ids:
-                raise _Refused(
+                raise Refused(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                     f"there is no topic {request.name[:80]!r}: see the list of topics for its name",
                 )
             if znode is None or znode.topic_id != state.topic_ids[request.name]:
-                raise _Refused(
+                raise Refused(
                     ErrorCode.INVALID_REQUEST,
                     f"the znode of topic {request.name!r} is gone, or not as the controller knows it: see its log",
                 )
-            # Partitions that somebody has removed from the znode just now are there all the same: they are put back.
+            # Partitions that were just removed from the znode by hand still exist: they are written back.
             there = dict(sorted((state.assignment_of(request.name) | znode.partitions).items()))
             znode = msgspec.structs.replace(znode, partitions=there)
             answers.append(_validated(request, state, znode, versions[request.name], random))
-        except _Refused as refused:
+        except Refused as refused:
             answers.append(_refusal(request.name, refused.code, refused.message, znode))
     return answers
 
@@ -119,9 +116,9 @@ def _validated(
 ) -> Growth | CreatePartitionsTopicResult:
     topic, count, present = request.name, request.count, len(znode.partitions)
     if state.is_queued_for_deletion(topic):
-        raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {topic!r} is being deleted: it gets no partitions")
+        raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {topic!r} is being deleted: it gets no partitions")
     if request.topic_id not in ("", znode.topic_id):
-        raise _Refused(
+        raise Refused(
             ErrorCode.UNKNOWN_TOPIC_ID,
             f"topic {topic!r} has the id {znode.topic_id}, not {request.topic_id}: it is another topic, and stays as "
             "it is",
@@ -132,19 +129,19 @@ def _validated(
         if given is None or given == newest:
             return Growth(topic, znode, version).result()
     if count <= present:
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_PARTITIONS,
             f"topic {topic!r} has {counted(present, 'partition')} already, and {count} are asked for: give more; "
             "partitions cannot be taken away",
         )
     if count > MAX_PARTITIONS_OF_A_TOPIC:
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_PARTITIONS,
             f"the number of partitions is {count}: give at most {MAX_PARTITIONS_OF_A_TOPIC}",
         )
     if znode.adding_replicas or znode.removing_replicas:
         changing = sorted({*znode.adding_replicas, *znode.removing_replicas})
-        raise _Refused(
+        raise Refused(
             ErrorCode.REASSIGNMENT_IN_PROGRESS,
             f"the partitions {changing[:_SHOWN]} of topic {topic!r} are being reassigned: wait for that, or cancel it",
         )
@@ -156,7 +153,7 @@ def _validated(
         staying = state.staying_broker_ids()
         if factor > len(staying):
             shown = ", ".join(str(broker_id) for broker_id in staying[:_SHOWN]) or "none"
-            raise _Refused(
+            raise Refused(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
                 f"topic {topic!r} has {counted(factor, 'replica')} of each partition, and there are only "
                 f"{len(staying)} live brokers ({shown}): start more brokers, or assign the new partitions yourself",
@@ -165,7 +162,7 @@ def _validated(
     grown = msgspec.structs.replace(znode, partitions=dict(sorted((znode.partitions | more).items())))
     size = len(encode_topic(grown))
     if size > MAX_TOPIC_BYTES:
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_REQUEST,
             f"the assignment of topic {topic!r} would take {size} bytes in ZooKeeper: the limit is {MAX_TOPIC_BYTES}",
         )
@@ -197,42 +194,33 @@ def _explicit(
                 f"{list(staying[:_SHOWN])}, or start it"
             )
     if problem is not None:
-        raise _Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, problem)
+        raise Refused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, problem)
     return given
 
 
 def write(growths: Iterable[Growth]) -> Plan:
-    """Write the topics to ZooKeeper; `added` those that were written comes next."""
-    builder = PlanBuilder()
-    for topic, znode, version in growths:
-        builder.write(SetTopic(topic, znode, version))
-    return builder.build()
+    """Write the topics to ZooKeeper. Next comes `added` for those that were written."""
+    return Plan(writes=tuple(SetTopic(topic, znode, version) for topic, znode, version in growths))
 
 
-# --- What is in ZooKeeper --------------------------------------------------------------------------------------
+# --- Changes found in ZooKeeper --------------------------------------------------------------------------------
 
 
 def added(state: ClusterState, topics: Mapping[str, TopicZnode]) -> Plan:
-    """Take partitions into the picture that known topics have got, as new ones. `settle` over `new_partitions` comes
-    next."""
+    """Add the new partitions of known topics to the cluster state. Next comes `settle` for `new_partitions`."""
     builder = PlanBuilder()
     for topic in sorted(topics):
         more = {
             p.partition: topics[topic].partitions[p.partition] for p in new_partitions(state, {topic: topics[topic]})
         }
-        if not more:
-            continue
-        builder.change(PartitionsAdded(topic, more))
-        for number, replicas in more.items():
-            partition = TopicPartition(topic, number)
-            builder.move_partition(partition, PartitionState.NEW)
-            for broker_id in replicas:
-                builder.move_replica(PartitionReplica(partition, broker_id), ReplicaState.NEW)
+        if more:
+            builder.change(PartitionsAdded(topic, more))
+            begin_partitions(builder, topic, more)
     return builder.build()
 
 
 def new_partitions(state: ClusterState, topics: Mapping[str, TopicZnode]) -> list[TopicPartition]:
-    """Those that are not in the picture, of topics that are."""
+    """Return the partitions of known topics that are not in the cluster state."""
     return [
         TopicPartition(topic, number)
         for topic, znode in topics.items()
@@ -243,12 +231,12 @@ def new_partitions(state: ClusterState, topics: Mapping[str, TopicZnode]) -> lis
 
 
 class Modification(NamedTuple):
-    """What is to be done about znodes of known topics that are not as the picture has them."""
+    """The reaction to znodes of known topics that differ from the cluster state."""
 
     grown: dict[str, TopicZnode]
-    """Topics that somebody has given more partitions: take them in."""
+    """Topics with more partitions, to be added."""
     repair: Plan
-    """What is put back."""
+    """Writes and notes for everything else."""
 
 
 def modified(
@@ -257,9 +245,9 @@ def modified(
     versions: Mapping[str, int],
     malformed: Mapping[str, str] = MappingProxyType({}),
 ) -> Modification:
-    """Kafka ignores partitions that are missing, and replicas of known partitions that are others, until the next
-    controller reads them. The former are put back here, as is all of a znode that makes no sense any more (the next
-    controller could not read it, and know nothing of the topic); the latter are pointed out."""
+    """Compare the znodes with the cluster state. Kafka ignores missing partitions and changed replicas until the next
+    controller reads them. Here, missing partitions are written back, and so is a znode that can no longer be decoded
+    (the next controller would not know the topic). Changed replicas are noted."""
     builder = PlanBuilder()
     for topic in sorted(malformed):
         if topic in state.topic_ids:

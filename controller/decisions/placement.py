@@ -1,19 +1,18 @@
-"""Which brokers get the replicas of new partitions (Kafka's AdminUtils.assignReplicasToBrokers, KIP-36).
+"""The assignment of replicas of new partitions to brokers (Kafka's AdminUtils.assignReplicasToBrokers, KIP-36).
 
-The aim: leaders and replicas spread evenly over the brokers; the replicas of the partitions that one broker leads
-spread over all the others, so that its load spreads evenly too when it dies; and no two replicas of a partition in one
-rack as long as there are racks without any, so that the loss of a rack costs each partition one replica at most.
+The aims: leaders and replicas are spread evenly over the brokers. The followers of the partitions that one broker leads
+are spread over all the others, so that its load is too when it dies. No rack gets a second replica of a partition while
+another rack has none, so that the loss of a rack costs each partition at most one replica.
 
-The brokers are put in a row in which racks alternate. Leaders go round that row. The followers of a partition begin at
-a distance from its leader that grows by one step, of as many brokers as there are racks, each time the leaders have
-gone round; what would be a second replica in a rack is passed over. Where racks do not matter each broker counts as a
-rack of its own, so that both cases are one.
+The brokers form a row in which racks alternate. Leaders go round that row. The followers of a partition begin at a
+distance from its leader; each time the leaders have gone round, the distance grows by as many brokers as there are
+racks. A broker that would hold a second replica in its rack is skipped. Without racks, each broker counts as a rack of
+its own.
 
-Racks count only if every live broker has one (Kafka's RackAwareMode.Safe). Kafka's brokers refuse a mixture; here it
-would keep topics from being created, the brokers' own among them, while racks are being introduced broker by broker.
+Racks count only if every live broker has one (Kafka's RackAwareMode.Safe). Kafka's brokers reject a mixture. That would
+prevent the creation of topics, the brokers' own included, while racks are introduced broker by broker.
 
-Replicas are even where racks are of one size. If they are not, the brokers of small racks get more of them: that
-follows from the rule, and is so in Kafka.
+Replicas are even if racks have equal sizes. Otherwise the brokers of small racks get more replicas, as in Kafka.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from itertools import zip_longest
 from random import Random
 
 Racks = Mapping[int, str | None]
-"""The brokers to choose from, and the rack of each."""
+"""The rack of each available broker."""
 
 
 def assign_replicas(
     racks: Racks, partitions: int, replication_factor: int, random: Random
 ) -> dict[int, tuple[int, ...]]:
-    """Replicas per partition of a new topic, the preferred leader first. The first leader is a random one.
+    """Return the replicas of each partition of a new topic, the preferred leader first. The first leader is random.
 
-    `replication_factor` is 1 to the number of brokers.
+    `replication_factor` is between 1 and the number of brokers.
     """
     row = _Row(racks, replication_factor)
     start, distance = random.randrange(row.length), random.randrange(row.length)
@@ -41,9 +40,9 @@ def assign_replicas(
 def assign_more_replicas(
     racks: Racks, existing: Mapping[int, Sequence[int]], numbers: Sequence[int], random: Random
 ) -> dict[int, tuple[int, ...]]:
-    """Replicas of the partitions `numbers`, which are added to a topic: with as many replicas as partition 0 (or the
-    lowest) has, and going on where the `existing` ones end, so that as long as the brokers are the same it comes out
-    as if the topic had been created with all of them. `racks`: at least so many brokers."""
+    """Return the replicas of the partitions `numbers`, which are added to a topic. They have as many replicas as
+    partition 0 (or the lowest), which needs that many brokers in `racks`. The row continues after the `existing`
+    partitions: with the same brokers, the result is as if the topic had been created with all partitions."""
     first = existing[min(existing)]
     row = _Row(racks, len(first))
     start = row.position(first[0])
@@ -55,7 +54,7 @@ def assign_more_replicas(
 
 
 class _Row:
-    """Brokers, neighbours in different racks as far as possible."""
+    """The brokers in a row, with neighbours in different racks as far as possible."""
 
     def __init__(self, racks: Racks, replication_factor: int) -> None:
         assert 1 <= replication_factor <= len(racks), f"{replication_factor} replicas cannot go on {len(racks)} brokers"
@@ -77,7 +76,7 @@ class _Row:
         return self._brokers.index(broker_id) if broker_id in self._brokers else None
 
     def replicas(self, partition: int, start: int, distance: int) -> tuple[int, ...]:
-        """Of the partition with that number, if partition 0 is led by the broker at `start`, and its followers begin at
+        """Return the replicas of a partition, if partition 0 is led by the broker at `start` and its followers begin at
         `distance`."""
         count = self.length
         leader = (partition + start) % count
@@ -85,8 +84,7 @@ class _Row:
         used = {self._rack_of[chosen[0]]}
         others = count - 1
         shift = (distance + partition // count) * self._racks
-        # Of the other brokers, counted on from the leader's neighbour; each is looked at as often as there are rounds
-        # of racks to fill.
+        # Goes round the other brokers, from the leader's neighbour, once for each round of racks to fill.
         step = 0
         while len(chosen) < self._factor:
             broker_id = self._brokers[(leader + 1 + (shift + step) % others) % count]

@@ -1,12 +1,12 @@
-"""A Plan: everything that one decision wants done, as a value that can be printed, compared and tested.
+"""The Plan: the effects of one decision, as a value that can be printed, compared and tested.
 
-A decision does nothing; it returns a Plan, and the executor carries it out in a fixed order: the moves are
-checked, the znodes written, then the cluster state is changed, then the requests are queued. The order is what
-makes a plan safe: nothing is believed, and no broker told, before ZooKeeper holds it.
+A decision returns a Plan, and the executor carries it out in a fixed order: it checks the moves, writes the znodes,
+changes the cluster state, and queues the requests. The order makes plans safe: memory and brokers get nothing that is
+not in ZooKeeper.
 
-A write belongs to a partition, a topic or a broker, so that the executor can drop the part of a plan that
-conflicts with what is in ZooKeeper and carry out the rest. A move to Online of a partition that the plan also
-writes takes place only if the write did; other moves do not depend on writes.
+A write belongs to a partition, a topic or a broker, so that the executor can drop the part of a plan that conflicts
+with ZooKeeper's state and carry out the rest. A move of a partition to Online depends on the plan's write of that
+partition; other moves do not depend on writes.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class ReplicaMove(NamedTuple):
 
 
 class WriteState(NamedTuple):
-    """Set the state znode of a partition, or create it where `state.partition_epoch` is NOT_WRITTEN.
+    """Set the state znode of a partition, or create it if `state.partition_epoch` is NOT_WRITTEN.
 
-    `state.partition_epoch` is the version that the write expects; the new version is what ZooKeeper says.
+    `state.partition_epoch` is the version that the write expects; ZooKeeper returns the new one.
     """
 
     partition: TopicPartition
     state: LeaderAndIsr
     parent_exists: bool = False
-    """Only for a creation: `/brokers/topics/T/partitions/P` is there already."""
+    """For a creation: `/brokers/topics/T/partitions/P` exists already."""
     alarm: str = ""
-    """One of the plan's notes, which says that records may be lost by this write. Empty: none can be."""
+    """The note of the plan that this write may lose records. Empty: it cannot."""
     settings_version: int | None = None
-    """The write is for as long as no settings have been changed since: `TopicSettings.version`."""
+    """The write fails if settings have been changed since this version (`TopicSettings.version`)."""
 
     @property
     def creates(self) -> bool:
@@ -68,20 +68,20 @@ class WriteState(NamedTuple):
 
 
 class CreateTopic(NamedTuple):
-    """Create `/brokers/topics/T`, with the node that stands for its id, and `/config/topics/T`: all or nothing."""
+    """Create `/brokers/topics/T`, its node for the topic id, and `/config/topics/T`, atomically."""
 
     topic: str
     znode: TopicZnode
     config: Mapping[str, str]
     config_exists: bool = False
-    """A configuration was left behind by an earlier topic of that name; it is overwritten."""
+    """An earlier topic of that name has left a configuration; it is overwritten."""
 
     def __str__(self) -> str:
         return f"create topic {self.topic} ({self.znode.topic_id}), {counted(len(self.znode.partitions), 'partition')}"
 
 
 class SetTopic(NamedTuple):
-    """Write the assignment of a topic over that version of its znode, if it is still the topic of that id."""
+    """Write a topic's assignment over that version of its znode, if the topic still has that id."""
 
     topic: str
     znode: TopicZnode
@@ -96,8 +96,8 @@ class SetTopic(NamedTuple):
 
 
 class SetReassignments(NamedTuple):
-    """Leave these entries of the version of `/admin/reassign_partitions` that was read; the znode goes with the last.
-    Where somebody has changed it since, it is left alone: its watch tells."""
+    """Keep only these entries in `/admin/reassign_partitions`; without entries, remove the znode. If it has another
+    version by now it is left alone, and its watch reports the change."""
 
     entries: tuple[Reassignment, ...]
     version: int
@@ -108,7 +108,7 @@ class SetReassignments(NamedTuple):
 
 
 class EnsureNode(NamedTuple):
-    """Create an empty persistent node unless it is there."""
+    """Create an empty persistent node unless it exists."""
 
     path: str
 
@@ -117,7 +117,7 @@ class EnsureNode(NamedTuple):
 
 
 class RemoveNode(NamedTuple):
-    """Delete a node, unless it is gone."""
+    """Delete a node if it exists."""
 
     path: str
 
@@ -126,7 +126,7 @@ class RemoveNode(NamedTuple):
 
 
 class RemoveAsRead(NamedTuple):
-    """Delete a node that an administrator made, unless it is gone, or was changed or made again since it was read."""
+    """Delete a node that an administrator created, unless it was changed or created again since it was read."""
 
     path: str
     czxid: int
@@ -137,7 +137,7 @@ class RemoveAsRead(NamedTuple):
 
 
 class RemoveBroker(NamedTuple):
-    """Delete the registration of that run of the broker, and of no later one."""
+    """Delete the registration of the broker with that epoch, and no later one."""
 
     broker_id: int
     broker_epoch: int
@@ -158,13 +158,13 @@ class DeletedTopic(NamedTuple):
 
 
 class MetadataUpdate(NamedTuple):
-    """One UpdateMetadata, the same for several brokers. It lists the live brokers in any case."""
+    """An UpdateMetadata for several brokers. It always lists the live brokers."""
 
     broker_ids: tuple[int, ...]
     partitions: tuple[TopicPartition, ...]
     deleted_topics: tuple[DeletedTopic, ...] = ()
     names_the_last: bool = False
-    """After it these brokers have been told of every topic that there is."""
+    """After this request, these brokers have the metadata of all topics."""
 
     def __str__(self) -> str:
         what = [str(p) for p in self.partitions] + [f"{d.topic} (deleted)" for d in self.deleted_topics]
@@ -193,23 +193,23 @@ def _numbers(numbers: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """See the module's text. `str(plan)` is one line per step, in the order of execution."""
+    """See the module. `str(plan)` has one line per step, in the order of execution."""
 
     changes: tuple[Change, ...] = ()
     adopted: Mapping[TopicPartition, LeaderAndIsr] = field(default_factory=dict)
-    """What was read from state znodes and is taken over as it is."""
+    """States that were read from znodes and become part of the cluster state."""
     partition_moves: tuple[PartitionMove, ...] = ()
     replica_moves: tuple[ReplicaMove, ...] = ()
     writes: tuple[Write, ...] = ()
     leader_and_isr: Mapping[int, tuple[TopicPartition, ...]] = field(default_factory=dict)
-    """Which broker is told of which partitions; what it is told is the cluster state after the writes."""
+    """The partitions of each broker's LeaderAndIsr, which carries their states after the writes."""
     new_partitions: frozenset[TopicPartition] = frozenset()
-    """Those of them that are new: their replicas have no log yet."""
+    """Those of them whose replicas have no log yet."""
     metadata_updates: tuple[MetadataUpdate, ...] = ()
     stop_replicas: tuple[StopReplica, ...] = ()
     follow_ups: tuple[Event, ...] = ()
     notes: tuple[str, ...] = ()
-    """What a person who reads the log or the timeline should know."""
+    """Sentences for readers of the log and the timeline."""
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -233,8 +233,8 @@ class Plan:
 
 
 class PlanBuilder:
-    """Collects the steps of a plan; `build` puts requests in a fixed order, each partition once per broker, and
-    of StopReplicas those that delete last."""
+    """Collects the steps of a plan. `build` puts requests in a fixed order, with each partition once per broker, and
+    StopReplicas that delete last."""
 
     def __init__(self) -> None:
         self._changes: list[Change] = []
@@ -265,7 +265,7 @@ class PlanBuilder:
         self._writes.append(write)
 
     def tell(self, broker_ids: Iterable[int], partition: TopicPartition, *, is_new: bool = False) -> None:
-        """Send LeaderAndIsr for the partition to those brokers."""
+        """Send LeaderAndIsr for the partition to the brokers."""
         for broker_id in broker_ids:
             self._leader_and_isr.setdefault(broker_id, set()).add(partition)
         if is_new:
@@ -279,7 +279,7 @@ class PlanBuilder:
         *,
         names_the_last: bool = False,
     ) -> None:
-        """Send UpdateMetadata to those brokers; to none if there are none."""
+        """Send UpdateMetadata to the brokers, if there are any."""
         broker_ids = tuple(sorted(broker_ids))
         if broker_ids:
             self._metadata_updates.append(

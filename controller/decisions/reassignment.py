@@ -1,36 +1,36 @@
-"""Partitions get other replicas (Kafka's onPartitionReassignment, KIP-455). Pure.
+"""Reassignment of partitions to other replicas (Kafka's onPartitionReassignment, KIP-455). Pure.
 
-The problem: replicas are to move while records are written, and any broker may die meanwhile, this controller too.
-Nothing acknowledged may be lost, and what was begun must be finished, or taken back, by whoever is in office then.
+The problem: replicas move while records are written, and any broker may die meanwhile, including the controller's.
+Acknowledged records must not be lost, and any later controller must be able to finish or cancel the reassignment.
 
-The choice: the intent is in the topic znode before anything happens. There the partition has the old replicas (OAR) and
-the new ones (RAR) together, and those that come and go are named (`ReplicaAssignment`). Everything after that follows
-from what ZooKeeper has, and may be done twice. The twelve steps of a reassignment:
+The choice: the intent is written to the topic znode first. It holds the old replicas (OAR) together with the new ones
+(RAR), and names those that are added and removed (`ReplicaAssignment`). Everything else follows from ZooKeeper and may
+be repeated. The twelve steps of a reassignment:
 
  Phase A, while the target is not in sync
-  1. The topic znode gets OAR and RAR together, with those that come and go (`record`), and so does the picture
-     (`take_in`).
-  2. The leader epoch is raised, and the replicas that were there hear of it by LeaderAndIsr (`raise_epochs`): now the
-     leader lets the new ones fetch. Whatever the old assignment has under way is fenced.
-  3. The new replicas are New, hear of it too, and are Online (`start_new`). The state znode is watched
-     (ReassignedPartitionsIsrChange), until all of the target are in the ISR.
+  1. The topic znode (`record`) and the cluster state (`take_in`) get OAR and RAR together, with the replicas that are
+     added and removed.
+  2. The leader epoch is raised, and the present replicas get LeaderAndIsr (`raise_epochs`): from now on the leader lets
+     the new replicas fetch. Requests of the old epoch are fenced.
+  3. The new replicas move to New, get LeaderAndIsr, and move to Online (`start_new`). The state znode is watched
+     (ReassignedPartitionsIsrChange) until the whole target is in the ISR.
 
- Phase B, when they are (`elections.complete`)
-  4. Which replicas are to go is known: OAR and RAR without RAR (`leaving`).
-  5. Those of the target are Online.
-  6. and 7. If the leader is not of the target, one of the target is elected. Its state is written in a leader epoch of
-     its own, with an ISR of the target alone (`finish`); after that the picture has RAR, and the target is told of both
-     (`release`). From then on no leader lets any other replica join the ISR.
-  8. The others are Offline and told to stop (`release`), and then to delete (`delete`, `forget`). One that cannot be
-     told finds out when its broker registers again (`ControllerOrders.delete_strays`).
-  9. The topic znode gets RAR alone (`record`).
- 10. `/admin/reassign_partitions` loses the partition (`leave`).
+ Phase B, when it is (`elections.complete`)
+  4. The replicas to remove are determined: OAR and RAR without RAR (`leaving`).
+  5. The replicas of the target are Online.
+  6. and 7. If the leader does not belong to the target, a replica of the target is elected. The state is written in a
+     new leader epoch, with an ISR of the target only (`finish`). Then the cluster state gets RAR, and the target gets
+     LeaderAndIsr (`release`). From now on no leader lets any other replica join the ISR.
+  8. The other replicas move to Offline and get StopReplica without deletion (`release`), then with deletion (`delete`,
+     `forget`). A broker that is down deletes its replica when it registers again (`ControllerOrders.delete_strays`).
+  9. The topic znode gets RAR (`record`).
+ 10. The partition is removed from `/admin/reassign_partitions` (`leave`).
  11. Every broker gets UpdateMetadata,
- 12. and deletions of topics that waited for this go on (`over`).
+ 12. and deletions of topics that waited for this continue (`over`).
 
-Kafka shrinks the ISR after the leader has moved; here it is one write, since the state in between is of no use. A
-reassignment that is replaced or cancelled goes on from where it is, with another target: the replicas that it has added
-go at the end, like the rest, and not at once as in Kafka, since by then they may be the only ones in sync.
+Kafka shrinks the ISR after the leader has moved; here one write does both, since the state in between has no use. A
+replaced or cancelled reassignment continues with another target. The replicas that it added are removed at the end, not
+at once as in Kafka, since they may be the only ones in sync.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ from minibroker.protocol.words import counted
 from minibroker.protocol.znodes import Reassignment, TopicZnode, encode_topic
 
 Wanted = Mapping[TopicPartition, ReplicaAssignment]
-"""What partitions are to have now: on the way to their target."""
+"""The intended assignments of partitions, on the way to their targets."""
 
 
-# --- What is asked for -----------------------------------------------------------------------------------------
+# --- Requests --------------------------------------------------------------------------------------------------
 
 
 class Refusal(NamedTuple):
@@ -82,8 +82,8 @@ class Refusal(NamedTuple):
 
 
 def judge(state: ClusterState, partition: TopicPartition, target: Sequence[int] | None) -> ReplicaAssignment | Refusal:
-    """What the partition gets if it is to have the replicas `target`; None: if it is to go back to those that it had
-    before the reassignment that is under way."""
+    """Return the assignment for moving the partition to the replicas `target`, or the refusal. With None, the
+    reassignment under way is cancelled: the partition returns to its original replicas."""
     topic, number = partition
     if partition not in state.assignments or (target is not None and topic in state.topics_to_delete):
         reason = "it is being deleted" if partition in state.assignments else _why_unknown(state, partition)
@@ -100,7 +100,7 @@ def judge(state: ClusterState, partition: TopicPartition, target: Sequence[int] 
             )
         return current.reassigned_to(current.origin)
     if tuple(target) == current.target:
-        return current  # a repetition: whoever has died since
+        return current  # a repetition: valid even if brokers have died since
     named = list(target[:20])
     problem = ""
     if not target:
@@ -133,7 +133,7 @@ class Judged(NamedTuple):
 
 
 def judge_request(state: ClusterState, topics: Iterable[ReassignableTopic]) -> Judged:
-    """What an administrator asks for."""
+    """Judge an AlterPartitionReassignments request."""
     return _judge_all(
         state,
         [
@@ -145,7 +145,7 @@ def judge_request(state: ClusterState, topics: Iterable[ReassignableTopic]) -> J
 
 
 def judge_file(state: ClusterState, entries: Iterable[Reassignment]) -> Judged:
-    """What `/admin/reassign_partitions` asks for. What is under way already, or has been done, is not wanted again."""
+    """Judge the entries of `/admin/reassign_partitions`. Entries that are under way or done are left out."""
     judged = _judge_all(state, list(entries))
     return Judged(
         {p: assignment for p, assignment in judged.wanted.items() if assignment != state.assignment(p)}, judged.refused
@@ -170,7 +170,7 @@ def _judge_all(state: ClusterState, asked: Sequence[tuple[TopicPartition, tuple[
 
 
 def unreadable(partitions: Iterable[TopicPartition], malformed: Mapping[str, str]) -> dict[TopicPartition, Refusal]:
-    """Those of topics whose znodes make no sense. `malformed`: what is wrong with these."""
+    """Refuse partitions of topics whose znodes cannot be decoded. `malformed` has the problems of these znodes."""
     return {
         partition: Refusal(
             ErrorCode.INVALID_REQUEST,
@@ -186,8 +186,8 @@ def unreadable(partitions: Iterable[TopicPartition], malformed: Mapping[str, str
 def outdated(
     topics: Iterable[ReassignableTopic], read: Mapping[str, TopicZnode], changed_in: Mapping[str, int]
 ) -> dict[TopicPartition, Refusal]:
-    """Partitions of topics that are others, or have been changed since whoever asks has looked: the request may have
-    been on its way for long, and newer ones been granted."""
+    """Refuse partitions of topics that have another id, or were changed since the client read them: the request may be
+    late, and newer ones may have been granted."""
     refused: dict[TopicPartition, Refusal] = {}
     for topic in topics:
         if topic.name not in read:
@@ -212,7 +212,7 @@ def results(
     read: Mapping[str, TopicZnode],
     changed_in: Mapping[str, int],
 ) -> list[ReassignableTopicResponse]:
-    """One for each partition of the request, in its order."""
+    """Return the results of the request's partitions, in their order."""
 
     def result(partition: TopicPartition) -> ReassignablePartitionResponse:
         refusal = refused.get(partition, Refusal(ErrorCode.NONE, ""))
@@ -232,7 +232,7 @@ def results(
 def under_way(
     state: ClusterState, topics: Sequence[ListPartitionReassignmentsTopic] | None
 ) -> list[OngoingTopicReassignment]:
-    """The reassignments that are under way, of these partitions or of all."""
+    """Return the reassignments under way, of these partitions or of all."""
     asked = None
     if topics is not None:
         asked = {TopicPartition(topic.name, number) for topic in topics for number in topic.partition_indexes}
@@ -252,19 +252,18 @@ def under_way(
 
 
 def refused_file(refused: Mapping[TopicPartition, Refusal]) -> Plan:
-    """Say what is wrong with entries of `/admin/reassign_partitions`."""
-    builder = PlanBuilder()
-    for refusal in refused.values():
-        builder.note(f"an entry of /admin/reassign_partitions is dropped: {refusal.message}")
-    return builder.build()
+    """Note the entries of `/admin/reassign_partitions` that are refused."""
+    return Plan(
+        notes=tuple(f"an entry of /admin/reassign_partitions is dropped: {r.message}" for r in refused.values())
+    )
 
 
 # --- Phase A ---------------------------------------------------------------------------------------------------
 
 
 def record(state: ClusterState, read: Mapping[str, tuple[TopicZnode, int]], wanted: Wanted) -> Plan:
-    """Steps 1 and 9: write the assignments into the topic znodes, which were `read` with their versions. Of a topic
-    that is gone, or is another one by now, nothing is written."""
+    """Steps 1 and 9: write the assignments into the topic znodes, which were `read` with their versions. Nothing is
+    written for a topic that is gone or has another id."""
     builder = PlanBuilder()
     for topic, changed in by_topic(wanted).items():
         if topic in read and read[topic][0].topic_id == state.topic_ids.get(topic):
@@ -277,7 +276,7 @@ def record(state: ClusterState, read: Mapping[str, tuple[TopicZnode, int]], want
 
 
 def too_large(read: Mapping[str, tuple[TopicZnode, int]], wanted: Wanted) -> dict[TopicPartition, Refusal]:
-    """Partitions of topics whose znode would be more than ZooKeeper takes."""
+    """Refuse partitions of topics whose znode would exceed ZooKeeper's limit."""
     refused: dict[TopicPartition, Refusal] = {}
     for topic, changed in by_topic(wanted).items():
         if topic in read:
@@ -301,7 +300,7 @@ def by_topic(wanted: Wanted) -> dict[str, dict[int, ReplicaAssignment]]:
 
 
 def take_in(state: ClusterState, wanted: Wanted) -> Plan:
-    """Step 1, in the picture. `raise_epochs` comes next."""
+    """Step 1, in the cluster state. Next comes `raise_epochs`."""
     builder = PlanBuilder()
     for partition in in_order(wanted):
         builder.change(AssignmentChanged(partition, wanted[partition]))
@@ -313,12 +312,12 @@ def take_in(state: ClusterState, wanted: Wanted) -> Plan:
 
 
 def raise_epochs(state: ClusterState, partitions: Iterable[TopicPartition]) -> Plan:
-    """Step 2. What conflicts is to be done again; `start_new` comes next."""
+    """Step 2. The caller repeats it for conflicts. Next comes `start_new`."""
     builder = PlanBuilder()
     for partition in in_order(partitions):
         current = state.leadership.get(partition)
         if current is None:
-            continue  # it never had a leader: `settle` gives it its first one
+            continue  # it never had a leader; `settle` elects its first one
         raised = msgspec.structs.replace(
             current, leader_epoch=current.leader_epoch + 1, controller_epoch=state.controller_epoch
         )
@@ -328,7 +327,7 @@ def raise_epochs(state: ClusterState, partitions: Iterable[TopicPartition]) -> P
 
 
 def start_new(state: ClusterState, partitions: Iterable[TopicPartition]) -> Plan:
-    """Step 3. The brokers of new replicas may make their logs, in whichever directory works."""
+    """Step 3. The brokers of new replicas may create logs, in any working directory."""
     builder = PlanBuilder()
     announced = [p for p in in_order(partitions) if p in state.leadership]
     for partition in announced:
@@ -351,7 +350,7 @@ def _is_new(state: ClusterState, partition: TopicPartition, broker_id: int) -> b
 
 
 def candidates(state: ClusterState, partitions: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
-    """Those of the partitions that may be ready, by their ISRs: `finish` looks closer, with their topics' settings."""
+    """Return the partitions that may be ready, by their ISRs. `finish` decides, with their topics' settings."""
     return in_order(
         partition
         for partition in partitions
@@ -364,12 +363,12 @@ def candidates(state: ClusterState, partitions: Iterable[TopicPartition]) -> tup
 class Finish(NamedTuple):
     plan: Plan
     partitions: tuple[TopicPartition, ...]
-    """Those that are ready."""
+    """The partitions that are ready."""
 
 
 def finish(state: ClusterState, partitions: Iterable[TopicPartition], settings: Mapping[str, TopicSettings]) -> Finish:
-    """Steps 5 to 7, in ZooKeeper: the leader and the ISR belong to the target alone. What conflicts is to be decided
-    again; for the others `release` comes next."""
+    """Steps 5 to 7, in ZooKeeper: the leader and the ISR belong to the target only. The caller decides again about
+    conflicts. Next comes `release` for the others."""
     builder = PlanBuilder()
     ready: list[TopicPartition] = []
     for partition in candidates(state, partitions):
@@ -394,7 +393,7 @@ def finish(state: ClusterState, partitions: Iterable[TopicPartition], settings: 
 
 
 def leaving(state: ClusterState, partitions: Iterable[TopicPartition]) -> tuple[PartitionReplica, ...]:
-    """Step 4."""
+    """Step 4: return the replicas to remove."""
     return tuple(
         PartitionReplica(partition, broker_id)
         for partition in partitions
@@ -403,8 +402,8 @@ def leaving(state: ClusterState, partitions: Iterable[TopicPartition]) -> tuple[
 
 
 def release(state: ClusterState, partitions: Iterable[TopicPartition], gone: Iterable[PartitionReplica]) -> Plan:
-    """Steps 6 to 8: the picture has the target, which hears of it; the others (`leaving`) are told to stop. `delete`
-    comes next."""
+    """Steps 6 to 8: the cluster state gets the target, which gets LeaderAndIsr; the replicas in `gone` (see `leaving`)
+    get StopReplica. Next comes `delete`."""
     builder = PlanBuilder()
     for partition in partitions:
         target = state.assignment(partition).target
@@ -419,8 +418,8 @@ def release(state: ClusterState, partitions: Iterable[TopicPartition], gone: Ite
 
 
 def delete(state: ClusterState, gone: Iterable[PartitionReplica]) -> Plan:
-    """Step 8: their brokers delete them. `forget` comes next: the answer is not waited for, as a broker may be away for
-    good."""
+    """Step 8: the brokers delete the replicas. Next comes `forget`, without waiting for responses, since a broker may
+    never return."""
     builder = PlanBuilder()
     for replica in gone:
         if state.replica_state(replica) is ReplicaState.OFFLINE:
@@ -439,12 +438,9 @@ def forget(state: ClusterState, gone: Iterable[PartitionReplica]) -> Plan:
 
 
 def leave(entries: Iterable[Reassignment], version: int, problem: str = "") -> Plan:
-    """Step 10: these entries of `/admin/reassign_partitions` stay. `problem`: why it could not be read."""
-    builder = PlanBuilder()
-    builder.write(SetReassignments(tuple(entries), version))
-    if problem:
-        builder.note(f"the reassignments are dropped: {problem}")
-    return builder.build()
+    """Step 10: keep only these entries of `/admin/reassign_partitions`. `problem`: why it could not be decoded."""
+    notes = (f"the reassignments are dropped: {problem}",) if problem else ()
+    return Plan(writes=(SetReassignments(tuple(entries), version),), notes=notes)
 
 
 def over(state: ClusterState, partitions: Collection[TopicPartition]) -> Plan:

@@ -1,9 +1,8 @@
-"""Elections that somebody asks for, though no leader was lost: an administrator, or the automatic rebalance. Pure.
+"""Elections on request of an administrator or the automatic rebalance. Pure.
 
-Which replica is elected, in which ISR, is `elections.py`'s business (KIP-460: preferred, and unclean on request). Here
-is which partitions can be asked for at all, and the plan: one write that raises the leader epoch, after which the old
-leader hears that it follows and the new one that it leads, from one LeaderAndIsr each, sent at the same time; then
-everybody by UpdateMetadata.
+`elections.py` chooses the replica and the ISR (KIP-460: preferred and unclean elections). This module decides which
+partitions may be requested, and makes the plan: one write raises the leader epoch; then the old and the new leader get
+LeaderAndIsr at the same time, and all brokers UpdateMetadata.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _SHOWN = 20
 class Elections(NamedTuple):
     plan: Plan
     outcomes: dict[TopicPartition, ElectionOutcome]
-    """Of each partition, if the plan is carried out without a conflict."""
+    """The outcome for each partition, if the plan is carried out without a conflict."""
 
 
 def refused(state: ClusterState, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, ElectionOutcome]:
-    """Those of the partitions that nobody can be elected for: they do not exist, or their topic is to be deleted."""
+    """Return the partitions without an election, because they do not exist or their topic is being deleted."""
     refusals: dict[TopicPartition, ElectionOutcome] = {}
     for partition in partitions:
         if partition not in state.assignments:
@@ -40,13 +39,13 @@ def refused(state: ClusterState, partitions: Iterable[TopicPartition]) -> dict[T
         elif state.is_queued_for_deletion(partition.topic):
             refusals[partition] = ElectionOutcome(
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
-                f"topic {partition.topic} is being deleted: nobody is elected for {partition}",
+                f"topic {partition.topic} is being deleted: no leader is elected for {partition}",
             )
     return refusals
 
 
 def topics_to_elect_in(state: ClusterState, partitions: Iterable[TopicPartition]) -> tuple[str, ...]:
-    """The topics whose settings `elect` must know: not those whose partitions are all led as they should be."""
+    """Return the topics whose settings `elect` needs: those with partitions that the preferred leader does not lead."""
     topics = {
         partition.topic
         for partition in partitions
@@ -56,7 +55,7 @@ def topics_to_elect_in(state: ClusterState, partitions: Iterable[TopicPartition]
 
 
 def perhaps_back_in_sync(state: ClusterState, partitions: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
-    """The partitions whose preferred leader lives and is not in the ISR, as far as is known here."""
+    """Return the partitions whose preferred leader is alive but not in the known ISR."""
     return tuple(
         partition
         for partition in partitions
@@ -72,7 +71,7 @@ def elect(
     election_type: ElectionType,
     settings: Mapping[str, TopicSettings],
 ) -> Elections:
-    """Hold the elections, for partitions that are not `refused`. `settings` are those of `topics_to_elect_in`."""
+    """Hold the elections, for partitions that are not `refused`. `settings`: of `topics_to_elect_in`."""
     builder = PlanBuilder()
     outcomes: dict[TopicPartition, ElectionOutcome] = {}
     changed: list[TopicPartition] = []
@@ -95,7 +94,7 @@ def _decide(
     state: ClusterState, partition: TopicPartition, election_type: ElectionType, settings: TopicSettings
 ) -> elections.Decision | ErrorCode:
     current = state.leadership.get(partition)
-    if current is None:  # it never had a leader, or its state cannot be read
+    if current is None:  # it never had a leader, or its state cannot be decoded
         if election_type is ElectionType.PREFERRED:
             return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
         return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
@@ -131,11 +130,11 @@ def _why_not(state: ClusterState, partition: TopicPartition, error: ErrorCode) -
     return f"the preferred leader of {partition}, broker {preferred}, may have lost records"
 
 
-# --- Asked for in ZooKeeper --------------------------------------------------------------------------------------
+# --- Requested in ZooKeeper --------------------------------------------------------------------------------------
 
 
 def named(partitions: Sequence[TopicPartition], refusals: Mapping[TopicPartition, ElectionOutcome]) -> str:
-    """What is wrong with the partitions that the znode names, as one line for the log; empty: nothing."""
+    """Return the problems of the partitions in the znode as one line for the log, or an empty string."""
     problems = [outcome.message for outcome in refusals.values()]
     repeated = [partition for partition, times in Counter(partitions).items() if times > 1]
     problems += [f"{str(partition)[:80]} is named more than once, and counts once" for partition in repeated]
@@ -146,27 +145,23 @@ def named(partitions: Sequence[TopicPartition], refusals: Mapping[TopicPartition
 
 
 def done(czxid: int, version: int, problem: str) -> Plan:
-    """The elections that the znode asks for have been held: it goes, unless it asks for others by now. `problem` goes
-    to the log."""
-    builder = PlanBuilder()
-    if problem:
-        builder.note(problem)
-    builder.write(RemoveAsRead(PREFERRED_REPLICA_ELECTION, czxid, version))
-    return builder.build()
+    """Remove the znode after its elections were held, unless it has changed since. `problem` is noted."""
+    write = RemoveAsRead(PREFERRED_REPLICA_ELECTION, czxid, version)
+    return Plan(writes=(write,), notes=(problem,) if problem else ())
 
 
 # --- Automatic rebalance -----------------------------------------------------------------------------------------
 
 
 def to_rebalance(state: ClusterState, percentage: int) -> tuple[TopicPartition, ...]:
-    """The partitions to give back to their preferred leaders (Kafka's checkAndTriggerAutoLeaderRebalance).
+    """Return the partitions to give back to their preferred leaders (Kafka's checkAndTriggerAutoLeaderRebalance).
 
-    A broker is out of balance if it does not lead more than `percentage` of the partitions that it is preferred for.
-    Of those it gets what it can lead now: where it lives and is in the ISR.
+    A broker is out of balance if other brokers lead more than `percentage` of the partitions that it is preferred for.
+    It gets back those whose ISR it is in.
     """
     preferred: Counter[int] = Counter()
     elsewhere: dict[int, list[TopicPartition]] = {broker_id: [] for broker_id in state.live_brokers}
-    # One pass over all partitions, which must not take long: the loop has others to serve.
+    # One pass over all partitions, since this must not block the loop for long.
     for partition, current in state.leadership.items():
         broker_id = state.assignments[partition][0]
         if broker_id in elsewhere and partition.topic not in state.topics_to_delete:

@@ -1,11 +1,11 @@
-"""A broker asks for a controlled shutdown (Kafka's doControlledShutdown). Pure.
+"""Controlled shutdown of a broker (Kafka's doControlledShutdown). Pure.
 
-From then on it is in the picture as one that is shutting down, and everything that is decided goes by that: `settle`
-gives its partitions other leaders and takes it out of their ISRs (`elections.for_controlled_shutdown`), now and
-whenever something changes, until it is gone. A broker that registers again is another one, and is not shutting down.
+The broker is marked as shutting down in the cluster state until it is gone or registers again. `settle` then gives its
+partitions other leaders and removes it from their ISRs (`elections.for_controlled_shutdown`), now and after each
+change.
 
-Nothing of this is in ZooKeeper: the next controller does not know of it, and the broker asks that one again. What has
-been moved stays moved.
+The mark is not in ZooKeeper: the broker sends its request again to the next controller. Leaderships that were moved
+stay moved.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minibroker.protocol.model import TopicPartition
 
 
 def refusal(state: ClusterState, broker_id: int, broker_epoch: int) -> BrokerError | None:
-    """Why that run of the broker cannot be shut down in this way; None: it can."""
+    """Return why the broker with that epoch cannot be shut down in this way, or None if it can."""
     broker = state.live_brokers.get(broker_id)
     if broker is not None and broker_epoch < broker.epoch:
         return BrokerError(
@@ -33,9 +33,10 @@ def refusal(state: ClusterState, broker_id: int, broker_epoch: int) -> BrokerErr
 
 
 def begin(state: ClusterState, broker_id: int) -> Plan:
-    """All brokers hear of it before anything else: leaders take the broker into no ISR from then on.
+    """Inform all brokers first: from then on, leaders do not add the broker to ISRs.
 
-    What is in ZooKeeper of `out_of_sync` comes next, then `settle` over its partitions, then `stop_following`.
+    Next the states of `out_of_sync` are read again, then come `settle` for the broker's partitions and
+    `stop_following`.
     """
     builder = PlanBuilder()
     builder.change(BrokerShuttingDown(broker_id))
@@ -44,16 +45,14 @@ def begin(state: ClusterState, broker_id: int) -> Plan:
 
 
 def out_of_sync(state: ClusterState, broker_id: int) -> list[TopicPartition]:
-    """The partitions whose ISR lacks the broker, as far as is known: leaders may have taken it in just now, and
-    announce that a moment later."""
+    """Return the partitions whose known ISR lacks the broker. Leaders may have added it without a notification yet."""
     return [
         p for p in state.partitions_on(broker_id) if p in state.leadership and broker_id not in state.leadership[p].isr
     ]
 
 
 def stop_following(state: ClusterState, broker_id: int) -> Plan:
-    """The broker stops fetching where nobody counts on it any more: else a leader might wait for it as one that has
-    caught up."""
+    """Stop the broker's fetching of partitions whose ISR it is not in, so that no leader counts it as caught up."""
     builder = PlanBuilder()
     for partition in state.partitions_on(broker_id):
         known = state.leadership.get(partition)
@@ -65,8 +64,8 @@ def stop_following(state: ClusterState, broker_id: int) -> Plan:
 
 
 def remaining(state: ClusterState, broker_id: int) -> list[TopicPartition]:
-    """The partitions that remain with the broker, in order: it leads them, as the only one in sync, or their ISR would
-    be too small without it. Those of topics that are being deleted do not count."""
+    """Return the partitions that remain with the broker, in order: it leads them as the only replica in sync, or their
+    ISR would be too small without it. Topics that are being deleted do not count."""
     return sorted(
         partition
         for partition in state.partitions_on(broker_id)
@@ -77,6 +76,6 @@ def remaining(state: ClusterState, broker_id: int) -> list[TopicPartition]:
 
 
 def _isr_with_a_leader(state: ClusterState, partition: TopicPartition) -> tuple[int, ...]:
-    """Where there is no leader, a broker that goes takes nothing away."""
+    """Return the ISR, or nothing if there is no live leader: then the partition loses nothing by the shutdown."""
     known = state.leadership[partition]
     return known.isr if state.is_live(partition, known.leader) else ()

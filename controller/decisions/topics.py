@@ -1,4 +1,4 @@
-"""Topics are created, appear and vanish (Kafka's AdminZkClient and onNewPartitionCreation)."""
+"""Creation, appearance and disappearance of topics (Kafka's AdminZkClient and onNewPartitionCreation)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from minibroker.protocol.znodes import TopicZnode, delete_topic_path, encode_con
 
 MAX_PARTITIONS_OF_A_TOPIC = 10_000
 MAX_TOPIC_BYTES = 900_000
-"""What the znodes of a topic may take together: they are created at once, and ZooKeeper takes less than 1 MB."""
+"""The limit for the znodes of a topic together: they are created at once, and ZooKeeper accepts less than 1 MB."""
 
 MAX_MESSAGE_LENGTH = 1_000
 
 
 DEFAULT = -1
-"""In a request: as the broker is configured."""
+"""In a request: the broker's default."""
 
 ConfigCheck = Callable[[Mapping[str, str]], str | None]
-"""From the settings of a topic, by name, to what is wrong with them, as a sentence, or None."""
+"""Takes the settings of a topic by name, and returns their problem as a sentence, or None."""
 
 
 class TopicDefaults(NamedTuple):
@@ -54,7 +54,9 @@ class NewTopic(NamedTuple):
         )
 
 
-class _Refused(Exception):
+class Refused(Exception):
+    """A request for a topic that is not granted."""
+
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.code = code
@@ -74,15 +76,13 @@ def validate(
     numbers: Iterator[int],
     spent: Container[bytes] = (),
 ) -> list[NewTopic | CreatableTopicResult]:
-    """For each request, in order, the topic as it is to be created, or the result that says why it is refused.
+    """Return, for each request in order, the topic to create, or the result with the reason why it is not created.
 
-    A topic that an earlier attempt of the same request created, whose answer was lost, is no reason to refuse: its
-    result says what is there. One that was created in this way and deleted since is not created again: the request may
-    have been on its way for a long time, and its caller have had the answer to another attempt.
+    If an earlier attempt of the same request has created the topic and its response was lost, that is a success. If
+    that topic was deleted since, it is not created again: the request may be late, and another attempt answered.
 
-    `existing` are topics that are in ZooKeeper, whether or not they are in the picture, and what is wrong with their
-    znodes, if anything. `numbers` are for the ids of
-    new topics (see `topic_ids`); `spent` are the nonces of those that this process has created before.
+    `existing` are topics in ZooKeeper, known or not, each with the problem of its znode or an empty string. `numbers`
+    are for the ids of new topics (see `topic_ids`). `spent` are the nonces of the topics that this process has created.
     """
     times: dict[str, int] = {}
     for request in requests:
@@ -92,7 +92,7 @@ def validate(
     for request in requests:
         try:
             if times[request.name] > 1:
-                raise _Refused(
+                raise Refused(
                     ErrorCode.INVALID_REQUEST,
                     f"topic {request.name!r} is named {times[request.name]} times in one request: name it once",
                 )
@@ -100,10 +100,10 @@ def validate(
                 answers.append(_created_already(state, request.name))
                 continue
             if request.nonce in spent:
-                raise _Refused(
+                raise Refused(
                     ErrorCode.INVALID_REQUEST,
                     f"topic {request.name!r} was created by an earlier attempt of this request, and deleted since: "
-                    "send another request if it is to be created again",
+                    "send another request to create it again",
                 )
             _check_name(request.name, state, existing, taken)
             topic_id = topic_ids.make(state.controller_epoch, next(numbers), _nonce(request, random))
@@ -111,7 +111,7 @@ def validate(
             config = _config(request, check_config, defaults.durability)
             new_topic = NewTopic(request.name, TopicZnode(topic_id, assignment), config)
             _check_size(new_topic)
-        except _Refused as refused:
+        except Refused as refused:
             answers.append(refusal(request.name, refused.code, refused.message))
         else:
             taken[_collision_key(request.name)] = request.name
@@ -120,7 +120,7 @@ def validate(
 
 
 def refusal(topic: str, code: ErrorCode, message: str) -> CreatableTopicResult:
-    # An illegal name may be as long as any string, and a message that quotes it would be too long to read.
+    # An illegal name, which the message quotes, may be very long.
     return CreatableTopicResult(topic, "", code, message[:MAX_MESSAGE_LENGTH])
 
 
@@ -131,7 +131,7 @@ def already_exists(topic: str) -> CreatableTopicResult:
 
 
 def is_created_by(state: ClusterState, request: CreatableTopic) -> bool:
-    """Whether the topic exists, and an earlier attempt of this very request has created it."""
+    """Return whether the topic exists and an earlier attempt of this request has created it."""
     topic_id = state.topic_ids.get(request.name)
     return (
         topic_id is not None
@@ -154,7 +154,7 @@ def _created_already(state: ClusterState, topic: str) -> CreatableTopicResult:
 
 def _nonce(request: CreatableTopic, random: Random) -> bytes:
     if request.nonce and len(request.nonce) != topic_ids.NONCE_BYTES:
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_REQUEST,
             f"topic {request.name!r} has a nonce of {len(request.nonce)} bytes: give {topic_ids.NONCE_BYTES}, or none",
         )
@@ -162,29 +162,29 @@ def _nonce(request: CreatableTopic, random: Random) -> bytes:
 
 
 def _collision_key(topic: str) -> str:
-    """Equal for names that Kafka's metrics cannot tell apart (`Topic.hasCollision`)."""
+    """Return a key that is equal for names that Kafka's metrics cannot distinguish (`Topic.hasCollision`)."""
     return topic.replace(".", "_")
 
 
 def _check_name(topic: str, state: ClusterState, existing: Mapping[str, str], taken: Mapping[str, str]) -> None:
     problem = topic_name_problem(topic)
     if problem is not None:
-        raise _Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+        raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
     if state.is_queued_for_deletion(topic):
-        raise _Refused(
+        raise Refused(
             ErrorCode.TOPIC_ALREADY_EXISTS,
             f"topic {topic!r} is still being deleted: try again in a moment"
             + (f" (it waits: {state.ineligible_topics[topic]})" if topic in state.ineligible_topics else ""),
         )
     if existing.get(topic):
-        raise _Refused(
+        raise Refused(
             ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {topic!r} is there, and cannot be read: {existing[topic]}"
         )
     if topic in state.topic_ids or topic in existing:
-        raise _Refused(ErrorCode.TOPIC_ALREADY_EXISTS, already_exists(topic).error_message)
+        raise Refused(ErrorCode.TOPIC_ALREADY_EXISTS, already_exists(topic).error_message)
     other = taken.get(_collision_key(topic))
     if other is not None:
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             f"topic {topic!r} collides with topic {other!r}: names must differ in more than '.' and '_', since "
             "metrics write both alike; choose another name",
@@ -196,7 +196,7 @@ def _assignment(
 ) -> dict[int, tuple[int, ...]]:
     if request.assignments:
         if request.num_partitions != DEFAULT or request.replication_factor != DEFAULT:
-            raise _Refused(
+            raise Refused(
                 ErrorCode.INVALID_REQUEST,
                 f"topic {request.name!r} has an assignment, and also num_partitions {request.num_partitions} and "
                 f"replication_factor {request.replication_factor}: with an assignment both must be {DEFAULT}",
@@ -209,7 +209,7 @@ def _assignment(
     if not 1 <= factor <= len(live):
         shown = ", ".join(str(broker_id) for broker_id in live[:20]) or "none"
         default = ", the default" if request.replication_factor == DEFAULT else ""
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"the replication factor is {factor}{default}: it must be 1 to {len(live)}, the number of live brokers "
             f"({shown}); choose another, or start more brokers",
@@ -219,7 +219,7 @@ def _assignment(
 
 def _check_partition_count(partitions: int) -> None:
     if not 1 <= partitions <= MAX_PARTITIONS_OF_A_TOPIC:
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_PARTITIONS,
             f"the number of partitions is {partitions}: give 1 to {MAX_PARTITIONS_OF_A_TOPIC}",
         )
@@ -230,7 +230,7 @@ def _explicit_assignment(assignments: Sequence[CreatableAssignment], state: Clus
     given = {a.partition_index: tuple(a.broker_ids) for a in assignments}
     if sorted(given) != list(range(len(assignments))):
         shown = ", ".join(str(a.partition_index) for a in assignments[:20])
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"the assignment names the partitions {shown}: name each from 0 to {len(assignments) - 1} once",
         )
@@ -238,20 +238,20 @@ def _explicit_assignment(assignments: Sequence[CreatableAssignment], state: Clus
     for partition, replicas in sorted(given.items()):
         brokers = list(replicas[:20])
         if not replicas or len(replicas) != factor:
-            raise _Refused(
+            raise Refused(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"partition {partition} is assigned to {brokers} and partition 0 to {list(given[0][:20])}: assign "
                 "every partition to the same number of brokers, at least one",
             )
         if len(set(replicas)) != len(replicas):
-            raise _Refused(
+            raise Refused(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"partition {partition} is assigned to {brokers}: a broker holds at most one replica of a partition",
             )
         staying = state.staying_broker_ids()
         dead = [b for b in replicas if b not in staying]
         if dead:
-            raise _Refused(
+            raise Refused(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"partition {partition} is assigned to {brokers}, but broker {dead[0]} is not alive, or is "
                 f"shutting down: choose live brokers out of {list(staying[:20])}, or start it",
@@ -263,29 +263,28 @@ def _config(request: CreatableTopic, check_config: ConfigCheck, durability: str)
     config: dict[str, str] = {}
     for entry in request.configs:
         if entry.value is None:
-            raise _Refused(
+            raise Refused(
                 ErrorCode.INVALID_CONFIG,
                 f"the setting {entry.name!r} has no value: give one, or leave the setting out to get the default",
             )
         if entry.name in config:
-            raise _Refused(
+            raise Refused(
                 ErrorCode.INVALID_CONFIG,
                 f"the setting {entry.name!r} is given as {config[entry.name]!r} and as {entry.value!r}: give it once",
             )
         config[entry.name] = entry.value
     problem = check_config(config)
     if problem is not None:
-        raise _Refused(ErrorCode.INVALID_CONFIG, problem)
+        raise Refused(ErrorCode.INVALID_CONFIG, problem)
     if durability != REPLICATED:
-        # For good: replicas are elected by it, and no broker may take the topic for anything else.
-        config.setdefault(DURABILITY, durability)
+        config.setdefault(DURABILITY, durability)  # written, so that all brokers use the same durability permanently
     return config
 
 
 def _check_size(topic: NewTopic) -> None:
     size = len(encode_topic(topic.znode)) + len(encode_config(topic.config))
     if size > MAX_TOPIC_BYTES:
-        raise _Refused(
+        raise Refused(
             ErrorCode.INVALID_REQUEST,
             f"the assignment and the settings of topic {topic.topic!r} take {size} bytes in ZooKeeper: the limit is "
             f"{MAX_TOPIC_BYTES}; use fewer partitions or replicas, or shorter settings",
@@ -293,21 +292,17 @@ def _check_size(topic: NewTopic) -> None:
 
 
 def create(topics: Iterable[NewTopic], leftover_configs: Container[str] = ()) -> Plan:
-    """Write the topics to ZooKeeper; `added` those that were written comes next.
+    """Write the topics to ZooKeeper. Next comes `added` for those that were written.
 
     `leftover_configs` are topics that do not exist while their configuration does.
     """
-    builder = PlanBuilder()
-    for topic in topics:
-        builder.write(
-            CreateTopic(topic.topic, topic.znode, topic.config, config_exists=topic.topic in leftover_configs)
-        )
-    return builder.build()
+    return Plan(
+        writes=tuple(CreateTopic(t.topic, t.znode, t.config, t.topic in leftover_configs) for t in topics),
+    )
 
 
 def missing(state: ClusterState, wanted: Iterable[CreatableTopic]) -> list[CreatableTopic]:
-    """Those of the topics, whose replication factors are given, that do not exist and for which there are brokers
-    enough."""
+    """Return the wanted topics that do not exist and for whose replicas there are enough brokers."""
     live = len(state.staying_broker_ids())
     return [
         topic
@@ -318,40 +313,41 @@ def missing(state: ClusterState, wanted: Iterable[CreatableTopic]) -> list[Creat
     ]
 
 
-# --- What is in ZooKeeper --------------------------------------------------------------------------------------
+# --- Changes found in ZooKeeper --------------------------------------------------------------------------------
 
 
 def added(state: ClusterState, topics: Mapping[str, TopicZnode]) -> Plan:
-    """Take topics into the picture, their partitions and replicas as new ones. `settle` over them comes next."""
+    """Add topics to the cluster state, with new partitions and replicas. Next comes `settle` for them."""
     builder = PlanBuilder()
     for topic in sorted(topics):
-        if topic in state.topic_ids:
-            continue
-        builder.change(TopicAdded(topic, topics[topic]))
-        for number, replicas in topics[topic].partitions.items():
-            partition = TopicPartition(topic, number)
-            builder.move_partition(partition, PartitionState.NEW)
-            for broker_id in replicas:
-                builder.move_replica(PartitionReplica(partition, broker_id), ReplicaState.NEW)
+        if topic not in state.topic_ids:
+            builder.change(TopicAdded(topic, topics[topic]))
+            begin_partitions(builder, topic, topics[topic].partitions)
     return builder.build()
+
+
+def begin_partitions(builder: PlanBuilder, topic: str, partitions: Mapping[int, tuple[int, ...]]) -> None:
+    """Move the partitions and their replicas to New."""
+    for number, replicas in partitions.items():
+        partition = TopicPartition(topic, number)
+        builder.move_partition(partition, PartitionState.NEW)
+        for broker_id in replicas:
+            builder.move_replica(PartitionReplica(partition, broker_id), ReplicaState.NEW)
 
 
 def identified(paths: Iterable[str]) -> Plan:
-    """Make the nodes that stand for topics' ids, for topics that were created by hand, or by tools that make none.
-    Until then, leaders cannot change their ISRs."""
-    builder = PlanBuilder()
-    for path in paths:
-        builder.write(EnsureNode(path))
-    return builder.build()
+    """Create the nodes for topics' ids, which are missing for topics created by hand or by tools. Without them, leaders
+    cannot change ISRs."""
+    return Plan(writes=tuple(EnsureNode(path) for path in paths))
 
 
 def vanished(state: ClusterState, topics: Iterable[str]) -> Plan:
-    """Topics whose znode somebody removed by hand: forget them, and say so to the brokers. Their logs stay."""
+    """Forget topics whose znode was removed by hand, and inform the brokers. The logs stay."""
     builder = PlanBuilder()
     for topic in topics:
         builder.change(TopicRemoved(topic))
         builder.note(
-            f"the znode of topic {topic} is gone, though nobody asked for its deletion: it is forgotten, and its logs "
+            f"the znode of topic {topic} is gone, though its deletion was not requested: it is forgotten, and its logs "
             f"{' '.join(map(str, state.partitions_of(topic)))} stay on the brokers' disks"
         )
         if topic in state.topics_to_delete:

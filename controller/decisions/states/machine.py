@@ -1,4 +1,4 @@
-"""The checker of both state machines: a table says what is legal, nothing else does."""
+"""The checker of both state machines: a move is legal if the table of its machine has it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Table = Mapping[State, frozenset[State]]
 
 
 def check(table: Table[State], current: State, target: State) -> bool:
-    """Whether the table allows the move from `current` to `target`."""
+    """Return whether the table allows the move from `current` to `target`."""
     return current in table[target]
 
 
 class IllegalMove(NamedTuple):
-    """A move that was asked for and refused; it changed nothing."""
+    """A move that was refused and changed nothing."""
 
     what: str
     """`partition orders-0` or `replica orders-0 on 2`."""

@@ -11,11 +11,11 @@ class PartitionState(Enum):
     NON_EXISTENT = "NonExistentPartition"
     """Never created, or deleted."""
     NEW = "NewPartition"
-    """Assigned to brokers, but it never had a leader: there is no state znode yet."""
+    """Assigned to brokers, but without a leader so far: there is no state znode yet."""
     ONLINE = "OnlinePartition"
     """A leader was elected."""
     OFFLINE = "OfflinePartition"
-    """The leader died and no other was elected yet."""
+    """The leader died and no other has been elected yet."""
 
 
 VALID_PREVIOUS_STATES: Mapping[PartitionState, frozenset[PartitionState]] = MappingProxyType(

@@ -24,17 +24,17 @@ class ReplicaState(Enum):
     NON_EXISTENT = "NonExistentReplica"
     """Never created, or deleted and forgotten."""
     NEW = "NewReplica"
-    """Just assigned; the broker has not been told yet."""
+    """Just assigned; the broker has no LeaderAndIsr for it yet."""
     ONLINE = "OnlineReplica"
-    """The broker lives and was told to lead or to follow."""
+    """The broker is alive and was ordered to lead or to follow."""
     OFFLINE = "OfflineReplica"
     """The broker is down, its log directory failed, or the replica is about to be deleted."""
     DELETION_STARTED = "ReplicaDeletionStarted"
-    """The broker was told to delete it and has not answered."""
+    """The broker was ordered to delete it and has not answered."""
     DELETION_SUCCESSFUL = "ReplicaDeletionSuccessful"
     """The broker has deleted it."""
     DELETION_INELIGIBLE = "ReplicaDeletionIneligible"
-    """It cannot be deleted now: the broker is down or could not do it."""
+    """It cannot be deleted now: the broker is down, or failed to delete it."""
 
 
 _S = ReplicaState

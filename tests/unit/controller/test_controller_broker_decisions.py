@@ -228,11 +228,11 @@ def test_whoever_takes_office_drops_what_refuses_connections_and_what_no_longer_
         notifications=("/isr_change_notification/isr_change_0000000004",),
     )
     assert lines(brokers.load(state, snapshot, refused=[1])) == text("""
-        note: topic ghost is to be deleted and does not exist: the request is dropped
+        note: topic ghost does not exist: the request to delete it is dropped
         broker 2 (epoch 20) joins
         topic old (old-id) has the replicas 0: [2]
         topic orders (orders-id) has the replicas 0: [1, 2]
-        topic old is to be deleted
+        topic old is queued for deletion
         remove /brokers/ids/1 (epoch 10)
         remove /isr_change_notification/isr_change_0000000004
         remove /admin/delete_topics/ghost

@@ -202,7 +202,7 @@ def test_a_topic_whose_znode_was_removed_by_hand_is_forgotten_aloud() -> None:
     state = picture([1, 2], {"orders-0": (1, 2)}, {"orders-0": leads(1, 0, [1, 2])}, to_delete=("orders",))
     plan = topics.vanished(state, ["orders"])
     [note] = plan.notes
-    assert "nobody asked for its deletion" in note
+    assert "its deletion was not requested" in note
     assert lines(plan)[1:] == text("""
         topic orders is forgotten
         remove /admin/delete_topics/orders
@@ -374,13 +374,13 @@ def test_a_topic_that_never_had_a_leader_can_be_deleted() -> None:
 def test_requests_to_delete_are_queued_once_and_dropped_where_there_is_no_such_topic() -> None:
     state = picture([1], {"a-0": (1,), "b-0": (1,)}, to_delete=("a",))
     assert lines(deletion.queue(state, ["a", "b", "ghost", "broken"], leave_alone=["broken"])) == text("""
-        note: topic ghost is to be deleted and does not exist: the request is dropped
-        topic b is to be deleted
+        note: topic ghost does not exist: the request to delete it is dropped
+        topic b is queued for deletion
         remove /admin/delete_topics/ghost
         then ResumeDeletions
     """)
     assert lines(deletion.request(state, {"a": "", "b": "id-of-b", "ghost": ""})) == text("""
-        topic b is to be deleted
+        topic b is queued for deletion
         make sure of /admin/delete_topics/a
         make sure of /admin/delete_topics/b
         then ResumeDeletions

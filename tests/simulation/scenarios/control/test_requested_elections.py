@@ -373,7 +373,7 @@ def test_nobody_is_elected_in_a_topic_that_is_being_deleted(caplog: pytest.LogCa
         assert [cluster.state(partition) for partition in PARTITIONS] == before
 
     with_cluster(program)
-    assert caplog.text.count("topic orders is being deleted: nobody is elected for orders-0") == 1
+    assert caplog.text.count("topic orders is being deleted: no leader is elected for orders-0") == 1
 
 
 def test_a_znode_with_nodes_below_it_stays_and_keeps_nothing_from_being_balanced(
