@@ -31,7 +31,7 @@ $(DEMO_STAMP) $(STAMP): pyproject.toml
 	@test -x $(BIN)/pip || "$(PYTHON)" -m venv $(VENV)
 	@echo 'installing into $(VENV) (the first time downloads $(DOWNLOADS)) ...' >&2
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
-	@$(BIN)/python -c 'from minibroker.deploy.local.zookeeper import find_program; find_program()'
+	@$(BIN)/python -m minibroker.deploy.local.zookeeper
 	@touch $(DEMO_STAMP) $@
 
 demo: $(DEMO_STAMP)

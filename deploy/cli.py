@@ -35,10 +35,12 @@ from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.broker_process import OWN_SETTINGS
 from minibroker.deploy.local.cluster_file import ClusterFile
-from minibroker.deploy.local.local_cluster import MAX_BROKERS, MAX_LOG_DIRS, LocalCluster, Member, name_of
+from minibroker.deploy.local.data_directory import MAX_BROKERS, MAX_LOG_DIRS
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.plan import Options
 from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.local.supervision import watch
-from minibroker.deploy.local.who import MalformedWho, Who, parse_who
+from minibroker.deploy.local.who import MalformedWho, Member, Who, name_of, parse_who
 from minibroker.deploy.observing import log_files, status_screen
 from minibroker.deploy.observing.cluster_view import (
     ClusterView,
@@ -105,16 +107,16 @@ def up(
     If the cluster is already running, only the bootstrap list is printed, even without --detach: the cluster belongs to
     the command that started it."""
     let_signals_interrupt()
-    settings = _checked_overrides(override)
+    options = Options(brokers, base_port, zookeeper, _checked_overrides(override), log_dirs)
     cluster = LocalCluster(data)
     began = time.monotonic()
-    found = cluster.running(brokers, base_port, zookeeper, settings, log_dirs)
+    found = cluster.running(options)
     if found is not None:
         _print_cluster(cluster, found, format)
         note("already running: `minibroker down` stops it")
         return
     note("starting ...")
-    started = cluster.up(brokers, base_port, zookeeper, settings, log_dirs)
+    started = cluster.up(*options)
     _print_cluster(cluster, started, format)
     count, took_s = len(started.brokers), time.monotonic() - began
     note(f"{count} {plural(count, 'broker')} up after {took_s:.1f} s, logs in {cluster.directory}/logs")

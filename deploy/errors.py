@@ -1,4 +1,4 @@
-"""What the launcher raises, for its users to read."""
+"""The errors of the launcher, written for its users."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ class LaunchError(MinibrokerError):
 
 
 class LaunchTimedOut(LaunchError, TimeoutError):
-    """A process did not get ready, or did not end, in time."""
+    """A process was not ready, or did not end, in time."""

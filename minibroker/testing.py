@@ -9,7 +9,7 @@
 """
 
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut
-from minibroker.deploy.local.local_cluster import Member
+from minibroker.deploy.local.who import Member
 from minibroker.deploy.testing.cluster import LocalCluster, SyncLocalCluster
 
 __all__ = ["LaunchError", "LaunchTimedOut", "LocalCluster", "Member", "SyncLocalCluster"]

@@ -1,8 +1,8 @@
-"""A broker as a local process: how it is started, and how it says that it serves or why it does not.
+"""A broker as a local process: how it is started, and how it reports that it serves or why it does not.
 
 `python -m minibroker.broker` prints one line `TIME ready broker.id=N port=P` once it serves, and one line `error: ...`
-before it ends if it cannot. Both are read from its log, after the place where this run began, so that any process can
-wait.
+if it ends because it cannot. Both are read from its log, from the position at which this run began, so that any process
+can wait for them.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ OWN_SETTINGS = {
     "zookeeper.connect": "give --zookeeper",
     "metrics.listener": "`minibroker status --format json` says where metrics are",
 }
-"""What is set here, since every broker needs a value of its own or all need the same, and what to do instead."""
+"""The settings that the launcher sets itself, and the alternative for each, which messages show."""
 
 
 class HandedOver(msgspec.Struct, frozen=True):
-    """What a broker said before it stopped."""
+    """A broker's report about its leaders before it stopped."""
 
     moved: int
-    """How many partitions it led that others lead now."""
+    """The number of partitions whose leader moved to another broker."""
     remaining: int
-    """How many have no leader without it, or too few replicas in sync."""
+    """The number of partitions that have no leader without it, or too few replicas in sync."""
     among_them: tuple[str, ...] = ()
-    """The first of these, by name."""
+    """The names of the first of these."""
     problem: str = ""
-    """Why the controller did not move them; empty: nothing was in its way."""
+    """The reason why the controller did not move them, or an empty string."""
 
     def __str__(self) -> str:
         moved = f"{self.moved} {'leader' if self.moved == 1 else 'leaders'} moved to other brokers"
@@ -63,7 +63,7 @@ class HandedOver(msgspec.Struct, frozen=True):
 
 
 class StartingBroker(NamedTuple):
-    """A broker that was spawned, and where in its log this run begins."""
+    """A broker that was spawned, and the position in its log at which this run begins."""
 
     broker_id: int
     process: Process
@@ -72,7 +72,7 @@ class StartingBroker(NamedTuple):
 
 
 def listeners(port: int, control_port: int = 0) -> str:
-    """Only brokers need to know the control listener's port, and they read it from ZooKeeper: any free one will do."""
+    """Return the setting. Only brokers use the control listener, and read its port from ZooKeeper: 0 means any port."""
     return f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{control_port}"
 
 
@@ -87,8 +87,10 @@ def start(
     group_id: int | None = None,
     log_level: str = "",
 ) -> StartingBroker:
-    """Spawn it; it does not serve yet. `settings` win over what is set here. With a `group_id`, it runs under that. An
-    empty `log_level` is the default one."""
+    """Spawn the broker, which does not serve yet.
+
+    `settings` override the launcher's own. It runs under `group_id`, if given. An empty `log_level` means the default.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     log_offset = log.stat().st_size if log.exists() else 0
     properties = {
@@ -107,8 +109,11 @@ def start(
 
 
 def wait_until_ready(brokers: Sequence[StartingBroker], timeout_s: float = READY_TIMEOUT_S) -> None:
-    """Return once all serve. Raises LaunchError as soon as one has ended, LaunchTimedOut where one takes too long. One
-    that recovers may take any time, as long as it gets on: its log says every few seconds how far it is."""
+    """Return once all serve.
+
+    Raises LaunchError as soon as one has ended, and LaunchTimedOut if one makes no progress for `timeout_s`: a broker
+    that recovers its logs may take any time, and prints its progress every few seconds.
+    """
     waiting = list(brokers)
     progress: list[str] = []
 
@@ -139,19 +144,19 @@ def _is_ready(broker: StartingBroker) -> bool:
 
 
 def _said(what: str, line: str) -> str:
-    """What follows the time and `what` in a line that the broker printed; empty for any other line."""
+    """Return the text after the time and `what` in a line that the broker printed; empty for any other line."""
     time, found, said = line.partition(what)
     return said if found and " " not in time else ""
 
 
 def _progress(broker: StartingBroker) -> str:
-    """What it said last of its recovery; empty where it said nothing."""
+    """Return the last report of a recovery, or an empty string."""
     said = [line.partition(_RECOVERING)[2] for line in _output_of(broker) if _RECOVERING in line]
     return said[-1] if said else ""
 
 
 def _last_words(broker: StartingBroker) -> str:
-    """The error it printed, else its last line and where to read the rest."""
+    """Return the error that the broker printed, or else its last line and the path of the log."""
     lines = [line for line in _output_of(broker) if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     if errors:
@@ -160,28 +165,25 @@ def _last_words(broker: StartingBroker) -> str:
 
 
 def last_error(log: Path) -> str | None:
-    """Why the last run ended, if the broker said so: then it is its last line."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_LINE_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except FileNotFoundError:
-        return None
+    """Return the error with which the last run ended, if its last line is one."""
+    lines = _last_lines(log, _LAST_LINE_BYTES)
     return lines[-1].removeprefix("error: ") if lines and lines[-1].startswith("error: ") else None
 
 
 def handed_over(log: Path) -> HandedOver | None:
-    """What the last run said before it stopped. None where it said nothing: it was in a hurry, or has no controlled
-    shutdown."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_LINES_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-    except FileNotFoundError:
-        return None
-    for line in reversed(lines):
+    """Return the report of the last run; None if it was killed, or has no controlled shutdown."""
+    for line in reversed(_last_lines(log, _LAST_LINES_BYTES)):
         if _said(_READY, line):
             return None
         if said := _said(_HANDED_OVER, line):
             return msgspec.json.decode(said, type=HandedOver)
     return None
+
+
+def _last_lines(log: Path, size: int) -> list[str]:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read().decode("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return []

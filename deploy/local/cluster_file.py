@@ -1,7 +1,7 @@
-"""DIR/cluster.json: what the launcher knows of the cluster whose data is in DIR.
+"""DIR/cluster.json: the launcher's record of the cluster whose data is in DIR.
 
-It is written when processes are started or the cluster is taken down, never when one dies: the operating system is
-asked which of them live. Its field `bootstrap` is what every other command reads.
+It is written when processes are started or the cluster is taken down, not when a process dies: the operating system
+knows which of them live. All other commands read its field `bootstrap`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,21 @@ class BrokerEntry(msgspec.Struct, frozen=True):
     id: int
     port: int
     process: Process | None = None
-    """The last one started for this broker; it may be gone."""
+    """The last process of this broker; it may be gone."""
     metrics_port: int | None = None
-    """Where Prometheus finds `/metrics`."""
+    """The port of `/metrics`."""
     settings: dict[str, str] = {}
-    """Given to this broker alone, on top of what all are given."""
+    """Settings of this broker alone, which override those of the cluster."""
     group_id: int | None = None
-    """Under which it runs, where that is not the launcher's own."""
+    """The group under which it runs, if not the launcher's own."""
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it answers, or would."""
         return LOOPBACK, self.port
 
 
 class ZooKeeperEntry(msgspec.Struct, frozen=True):
-    """What the brokers connect to. `port` and `process` are set only where it was started here."""
+    """The ZooKeeper of the brokers. `port` and `process` are set only if the launcher starts it."""
 
     connect: str
     port: int | None = None
@@ -54,18 +53,18 @@ class ClusterFile(msgspec.Struct, frozen=True):
     zookeeper: ZooKeeperEntry
     brokers: tuple[BrokerEntry, ...]
     settings: dict[str, str] = {}
-    """Given to every broker on top of what the launcher sets, under Kafka's names."""
+    """Settings of every broker under Kafka's names, which override the launcher's defaults."""
     log_dirs: int = 1
-    """How many log directories each broker has."""
+    """The number of log directories of each broker."""
     log_level: str = ""
-    """MINIBROKER_LOG_LEVEL as it was at the last `up`: `start` in another shell goes by it. Empty: it was not set."""
+    """MINIBROKER_LOG_LEVEL at the last `up`, which `start` also uses in other shells; empty if it was not set."""
     running: bool = False
-    """False once the cluster was taken down on purpose."""
+    """False after the cluster was taken down on purpose."""
     bootstrap: str = ""
     version: int = 1
 
     def broker(self, broker_id: int) -> BrokerEntry:
-        """Raises LaunchError that lists the ids there are."""
+        """Raises LaunchError with the existing ids."""
         for entry in self.brokers:
             if entry.id == broker_id:
                 return entry
@@ -77,13 +76,13 @@ class ClusterFile(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, brokers=brokers)
 
     def processes(self) -> list[Process]:
-        """All that were started, ZooKeeper first."""
+        """Return all processes that were started, ZooKeeper first."""
         started = [self.zookeeper.process, *(entry.process for entry in self.brokers)]
         return [process for process in started if process is not None]
 
 
 def load(directory: Path) -> ClusterFile | None:
-    """None where there was never a cluster. Raises LaunchError for a file that is damaged."""
+    """Return None if there is no cluster. Raises LaunchError if the file is damaged."""
     path = directory / FILE_NAME
     try:
         data = path.read_bytes()
@@ -98,7 +97,7 @@ def load(directory: Path) -> ClusterFile | None:
 
 
 def save(directory: Path, cluster: ClusterFile) -> None:
-    """Raises LaunchError where the file cannot be written."""
+    """Raises LaunchError if the file cannot be written."""
     bootstrap = ",".join(f"{LOOPBACK}:{entry.port}" for entry in cluster.brokers)
     encoded = msgspec.json.encode(msgspec.structs.replace(cluster, bootstrap=bootstrap))
     data = msgspec.json.format(encoded, indent=2) + b"\n"
@@ -109,18 +108,18 @@ def save(directory: Path, cluster: ClusterFile) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            _write_where_it_stands(path, data)
+            _overwrite(path, data)
     except OSError as error:
         raise LaunchError(
             f"{path} cannot be written: {error.strerror}; make room there, or make it writable"
         ) from error
 
 
-def _write_where_it_stands(path: Path, data: bytes) -> None:
-    """A full disk has no room for another file, but it has for this one, whose blocks stay allocated."""
+def _overwrite(path: Path, data: bytes) -> None:
+    """Write in place: a full disk has no room for another file, but this one's blocks stay allocated."""
     descriptor = os.open(path, os.O_WRONLY)
     try:
-        # Blanks after the JSON do no harm, should this be all that is written.
+        # Blanks after the JSON do no harm, in case the truncation fails.
         os.pwrite(descriptor, data.ljust(os.fstat(descriptor).st_size), 0)
         os.ftruncate(descriptor, len(data))
         os.fsync(descriptor)
@@ -130,7 +129,7 @@ def _write_where_it_stands(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """No other command starts or forgets processes of this cluster meanwhile. Held for milliseconds, so it waits."""
+    """Exclude other commands that start or record processes of this cluster. Waits, as it is held for milliseconds."""
     descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

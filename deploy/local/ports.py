@@ -1,20 +1,20 @@
 """Free ports of this machine.
 
-Ports that are chosen here lie below the range from which the kernel takes the source ports of outgoing connections.
-Inside it, a client that retries a dead server's port is in time given that very port as its own source, and then TCP
-connects it to itself: the server seems to live, and cannot come back because its port is taken.
+The ports chosen here lie below the range from which the kernel takes the source ports of outgoing connections. Inside
+that range, a client that retries a dead server's port eventually gets it as its own source port, and TCP connects the
+client to itself: the server seems to live, and cannot return because its port is taken.
 
-A port is free until its server listens, and again after that server is killed; another launcher that draws ports in
-these moments must not draw it. So whoever wants to keep ports leases them: for each it binds a Unix socket whose name
-says the port, in the abstract namespace, which belongs to the network namespace as ports do. The kernel ends a lease
-with the process, however that ends, and no file is left. Rejected: a TCP socket that is bound and does not listen, as
-either it keeps the server from binding, or nobody else sees it; lock files, which stay.
+A port is free until its server listens, and again after that server is killed; another launcher must not draw it in
+these moments. A launcher that keeps ports therefore leases them: for each port it binds a Unix socket with the port in
+its name, in the abstract namespace, which belongs to the network namespace as ports do. The kernel ends a lease with
+the process, however that ends, and no file is left. Rejected: a TCP socket that is bound and does not listen (it either
+keeps the server from binding or is invisible to other launchers); lock files, which stay.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from random import SystemRandom
 
@@ -27,7 +27,7 @@ _random = SystemRandom()
 
 
 def is_free(port: int) -> bool:
-    """Nothing listens on `port` of loopback. Remains of closed connections (TIME_WAIT) do not count."""
+    """Return whether nothing listens on `port` of loopback. Closed connections in TIME_WAIT do not count."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -38,7 +38,7 @@ def is_free(port: int) -> bool:
 
 
 class PortLease:
-    """Consecutive ports that nobody else draws here until `release`, or until this process ends."""
+    """Consecutive ports that no other launcher draws until `release`, or until this process ends."""
 
     def __init__(self, ports: list[int], sockets: list[socket.socket]) -> None:
         self.ports = ports
@@ -49,8 +49,8 @@ class PortLease:
             held.close()
 
 
-def lease_ports(count: int, avoid: Sequence[int] = ()) -> PortLease:
-    """`count` consecutive ports on which nothing listens, none of them in `avoid` or leased. Raises LaunchError."""
+def lease_ports(count: int, avoid: Collection[int] = ()) -> PortLease:
+    """Lease `count` consecutive free ports, none of them in `avoid`. Raises LaunchError if there are none."""
     highest = min(lowest_source_port(), 65_536) - count
     for _ in range(1_000):
         first = _random.randint(_LOWEST, max(_LOWEST, highest))
@@ -74,14 +74,21 @@ def _lease(port: int, leased: list[socket.socket]) -> bool:
     return True
 
 
-def free_ports(count: int, avoid: Sequence[int] = ()) -> list[int]:
-    """As `lease_ports`, for who begins to listen at once."""
+def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
+    """Return ports as `lease_ports` does, without a lease: for servers that listen at once."""
     lease = lease_ports(count, avoid)
     lease.release()
     return lease.ports
 
 
+def choose_port(preferred: int | None, avoid: Collection[int]) -> int:
+    """Return `preferred` if it is free and no source port, else a free port that is not in `avoid`."""
+    if preferred is not None and preferred < lowest_source_port() and is_free(preferred):
+        return preferred
+    return free_ports(1, avoid)[0]
+
+
 def lowest_source_port() -> int:
-    """From here on the kernel gives ports to outgoing connections."""
+    """Return the first port that the kernel gives to outgoing connections."""
     text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
     return int(text.split()[0])

@@ -1,13 +1,13 @@
-"""Processes that outlive the command that started them: spawn, recognise again, signal, wait.
+"""Processes that outlive the command that started them: spawn, recognise, signal, wait.
 
-The problem: `minibroker up --detach` ends, and a later `minibroker kill 2` must find that broker, and never hit
-a stranger that got its process id since. The choice: a process is its id *and* its birth (the host's boot id and
-the start time in /proc/PID/stat), and both are compared before every signal. Rejected: pid files (a recycled id is
-killed), process groups (the same), a supervisor daemon (one more process that can die).
+The problem: `minibroker up --detach` ends, and a later `minibroker kill 2` must find that broker, and never another
+process that has got its id since. The choice: a process is its id *and* its birth (the host's boot id and the start
+time in /proc/PID/stat), and both are compared before every signal. Rejected: pid files (a recycled id is killed),
+process groups (the same), a supervisor daemon (one more process that can die).
 
-A child that has ended stays a zombie until its parent asks for it, and the parent may be a foreground `up` or an
-`init` that never does. So a zombie counts as gone, and our own are reaped whenever someone looks. Not before its last
-thread has ended, though: until then a killed Java, whose first thread is a zombie at once, still holds its port.
+A child that has ended stays a zombie until its parent waits for it, and the parent may be a foreground `up` or an
+`init` that never does. A zombie therefore counts as gone, and each look reaps our own. It counts only once its last
+thread has ended: until then a killed Java, whose first thread is a zombie at once, still holds its port.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from typing import NamedTuple
 
 import msgspec
 
-_POLL_INTERVAL_S = 0.005
+from minibroker.deploy.errors import LaunchTimedOut
+
+POLL_INTERVAL_S = 0.005
+KILL_TIMEOUT_S = 10.0
 
 
 def let_signals_interrupt() -> None:
-    """For commands that take down in the end what they have started: SIGTERM and SIGHUP are as Ctrl-C. So is SIGINT,
+    """Treat SIGTERM and SIGHUP as Ctrl-C, for commands that finally take down the processes they started. SIGINT is set
     explicitly, since a shell starts `minibroker up &` with interrupts ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -38,7 +41,7 @@ def let_signals_interrupt() -> None:
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A process of this host, recognisable after its id was given to another."""
+    """A process of this host, recognisable even after another process has got its id."""
 
     pid: int
     birth: str
@@ -54,8 +57,8 @@ class ProcessState(Enum):
 def spawn(command: list[str], log: Path, environment: Mapping[str, str] = MappingProxyType({})) -> Process:
     """Start `command` in a session of its own, so that a Ctrl-C at the terminal does not reach it.
 
-    What it prints is appended to `log`. `environment` is added to this process's own. Raises OSError where the program
-    cannot be executed.
+    Its output is appended to `log`. `environment` is added to this process's own. Raises OSError if the program cannot
+    be executed.
     """
     log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     pid = os.posix_spawn(
@@ -82,10 +85,9 @@ def spawn_python(
     group_id: int | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Process:
-    """`spawn` for a module under this interpreter, unbuffered; under another group id, if that is given, which takes
-    root and the program setpriv.
+    """Spawn a module under this interpreter, unbuffered. Another `group_id` takes root and the program setpriv.
 
-    With -P, since a `minibroker/` or a `kazoo.py` in the user's working directory is not the one that is meant.
+    With -P, so that a `minibroker/` or a `kazoo.py` in the user's working directory is not imported.
     """
     command = [sys.executable, "-P", "-u", "-m", module, *arguments]
     if group_id is not None:
@@ -95,7 +97,7 @@ def spawn_python(
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C and its like wait until the end: around a spawn and the note of it, or the process might be lost."""
+    """Delay Ctrl-C, SIGTERM and SIGHUP until the end: around a spawn and its record, or the process might be lost."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     try:
         yield
@@ -118,7 +120,7 @@ def is_alive(process: Process) -> bool:
 
 
 def send_signal(process: Process, number: signal.Signals) -> bool:
-    """False, and nothing done, where the process is gone."""
+    """Return False, and do nothing, if the process is gone."""
     if not is_alive(process):
         return False
     try:
@@ -129,17 +131,17 @@ def send_signal(process: Process, number: signal.Signals) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Look every few milliseconds; False where `condition` did not become true in time."""
+    """Check `condition` every few milliseconds; return False if it does not become true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= deadline:
             return False
-        time.sleep(_POLL_INTERVAL_S)
+        time.sleep(POLL_INTERVAL_S)
     return True
 
 
 def wait_until_gone(processes: Iterable[Process], timeout_s: float) -> list[Process]:
-    """Those that still live at the end of the time."""
+    """Return the processes that still live after `timeout_s`."""
     living = list(processes)
 
     def all_gone() -> bool:
@@ -150,8 +152,23 @@ def wait_until_gone(processes: Iterable[Process], timeout_s: float) -> list[Proc
     return living
 
 
+def end(processes: Sequence[Process], *, kill: bool, timeout_s: float) -> None:
+    """Terminate, and after `timeout_s`, or at once with `kill`, kill. Raises LaunchTimedOut if a process survives."""
+    if not kill:
+        for process in processes:
+            send_signal(process, signal.SIGTERM)
+            send_signal(process, signal.SIGCONT)  # a paused process handles no signal before it continues
+        processes = wait_until_gone(processes, timeout_s)
+    for process in processes:
+        send_signal(process, signal.SIGKILL)
+    if left := wait_until_gone(processes, KILL_TIMEOUT_S):
+        raise LaunchTimedOut(
+            f"process {left[0].pid} does not end even when killed: it hangs inside the operating system"
+        )
+
+
 def _reap(pid: int) -> None:
-    # Where it is not our child, whoever started it, or init, reaps it.
+    # Other children are reaped by the process that started them, or by init.
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
@@ -163,12 +180,12 @@ class _Found(NamedTuple):
 
 
 def _look(pid: int) -> _Found | None:
-    """The process that has this id now, according to /proc/PID/stat."""
+    """Return the process that has this id now, according to /proc/PID/stat."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The second field is the program's name in parentheses, and may itself hold spaces and parentheses.
+    # The second field, the program's name in parentheses, may itself contain spaces and parentheses.
     fields = stat.rpartition(")")[2].split()
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return _Found(fields[0], int(fields[17]), f"{boot_id}:{fields[19]}")

@@ -1,6 +1,6 @@
-"""What a broker that is starting says of its recovery: read from its metrics, which it serves from the beginning.
+"""The progress of brokers that recover their logs, read from their metrics, which they serve from the beginning.
 
-So there is no file that could say it still when the broker is gone.
+Unlike a file, metrics end with the broker.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ ASK_TIMEOUT_S = 2.0
 
 
 def ask_recoveries(metrics_ports: Mapping[int, int]) -> dict[int, RecoveryProgress]:
-    """By broker: how far those are that have logs to open. `metrics_ports` are those of the brokers to be asked, all at
-    once; one that does not answer is left out."""
+    """Ask the brokers, by id, at these ports, and return the progress of those that still have logs to open."""
     if not metrics_ports:
         return {}
     with ThreadPoolExecutor(len(metrics_ports)) as pool:

@@ -1,9 +1,10 @@
-"""The file with the secret by which brokers of one cluster know each other: made once, by whoever comes first.
+"""The file with the secret by which the brokers of one cluster know each other, created by the first that needs it.
 
     python -m minibroker.deploy.local.secret_file PATH
 
-`minibroker up` makes it in its data directory. In containers each broker does, in a volume that they share, before it
-starts: nobody has to think of it, and no secret is in the repository, in an image or on a command line.
+`minibroker up` creates it in its data directory. In containers each broker runs the command above before it starts, on
+a volume that all brokers share: no user has to create a secret, and none is in the repository, in an image or on a
+command line.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ FILE_NAME = "broker.secret"
 
 
 def make(path: Path) -> None:
-    """There is a whole file afterwards, readable by its owner alone; one that was there is left as it is, even where
-    others make it at the same time. Raises OSError."""
+    """Create the file, readable by its owner alone, unless it exists. Brokers that do so at the same time end up with
+    one secret. Raises OSError."""
     if path.exists():
         return
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # its mode is 0600
@@ -28,7 +29,7 @@ def make(path: Path) -> None:
             file.write(secrets.token_hex(32) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        os.link(temporary, path)  # unlike a rename, it fails where another was faster
+        os.link(temporary, path)  # unlike a rename, it fails if another broker was faster
     except FileExistsError:
         pass
     finally:

@@ -1,4 +1,4 @@
-"""What a foreground `minibroker up` does: tell what happens to the processes, until the cluster is taken down."""
+"""A foreground `minibroker up`: report changes of the processes until the cluster is taken down."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 
 from minibroker.deploy.local.cluster_file import ClusterFile
-from minibroker.deploy.local.local_cluster import ZOOKEEPER, LocalCluster, Member, name_of
+from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.processes import Process, ProcessState, state_of
+from minibroker.deploy.local.who import ZOOKEEPER, Member, name_of
 
 _INTERVAL_S = 0.2
 
@@ -15,9 +16,9 @@ States = dict[Member, tuple[Process | None, ProcessState]]
 
 
 def watch(cluster: LocalCluster, report: Callable[[str], None]) -> None:
-    """Report every process that goes, pauses or comes back. Returns after a `minibroker down` from elsewhere.
+    """Report every process that ends, pauses or returns. Returns after a `minibroker down` in another shell.
 
-    Looking is also what reaps the processes that were started here, so that none stays a zombie.
+    Each look also reaps the processes that were started here, so that none stays a zombie.
     """
     before: States = {}
     while (known := cluster.file_or_none()) is not None and known.running:
@@ -29,7 +30,7 @@ def watch(cluster: LocalCluster, report: Callable[[str], None]) -> None:
 
 
 def changes(before: States, now: States) -> list[str]:
-    """A line for every member that was known before and whose process or state is another now."""
+    """Return a line for every member that was known before and whose process or state has changed."""
     lines: list[str] = []
     for member, (process, state) in now.items():
         if member not in before or before[member] == (process, state):

@@ -1,12 +1,16 @@
-"""WHO, as commands take it: a broker id, `controller`, `leader:TOPIC-PARTITION`, `coordinator:GROUP`, `all` or
+"""WHO, the argument of commands: a broker id, `controller`, `leader:TOPIC-PARTITION`, `coordinator:GROUP`, `all` or
 `zookeeper`."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition, topic_name_problem
+
+ZOOKEEPER: Final = "zookeeper"
+Member = int | Literal["zookeeper"]
+"""A process of the cluster: a broker's id, or the ZooKeeper that was started here."""
 
 
 class BrokerId(NamedTuple):
@@ -34,12 +38,16 @@ class ZooKeeperServer(NamedTuple):
 
 
 Elected = Controller | LeaderOf | CoordinatorOf
-"""Who they are changes, and for a moment there may be none."""
+"""The members that elections choose: they change, and for a moment there may be none."""
 Who = BrokerId | Elected | AllBrokers | ZooKeeperServer
 
 
 class MalformedWho(MinibrokerError, ValueError):
-    """The text names no member of a cluster. Says what is expected."""
+    """The text names no member of a cluster; the message says what is expected."""
+
+
+def name_of(member: Member) -> str:
+    return "ZooKeeper" if isinstance(member, str) else f"broker {member}"
 
 
 def parse_who(text: str) -> Who:
@@ -72,8 +80,7 @@ def _partition(text: str) -> TopicPartition:
 
 
 def _group(text: str) -> str:
-    """Any name will do that brokers can be sent, which takes UTF-8."""
     group = text.removeprefix("coordinator:")
-    if not group or group.encode(errors="ignore").decode() != group:
+    if not group or group.encode(errors="ignore").decode() != group:  # names travel as UTF-8
         raise MalformedWho(f"{text!r} names no group: coordinator:GROUP is expected, for instance coordinator:billing")
     return group

@@ -1,13 +1,17 @@
-"""A real ZooKeeper as a local process, from whatever installation this machine has.
+"""A real ZooKeeper as a local process: one standalone server on loopback.
 
-Looked for in this order: ZOOKEEPER_HOME, Debian's package, the jars that `zookeeper_jars` downloads. One standalone
-server on loopback, with ticks of 500 ms, so that sessions of 1 to 10 s are possible.
+    python -m minibroker.deploy.local.zookeeper
+
+finds the installation or downloads the jars now, so that the first `minibroker up` needs no network. The first found
+is used: ZOOKEEPER_HOME, Debian's package, the jars that `zookeeper_jars` downloads. Ticks of 500 ms allow sessions of
+1 to 10 s.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,20 +20,21 @@ from minibroker.deploy.errors import LaunchError, LaunchTimedOut
 from minibroker.deploy.local.ports import LOOPBACK
 from minibroker.deploy.local.processes import Process, is_alive, spawn, wait_until
 from minibroker.deploy.local.zookeeper_jars import zookeeper_jars
+from minibroker.protocol.errors import MinibrokerError
 
 DEFAULT_PORT = 2181
 START_TIMEOUT_S = 60.0
-"""It takes one second, and thirty where many others want the processor."""
+"""A start takes one second, or up to thirty on a busy machine."""
 
 _PROBE_TIMEOUT_S = 0.2
-"""For one look at a server that starts. A connection that ZooKeeper accepts a few milliseconds before it has loaded its
-data is neither answered nor closed (a NullPointerException in its log), so waiting longer would be in vain."""
+"""The time for one probe of a starting server. A connection that ZooKeeper accepts a few milliseconds before it has
+loaded its data is never answered or closed (a NullPointerException in its log), so a longer wait does not help."""
 
 _DEBIAN_JARS = Path("/usr/share/java")
 
 
 class ZooKeeperProgram:
-    """A Java and the jars, found before anything is started."""
+    """Java and the class path, found before any process starts."""
 
     def __init__(self, java: Path, class_path: list[Path]) -> None:
         self.java = java
@@ -37,7 +42,7 @@ class ZooKeeperProgram:
 
 
 def find_program(environment: Mapping[str, str] = os.environ) -> ZooKeeperProgram:
-    """Find both; jars that this machine lacks are downloaded. Raises MinibrokerError with the remedy if that fails."""
+    """Find both, and download missing jars. Raises MinibrokerError with the remedy if that fails."""
     java = find_java(
         environment, "ZooKeeper", "install a Java runtime, or name a running ZooKeeper with --zookeeper HOST:PORT"
     )
@@ -81,13 +86,13 @@ def start(program: ZooKeeperProgram, data: Path, log: Path, port: int) -> Proces
 
 
 def _property(value: str) -> str:
-    """As Java reads it back from a file of properties: in UTF-16 and ASCII, a backslash begins an escape."""
+    """Escape the value for a file of Java properties: ASCII, with UTF-16 units as escapes after a backslash."""
     units = memoryview(value.encode("utf-16")[2:]).cast("H")
     return "".join(chr(u) if 0x20 <= u < 0x7F and u != ord("\\") else f"\\u{u:04x}" for u in units)
 
 
 def wait_until_serving(process: Process, port: int, log: Path, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Raises LaunchError where the process ends, LaunchTimedOut where it does not answer in time."""
+    """Raises LaunchError if the process ends, LaunchTimedOut if it does not answer in time."""
     if not wait_until(lambda: not is_alive(process) or is_serving(LOOPBACK, port, _PROBE_TIMEOUT_S), timeout_s):
         raise LaunchTimedOut(f"ZooKeeper did not answer on port {port} within {timeout_s:g} s: see {log}")
     if not is_alive(process):
@@ -95,14 +100,14 @@ def wait_until_serving(process: Process, port: int, log: Path, timeout_s: float 
 
 
 def is_serving(host: str, port: int, timeout_s: float = 2.0) -> bool:
-    """A ZooKeeper answers `srvr` there and takes requests."""
+    """Return whether a ZooKeeper answers `srvr` there and accepts requests."""
     answer = _ask_srvr(host, port, timeout_s)
-    # A server that does not allow the command says so, and then serves as far as can be known.
+    # A server that does not allow the command names the whitelist; it counts as serving.
     return answer.startswith("Zookeeper version") or "not in the whitelist" in answer
 
 
 def check_servers(servers: str) -> None:
-    """Raises LaunchError where none of `HOST:PORT,HOST:PORT/chroot` answers, or where the text is malformed."""
+    """Raises LaunchError if no server of `HOST:PORT,HOST:PORT/chroot` answers, or if the text is malformed."""
     if not is_any_serving(servers):
         raise LaunchError(
             f"no ZooKeeper answers at {servers}: start it, correct the address, or leave out --zookeeper to get one of "
@@ -111,7 +116,7 @@ def check_servers(servers: str) -> None:
 
 
 def is_any_serving(servers: str) -> bool:
-    """One of `HOST:PORT,HOST:PORT/chroot` answers. Raises LaunchError where the text is malformed."""
+    """Return whether a server of `HOST:PORT,HOST:PORT/chroot` answers. Raises LaunchError if the text is malformed."""
     addresses, _, _ = servers.partition("/")
     for address in addresses.split(","):
         host, colon, port = address.strip().rpartition(":")
@@ -151,3 +156,16 @@ def _find_class_path(environment: Mapping[str, str]) -> list[Path]:
         names = ("zookeeper.jar", "zookeeper-jute.jar", "slf4j-simple.jar")
         return [_DEBIAN_JARS / name for name in names if (_DEBIAN_JARS / name).exists()]
     return zookeeper_jars(environment)
+
+
+def main() -> int:
+    try:
+        find_program()
+    except MinibrokerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -108,7 +108,7 @@ def _download(url: str, sha256: str) -> bytes:
 
 
 def _keep(jar: Path, contents: bytes) -> None:
-    """Write all of it or nothing, as another process may look for the same jar now."""
+    """Write atomically, since another process may look for the same jar."""
     try:
         jar.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=jar.parent, prefix=f"{jar.name}.", delete=False) as file:

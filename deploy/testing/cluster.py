@@ -32,8 +32,9 @@ from minibroker.deploy.errors import LaunchError, LaunchTimedOut
 from minibroker.deploy.local import broker_process
 from minibroker.deploy.local.broker_process import OWN_SETTINGS
 from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
-from minibroker.deploy.local.local_cluster import DEFAULT_BROKERS, MAX_BROKERS, Member
+from minibroker.deploy.local.data_directory import MAX_BROKERS
 from minibroker.deploy.local.local_cluster import LocalCluster as Launcher
+from minibroker.deploy.local.plan import DEFAULT_BROKERS
 from minibroker.deploy.local.ports import LOOPBACK, PortLease, lease_ports
 from minibroker.deploy.local.processes import (
     Process,
@@ -44,7 +45,7 @@ from minibroker.deploy.local.processes import (
     wait_until,
     wait_until_gone,
 )
-from minibroker.deploy.local.who import AllBrokers, ZooKeeperServer, parse_who
+from minibroker.deploy.local.who import AllBrokers, Member, ZooKeeperServer, parse_who
 from minibroker.deploy.testing import guardian
 from minibroker.deploy.testing.isolation import Isolation
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError

@@ -21,9 +21,9 @@ from minibroker.client.admin import Admin
 from minibroker.client.cli.bench.report import percentile
 from minibroker.client.cli.bench.values import Values
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local.local_cluster import ZOOKEEPER, LocalCluster, Member, name_of
+from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.processes import ProcessState
-from minibroker.deploy.local.who import AllBrokers, BrokerId, ZooKeeperServer
+from minibroker.deploy.local.who import ZOOKEEPER, AllBrokers, BrokerId, Member, ZooKeeperServer, name_of
 from minibroker.deploy.observing.cluster_view import ClusterView
 from minibroker.deploy.trials.trial import PATIENCE_S, Gap, Trial, TrialVerdict, longest_gap, patience
 from minibroker.protocol.model import TopicPartition

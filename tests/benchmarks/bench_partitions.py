@@ -32,9 +32,9 @@ import uvloop
 from minibroker.client.admin import Admin
 from minibroker.client.administering.topics import NewTopic
 from minibroker.client.errors import TopicErrors
-from minibroker.deploy.local.local_cluster import ZOOKEEPER, LocalCluster
+from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK, free_ports
-from minibroker.deploy.local.who import BrokerId
+from minibroker.deploy.local.who import ZOOKEEPER, BrokerId
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.connections.rpc import Connection, open_connection

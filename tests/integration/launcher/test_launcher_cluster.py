@@ -10,6 +10,7 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.plan import Options
 from minibroker.deploy.local.processes import ProcessState, wait_until
 from minibroker.deploy.local.who import AllBrokers, BrokerId, Controller, ZooKeeperServer
 from minibroker.protocol.apis import FETCH
@@ -98,9 +99,9 @@ def test_log_directories_can_be_added_at_an_up_but_not_removed(local_cluster: Ca
             return [(found.log_dir, found.error) for found in (await admin.describe_log_dirs())[1]]
 
     assert asyncio.run(log_dirs()) == [(path, None) for path in both]
-    assert again.running(log_dirs=2) is not None
+    assert again.running(Options(log_dirs=2)) is not None
     with pytest.raises(LaunchError, match="not with --log-dirs .*log directories: 2 each"):
-        again.running(log_dirs=3)
+        again.running(Options(log_dirs=3))
     again.down()
     with pytest.raises(LaunchError, match="--log-dirs 1: each broker has replicas in 2 log directories"):
         again.up(log_dirs=1)

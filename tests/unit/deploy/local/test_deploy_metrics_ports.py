@@ -1,25 +1,42 @@
-"""Where the brokers of a local cluster serve their metrics."""
+"""The ports on which the brokers of a local cluster serve their metrics."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Collection
 
 from minibroker.deploy.local.cluster_file import BrokerEntry
-from minibroker.deploy.local.local_cluster import METRICS_PORT_DISTANCE, _metrics_ports
-from minibroker.deploy.local.ports import LOOPBACK, free_ports, lowest_source_port
+from minibroker.deploy.local.plan import ChoosePort, metrics_ports
+from minibroker.deploy.local.ports import LOOPBACK, choose_port, free_ports, lowest_source_port
+
+ANOTHER = 20_000
+
+
+def chooser(*taken: int) -> ChoosePort:
+    def choose(preferred: int | None, avoid: Collection[int]) -> int:
+        if preferred is not None and preferred not in taken:
+            return preferred
+        return next(port for port in range(ANOTHER, 65_536) if port not in avoid)
+
+    return choose
 
 
 def test_metrics_stay_where_they_were_and_one_port_that_is_taken_moves_no_other() -> None:
-    first = free_ports(3)[0]
-    known = free_ports(3, avoid=range(first, first + 3))
-    before = [BrokerEntry(number + 1, first + number, metrics_port=port) for number, port in enumerate(known)]
-    assert _metrics_ports(first, 3, before) == known
-    with socket.create_server((LOOPBACK, known[1])):
-        moved = _metrics_ports(first, 3, before)
-    assert (moved[0], moved[2]) == (known[0], known[2])
-    assert moved[1] not in {*known, *range(first, first + 3)}
-    more = _metrics_ports(first, 4, before)
-    assert more[:3] == known
-    assert more[3] not in {*known, *range(first, first + 4)}
-    usual = first + METRICS_PORT_DISTANCE
-    assert usual + 3 > lowest_source_port() or _metrics_ports(first, 3, ())[0] in (usual, *range(1, 65_536))
+    before = [BrokerEntry(number + 1, 9092 + number, metrics_port=11_000 + number) for number in range(3)]
+    assert metrics_ports(9092, 3, before, chooser()) == [11_000, 11_001, 11_002]
+    assert metrics_ports(9092, 3, before, chooser(11_001)) == [11_000, ANOTHER, 11_002]
+    assert metrics_ports(9092, 4, before, chooser()) == [11_000, 11_001, 11_002, 10_095]
+
+
+def test_new_metrics_ports_are_1000_above_the_brokers_unless_one_is_taken() -> None:
+    assert metrics_ports(9092, 3, (), chooser(10_093)) == [10_092, ANOTHER, 10_094]
+    before = [BrokerEntry(1, 9092, metrics_port=10_093)]
+    assert metrics_ports(9092, 2, before, chooser()) == [10_093, ANOTHER]
+
+
+def test_a_port_is_chosen_if_it_is_free_and_the_kernel_does_not_give_it_away() -> None:
+    [free] = free_ports(1)
+    assert choose_port(free, ()) == free
+    with socket.create_server((LOOPBACK, free)):
+        assert choose_port(free, [free]) != free
+    assert choose_port(lowest_source_port(), ()) < lowest_source_port()

@@ -1,4 +1,4 @@
-"""Whom WHO means where there is nobody: told as a LaunchError, with the remedy."""
+"""The member that WHO names; if there is none, a LaunchError with the remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def partition(number: int, leader: int) -> MetadataPartition:
 
 
 def led(leader: int, billing: int) -> ClusterView:
-    """Where one leads all partitions of the groups, but for that of the group `billing`, which another does."""
+    """Return a view in which `leader` leads all partitions of the offsets topic except for the group `billing`'s."""
     states = {name: partition(name.partition, leader) for name in OFFSETS}
     of_billing = OFFSETS[offsets_partition("billing", len(OFFSETS))]
     states[of_billing] = partition(of_billing.partition, billing)
@@ -34,7 +34,7 @@ def led(leader: int, billing: int) -> ClusterView:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
-    """Nothing of it runs."""
+    """A cluster of which no process runs."""
     monkeypatch.setattr(local_cluster, "ELECTION_TIMEOUT_S", 0.0)
     brokers = tuple(BrokerEntry(id, 9091 + id) for id in (1, 2))
     cluster_file.save(tmp_path, ClusterFile(ZooKeeperEntry("127.0.0.1:2181"), brokers))
@@ -57,7 +57,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
         ("coordinator:billing", led(1, 7), "there is no broker 7 in this cluster: its ids are 1, 2"),
     ],
 )
-def test_where_nobody_is_meant_a_launch_error_says_why(
+def test_if_who_names_no_member_a_launch_error_says_why(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, who: str, view: ClusterView, told: str
 ) -> None:
     monkeypatch.setattr(cluster, "view", lambda: view)
@@ -75,6 +75,6 @@ def test_the_coordinator_of_a_group_is_the_leader_of_its_partition_of_the_offset
 
 
 @pytest.mark.parametrize("who", ["controller", "leader:orders-0", "coordinator:billing"])
-def test_who_is_elected_cannot_be_started(cluster: LocalCluster, who: str) -> None:
+def test_an_elected_member_cannot_be_started(cluster: LocalCluster, who: str) -> None:
     with pytest.raises(LaunchError, match="is running already: give `start` a broker id, all or zookeeper"):
         cluster.start(parse_who(who))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local.zookeeper import check_servers, find_program
+from minibroker.deploy.local.zookeeper import check_servers, find_program, main
 
 
 def test_zookeeper_home_comes_first_with_its_configuration_directory(tmp_path: Path) -> None:
@@ -20,6 +20,14 @@ def test_zookeeper_home_comes_first_with_its_configuration_directory(tmp_path: P
 def test_a_zookeeper_home_without_zookeeper_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"no lib/zookeeper-\*\.jar"):
         find_program({"ZOOKEEPER_HOME": str(tmp_path)})
+
+
+def test_a_machine_without_zookeeper_is_reported_by_make_setup_with_the_error_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ZOOKEEPER_HOME", str(tmp_path))
+    assert main() == 1
+    assert capsys.readouterr().err.startswith(f"error: ZOOKEEPER_HOME is {tmp_path}, but there is no lib/")
 
 
 @pytest.mark.parametrize("servers", ["", "localhost", "localhost:", ":2181", "localhost:0", "localhost:x", "h:70000/a"])

@@ -1,0 +1,75 @@
+"""The data directory of a cluster: its log directories, its disk, and which paths are possible."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from minibroker.client.shown import undecodable
+from minibroker.deploy.errors import LaunchError
+
+MAX_BROKERS = 100
+MAX_LOG_DIRS = 16
+LITTLE_ROOM_BYTES = 1024 * 1024
+"""A disk with less room is called full: a broker fails at the first write that does not fit."""
+
+
+def make(directory: Path) -> None:
+    """Raises LaunchError if the directory cannot be created, or if settings of brokers cannot name it."""
+    if (path := undecodable(directory)) is not None:
+        raise LaunchError(f"the data directory {path} is not UTF-8, and settings are: use --data with another path")
+    if "," in str(directory):
+        raise LaunchError(
+            f"the data directory {directory} has a comma, which separates log directories in `log.dirs`: use --data "
+            "with another path"
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"the data directory {directory} cannot be created: {error.strerror}; use --data") from error
+
+
+def log_dirs(directory: Path, broker_id: int, count: int) -> list[Path]:
+    """Return a broker's log directories. The first does not depend on `count`, so that more can be added later."""
+    first = directory / f"broker-{broker_id}"
+    return [first, *(first.with_name(f"{first.name}-disk-{number}") for number in range(2, count + 1))]
+
+
+def brokers_with_replicas(directory: Path) -> list[int]:
+    """Return the ids of the brokers that have replicas here, whether the cluster file names them or not."""
+    return [
+        broker_id
+        for broker_id in range(1, MAX_BROKERS + 1)
+        if any(map(_has_replicas, log_dirs(directory, broker_id, MAX_LOG_DIRS)))
+    ]
+
+
+def _has_replicas(log_dir: Path) -> bool:
+    try:
+        # The name of a deleted replica's directory, which stays for a while, does not end in a partition's number.
+        return any(entry.is_dir() and entry.name.rpartition("-")[2].isdecimal() for entry in log_dir.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # a failing disk must not count as empty
+        return True
+
+
+def is_full(directory: Path) -> bool:
+    try:
+        found = os.statvfs(directory)
+    except FileNotFoundError:
+        return False
+    return found.f_bavail * found.f_frsize < LITTLE_ROOM_BYTES
+
+
+@contextlib.contextmanager
+def naming_a_full_disk(directory: Path) -> Iterator[None]:
+    """Add the full disk to any error: a process that cannot start on one rarely has the room to log the reason."""
+    try:
+        yield
+    except (LaunchError, OSError) as error:
+        if not is_full(directory):
+            raise
+        raise LaunchError(f"{error}; the disk of {directory} is full: make room there") from error

@@ -1,0 +1,81 @@
+"""Which members of a cluster a command's WHO means, decided from the cluster file and the answers of brokers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local.cluster_file import ClusterFile
+from minibroker.deploy.local.plan import OFFSETS_REPLICATION_FACTOR
+from minibroker.deploy.local.who import (
+    ZOOKEEPER,
+    AllBrokers,
+    BrokerId,
+    Controller,
+    CoordinatorOf,
+    Elected,
+    LeaderOf,
+    Member,
+    ZooKeeperServer,
+)
+from minibroker.deploy.observing.cluster_view import ClusterView
+from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
+
+
+class NotElected(NamedTuple):
+    """No broker knows a controller or leader now; there may be one in a moment."""
+
+    reason: str
+
+
+def named(who: BrokerId | AllBrokers | ZooKeeperServer, cluster: ClusterFile) -> list[Member]:
+    """Return the members that the cluster file alone determines. Raises LaunchError if there is no such member."""
+    match who:
+        case AllBrokers():
+            return [entry.id for entry in cluster.brokers]
+        case BrokerId(broker_id):
+            return [cluster.broker(broker_id).id]
+        case ZooKeeperServer():
+            if cluster.zookeeper.port is None:
+                raise LaunchError(
+                    f"the ZooKeeper at {cluster.zookeeper.connect} was not started here: act on it where it runs"
+                )
+            return [ZOOKEEPER]
+
+
+def elected(who: Elected, cluster: ClusterFile, view: ClusterView) -> int | NotElected:
+    """Return the broker that `view` reports as elected, dead or alive.
+
+    Raises LaunchError if the view cannot say, or if there is no such topic, partition or coordinator.
+    """
+    match who:
+        case Controller():
+            if view.controller_id is None:
+                return NotElected("no broker knows a controller: see `minibroker status`, and try again")
+            return cluster.broker(view.controller_id).id
+        case LeaderOf(partition):
+            _check_known(view, f"the leader of {partition}")
+        case CoordinatorOf(group):
+            # FindCoordinator would create the topic, and the answer of a single broker may be old.
+            _check_known(view, f"the coordinator of the group {group!r}")
+            partitions = sum(name.topic == OFFSETS_TOPIC for name in view.partitions)
+            if not partitions:
+                raise LaunchError(
+                    f"the group {group!r} has no coordinator, as there is no topic {OFFSETS_TOPIC} yet: it is created "
+                    f"when as many brokers run as {OFFSETS_REPLICATION_FACTOR} says; see `minibroker status`"
+                )
+            partition = TopicPartition(OFFSETS_TOPIC, offsets_partition(group, partitions))
+    state = view.partitions.get(partition)
+    if state is None:
+        raise LaunchError(
+            f"no broker knows a partition {partition}: see `minibroker topics list`, or `minibroker status`"
+        )
+    if state.leader_id == NO_LEADER:
+        isr = ", ".join(map(str, state.isr_nodes))
+        return NotElected(f"partition {partition} has no leader now: start the brokers of its ISR ({isr})")
+    return cluster.broker(state.leader_id).id
+
+
+def _check_known(view: ClusterView, sought: str) -> None:
+    if view.is_unknown:
+        raise LaunchError(f"no broker answers, so {sought} is unknown: see `minibroker status`")
