@@ -24,7 +24,7 @@ flight exceed the limit, and so on the size of the batches. That row has no targ
 Start and stop Kafka yourself, as brokers on this machine that this user may kill: the process that listens on the
 leader's port is killed. COMMAND restarts it, with {id} for the broker's id; without COMMAND there is one kill only.
 minibroker runs in DIR/cluster, which is removed at the end: give a DIR on the same disk as Kafka's. This takes half an
-hour; `--quick` takes five minutes and is a trial rather than a measurement.
+hour; `--quick` takes a minute and is a trial rather than a measurement.
 """
 
 from __future__ import annotations
@@ -70,7 +70,6 @@ IN_BATCHES = {"batch.num.messages": TURN, "linger.ms": 1_000}
 NO_REST = {"fetch.queue.backoff.ms": 10}
 """Settings of a confluent-kafka that reads with short pauses."""
 NO_LINGER = {"linger.ms": 0}
-BEFORE_KILL_S = 2.0
 FEWEST_RATIOS = 4
 """The least number of pairs of runs for a standard error."""
 RUN_TIMEOUT_S = 600.0
@@ -89,6 +88,8 @@ class Effort(NamedTuple):
     records: dict[tuple[str, int], int]
     """Records by client and size of values."""
     latency_s: float
+    before_kill_s: float
+    """Seconds of writes at a steady rate before the kill."""
 
 
 FULL = Effort(
@@ -102,8 +103,16 @@ FULL = Effort(
         ("aiokafka", 1_024): 150_000,
     },
     latency_s=8,
+    before_kill_s=2,
 )
-QUICK = Effort(repeats=1, reads=2, reads_with_rests=1, records=dict.fromkeys(FULL.records, 20_000), latency_s=1)
+QUICK = Effort(
+    repeats=1,
+    reads=2,
+    reads_with_rests=1,
+    records={("confluent-kafka", 100): 20_000, ("aiokafka", 1_024): 20_000},
+    latency_s=0.5,
+    before_kill_s=0.5,
+)
 
 
 # --- the two clusters ---
@@ -377,7 +386,7 @@ class Bench:
             ("confluent-kafka", f" ({setting_text(NO_LINGER)})", NO_LINGER),
             ("aiokafka", "", {}),
         ):
-            for size in (100, 1_024):
+            for size in (size for name, size in self.effort.records if name == client):
                 p50 = Case("p50 at 5,000/s, ms", client + note, size, None, False)
                 p99 = Case("p99 at 5,000/s, ms", client + note, size, 0.5, False)
                 count = int(LATENCY_RATE * self.effort.latency_s)
@@ -413,7 +422,7 @@ class Bench:
                 assert process.stdin is not None
                 assert process.stdout is not None
                 process.stdout.readline()
-                time.sleep(BEFORE_KILL_S)  # writes at a steady rate
+                time.sleep(self.effort.before_kill_s)
                 os.kill(pid, signal.SIGKILL)
                 process.stdin.write("killed\n")
                 process.stdin.flush()
@@ -439,7 +448,8 @@ GROUPS: dict[str, Callable[[Bench], None]] = {
 def measure(bench: Bench, groups: Sequence[str]) -> None:
     for peer in bench.peers:
         peer.wait_until_whole()
-    bench.warm_up()
+    if bench.effort is not QUICK:
+        bench.warm_up()
     for group in groups:
         GROUPS[group](bench)
 
@@ -462,7 +472,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", default=Path(".minibroker/bench"), help="for our cluster")
     parser.add_argument("--group", action="append", choices=list(GROUPS), help="run only this group; may be repeated")
     parser.add_argument("--repeats", type=int, metavar="N", help=f"runs of each: {FULL.repeats}")
-    parser.add_argument("--quick", action="store_true", help="few records, one run of each: five minutes")
+    parser.add_argument("--quick", action="store_true", help="few records, one run of each: a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table to this file too")
     arguments = parser.parse_args()
     let_signals_interrupt()

@@ -63,7 +63,7 @@ class Effort(NamedTuple):
     replication: tuple[tuple[int, str], ...]
     """Replicas and acks."""
     bytes_of_small: int
-    """Megabytes of values of 100 bytes in each run; three times as many of large values."""
+    """Bytes of small values in each run; three times as many of large values."""
     partitions: tuple[int, ...]
     raw_megabytes: int
     latency_s: float

@@ -23,7 +23,8 @@ from minibroker.deploy.trials.trial import Trial
 from minibroker.protocol.model import TopicPartition
 
 DEADLINE_S = 60.0
-SHORT_SESSION = {"zookeeper.session.timeout.ms": "2000"}
+SESSION_S = 2
+SHORT_SESSION = {"zookeeper.session.timeout.ms": str(SESSION_S * 1_000)}
 
 
 class ClusterFactory(Protocol):
@@ -103,7 +104,7 @@ async def test_a_controller_stopped_beyond_its_session_is_fenced_resigns_and_rej
 
 
 @pytest.mark.slow
-async def test_a_session_survives_a_saturated_broker(local_cluster: ClusterFactory) -> None:
+async def test_a_session_survives_a_broker_that_is_saturated_for_longer(local_cluster: ClusterFactory) -> None:
     cluster = local_cluster(settings=SHORT_SESSION)
     await create(cluster, "flood")
     await until(cluster, is_whole)
@@ -112,7 +113,7 @@ async def test_a_session_survives_a_saturated_broker(local_cluster: ClusterFacto
         Producer(cluster.bootstrap(), acks=1, batch_size=16_384) as first,
         Producer(cluster.bootstrap(), acks=1, batch_size=16_384) as second,
     ):
-        ends_s = time.monotonic() + 30
+        ends_s = time.monotonic() + 4 * SESSION_S
         sent = 0
         while time.monotonic() < ends_s:
             for _ in range(200):
@@ -121,7 +122,7 @@ async def test_a_session_survives_a_saturated_broker(local_cluster: ClusterFacto
             sent += 400
             await first.drain()
             await second.drain()
-    assert sent > 10_000
+    assert sent > 2_000
     for broker_id in (1, 2, 3):
         assert not log_lines(cluster, broker_id, "again registered|has expired|has not run")
     await until(cluster, is_whole)
@@ -168,7 +169,7 @@ async def test_a_broker_that_was_down_removes_a_deleted_topic_when_it_is_back(lo
             await asyncio.sleep(0.05)
     await asyncio.to_thread(cluster.kill, BrokerId(away))
     await until(cluster, lambda view: away not in view.brokers)
-    async with Admin(cluster.bootstrap(), default_api_timeout_ms=3_000) as admin:
+    async with Admin(cluster.bootstrap(), default_api_timeout_ms=1_500) as admin:
         with pytest.raises(TopicErrors, match=f"broker {away}"):  # the deletion waits for this broker
             await admin.delete_topics(["doomed"])
     async with asyncio.timeout(DEADLINE_S):

@@ -14,12 +14,12 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.deploy.local.local_cluster import LocalCluster
-from minibroker.deploy.local.ports import free_ports
+from tests.live_cluster import live_cluster
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-SESSION_MS = 6_000
+SESSION_MS, HEARTBEAT_MS = 2_000, 400
 
 BUSY = """
 import asyncio, logging, sys, time
@@ -30,7 +30,7 @@ logging.basicConfig(level=logging.WARNING)
 
 async def main() -> None:
     bootstrap, group, how, seconds, longest_ms = sys.argv[1:]
-    settings = dict(session_timeout_ms=6_000, heartbeat_interval_ms=1_000, max_poll_interval_ms=int(longest_ms))
+    settings = dict(session_timeout_ms=2_000, heartbeat_interval_ms=400, max_poll_interval_ms=int(longest_ms))
     async with Consumer(bootstrap, group=group, topics=["orders"], **settings) as consumer:
         record = await anext(consumer)
         generation = consumer.status().generation_id
@@ -58,13 +58,10 @@ asyncio.run(main())
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"))
-    cluster.up(3, free_ports(3)[0])
-    try:
+    settings = {"group.min.session.timeout.ms": "1000"}
+    with live_cluster(tmp_path_factory.mktemp("cluster"), settings=settings) as cluster:
         asyncio.run(prepare(cluster))
         yield cluster
-    finally:
-        cluster.down(kill=True)
 
 
 async def prepare(cluster: LocalCluster) -> None:
@@ -93,7 +90,7 @@ def busy(
 def test_a_member_that_blocks_its_event_loop_longer_than_its_session_stays_in_the_group(
     cluster: LocalCluster, tmp_path: Path, how: str
 ) -> None:
-    process = busy(cluster, tmp_path, f"stays-{how}", how, 10, 300_000)
+    process = busy(cluster, tmp_path, f"stays-{how}", how, 4, 300_000)
     said, _ = process.communicate(timeout=60)
     assert said.splitlines() == ["busy", "committed, generations 1 1", "goes on"]
 
@@ -106,16 +103,20 @@ def test_a_member_that_blocks_its_event_loop_longer_than_max_poll_interval_leave
         assert await asyncio.to_thread(process.stdout.readline) == "busy\n"
         began = asyncio.get_running_loop().time()
         async with Consumer(
-            cluster.bootstrap(), group="leaves", topics=["orders"], session_timeout_ms=SESSION_MS
+            cluster.bootstrap(),
+            group="leaves",
+            topics=["orders"],
+            session_timeout_ms=SESSION_MS,
+            heartbeat_interval_ms=HEARTBEAT_MS,
         ) as consumer:
             await until(lambda: len(consumer.assignment()) == 4, 30)
             return asyncio.get_running_loop().time() - began
 
-    process = busy(cluster, tmp_path, "leaves", "sleeping", 12, 4_000)
+    process = busy(cluster, tmp_path, "leaves", "sleeping", 8, 2_000)
     took_s = asyncio.run(other(process))
     said, _ = process.communicate(timeout=60)
-    assert took_s < 10, "it left while its loop was blocked"
+    assert took_s < 7, "it left while its loop was blocked"
     assert "WARNING" in said
-    assert "max_poll_interval_ms=4000" in said
+    assert "max_poll_interval_ms=2000" in said
     assert "failed: offsets of group leaves were not committed" in said
     assert "raised: no records were asked for during" in said
