@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from minibroker.deploy.local.ports import free_ports
-from minibroker.deploy.local.processes import send_signal, wait_until, wait_until_gone
+from minibroker.deploy.local.processes import send_signal, wait_until_gone
 from minibroker.deploy.local.who import AllBrokers, BrokerId, Controller
 from minibroker.deploy.trials.trial import Trial, TrialVerdict
-from tests.integration.cli.shell import PATIENCE_S, Shell
+from tests.integration.cli.shell import PATIENCE_S, Shell, running_shell
 from tests.simulation.simulator.cluster import NO_OFFSETS_TOPIC
 
 LONGEST_STOP_S = 15.0
@@ -22,23 +21,16 @@ LONGEST_STOP_S = 15.0
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    shell = Shell(tmp_path_factory.mktemp("shell"))
-    try:
-        # A rebalance, five seconds after a controller's election, would move leaders between a look and a stop.
-        still = ("--override", "auto.leader.rebalance.enable=false")
-        few = [text for name, value in NO_OFFSETS_TOPIC.items() for text in ("--override", f"{name}={value}")]
-        shell.ok("up", "--detach", "--base-port", str(free_ports(3)[0]), *still, *few)
+    # A rebalance, five seconds after a controller's election, would move leaders between a look and a stop.
+    settings = {"auto.leader.rebalance.enable": "false", **NO_OFFSETS_TOPIC}
+    with running_shell(tmp_path_factory.mktemp("shell"), settings) as shell:
         shell.ok("topics", "create", "orders", "--partitions", "3", "--replication-factor", "3")
         yield shell
-    finally:
-        if shell.cluster.file_or_none() is not None:
-            shell.cluster.down(kill=True)
 
 
 @pytest.fixture
 def minibroker(running: Shell) -> Shell:
-    assert wait_until(lambda: not running.cluster.status().problems(), PATIENCE_S), running.cluster.status()
-    return running
+    return running.healthy()
 
 
 def leaders(shell: Shell) -> dict[int, int]:
@@ -60,7 +52,7 @@ def test_stop_moves_the_leaders_and_reports_their_number(minibroker: Shell) -> N
         }
         assert victim not in leaders(minibroker).values()
         minibroker.ok("start", str(victim))
-        assert wait_until(lambda: not minibroker.cluster.status().problems(), PATIENCE_S)
+        minibroker.healthy()
     shown = minibroker.ok("stop", "1").splitlines()
     assert shown[0] == "stop: broker 1"
     assert shown[1].startswith("broker 1: ")
@@ -121,4 +113,4 @@ def _stop_one_and_kill_the_controller(minibroker: Shell, pause_s: float) -> None
     cluster.kill(BrokerId(int(controller)))
     assert wait_until_gone([stopping.process], LONGEST_STOP_S) == []
     cluster.start(AllBrokers())
-    assert wait_until(lambda: not cluster.status().problems(), PATIENCE_S), cluster.status()
+    minibroker.healthy()

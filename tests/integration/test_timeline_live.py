@@ -15,23 +15,17 @@ from typing import Any
 
 import pytest
 
-from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.processes import wait_until
-from tests.integration.cli.shell import PATIENCE_S, Shell, start
+from tests.integration.cli.shell import PATIENCE_S, Shell, running_shell, start
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def minibroker(tmp_path: Path) -> Iterator[Shell]:
-    shell = Shell(tmp_path)
-    try:
-        shell.ok("up", "--detach", "--base-port", str(free_ports(3)[0]))
+    with running_shell(tmp_path) as shell:
         shell.ok("topics", "create", "orders", "--partitions", "3")
         yield shell
-    finally:
-        if shell.cluster.file_or_none() is not None:
-            shell.cluster.down(kill=True)
 
 
 def _lines(text: str) -> list[Any]:

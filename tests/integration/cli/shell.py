@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import wait_until
+from tests.integration.cli.forking import ForkedCommand
 
 PATIENCE_S = 60.0
 
@@ -38,13 +44,27 @@ def start(arguments: Sequence[str], directory: Path, **options: Any) -> subproce
 
 
 def run(arguments: Sequence[str], directory: Path, stdin: bytes = b"") -> Ended:
-    process = start(arguments, directory, stdin=subprocess.PIPE)
-    try:
-        out, err = process.communicate(stdin, timeout=PATIENCE_S)
-    finally:
-        process.kill()
-        process.wait()
-    return Ended(process.returncode, out.decode(), err.decode())
+    """Run `minibroker ARGUMENTS` to its end, in a process that does not import the command line again."""
+    pipes = [os.pipe() for _ in range(3)]
+    (given, ours_given), (ours_out, out), (ours_err, err) = pipes
+    command = ForkedCommand(arguments, directory, (given, out, err))
+    for descriptor in (given, out, err):
+        os.close(descriptor)
+    with ThreadPoolExecutor(3) as pool:
+        pool.submit(_write, ours_given, stdin)
+        printed = [pool.submit(_read, descriptor) for descriptor in (ours_out, ours_err)]
+        code = command.wait(PATIENCE_S)
+        return Ended(code, *(future.result().decode() for future in printed))
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    with suppress(BrokenPipeError), open(descriptor, "wb") as stream:
+        stream.write(data)
+
+
+def _read(descriptor: int) -> bytes:
+    with open(descriptor, "rb") as stream:
+        return stream.read()
 
 
 class Shell:
@@ -74,3 +94,21 @@ class Shell:
 
     def status(self) -> Any:
         return json.loads(self("status", "--format", "json").out)
+
+    def healthy(self) -> Shell:
+        """Wait until the cluster is healthy; return the shell."""
+        assert wait_until(lambda: not self.cluster.status().problems(), PATIENCE_S), self.cluster.status()
+        return self
+
+
+@contextmanager
+def running_shell(directory: Path, settings: Mapping[str, str] | None = None) -> Iterator[Shell]:
+    """A shell with a cluster of three brokers, which is killed at the end."""
+    shell = Shell(directory)
+    options = [text for name, value in (settings or {}).items() for text in ("--override", f"{name}={value}")]
+    try:
+        shell.ok("up", "--detach", "--base-port", str(free_ports(3)[0]), *options)
+        yield shell
+    finally:
+        if shell.cluster.file_or_none() is not None:
+            shell.cluster.down(kill=True)

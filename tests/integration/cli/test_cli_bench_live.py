@@ -13,22 +13,16 @@ from pathlib import Path
 import pytest
 
 from minibroker.deploy.local.local_cluster import LocalCluster
-from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.processes import is_alive, wait_until
-from tests.integration.cli.shell import PATIENCE_S, Shell, start
+from tests.integration.cli.shell import PATIENCE_S, Shell, running_shell, start
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def minibroker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    shell = Shell(tmp_path_factory.mktemp("bench"))
-    try:
-        shell.ok("up", "--detach", "--base-port", str(free_ports(3)[0]))
+    with running_shell(tmp_path_factory.mktemp("bench")) as shell:
         yield shell
-    finally:
-        if shell.cluster.file_or_none() is not None:
-            shell.cluster.down(kill=True)
 
 
 @pytest.mark.slow
@@ -137,7 +131,7 @@ def test_failover_kills_and_restarts_and_loses_no_record(who: str, minibroker: S
     (gap,) = measured["gaps"]
     assert len(gap["killed"]) == 1
     assert 0 < gap["gap_ms"] == measured["gap_max_ms"]
-    assert wait_until(lambda: not minibroker.cluster.status().problems(), PATIENCE_S)
+    minibroker.healthy()
     topics = minibroker("topics", "list", "--format", "json").json()
     assert not [topic["name"] for topic in topics if topic["name"].startswith("bench-failover")]
 

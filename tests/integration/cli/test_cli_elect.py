@@ -8,22 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.processes import wait_until
-from tests.integration.cli.shell import PATIENCE_S, Shell
+from tests.integration.cli.shell import PATIENCE_S, Shell, running_shell
 
 
 @pytest.fixture
 def minibroker(tmp_path: Path) -> Iterator[Shell]:
-    shell = Shell(tmp_path)
-    try:
-        shell.ok(
-            "up", "--detach", "--base-port", str(free_ports(3)[0]), "--override", "auto.leader.rebalance.enable=false"
-        )
+    with running_shell(tmp_path, {"auto.leader.rebalance.enable": "false"}) as shell:
         yield shell
-    finally:
-        if shell.cluster.file_or_none() is not None:
-            shell.cluster.down(kill=True)
 
 
 def leads(minibroker: Shell) -> list[int]:
@@ -51,7 +43,7 @@ def test_preferred_leaders_are_elected_and_failures_and_mistakes_are_reported(mi
     assert "PREFERRED_LEADER_NOT_AVAILABLE" in refused
     assert "broker 2, is not alive" in refused
     minibroker.ok("start", "2")
-    assert wait_until(lambda: not minibroker.cluster.status().problems(), PATIENCE_S)
+    minibroker.healthy()
     assert leads(minibroker) != preferred(minibroker)
 
     rows = minibroker("elect", "--preferred", "--topic", "orders", "--format", "json").json()

@@ -13,27 +13,20 @@ from typing import IO, Any
 
 import pytest
 
-from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.processes import wait_until
 from minibroker.sync import Consumer
-from tests.integration.cli.shell import PATIENCE_S, Shell, start
+from tests.integration.cli.shell import PATIENCE_S, Shell, running_shell, start
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    shell = Shell(tmp_path_factory.mktemp("shell"))
-    try:
-        shell.ok("up", "--detach", "--base-port", str(free_ports(3)[0]))
+    with running_shell(tmp_path_factory.mktemp("shell")) as shell:
         yield shell
-    finally:
-        if shell.cluster.file_or_none() is not None:
-            shell.cluster.down(kill=True)
 
 
 @pytest.fixture
 def minibroker(running: Shell) -> Shell:
-    assert wait_until(lambda: not running.cluster.status().problems(), PATIENCE_S), running.cluster.status()
-    return running
+    return running.healthy()
 
 
 def fill(shell: Shell, topic: str, partitions: int, records: int) -> None:

@@ -24,24 +24,18 @@ from minibroker.deploy.local import secret_file
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports, is_free
 from minibroker.deploy.local.processes import is_alive, wait_until
-from tests.integration.cli.shell import PATIENCE_S, Shell, start
+from tests.integration.cli.shell import PATIENCE_S, Shell, running_shell, start
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    shell = Shell(tmp_path_factory.mktemp("shell"))
-    try:
-        shell.ok("up", "--detach", "--base-port", str(free_ports(3)[0]))
+    with running_shell(tmp_path_factory.mktemp("shell"), {"zookeeper.session.timeout.ms": "2000"}) as shell:
         yield shell
-    finally:
-        if shell.cluster.file_or_none() is not None:
-            shell.cluster.down(kill=True)
 
 
 @pytest.fixture
 def minibroker(running: Shell) -> Shell:
-    assert wait_until(lambda: not running.cluster.status().problems(), PATIENCE_S), running.cluster.status()
-    return running
+    return running.healthy()
 
 
 @pytest.fixture(scope="module")

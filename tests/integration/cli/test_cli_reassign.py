@@ -7,20 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.processes import wait_until
-from tests.integration.cli.shell import PATIENCE_S, Shell
+from tests.integration.cli.shell import PATIENCE_S, Shell, running_shell
 
 
 @pytest.fixture
 def minibroker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    shell = Shell(tmp_path_factory.mktemp("shell"))
-    try:
-        shell.ok("up", "--detach", "--base-port", str(free_ports(3)[0]))
+    with running_shell(tmp_path_factory.mktemp("shell")) as shell:
         yield shell
-    finally:
-        if shell.cluster.file_or_none() is not None:
-            shell.cluster.down(kill=True)
 
 
 @pytest.mark.slow
