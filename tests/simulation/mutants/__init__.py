@@ -1,18 +1,20 @@
-"""Planted bugs: one for each kind that such a system is known for, to show that the storms would find it.
+"""Planted bugs, one for each known kind of bug in such systems. They show that the storms would find it.
 
-A storm in which nothing goes wrong says little as long as nobody knows what it could have seen. So each family of bugs
-in the catalogue is planted, as the smallest change that somebody could have made, and the storm must accuse it: by a
-client's history, by an invariant of the whole cluster, or because the cluster does not recover. A bug that only makes a
-broker stumble over an assertion of its own shows nothing, so none is planted that way.
+A storm without anomalies proves little unless it is known which bugs it can detect. Each family of bugs in the
+catalogue is therefore planted, as the smallest plausible mistake, and a storm must expose it: in a client's history, by
+an invariant of the whole cluster, or because the cluster does not recover. A bug that only fails an assertion of the
+product itself would prove nothing, so none is planted that way.
 
-The product knows nothing of this. `planted` replaces functions while it lasts (see `planting`).
+The product does not know the mutants. `planted` replaces functions for its duration (see `planting`).
 
-Where the product has two fences against the same bug, taking down one shows nothing: then the mutant takes down both,
-and says so. What costs time alone is not planted, since no promise is broken by it: a client that believes older
-metadata asks again; a broker that lost its watch on /controller runs when it is started, and others run meanwhile. Nor
-is producers' state that outlives a truncation (ten storms had no retry at the right moment): test_storage_log.py is
-there for it. What is wrong with the order of flushes and acknowledgements shows in topics with durability=synced alone,
-since no other replica is believed after a power cut: test_synced_topics.py plays it out.
+If the product has two fences against the same bug, removing one has no effect; the mutant removes both, and its text
+says so. Not planted: - Bugs that only cost time and break no guarantee. A client with older metadata asks again. A
+broker without its watch on
+  /controller becomes a candidate at its start, and other brokers are candidates meanwhile.
+- Producer state that survives a truncation. Ten storms had no retry at the right moment; test_storage_log.py tests it.
+
+A wrong order of flushes and acknowledgements is visible only in topics with durability=synced, because other replicas
+are not trusted after a power cut; test_synced_topics.py tests it.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ MUTANTS: dict[str, Mutant] = {
 
 @contextmanager
 def planted(name: str | None) -> Iterator[None]:
-    """Plant the mutant of that name for as long as this lasts; None: nothing."""
+    """Plant the mutant of that name for the duration of the context; None: no mutant."""
     patches = Patches()
     try:
         if name is not None:

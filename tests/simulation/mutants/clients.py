@@ -50,7 +50,7 @@ from minibroker.protocol.model import NO_EPOCH
 from tests.simulation.mutants.planting import Patches, mutant
 
 
-@mutant("KIP-98", "a producer that got no answer sends the batch again with new sequence numbers")
+@mutant("KIP-98", "a producer repeats an unanswered batch with new sequence numbers")
 def retried_with_new_numbers(patches: Patches) -> None:
     @patches.instead_of(Accumulator, "retry")
     def retry(original: Any, self: Accumulator, batch: Any, retry_at: float) -> None:
@@ -58,14 +58,14 @@ def retried_with_new_numbers(patches: Patches) -> None:
         original(self, batch, retry_at)
 
 
-@mutant("KIP-98", "a producer numbers nothing, so that each repetition is a new batch to the broker")
+@mutant("KIP-98", "a producer does not number its batches, so a broker appends each repetition")
 def producer_not_idempotent(patches: Patches) -> None:
     @patches.instead_of(Accumulator, "__init__")
     def init(original: Any, self: Accumulator, *, is_idempotent: bool, **named: Any) -> None:
         original(self, is_idempotent=False, **named)
 
 
-@mutant("failures that nobody hears of", "who gives up waiting in the moment of a failure is never told of it")
+@mutant("errors lost", "a caller that stops waiting at the moment of a failure never receives the error")
 def failures_end_with_who_waits(patches: Patches) -> None:
     @patches.instead_of(Batch, "wait_given_up")
     def wait_given_up(original: Any, self: Batch, first: int, count: int = 1) -> None:
@@ -73,7 +73,7 @@ def failures_end_with_who_waits(patches: Patches) -> None:
             original(self, first, count)
 
 
-@mutant("a goodbye cut short", "who closes a consumer once more ends the close that is under way")
+@mutant("a close cut short", "a second call of close aborts the first one, which is still running")
 def second_close_ends_the_first(patches: Patches) -> None:
     @patches.instead_of(Consumer, "_close")
     async def close(original: Any, self: Consumer, timeout_s: float, **named: Any) -> None:
@@ -82,14 +82,17 @@ def second_close_ends_the_first(patches: Patches) -> None:
         await original(self, timeout_s, **named)
 
 
-@mutant("records that nobody worked on", "closing commits what another task is in the middle of")
+@mutant("unprocessed records", "close commits records that another task is still processing")
 def closing_counts_what_others_hold(patches: Patches) -> None:
     @patches.instead_of(InHand, "is_done_with")
     def is_done_with(original: Any, self: InHand) -> bool:
         return True
 
 
-@mutant("a committed offset that goes back", "leaving a consumer in an error takes back what was committed in hand")
+@mutant(
+    "a committed offset that goes back",
+    "leaving a consumer with an error takes back positions that were committed while its records were in hand",
+)
 def committed_in_hand_is_taken_back(patches: Patches) -> None:
     @patches.instead_of(InHand, "_take_back")
     def take_back(original: Any, self: InHand) -> None:
@@ -97,7 +100,7 @@ def committed_in_hand_is_taken_back(patches: Patches) -> None:
         original(self)
 
 
-@mutant("a buffer that fills for good", "failed records take room until flush, though somebody was told of them")
+@mutant("a buffer that stays full", "failed records occupy the buffer until flush, although their error was delivered")
 def told_failures_keep_their_room(patches: Patches) -> None:
     @patches.instead_of(Accumulator, "_told_changed")
     def told_changed(original: Any, self: Accumulator, batch: Batch) -> None:
@@ -105,7 +108,7 @@ def told_failures_keep_their_room(patches: Patches) -> None:
             original(self, batch)
 
 
-@mutant("a look that finds nothing", "a member that polls without waiting is told so before it has looked")
+@mutant("a poll without records", "a member that polls without waiting returns before it has looked for records")
 def glances_find_nothing(patches: Patches) -> None:
     @patches.instead_of(Reader, "_next_batch")
     async def next_batch(original: Any, self: Reader, timeout_s: float | None = None) -> Any:
@@ -114,35 +117,37 @@ def glances_find_nothing(patches: Patches) -> None:
                 return await original(self)
 
 
-@mutant("commits of nothing", "what is not subscribed to any more is not committed before it is given up")
+@mutant(
+    "missing commits", "positions of partitions that leave the subscription are not committed before their revocation"
+)
 def held_positions_are_not_committed(patches: Patches) -> None:
     @patches.instead_of(auto_commit, "positions")
     def positions(original: Any, partitions: FetchedPartitions) -> Any:
         return {p: offset for p, offset in original(partitions).items() if not partitions.states[p].is_held}
 
 
-@mutant("calls that never end", "calls that wait go on, whatever becomes of their client")
+@mutant("calls that never end", "waiting calls continue after their client has closed or failed")
 def calls_outlive_their_client(patches: Patches) -> None:
     @patches.instead_of(Calls, "end")
     def end(original: Any, self: Calls) -> None:
         pass
 
 
-@mutant("offsets that expire", "a position that stays the same is committed by itself only once")
+@mutant("offsets that expire", "auto-commit commits an unchanged position only once")
 def unchanged_positions_are_committed_once(patches: Patches) -> None:
     @patches.instead_of(auto_commit.AutoCommit, "_repeat")
     async def repeat(original: Any, self: Any) -> None:
         pass
 
 
-@mutant("commits that are undone", "auto-commit repeats the position, whatever was committed since")
+@mutant("commits that are undone", "auto-commit repeats the position although a later offset was committed since")
 def positions_are_repeated(patches: Patches) -> None:
     @patches.instead_of(Commits, "repeat")
     async def repeat(original: Any, self: Commits, positions: Any, topic_id: Any, timeout_s: float) -> None:
         await self.commit(self.ticket(positions, topic_id), timeout_s)
 
 
-@mutant("topics that stop all others", "a topic that is deleted is raised again and again, and the rest is not read")
+@mutant("one topic stops all", "a deleted topic raises its error again and again, and the other topics are not read")
 def deleted_topics_are_raised(patches: Patches) -> None:
     @patches.instead_of(Fetcher, "_is_absent")
     def is_absent(original: Any, self: Fetcher, state: PartitionState) -> bool:
@@ -157,7 +162,7 @@ def cancelled_tasks_are_waited_for(patches: Patches) -> None:
         original(self, who)
 
 
-@mutant("connections that nobody closes", "a client whose closing is cancelled closes no connection any more")
+@mutant("connections left open", "a client whose close is cancelled leaves its connections open")
 def cancelled_closing_leaves_connections(patches: Patches) -> None:
     @patches.instead_of(ClientRuntime, "close")
     async def close(original: Any, self: ClientRuntime) -> None:
@@ -165,7 +170,7 @@ def cancelled_closing_leaves_connections(patches: Patches) -> None:
         await original(self)
 
 
-@mutant("a goodbye unheard", "who starts a client that is closed meanwhile is not told that it does not run")
+@mutant("a start without an error", "starting a client that is closed meanwhile raises no error")
 def closed_while_starting_untold(patches: Patches) -> None:
     @patches.instead_of(Client, "start")
     async def start(original: Any, self: Client) -> None:
@@ -173,14 +178,14 @@ def closed_while_starting_untold(patches: Patches) -> None:
             await original(self)
 
 
-@mutant("acknowledged too early", "a producer takes a connection that broke for an acknowledgement")
+@mutant("acknowledged too early", "a producer treats a broken connection as an acknowledgement")
 def no_answer_is_a_good_answer(patches: Patches) -> None:
     @patches.instead_of(client_batch, "judge_batch")
     def judge_batch(original: Any, code: ErrorCode, **named: Any) -> BatchVerdict:
         return original(ErrorCode.NONE if code is ErrorCode.NETWORK_EXCEPTION else code, **named)  # type: ignore[no-any-return]
 
 
-@mutant("poll skip", "a consumer that finds the leader moved goes on at the end of the log")
+@mutant("poll skip", "a consumer that finds a moved leader continues at the end of the log")
 def position_lost_with_the_leader(patches: Patches) -> None:
     @patches.instead_of(Fetcher, "_failed")
     def failed(original: Any, self: Fetcher, state: Any, code: ErrorCode, *rest: Any) -> None:
@@ -189,7 +194,7 @@ def position_lost_with_the_leader(patches: Patches) -> None:
             self._partitions.move(state, None, LATEST_TIMESTAMP)
 
 
-@mutant("KIP-98", "batches that a send_batch fills beyond a first one take the numbers of the one before")
+@mutant("KIP-98", "the second and later batches of a send_batch reuse the sequence numbers of the batch before")
 def send_batch_reuses_numbers(patches: Patches) -> None:
     filled: set[Any] = set()
 
@@ -208,7 +213,7 @@ def send_batch_reuses_numbers(patches: Patches) -> None:
         return batch
 
 
-@mutant("duplicate", "where send_batch goes on in another batch, the last record of the one before is sent again")
+@mutant("duplicate", "send_batch repeats the last record of a full batch in the next one")
 def send_batch_splits_one_record_early(patches: Patches) -> None:
     @patches.instead_of(Filling, "_extend")
     def extend(original: Any, self: Filling, batch: Any, columns: Any, start: int, end: int, size: int) -> None:
@@ -217,14 +222,14 @@ def send_batch_splits_one_record_early(patches: Patches) -> None:
             batch.values[-(end - start)] = columns.values[start - 1]
 
 
-@mutant("lost key order", "send_batch puts records with keys where the hash of the next record's key says")
+@mutant("lost key order", "send_batch places a record by the hash of the next record's key")
 def send_batch_groups_by_another_key(patches: Patches) -> None:
     @patches.instead_of(choosing, "partitions_of")
     def partitions_of(original: Any, keys: Any, *rest: Any) -> Any:
         return original([*keys[1:], keys[0]] if keys else keys, *rest)
 
 
-# --- Topics that are deleted and created again under their name ---------------------------------------------------
+# --- Topics that are deleted and created again --------------------------------------------------------------------
 
 
 @mutant("KIP-516", "a leader appends records that were sent to an earlier topic of the same name")
@@ -234,7 +239,7 @@ def records_for_another_topic_are_taken(patches: Patches) -> None:
         return original(self, entry._replace(topic_id=""), *rest)
 
 
-@mutant("stale metadata", "a producer never believes that a topic has fewer partitions than it had")
+@mutant("stale metadata", "a producer ignores that a topic has fewer partitions than before")
 def partition_count_never_shrinks(patches: Patches) -> None:
     highest: dict[tuple[Accumulator, str], int] = {}
 
@@ -244,7 +249,10 @@ def partition_count_never_shrinks(patches: Patches) -> None:
         original(self, topic, topic_id, highest[self, topic], *rest)
 
 
-@mutant("lost key order", "records that wait while their topic is created again stay where the old count placed them")
+@mutant(
+    "lost key order",
+    "records that wait while their topic is created again stay in the partition chosen by the old count",
+)
 def places_outlive_their_topic(patches: Patches) -> None:
     @patches.instead_of(Accumulator, "_place_anew")
     def place_anew(original: Any, self: Accumulator, state: Any, partition_count: int) -> None:
@@ -254,14 +262,14 @@ def places_outlive_their_topic(patches: Patches) -> None:
         original(self, state, partition_count)
 
 
-@mutant("stale metadata", "a client goes back to a topic that is gone, because a broker which was cut off describes it")
+@mutant("stale metadata", "a client returns to a deleted topic because an isolated broker still describes it")
 def older_topic_believed(patches: Patches) -> None:
     @patches.instead_of(topic_ids, "is_older")
     def is_older(original: Any, topic_id: str, other: str) -> bool:
         return False
 
 
-@mutant("done already", "a creation that is repeated counts as done because of whatever topic has the name")
+@mutant("done already", "a repeated creation counts as done if any topic has the name")
 def somebody_elses_topic_counts_as_created(patches: Patches) -> None:
     attempts: dict[Creation, int] = {}
 
@@ -278,7 +286,7 @@ def somebody_elses_topic_counts_as_created(patches: Patches) -> None:
         }
 
 
-@mutant("done already", "what a broker could not forward to the controller counts as done by it")
+@mutant("done already", "a request that a broker could not forward to the controller counts as done")
 def lost_in_an_envelope_counts_as_done(patches: Patches) -> None:
     @patches.instead_of(ForwardingManager, "request")
     async def request(original: Any, self: ForwardingManager, api: Any, body: Any, **rest: Any) -> Any:
@@ -290,36 +298,34 @@ def lost_in_an_envelope_counts_as_done(patches: Patches) -> None:
             return DeleteTopicsResponse(0, [DeletableTopicResult(t, "", ErrorCode.NONE) for t in body.topics])
 
 
-@mutant(
-    "done already", "a creation that was meant for one controller is carried out by a later one, when it comes late"
-)
+@mutant("done already", "a late creation for one controller is processed by its successor")
 def creation_for_another_controller(patches: Patches) -> None:
     @patches.instead_of(Controller, "create_topics")
     async def create_topics(original: Any, self: Controller, *rest: Any, **named: Any) -> Any:
         return await original(self, *rest, **(named | {"controller_epoch": NO_EPOCH}))
 
 
-@mutant("done already", "a controller denies a topic that it has not heard of, though it may have been deposed")
+@mutant("done already", "a controller that may have been deposed denies a topic that it does not know")
 def denial_without_office(patches: Patches) -> None:
     @patches.instead_of(deletion, "confirm_office")
     def confirm_office(original: Any) -> Plan:
         return Plan()
 
 
-@mutant("done already", "a deletion that is repeated, or comes late, deletes the topic that was created since")
+@mutant("done already", "a repeated or late deletion deletes the topic that was created since")
 def deletion_by_name_alone(patches: Patches) -> None:
     @patches.instead_of(deletion, "is_meant")
     def is_meant(original: Any, state: ClusterState, topic: str, topic_id: str) -> bool:
         return topic in state.topic_ids and topic_id != topic_ids.NO_TOPIC
 
 
-# --- What a consumer believes of where it is -----------------------------------------------------------------------
+# --- A consumer's position -------------------------------------------------------------------------------------------
 
 
 @mutant(
     "poll skip",
-    "a batch that is being handed out says where its partition goes on, though that has been moved since: the first "
-    "records of a topic that was created again are skipped",
+    "a batch in delivery advances its partition, which was moved since: the first records of a recreated "
+    "topic are skipped",
 )
 def batch_outlives_its_generation(patches: Patches) -> None:
     @patches.instead_of(InHand, "is_open")
@@ -334,8 +340,8 @@ def batch_outlives_its_generation(patches: Patches) -> None:
 
 @mutant(
     "KIP-320",
-    "a leader that was deposed while it was cut off is believed that the log ends before the position (two fences: "
-    "clients ask nobody else, and the leader does not say that it may be deposed)",
+    "an isolated, deposed leader is believed that its log ends before the position (two fences: clients ask "
+    "no other broker, and the leader does not say that it may be deposed)",
 )
 def deposed_leader_is_believed(patches: Patches) -> None:
     @patches.instead_of(metadata, "is_confirmed")
@@ -347,7 +353,7 @@ def deposed_leader_is_believed(patches: Patches) -> None:
         return False
 
 
-@mutant("KIP-320", "a consumer does not say of which leader epoch the record before its position is")
+@mutant("KIP-320", "a consumer does not send the leader epoch of the record before its position")
 def position_without_epoch(patches: Patches) -> None:
     @patches.instead_of(PartitionState, "arrived")
     def arrived(original: Any, self: PartitionState, batch: Any) -> None:
@@ -363,14 +369,14 @@ def position_without_epoch(patches: Patches) -> None:
         self.move(position)
 
 
-@mutant("KIP-320", "a broker that is cut off from the others is believed that a topic is gone, or was created again")
+@mutant("KIP-320", "an isolated broker is believed that a topic was deleted or recreated")
 def topic_is_gone_because_one_says_so(patches: Patches) -> None:
     @patches.instead_of(metadata, "is_denied")
     def is_denied(original: Any, *rest: Any) -> bool:
         return True
 
 
-@mutant("KIP-320", "a broker that was told of some topics since it registered denies all others")
+@mutant("KIP-320", "a broker that has received some topics since its registration denies all others")
 def half_told_broker_denies(patches: Patches) -> None:
     @patches.instead_of(MetadataCache, "_why_unknown")
     def why_unknown(original: Any, self: MetadataCache, name: str) -> ErrorCode:
@@ -378,16 +384,14 @@ def half_told_broker_denies(patches: Patches) -> None:
         return original(self, name)  # type: ignore[no-any-return]
 
 
-@mutant(
-    "KIP-516", "what a partition of an earlier topic of the same name holds is told to clients that ask for its offsets"
-)
+@mutant("KIP-516", "a broker returns the offsets of an earlier topic of the same name")
 def offsets_of_an_earlier_topic(patches: Patches) -> None:
     @patches.instead_of(list_offsets, "_list")
     def list_(original: Any, services: Any, topic: Any, *rest: Any) -> Any:
         return original(services, structs.replace(topic, topic_id=""), *rest)
 
 
-@mutant("silence", "a consumer waits for ever for partitions that a topic lacks since it was created again")
+@mutant("silence", "a consumer waits for ever for partitions that the recreated topic lacks")
 def partitions_that_are_gone_are_waited_for(patches: Patches) -> None:
     @patches.instead_of(FetchedPartitions, "_topic_was_recreated")
     def topic_was_recreated(original: Any, self: FetchedPartitions, state: Any, is_there: bool) -> None:

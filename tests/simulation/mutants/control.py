@@ -1,4 +1,4 @@
-"""Planted bugs around the controller: who may write and give orders, and who notices what changes."""
+"""Planted bugs around the controller: fencing, orders, registration, watches."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def unfenced_controller_writes(patches: Patches) -> None:
 
 @mutant(
     "KAFKA-4447, KAFKA-1096",
-    "a controller that has resigned goes on with its events; and its writes are not fenced, which would end it",
+    "a resigned controller continues with its events; its writes, which would end it, are not fenced",
 )
 def resigned_controller_goes_on(patches: Patches) -> None:
     @patches.instead_of(Tenure, "close")
     async def close(original: Any, self: Tenure) -> None:
-        """Nothing: its task runs on."""
+        """Do nothing: its task continues."""
 
     _write_unfenced(patches)
 
@@ -49,19 +49,19 @@ def _obey_older_controllers(patches: Patches) -> None:
     @patches.instead_of(control, "_fence")
     async def fence(original: Any, services: Any, request: Any) -> None:
         request.controller_epoch = max(request.controller_epoch, services.control_epoch.highest)
-        request.number = 0  # the second fence, which is one of orders of the same controller
+        request.number = 0  # the second fence, between orders of the same controller
         await original(services, request)
 
 
-@mutant("older controller", "a broker obeys a controller though it knows of a newer one")
+@mutant("older controller", "a broker obeys a controller although it knows a newer one")
 def older_controller_obeyed(patches: Patches) -> None:
     _obey_older_controllers(patches)
 
 
 @mutant(
     "older leader epoch",
-    "a broker takes on a role in an older leader epoch than its own; such orders come from older controllers only, "
-    "which it obeys too",
+    "a broker accepts a role in an older leader epoch than its own; only older controllers send such orders, "
+    "and it obeys them as well",
 )
 def older_leader_epoch_accepted(patches: Patches) -> None:
     @patches.instead_of(Partition, "is_stale")
@@ -71,7 +71,7 @@ def older_leader_epoch_accepted(patches: Patches) -> None:
     _obey_older_controllers(patches)
 
 
-@mutant("a connection's late bytes", "a broker carries out an order that comes after later ones of the same controller")
+@mutant("a connection's late bytes", "a broker obeys an order that arrives after later ones of the same controller")
 def late_order_carried_out(patches: Patches) -> None:
     def is_late(*_: Any) -> bool:
         return False
@@ -79,7 +79,7 @@ def late_order_carried_out(patches: Patches) -> None:
     patches.set(control, "_is_late", is_late)
 
 
-@mutant("KIP-380, KAFKA-7235", "a broker obeys orders that were meant for an earlier run of it")
+@mutant("KIP-380, KAFKA-7235", "a broker obeys orders for an earlier run of itself")
 def stale_broker_epoch_accepted(patches: Patches) -> None:
     @patches.instead_of(control, "_fence")
     async def fence(original: Any, services: Any, request: Any) -> None:
@@ -89,7 +89,8 @@ def stale_broker_epoch_accepted(patches: Patches) -> None:
 
 @mutant(
     "KAFKA-13407",
-    "a broker that won the race for /controller, and whose answer got lost, takes the node for another's: nobody acts",
+    "a broker that created /controller and lost the reply attributes the node to another broker, so there is "
+    "no controller",
 )
 def elected_and_never_started(patches: Patches) -> None:
     @patches.instead_of(Leadership, "_race")
@@ -106,24 +107,24 @@ def elected_and_never_started(patches: Patches) -> None:
         return leadership.LeadershipVerdict.FOLLOWER if verdict is leadership.LeadershipVerdict.INVALID else verdict
 
 
-@mutant("KAFKA-7165", "a broker that finds its own former registration in the way is never registered again")
+@mutant("KAFKA-7165", "a broker that finds its own former registration never registers again")
 def own_old_registration_in_the_way(patches: Patches) -> None:
     @patches.instead_of(Registration, "_replace")
     async def replace(original: Any, self: Registration, *rest: Any) -> None:
         await asyncio.Event().wait()
 
 
-# --- Watches that are gone after a reconnect -----------------------------------------------------------------------
+# --- Watches lost at a reconnect ------------------------------------------------------------------------------------
 
 
-@mutant("watches", "a controller that is connected again does not set its watches anew")
+@mutant("watches", "a controller does not set its watches again after a reconnect")
 def controller_watches_lost(patches: Patches) -> None:
     @patches.instead_of(Tenure, "session_changed")
     def session_changed(original: Any, self: Tenure, state: Any) -> None:
         self._access.session_changed()
 
 
-@mutant("watches", "a broker that is connected again believes that the watch on its registration is still set")
+@mutant("watches", "a broker believes after a reconnect that the watch on its registration is still set")
 def registration_watch_lost(patches: Patches) -> None:
     @patches.instead_of(Registration, "_stay_registered")
     async def stay_registered(original: Any, self: Registration, session: Any) -> None:
@@ -153,17 +154,18 @@ class _WatchedOnce:
         return found
 
 
-# --- Who may give them ------------------------------------------------------------------------------------------------
+# --- Authentication
+# ----------------------------------------------------------------------------------------------------
 
 
-@mutant("CVE-2018-1288", "orders and replica fetches are taken from anybody")
+@mutant("CVE-2018-1288", "orders and replica fetches are accepted from any client")
 def anybody_is_a_broker(patches: Patches) -> None:
     @patches.instead_of(authorization, "why_refused")
     def why_refused(original: Any, *rest: Any) -> None:
-        """Nothing is refused."""
+        """Reject no order."""
 
 
-@mutant("CVE-2018-1288", "whatever a connection gives for its proof is one")
+@mutant("CVE-2018-1288", "any proof that a connection sends is accepted")
 def any_proof_is_believed(patches: Patches) -> None:
     @patches.instead_of(broker_proof, "is_same")
     def is_same(original: Any, *rest: Any) -> bool:
@@ -175,7 +177,7 @@ def any_proof_is_believed(patches: Patches) -> None:
 
 @mutant(
     "lost registration answer",
-    "an order that a broker refuses, since it does not know yet that it is registered, is taken for answered",
+    "an order rejected by a broker that does not know its registration yet counts as answered",
 )
 def refused_order_forgotten(patches: Patches) -> None:
     @patches.instead_of(outbox, "_is_to_be_repeated")
@@ -185,7 +187,7 @@ def refused_order_forgotten(patches: Patches) -> None:
 
 @mutant(
     "one nonsense number",
-    "a state that names a later controller deposes the controller, and each one after it, though none was elected",
+    "a state that names a later controller deposes every controller, although no later one was elected",
 )
 def deposed_by_a_state(patches: Patches) -> None:
     @patches.instead_of(ZooKeeperAccess, "require_term")
@@ -198,8 +200,9 @@ def deposed_by_a_state(patches: Patches) -> None:
 
 @mutant(
     "flapping controller",
-    "a broker suspects another one as quickly as the first time, however often it has come back, and one that removed "
-    "a controller, or was removed, runs for the office at once: two without a link depose each other for ever",
+    "a broker suspects a returning broker as quickly as the first time, and a broker that removed a "
+    "controller, or was removed, runs for controller at once: two brokers without a link depose each other "
+    "for ever",
 )
 def suspicions_not_counted(patches: Patches) -> None:
     @patches.instead_of(crashes, "in_a_row")
@@ -208,13 +211,13 @@ def suspicions_not_counted(patches: Patches) -> None:
 
     @patches.instead_of(Leadership, "_let_others_go_first")
     def let_others_go_first(original: Any, self: Leadership, pause_s: float) -> None:
-        """They go first if they are faster."""
+        """Do not wait."""
 
 
 @mutant(
     "flapping controller",
-    "the row of suspicions begins anew with each controller that is removed for one: a broker that a single other one "
-    "cannot reach loses the office again as soon as it has it",
+    "each removed controller resets the count of suspicions: a broker that only one other broker cannot reach "
+    "loses the controllership as soon as it has it",
 )
 def controllers_suspicions_not_counted(patches: Patches) -> None:
     @patches.instead_of(CrashWatch, "suspected")

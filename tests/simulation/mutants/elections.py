@@ -1,4 +1,4 @@
-"""Planted bugs of elections: which replica leads, in which epoch, and which are believed to have everything."""
+"""Planted bugs of elections: the choice of the leader, its epoch, and replicas that count as complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minibroker.protocol import model
 from tests.simulation.mutants.planting import Patches, mutant
 
 
-@mutant("unclean election", "where no member of the ISR lives, any replica that does is elected, in every topic")
+@mutant("unclean election", "if no member of the ISR lives, any living replica is elected, in every topic")
 def unclean_election_always(patches: Patches) -> None:
     @patches.instead_of(elections, "elect")
     def elect(original: Any, *rest: Any, **named: Any) -> Any:
@@ -28,24 +28,21 @@ def leader_epoch_not_raised(patches: Patches) -> None:
         return decision._replace(state=msgspec.structs.replace(decision.state, leader_epoch=current.leader_epoch))
 
 
-@mutant("leader epochs", "a leader that was restarted leads on in its epoch, though it is another process")
+@mutant("leader epochs", "a restarted leader keeps leading in its epoch, although it is another process")
 def leader_stays_over_a_restart(patches: Patches) -> None:
     @patches.instead_of(elections, "_leader_stays")
     def leader_stays(original: Any, leader: int, in_sync: Any, live: Any) -> bool:
         return leader in live
 
 
-@mutant("KIP-903", "a replica that has lost data is elected as if it had all that it had when it joined the ISR")
+@mutant("KIP-903", "a replica that has lost data is elected as if it had all records from the time it joined the ISR")
 def untrusted_replica_elected(patches: Patches) -> None:
     @patches.instead_of(elections, "is_trusted")
     def is_trusted(original: Any, member: Any, live: Any) -> bool:
         return member.broker_id in live
 
 
-@mutant(
-    "KIP-966",
-    "a replica that has lost something and leaves an ISR that is too small then is not kept for the last resort",
-)
+@mutant("KIP-966", "a replica that has lost data and leaves a too small ISR is not kept for the last resort")
 def lossy_replicas_are_forgotten(patches: Patches) -> None:
     @patches.instead_of(elections, "decide")
     def decide(original: Any, assignment: Any, current: Any, live: Any, *rest: Any, **named: Any) -> Any:
@@ -60,7 +57,7 @@ def lossy_replicas_are_forgotten(patches: Patches) -> None:
         return decision._replace(state=changed)
 
 
-@mutant("KIP-966", "an election does not look at the replicas that are eligible outside of the ISR")
+@mutant("KIP-966", "an election ignores the eligible replicas outside the ISR")
 def eligible_replicas_ignored(patches: Patches) -> None:
     @patches.instead_of(elections, "elect")
     def elect(original: Any, assignment: Any, state: Any, *rest: Any, **named: Any) -> Any:
@@ -68,14 +65,14 @@ def eligible_replicas_ignored(patches: Patches) -> None:
         return original(assignment, known, *rest, **named)
 
 
-@mutant("KIP-966", "a replica that leaves an ISR that is too small then is not put on record as eligible")
+@mutant("KIP-966", "a replica that leaves a too small ISR is not recorded as eligible")
 def eligible_replicas_forgotten(patches: Patches) -> None:
     @patches.instead_of(model, "eligible_after")
     def eligible_after(original: Any, *rest: Any, **named: Any) -> Any:
         return ()
 
 
-@mutant("KAFKA-1120, KIP-380", "a broker that registered again before anybody looked is taken for the one from before")
+@mutant("KAFKA-1120, KIP-380", "a broker that has registered again unnoticed counts as its former run")
 def bounce_not_noticed(patches: Patches) -> None:
     @patches.instead_of(brokers, "difference")
     def difference(original: Any, *rest: Any) -> Any:

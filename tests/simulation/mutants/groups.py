@@ -1,5 +1,4 @@
-"""Planted bugs of consumer groups: coordinators that forget or believe too much, members that share what they may
-not."""
+"""Planted bugs of consumer groups: coordinators that forget or trust too much, members that share partitions."""
 
 from __future__ import annotations
 
@@ -30,10 +29,10 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import decode_batch, iterate_batches
 from tests.simulation.mutants.planting import Patches, mutant
 
-# --- What is committed ----------------------------------------------------------------------------------------------
+# --- Commits --------------------------------------------------------------------------------------------------------
 
 
-@mutant("acknowledged too early", "a commit is acknowledged, and shown, when it is in the coordinator's log alone")
+@mutant("acknowledged too early", "a commit is acknowledged and returned as soon as it is in the coordinator's own log")
 def commit_acknowledged_before_it_is_replicated(patches: Patches) -> None:
     @patches.instead_of(Terms, "write")
     def write(original: Any, self: Terms, term: Term, records: Any, written: Any) -> None:
@@ -50,7 +49,7 @@ def commit_acknowledged_before_it_is_replicated(patches: Patches) -> None:
         once(Outcome(ErrorCode.NONE, end))
 
 
-@mutant("KAFKA-5600", "a coordinator that loads takes the first record of each key for the latest")
+@mutant("KAFKA-5600", "a loading coordinator takes the first record of each key instead of the last")
 def first_record_of_a_key_counts(patches: Patches) -> None:
     @patches.instead_of(terms._Loading, "add")
     def add(original: Any, self: Any, batch: Any) -> None:
@@ -60,14 +59,14 @@ def first_record_of_a_key_counts(patches: Patches) -> None:
             self._offsets[group] |= of_group
 
 
-@mutant("a number for two", "a coordinator knows of one before it that stored no generation, and of no others")
+@mutant("a number for two", "a coordinator knows of only one predecessor that stored no generation")
 def generations_of_one_coordinator_are_skipped(patches: Patches) -> None:
     @patches.instead_of(terms, "group_from")
     def group_from(original: Any, group_id: str, value: Any, now_s: float, terms_since: int) -> Any:
         return original(group_id, value, now_s)
 
 
-@mutant("KAFKA-2841", "a broker that coordinates groups again has them as it knew them when it last did")
+@mutant("KAFKA-2841", "a broker that coordinates groups again uses its groups from its earlier term")
 def groups_outlive_the_term(patches: Patches) -> None:
     kept: dict[tuple[Terms, int], dict[str, Group]] = {}
 
@@ -83,7 +82,7 @@ def groups_outlive_the_term(patches: Patches) -> None:
             kept[self, index] = term.groups
 
 
-@mutant("KAFKA-2841", "a load goes on after its partition was lost, and what it found replaces what the next one knows")
+@mutant("KAFKA-2841", "a load continues after its partition was lost, and its result replaces that of the next load")
 def load_outlives_its_term(patches: Patches) -> None:
     ended: list[Term] = []
 
@@ -106,13 +105,13 @@ def load_outlives_its_term(patches: Patches) -> None:
                 current.is_loaded = True
 
 
-@mutant("KAFKA-2841", "a coordinator speaks for its groups before all that it has read is replicated")
+@mutant("KAFKA-2841", "a coordinator serves its groups before all records that it has read are replicated")
 def loaded_before_it_is_replicated(patches: Patches) -> None:
     @patches.instead_of(Terms, "_until_replicated")
     async def until_replicated(original: Any, self: Terms, term: Term) -> None: ...
 
 
-@mutant("KAFKA-2841", "a load ends with the first piece of the log that it has read")
+@mutant("KAFKA-2841", "a load ends after the first piece of the log")
 def load_ends_too_early(patches: Patches) -> None:
     patches.set(terms, "LOAD_BYTES", 200)
 
@@ -125,7 +124,7 @@ def load_ends_too_early(patches: Patches) -> None:
             term.end_offset = end
 
 
-@mutant("KAFKA-9065", "a load goes on behind the last record that it has read until it has seen the log's last one")
+@mutant("KAFKA-9065", "a load continues past the last record until it has read the log's last offset")
 def load_never_ends(patches: Patches) -> None:
     @patches.instead_of(Terms, "_read")
     async def read(original: Any, self: Terms, term: Term) -> dict[str, Group]:
@@ -143,14 +142,14 @@ def load_never_ends(patches: Patches) -> None:
         return await loading.groups(Slices())
 
 
-@mutant("stale reads", "a coordinator that was deposed while it was cut off tells what was committed up to then")
+@mutant("stale reads", "an isolated, deposed coordinator returns commits from before its deposition")
 def deposed_coordinator_is_believed(patches: Patches) -> None:
     @patches.instead_of(Terms, "confirm")
     def confirm(original: Any, self: Terms, term: Term, confirmed: Any) -> None:
         confirmed(ErrorCode.NONE)
 
 
-@mutant("stale reads", "a coordinator that was deposed while it was cut off tells that there is nothing to delete")
+@mutant("stale reads", "an isolated, deposed coordinator reports that there is nothing to delete")
 def nothing_to_delete_is_believed(patches: Patches) -> None:
     is_deleting = False
 
@@ -176,7 +175,7 @@ def nothing_to_delete_is_believed(patches: Patches) -> None:
         return await original(self, group_id, *rest)  # type: ignore[no-any-return]
 
 
-@mutant("KAFKA-13636", "while a group rebalances, what it has not committed for long is deleted")
+@mutant("KAFKA-13636", "old offsets of a group are deleted during its rebalance")
 def expired_in_a_rebalance(patches: Patches) -> None:
     @patches.instead_of(GroupRemoval, "_unused")
     def unused(original: Any, self: GroupRemoval, group: Group, now_s: float) -> list[TopicPartition]:
@@ -188,7 +187,7 @@ def expired_in_a_rebalance(patches: Patches) -> None:
         )
 
 
-@mutant("KAFKA-8069", "offsets that were loaded count as expired already, as they have no time of their own for that")
+@mutant("KAFKA-8069", "loaded offsets count as expired, because they have no expiry time of their own")
 def expired_once_loaded(patches: Patches) -> None:
     @patches.instead_of(GroupOffsets, "expired")
     def expired(original: Any, self: GroupOffsets, now_s: float, *rest: Any, **named: Any) -> list[TopicPartition]:
@@ -199,21 +198,24 @@ def expired_once_loaded(patches: Patches) -> None:
         ]
 
 
-@mutant("partitions that nobody has", "a static member that comes back is not asked to join for what it was to give up")
+@mutant(
+    "partitions without an owner",
+    "a returning static member is not asked to join for partitions that it should give up",
+)
 def held_back_for_nobody(patches: Patches) -> None:
     @patches.instead_of(Group, "awaits_what_was_owned")
     def awaits_what_was_owned(original: Any, self: Group, *rest: Any) -> bool:
         return False
 
 
-@mutant("failed commits", "a commit that failed, and is replicated after all, is known to the next coordinator alone")
+@mutant("failed commits", "only the next coordinator knows a failed commit that was replicated nevertheless")
 def failed_commits_are_forgotten(patches: Patches) -> None:
     @patches.instead_of(Term, "look_at_what_is_in_doubt")
     def look_at_what_is_in_doubt(original: Any, self: Term, *rest: Any) -> None:
         pass
 
 
-@mutant("half a deletion", "an attempt to delete a group that is refused is the end of one that is in the log")
+@mutant("half a deletion", "a rejected attempt to delete a group ends the deletion that is in the log")
 def deletions_in_doubt_are_forgotten(patches: Patches) -> None:
     @patches.instead_of(GroupRemoval, "_delete")
     async def delete(original: Any, self: GroupRemoval, term: Term, group: Group) -> Outcome:
@@ -222,7 +224,7 @@ def deletions_in_doubt_are_forgotten(patches: Patches) -> None:
         return outcome
 
 
-@mutant("half a deletion", "it ends with the request that asked for it, and the group seems to be in deletion for good")
+@mutant("half a deletion", "a deletion ends with its request, and the group stays in deletion for ever")
 def deletions_end_with_their_request(patches: Patches) -> None:
     @patches.instead_of(GroupRemoval, "_carry_out")
     async def carry_out(original: Any, self: GroupRemoval, *rest: Any) -> None:
@@ -231,28 +233,28 @@ def deletions_end_with_their_request(patches: Patches) -> None:
                 await original(self, *rest)
 
 
-@mutant("half a deletion", "all that is to be deleted of a group goes into one batch")
+@mutant("half a deletion", "all tombstones of a deleted group go into one batch")
 def tombstones_are_one_batch(patches: Patches) -> None:
     @patches.instead_of(commits, "_in_batches")
     def in_batches(original: Any, group: Group, doomed: Any, most_bytes: int) -> list[list[TopicPartition]]:
         return [list(doomed)]
 
 
-@mutant("late changes", "who is meant for a later coordinator is served by an earlier one")
+@mutant("late changes", "an earlier coordinator serves a request that is meant for a later one")
 def attempts_are_believed_to_be_early(patches: Patches) -> None:
     @patches.instead_of(LatestAttempts, "take")
     def take(original: Any, self: LatestAttempts, attempt: Attempt | None, leader_epoch: int) -> ErrorCode:
         return original(self, attempt, 2**31 - 1)  # type: ignore[no-any-return]
 
 
-@mutant("partitions that nobody has", "a static leader that comes back is believed to watch what it has not assigned")
+@mutant("partitions without an owner", "a returning static leader is trusted to watch topics that it has not assigned")
 def static_leaders_are_believed(patches: Patches) -> None:
     @patches.instead_of(GroupCoordinator, "_look_at_topics")
     def look_at_topics(original: Any, self: GroupCoordinator, *rest: Any) -> None:
         pass
 
 
-@mutant("two groups of one name", "one that is dropped as nobody uses it passes for empty with whoever has it in hand")
+@mutant("two groups of one name", "an unused group that is dropped appears empty to callers that still hold it")
 def dropped_groups_are_not_dead(patches: Patches) -> None:
     @patches.instead_of(Term, "forget_unused")
     def forget_unused(original: Any, self: Term, group: Group, now_s: float) -> None:
@@ -260,7 +262,7 @@ def dropped_groups_are_not_dead(patches: Patches) -> None:
             self.groups.pop(group.group_id, None)
 
 
-@mutant("two groups of one name", "one whose deletion is in doubt is dropped as nobody uses it, and begun anew")
+@mutant("two groups of one name", "an unused group is dropped and begun again while its deletion is in doubt")
 def groups_are_dropped_in_their_deletion(patches: Patches) -> None:
     @patches.instead_of(Term, "forget_unused")
     def forget_unused(original: Any, self: Term, group: Group, now_s: float) -> None:
@@ -268,7 +270,7 @@ def groups_are_dropped_in_their_deletion(patches: Patches) -> None:
             self.groups.pop(group.group_id, None)
 
 
-@mutant("offsets that expire", "what members have ceased to read is as old as its commit")
+@mutant("offsets that expire", "the age of an offset that is no longer read counts from its commit")
 def what_was_read_ages_by_its_commit(patches: Patches) -> None:
     @patches.instead_of(Group, "note_subscribed")
     def note_subscribed(original: Any, self: Group, now_s: float) -> None:
@@ -283,7 +285,7 @@ def offsets_age_while_stopped(patches: Patches) -> None:
         self._looked_at_s = self._clock.monotonic()
 
 
-@mutant("clocks", "an offset is as old as the clock of whoever wrote it and that of its coordinator say")
+@mutant("clocks", "the age of an offset depends on the clocks of its client and its coordinator")
 def offsets_age_by_their_stamps(patches: Patches) -> None:
     @patches.instead_of(GroupRemoval, "_unused")
     def unused(original: Any, self: GroupRemoval, group: Group, now_s: float) -> list[TopicPartition]:
@@ -293,14 +295,16 @@ def offsets_age_by_their_stamps(patches: Patches) -> None:
         return [one for one, value in group.offsets.settled() if value.commit_timestamp_ms <= oldest_ms]
 
 
-@mutant("commits of a deleted topic", "they are repeated for a while, and those of the next topic wait behind them")
+@mutant(
+    "commits of a deleted topic", "commits of a deleted topic are repeated for a while and delay those of other topics"
+)
 def commits_of_a_deleted_topic_wait(patches: Patches) -> None:
     @patches.instead_of(Commits, "_is_older")
     def is_older(original: Any, self: Commits, *rest: Any) -> bool:
         return False
 
 
-@mutant("commits of a deleted topic", "each waits anew for the topic to turn up")
+@mutant("commits of a deleted topic", "each commit of a deleted topic waits again for the topic to appear")
 def commits_of_a_deleted_topic_wait_in_turn(patches: Patches) -> None:
     @patches.instead_of(Commits, "_unknown_for_long")
     def unknown_for_long(original: Any, self: Commits, *rest: Any) -> Any:
@@ -308,7 +312,9 @@ def commits_of_a_deleted_topic_wait_in_turn(patches: Patches) -> None:
         return original(self, *rest)
 
 
-@mutant("committed for another topic", "what was committed for a topic that was deleted is where its members begin")
+@mutant(
+    "committed for another topic", "members begin at offsets that were committed for a deleted topic of the same name"
+)
 def committed_for_an_earlier_topic(patches: Patches) -> None:
     @patches.instead_of(offsets, "is_of_gone_topic")
     def is_of_gone_topic(original: Any, *rest: Any) -> bool:
@@ -320,7 +326,8 @@ def committed_for_an_earlier_topic(patches: Patches) -> None:
 
 
 @mutant(
-    "a connection's late bytes", "a commit is carried out though its client has made it anew, and a newer one since"
+    "a connection's late bytes",
+    "a late commit is processed, although its client has repeated it and committed a newer offset since",
 )
 def late_commit_carried_out(patches: Patches) -> None:
     @patches.instead_of(LatestAttempts, "take")
@@ -328,10 +335,10 @@ def late_commit_carried_out(patches: Patches) -> None:
         return ErrorCode.NONE
 
 
-# --- Who is in the group ---------------------------------------------------------------------------------------------
+# --- Membership ------------------------------------------------------------------------------------------------------
 
 
-@mutant("zombie", "a coordinator looks at the member alone, and takes what it says of any generation")
+@mutant("zombie", "a coordinator checks only the member id and accepts requests of any generation")
 def generation_not_checked(patches: Patches) -> None:
     @patches.instead_of(coordinator, "why_not_in_generation")
     def why_not(original: Any, *rest: Any) -> ErrorCode:
@@ -339,7 +346,7 @@ def generation_not_checked(patches: Patches) -> None:
         return ErrorCode.NONE if code is ErrorCode.ILLEGAL_GENERATION else code
 
 
-@mutant("zombie", "whoever the group has put out may go on committing as before")
+@mutant("zombie", "a member that the group has removed can commit as before")
 def commits_of_strangers_are_taken(patches: Patches) -> None:
     @patches.instead_of(commits, "_why_no_commit")
     def why_no_commit(original: Any, *rest: Any) -> ErrorCode:
@@ -347,7 +354,7 @@ def commits_of_strangers_are_taken(patches: Patches) -> None:
         return ErrorCode.NONE if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION) else code
 
 
-@mutant("zombie", "the heartbeat of a member that the group has put out is answered as if it were one")
+@mutant("zombie", "the heartbeat of a removed member is answered as if it was a member")
 def heartbeat_of_a_stranger_is_taken(patches: Patches) -> None:
     @patches.instead_of(GroupCoordinator, "heartbeat")
     def heartbeat(original: Any, self: GroupCoordinator, body: Any) -> ErrorCode:
@@ -356,23 +363,23 @@ def heartbeat_of_a_stranger_is_taken(patches: Patches) -> None:
         return ErrorCode.NONE if code in lost else code
 
 
-@mutant("dead members stay", "a coordinator that has loaded a group does not watch the sessions of its members")
+@mutant("dead members stay", "a coordinator that has loaded a group does not watch its members' sessions")
 def sessions_end_with_the_coordinator(patches: Patches) -> None:
     @patches.instead_of(GroupCoordinator, "loaded")
     def loaded(original: Any, self: GroupCoordinator, term: Term) -> None: ...
 
 
-@mutant("two assignments", "a leader that comes again, before its assignment is stored, may bring another one")
+@mutant("two assignments", "a leader that returns before its assignment is stored may send another one")
 def two_assignments_in_a_generation(patches: Patches) -> None:
     @patches.instead_of(Group, "takes_assignment")
     def takes_assignment(original: Any, self: Group) -> bool:
         return True
 
 
-# --- Who reads what --------------------------------------------------------------------------------------------------
+# --- Assignments ------------------------------------------------------------------------------------------------------
 
 
-@mutant("KIP-429", "a leader gives a partition to its next owner before the one that has it gave it back")
+@mutant("KIP-429", "a leader assigns a partition to its next owner before the present owner has revoked it")
 def moved_at_once(patches: Patches) -> None:
     @patches.instead_of(CooperativeSticky, "assign")
     def assign(original: Any, self: CooperativeSticky, members: Any, partitions: Any) -> Any:
@@ -383,14 +390,14 @@ def moved_at_once(patches: Patches) -> None:
         return assignors._sticky(members, partitions, claims)
 
 
-@mutant("KIP-792", "a leader believes whatever members say that they own, however long ago that was")
+@mutant("KIP-792", "a leader trusts the partitions that members claim to own, however old the claim")
 def stale_claims_are_believed(patches: Patches) -> None:
     @patches.instead_of(assignors, "_owners")
     def owners(original: Any, claims: Mapping[str, Any]) -> dict[TopicPartition, str]:
         return {partition: member_id for member_id, claim in claims.items() for partition in claim.partitions}
 
 
-@mutant("at most once", "what is committed is how far the member has fetched ahead, not what it was handed")
+@mutant("at most once", "the committed offset is the fetch position, not the position after the delivered records")
 def committed_ahead(patches: Patches) -> None:
     @patches.instead_of(auto_commit, "positions")
     def positions(original: Any, partitions: Any) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -400,7 +407,7 @@ def committed_ahead(patches: Patches) -> None:
         }
 
 
-@mutant("lost", "a member that was put out keeps what it had, and claims it when it joins again")
+@mutant("lost", "a removed member keeps its partitions and claims them when it joins again")
 def lost_partitions_are_kept(patches: Patches) -> None:
     @patches.instead_of(GroupMember, "_remove")
     def remove(original: Any, self: GroupMember, partitions: Sequence[TopicPartition]) -> None:
@@ -408,7 +415,7 @@ def lost_partitions_are_kept(patches: Patches) -> None:
             original(self, partitions)
 
 
-@mutant("lost wake-up", "a commit that a rebalance refuses waits for another one where that is over at once")
+@mutant("lost wake-up", "a commit rejected by a rebalance that has just ended waits for another rebalance")
 def commit_waits_for_another_rebalance(patches: Patches) -> None:
     @patches.instead_of(Standing, "can_retry")
     async def can_retry(original: Any, self: Standing, membership: Any, code: ErrorCode) -> bool:

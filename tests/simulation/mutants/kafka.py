@@ -22,7 +22,7 @@ from minibroker.protocol.records import MAGIC_RECORDS, NO_PRODUCER_ID, NO_SEQUEN
 from tests.simulation.mutants.planting import Patches, mutant
 
 
-@mutant("responses out of order", "answers leave as they come, and not in the order of the requests")
+@mutant("responses out of order", "answers leave when they are ready, not in the order of the requests")
 def answers_leave_as_they_come(patches: Patches) -> None:
     @patches.instead_of(OrderedAnswers, "answered")
     def answered(original: Any, self: Any, place: int, answer: Any, size: int) -> list[Any]:
@@ -30,14 +30,14 @@ def answers_leave_as_they_come(patches: Patches) -> None:
         return [answer]
 
 
-@mutant("a look at the past", "what is asked behind a batch is answered before the batch is replicated")
+@mutant("a read of the past", "a request behind a batch is answered before the batch is replicated")
 def nothing_waits_for_a_batch(patches: Patches) -> None:
     @patches.instead_of(ServerConnection, "_waits_for_answers")
     def _waits_for_answers(original: Any, self: Any) -> bool:
         return False
 
 
-@mutant("records elsewhere", "an answer's large records leave after all that is small")
+@mutant("records elsewhere", "the large records of an answer leave after all small parts")
 def large_records_leave_last(patches: Patches) -> None:
     @patches.instead_of(FrameWriter, "pieces")
     def pieces(original: Any, self: Any) -> list[Any]:
@@ -45,14 +45,14 @@ def large_records_leave_last(patches: Patches) -> None:
         return [*found[::2], *found[1::2]]
 
 
-@mutant("a needless wait", "an answer never holds what its consumer waits for")
+@mutant("a needless wait", "a large answer never holds the data that its consumer waits for")
 def much_is_answered_in_parts(patches: Patches) -> None:
     @patches.instead_of(fetch, "most_bytes")
     def most_bytes(original: Any, min_bytes: int, usual: int) -> Any:
         return original(0, usual)
 
 
-@mutant("acknowledged too early", "acks=all of Kafka's clients waits for the leader alone")
+@mutant("acknowledged too early", "acks=all of Kafka's clients waits only for the leader")
 def acks_of_kafkas_clients_are_one(patches: Patches) -> None:
     @patches.instead_of(KafkaDialect, "decode")
     def decode(original: Any, self: Any, frame: Any) -> Any:
@@ -62,7 +62,7 @@ def acks_of_kafkas_clients_are_one(patches: Patches) -> None:
         return api, header, body
 
 
-@mutant("KAFKA-5494", "a batch of Kafka's clients that is sent again is appended again")
+@mutant("KAFKA-5494", "a batch that one of Kafka's clients repeats is appended again")
 def records_are_never_repeated(patches: Patches) -> None:
     @patches.instead_of(ProducerState, "check")
     def check(original: Any, self: Any, header: Any) -> Any:
@@ -75,7 +75,7 @@ def records_are_never_repeated(patches: Patches) -> None:
         return None if header.magic == MAGIC_RECORDS else found
 
 
-@mutant("idempotence lost in conversion", "what is converted for the log forgets who sent it")
+@mutant("idempotence lost in conversion", "records that are converted for the log lose their producer")
 def converted_records_forget_their_producer(patches: Patches) -> None:
     @patches.instead_of(transcoding.Transcoder, "_appendable")
     async def _appendable(original: Any, self: Any, batch: Any, header: Any, config: Any) -> Any:
@@ -85,7 +85,7 @@ def converted_records_forget_their_producer(patches: Patches) -> None:
         return await original(self, batch, stranger, config)
 
 
-@mutant("offsets that move", "a batch that is read from its middle is said to begin there")
+@mutant("offsets that move", "a batch that is read from its middle reports that position as its base offset")
 def batches_begin_where_they_are_read(patches: Patches) -> None:
     @patches.instead_of(transcoding.Transcoder, "_records")
     async def _records(original: Any, self: Any, batch: Any, header: Any, offset: int, turn: Any = None) -> Any:
@@ -94,7 +94,7 @@ def batches_begin_where_they_are_read(patches: Patches) -> None:
         return await original(self, batch, header, offset, turn)
 
 
-@mutant("a cache's key too short", "what was transcoded is known by its offset alone, whatever the partition")
+@mutant("a cache's key too short", "transcoded batches are cached by their offset alone, without the partition")
 def cache_knows_offsets_alone(patches: Patches) -> None:
     key = transcoding._Key
 
@@ -104,7 +104,7 @@ def cache_knows_offsets_alone(patches: Patches) -> None:
     patches.set(transcoding, "_Key", short)
 
 
-@mutant("a batch overtaken", "the next request of a connection does not wait for what is left of the one before it")
+@mutant("a batch overtaken", "the next request of a connection does not wait for the remainder of the one before it")
 def rests_are_overtaken(patches: Patches) -> None:
     @patches.instead_of(RequestHandlerPool, "_finish")
     async def _finish(original: Any, self: Any, request: Any, rest: Any) -> None:
@@ -112,7 +112,10 @@ def rests_are_overtaken(patches: Patches) -> None:
         await self._attempt(request, lambda _: rest)
 
 
-@mutant("a suspicion for ever", "whoever cannot reach a leader keeps Kafka's clients from it for as long as that lasts")
+@mutant(
+    "a suspicion for ever",
+    "a broker that cannot reach a leader hides it from Kafka's clients for as long as that lasts",
+)
 def lost_leaders_stay_lost(patches: Patches) -> None:
     @patches.instead_of(ReplicaFetcher, "is_lost")
     def is_lost(original: Any, self: Any) -> bool:

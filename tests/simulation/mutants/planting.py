@@ -1,8 +1,8 @@
-"""How a bug gets into the product at run time, and out again.
+"""Plants bugs in the product at run time, and removes them.
 
-A mutant replaces functions, methods and properties of product modules. It gets at what it replaces, so most of them
-are a few lines around the original: the smaller, the fewer changes of the product break it. A name that the product
-does not have any more raises at once.
+A mutant replaces functions, methods and properties of product modules. It can call the originals, so most mutants are a
+few lines around one: the smaller a mutant, the fewer changes of the product break it. A name that no longer exists in
+the product raises at once.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 PRODUCT = "minibroker"
 
 Replacement = Callable[..., Any]
-"""Takes the original as its first argument, then what the original takes."""
+"""Takes the original function, then the arguments of the original."""
 
 
 class Patches:
-    """What a mutant has replaced, to be undone."""
+    """Replaces attributes for a mutant, and restores them."""
 
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any]] = []
 
     def instead_of(self, owner: type | ModuleType, name: str) -> Callable[[Replacement], None]:
-        """A decorator: from now on the decorated function is called in place of `owner.name`.
+        """A decorator: the decorated function is called in place of `owner.name` until `undo`.
 
-        A function of a module is replaced in every module of the product that knows it, by whatever name.
+        A module's function is replaced in all product modules that import it, under any name.
         """
         original = vars(owner)[name]
 
@@ -52,7 +52,7 @@ class Patches:
         return plant
 
     def set(self, owner: type | ModuleType, name: str, value: Any) -> None:
-        """Let `owner.name` be `value`. It must be there already."""
+        """Set `owner.name`, which must exist, until `undo`."""
         self._undo.append((owner, name, vars(owner)[name]))
         setattr(owner, name, value)
 
@@ -73,14 +73,14 @@ class Mutant:
 
     name: str
     family: str
-    """Kafka's number for it, or what else it is known by."""
+    """Kafka's issue number, or another name of the kind of bug."""
     breaks: str
-    """What is wrong, in a sentence."""
+    """The wrong behaviour, in one sentence."""
     plant: Callable[[Patches], None]
 
 
 def mutant(family: str, breaks: str) -> Callable[[Callable[[Patches], None]], Mutant]:
-    """A decorator: makes a Mutant of the function that plants it, named as the function is."""
+    """A decorator: turns a function that plants a bug into a Mutant, named after the function."""
 
     def make(plant: Callable[[Patches], None]) -> Mutant:
         return Mutant(plant.__name__.strip("_").replace("_", "-"), family, breaks, plant)
@@ -89,5 +89,5 @@ def mutant(family: str, breaks: str) -> Callable[[Callable[[Patches], None]], Mu
 
 
 def mutants_of(module: ModuleType) -> list[Mutant]:
-    """In the order in which they stand there."""
+    """Return the module's mutants in the order of their definition."""
     return [value for value in vars(module).values() if isinstance(value, Mutant)]

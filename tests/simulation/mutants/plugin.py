@@ -1,7 +1,7 @@
 """Plants a mutant for a whole run of pytest: `MUTANT=name python -m pytest -p tests.simulation.mutants.plugin ...`
 
-It is planted before anything is collected. A test module that imports a function by its name gets the planted one
-then, and the mutants' own imports have loaded every module in which something is replaced.
+The mutant is planted before collection. Test modules that import a replaced function thus import its replacement. All
+modules with replaced functions are loaded by then, because the mutants import them.
 """
 
 from __future__ import annotations

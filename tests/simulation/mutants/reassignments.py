@@ -1,4 +1,4 @@
-"""Planted bugs of reassignments: too early, half done, or not given up."""
+"""Planted bugs of reassignments: done too early, half done, or never given up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minibroker.protocol.model import LeaderAndIsr, Member, ReplicaAssignment, l
 from tests.simulation.mutants.planting import Patches, mutant
 
 
-@mutant("KIP-455", "the replicas that a reassignment adds count as in sync as soon as their brokers live")
+@mutant("KIP-455", "replicas added by a reassignment count as in sync as soon as their brokers live")
 def added_replicas_in_sync_at_once(patches: Patches) -> None:
     @patches.instead_of(reassignment, "candidates")
     def candidates(original: Any, state: Any, partitions: Any) -> Any:
@@ -33,7 +33,7 @@ def added_replicas_in_sync_at_once(patches: Patches) -> None:
         return original(assignment, with_new, live, *rest, **named)
 
 
-@mutant("KAFKA-1120", "the replicas that a reassignment removes are not told to go, and do not find out later")
+@mutant("KAFKA-1120", "replicas removed by a reassignment are not ordered to stop, and do not notice it later")
 def removed_replicas_are_forgotten(patches: Patches) -> None:
     @patches.instead_of(reassignment, "leaving")
     def leaving(original: Any, *rest: Any) -> Any:
@@ -41,10 +41,10 @@ def removed_replicas_are_forgotten(patches: Patches) -> None:
 
     @patches.instead_of(ControllerOrders, "delete_strays")
     async def delete_strays(original: Any, self: ControllerOrders) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
-@mutant("KIP-455", "the replicas that a reassignment removes stay in the ISR")
+@mutant("KIP-455", "replicas removed by a reassignment stay in the ISR")
 def removed_replicas_stay_in_the_isr(patches: Patches) -> None:
     @patches.instead_of(elections, "complete")
     def complete(original: Any, assignment: Any, current: Any, *rest: Any, **named: Any) -> LeaderAndIsr | None:
@@ -54,7 +54,7 @@ def removed_replicas_stay_in_the_isr(patches: Patches) -> None:
         return msgspec.structs.replace(final, isr=current.isr, isr_epochs=current.isr_epochs)
 
 
-@mutant("KIP-455", "while a partition is on its way to fewer replicas, fewer must be in sync")
+@mutant("KIP-455", "while a partition moves to fewer replicas, fewer must be in sync")
 def fewer_replicas_promise_less(patches: Patches) -> None:
     @patches.instead_of(ReplicaAssignment, "replication_factor")
     def replication_factor(original: Any, self: ReplicaAssignment) -> int:

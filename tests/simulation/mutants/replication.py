@@ -1,4 +1,4 @@
-"""Planted bugs of replication: what leaders count, what followers cut, how the ISR changes, what is acknowledged."""
+"""Planted bugs of replication: truncation, the high watermark, the ISR, acknowledgements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from minibroker.protocol.records import iterate_batches
 from minibroker.protocol.world import SetData
 from tests.simulation.mutants.planting import Patches, mutant
 
-# --- Where a follower cuts its log -----------------------------------------------------------------------------
+# --- Truncation of followers ------------------------------------------------------------------------------------
 
 
 def _never_ask_where_epochs_part(patches: Patches) -> None:
@@ -40,7 +40,8 @@ def _never_ask_where_epochs_part(patches: Patches) -> None:
 
 @mutant(
     "KIP-101, KAFKA-1211",
-    "a new follower cuts its log at its own high watermark, and not where its epochs part from the leader's",
+    "a new follower truncates its log to its own high watermark instead of the point where its epochs diverge "
+    "from the leader's",
 )
 def truncation_by_high_watermark(patches: Patches) -> None:
     @patches.instead_of(Partition, "become_follower")
@@ -53,14 +54,12 @@ def truncation_by_high_watermark(patches: Patches) -> None:
     _never_ask_where_epochs_part(patches)
 
 
-@mutant("KIP-279, KAFKA-6361", "a follower whose log is no longer than the leader's is taken for a prefix of it")
+@mutant("KIP-279, KAFKA-6361", "a follower's log that is no longer than the leader's is taken as a prefix of it")
 def divergence_by_length_alone(patches: Patches) -> None:
     _never_ask_where_epochs_part(patches)
 
 
-@mutant(
-    "KIP-320", "the leader asks no fetching follower for epochs: neither for the one that it follows in, nor its log's"
-)
+@mutant("KIP-320", "the leader checks neither the leader epoch of a follower's fetch nor the last epoch of its log")
 def fetch_not_fenced_by_epoch(patches: Patches) -> None:
     @patches.instead_of(Partition, "check_fetch")
     def check_fetch(original: Any, self: Partition, fetch: Any, replica_id: int) -> Any:
@@ -71,14 +70,17 @@ def fetch_not_fenced_by_epoch(patches: Patches) -> None:
         return original(self, fetch, replica_id)
 
 
-@mutant("KIP-320", "a leader tells a replica that has records of a later epoch than its own to cut them off")
+@mutant("KIP-320", "a leader orders a replica with records of a later epoch than its own to truncate them")
 def stale_leader_says_where_histories_part(patches: Patches) -> None:
     @patches.instead_of(Partition, "_require_past")
     def require_past(original: Any, self: Partition, epoch: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
-@mutant("KAFKA-14704, KAFKA-9491", "a follower takes over the high watermark before it cuts its log, and keeps it then")
+@mutant(
+    "KAFKA-14704, KAFKA-9491",
+    "a follower adopts the high watermark before it truncates its log, and keeps it afterwards",
+)
 def high_watermark_before_truncation(patches: Patches) -> None:
     @patches.instead_of(copying, "apply_fetched")
     def apply_fetched(original: Any, partition: Partition, response: Any) -> Any:
@@ -88,11 +90,11 @@ def high_watermark_before_truncation(patches: Patches) -> None:
         return fetched
 
 
-@mutant("KAFKA-7415", "a leader's epoch begins behind the first batch that it wrote in it, not before")
+@mutant("KAFKA-7415", "a leader's epoch begins after the first batch that it wrote in it")
 def epoch_begins_too_late(patches: Patches) -> None:
     @patches.instead_of(Log, "assign_epoch_start")
     def assign_epoch_start(original: Any, self: Log, epoch: int, offset: int) -> None:
-        """Nothing: it is noted with the first append."""
+        """Do nothing: the first append records it."""
 
     @patches.instead_of(Log, "append_as_leader")
     def append_as_leader(original: Any, self: Log, records: Any, leader_epoch: int, now_ms: int, **named: Any) -> Any:
@@ -106,7 +108,7 @@ def epoch_begins_too_late(patches: Patches) -> None:
 
 @mutant(
     "a stale answer to a fetch",
-    "the answer to a fetch of an earlier epoch is appended when it comes, wherever the log ends by then",
+    "the answer to a fetch of an earlier epoch is appended, wherever the log ends meanwhile",
 )
 def late_answer_is_appended(patches: Patches) -> None:
     @patches.instead_of(ReplicaFetcher, "_apply")
@@ -123,7 +125,7 @@ def late_answer_is_appended(patches: Patches) -> None:
         return info
 
 
-# --- What a leader counts as replicated ------------------------------------------------------------------------
+# --- High watermark -------------------------------------------------------------------------------------------
 
 
 @mutant("acknowledged too early", "acks=all is answered as soon as the leader itself has the records")
@@ -141,7 +143,10 @@ def high_watermark_is_log_end(patches: Patches) -> None:
         return leader_end_offset
 
 
-@mutant("high watermark too high", "members of the ISR that have not fetched from a new leader yet are not waited for")
+@mutant(
+    "high watermark too high",
+    "the high watermark ignores members of the ISR that have not fetched from a new leader yet",
+)
 def not_waiting_for_members_that_have_not_fetched(patches: Patches) -> None:
     @patches.instead_of(isr_rules, "high_watermark")
     def high_watermark(original: Any, leader_end_offset: int, followers: Any, *rest: Any) -> int:
@@ -149,7 +154,7 @@ def not_waiting_for_members_that_have_not_fetched(patches: Patches) -> None:
         return original(leader_end_offset, known, *rest)  # type: ignore[no-any-return]
 
 
-@mutant("high watermark too high", "a follower counts as having what was sent to it, before it asks for what follows")
+@mutant("high watermark too high", "records count as stored by a follower as soon as they are sent")
 def sent_counts_as_stored(patches: Patches) -> None:
     @patches.instead_of(Partition, "read")
     def read(original: Any, self: Partition, fetch: Any, replica_id: int, **limits: Any) -> Any:
@@ -161,22 +166,20 @@ def sent_counts_as_stored(patches: Patches) -> None:
         return response
 
 
-@mutant(
-    "KIP-497", "an ISR that is on its way to ZooKeeper does not count: the high watermark goes by the committed one"
-)
+@mutant("KIP-497", "the high watermark uses the committed ISR and ignores the one being written to ZooKeeper")
 def high_watermark_of_committed_isr(patches: Patches) -> None:
     @patches.instead_of(Partition, "maximal_isr")
     def maximal_isr(original: Any, self: Partition) -> set[int]:
         return set(self.isr)
 
-    # The second fence: a replica that was caught up of late is waited for, whether it is in the ISR or not.
+    # The second fence: recently caught-up replicas are waited for, in the ISR or not.
     @patches.instead_of(isr_rules, "high_watermark")
     def high_watermark(original: Any, leader_end_offset: int, followers: Any, maximal_isr: Any, *rest: Any) -> int:
         members = {broker_id: follower for broker_id, follower in followers.items() if broker_id in maximal_isr}
         return original(leader_end_offset, members, maximal_isr, *rest)  # type: ignore[no-any-return]
 
 
-@mutant("KIP-497", "an ISR counts as soon as it is on its way to ZooKeeper: what is to leave it is not waited for")
+@mutant("KIP-497", "an ISR counts as soon as its write is under way: leaving members are not waited for")
 def high_watermark_of_proposed_isr(patches: Patches) -> None:
     @patches.instead_of(Partition, "maximal_isr")
     def maximal_isr(original: Any, self: Partition) -> set[int]:
@@ -190,31 +193,31 @@ def consumers_read_to_the_end(patches: Patches) -> None:
         return self.log.log_end_offset
 
 
-@mutant("min.insync.replicas", "min.insync.replicas is taken for 1, whatever it is")
+@mutant("min.insync.replicas", "min.insync.replicas counts as 1, whatever its value")
 def min_insync_replicas_not_checked(patches: Patches) -> None:
     @patches.instead_of(model, "min_insync_replicas")
     def min_insync_replicas(original: Any, *rest: Any) -> int:
         return 1
 
 
-@mutant("KIP-966", "the high watermark moves on while fewer than min.insync.replicas are in sync")
+@mutant("KIP-966", "the high watermark advances while fewer than min.insync.replicas are in sync")
 def high_watermark_moves_below_min_isr(patches: Patches) -> None:
     @patches.instead_of(Partition, "advance_high_watermark")
     def advance_high_watermark(original: Any, self: Partition) -> bool:
         isr, eligible = self.isr, self.eligible
-        self.isr, self.eligible = isr * len(self.assignment), ()  # so that it looks large enough
+        self.isr, self.eligible = isr * len(self.assignment), ()  # so that it seems large enough
         try:
             return bool(original(self))
         finally:
             self.isr, self.eligible = isr, eligible
 
 
-# --- Which replicas are in the ISR -------------------------------------------------------------------------------
+# --- The ISR -----------------------------------------------------------------------------------------------------
 
 
 @mutant(
     "KAFKA-7128",
-    "a replica at the high watermark joins the ISR, wherever the leader's epoch began and however it lags",
+    "a replica at the high watermark joins the ISR, although it is below the start of the leader's epoch or lags",
 )
 def join_before_epoch_start(patches: Patches) -> None:
     @patches.instead_of(Partition, "_may_join")
@@ -224,16 +227,14 @@ def join_before_epoch_start(patches: Patches) -> None:
         return isr_rules.may_join(self.followers[broker_id], start, self.high_watermark, 0, alive_epoch)
 
 
-@mutant("an ensemble's stale read", "a topic's settings are read from whichever server of ZooKeeper the session is at")
+@mutant("an ensemble's stale read", "a topic's settings are read from a ZooKeeper server that may be behind")
 def settings_of_a_server_that_is_behind(patches: Patches) -> None:
     @patches.instead_of(ControllerOrders, "_up_to_date_session")
     async def up_to_date_session(original: Any, self: ControllerOrders) -> Any:
         return await self._sessions()
 
 
-@mutant(
-    "an ensemble's stale read", "what became of an ISR is read from whichever server of ZooKeeper the session is at"
-)
+@mutant("an ensemble's stale read", "the outcome of an ISR write is read from a ZooKeeper server that may be behind")
 def outcome_of_a_server_that_is_behind(patches: Patches) -> None:
     @patches.instead_of(zookeeper_reads, "catch_up")
     async def catch_up(original: Any, session: Any) -> None:
@@ -256,7 +257,7 @@ class _WithoutVersions:
         return await self._session.multi([o._replace(version=-1) if isinstance(o, SetData) else o for o in operations])
 
 
-@mutant("KAFKA-8836", "a leader writes the ISR whatever the state znode's version is")
+@mutant("KAFKA-8836", "a leader writes the ISR without checking the state znode's version")
 def isr_written_without_version(patches: Patches) -> None:
     @patches.instead_of(IsrWriter, "__init__")
     def init(original: Any, self: IsrWriter, *arguments: Any, **named: Any) -> None:
@@ -269,14 +270,17 @@ def isr_written_without_version(patches: Patches) -> None:
         self._sessions = without_versions
 
 
-@mutant("a topic created again", "an order about a replica that comes after its deletion makes it again")
+@mutant("a topic created again", "an order for a replica that arrives after its deletion creates it again")
 def deleted_replica_made_again(patches: Patches) -> None:
     @patches.instead_of(ReplicaLifecycle, "was_deleted")
     def was_deleted(original: Any, *rest: Any) -> bool:
         return False
 
 
-@mutant("a topic created again", "a leader does not look of which topic the state znode is that it writes and reads")
+@mutant(
+    "a topic created again",
+    "a leader does not check which topic the state znode belongs to before it reads and writes it",
+)
 def isr_of_another_topic(patches: Patches) -> None:
     @patches.instead_of(isr_writer, "_isr_write")
     def isr_write(original: Any, *rest: Any) -> Any:
@@ -289,7 +293,7 @@ def isr_of_another_topic(patches: Patches) -> None:
 
 @mutant(
     "KAFKA-2729, KAFKA-3042",
-    "a leader does not learn the version that its write gave the znode, nor from the conflict that follows",
+    "a leader learns the znode's new version neither from its write nor from the conflict that follows",
 )
 def cached_version_for_ever(patches: Patches) -> None:
     @patches.instead_of(Partition, "isr_written")
@@ -301,17 +305,17 @@ def cached_version_for_ever(patches: Patches) -> None:
         return False
 
 
-# --- What was deleted --------------------------------------------------------------------------------------------
+# --- Deleted records ---------------------------------------------------------------------------------------------
 
 
-@mutant("KIP-107", "a deletion is acknowledged as soon as the leader itself has deleted the records")
+@mutant("KIP-107", "a deletion of records is acknowledged as soon as the leader itself has deleted them")
 def deletion_acknowledged_before_replicated(patches: Patches) -> None:
     @patches.instead_of(Partition, "low_watermark")
     def low_watermark(original: Any, self: Partition) -> int:
         return self.log.log_start_offset
 
 
-@mutant("KIP-107", "a deletion is acknowledged as soon as the replicas know of it, before it is on their disks")
+@mutant("KIP-107", "a deletion of records is acknowledged before it is on the replicas' disks")
 def deletion_acknowledged_before_stored(patches: Patches) -> None:
     @patches.instead_of(FlushedLog, "stored_start_offset")
     def stored_start_offset(original: Any, self: FlushedLog) -> int:
@@ -327,7 +331,8 @@ def join_with_what_was_deleted(patches: Patches) -> None:
 
 @mutant(
     "KIP-107, KIP-966",
-    "a deletion is acknowledged whatever min.insync.replicas is, and without those who are eligible beside the ISR",
+    "a deletion of records is acknowledged regardless of min.insync.replicas, and without the eligible "
+    "replicas outside the ISR",
 )
 def deletion_acknowledged_below_min_isr(patches: Patches) -> None:
     is_about_a_deletion = False
@@ -352,22 +357,22 @@ def deletion_acknowledged_below_min_isr(patches: Patches) -> None:
         return isr_rules.low_watermark(self.log.stored_start_offset, self.followers, self.maximal_isr)
 
 
-@mutant("KIP-227", "a leader that is asked the same again says nothing of what moved without a record being written")
+@mutant("KIP-227", "a leader that receives the same fetch again does not report progress without new records")
 def news_without_records_untold(patches: Patches) -> None:
     @patches.instead_of(LeaderSlots, "_news")
     def news(original: Any, self: LeaderSlots, answer: Answer) -> Answer:
         return [part for part in original(self, answer) if len(part[1].records) or part[1].error_code]
 
 
-@mutant("KAFKA-6653", "a waiting fetch of several partitions looks at one of those that were checked")
+@mutant("KAFKA-6653", "a waiting fetch of several partitions checks only one of them")
 def other_partitions_of_a_fetch_forgotten(patches: Patches) -> None:
     @patches.instead_of(DelayedFetch, "try_complete_after")
     def try_complete_after(original: Any, self: DelayedFetch, checked: Sequence[Hashable]) -> bool:
         return bool(original(self, checked[:1]))
 
 
-@mutant("a connection that fell silent", "nobody looks whether a connection still stands on which nothing comes")
+@mutant("a silent connection", "a broker does not check whether a silent connection still exists")
 def silence_is_not_noticed(patches: Patches) -> None:
     @patches.instead_of(keepalive, "keep_alive")
     def keep_alive(original: Any, *rest: Any) -> None:
-        """Nothing."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""Planted bugs of elections that somebody asks for."""
+"""Planted bugs of requested elections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minibroker.protocol.model import Member, leader_and_isr
 from tests.simulation.mutants.planting import Patches, mutant
 
 
-@mutant("preferred election", "a preferred leader is elected though it is not in the ISR")
+@mutant("preferred election", "a preferred leader is elected although it is not in the ISR")
 def preferred_leader_out_of_sync(patches: Patches) -> None:
     @patches.instead_of(elections, "elect_preferred")
     def elect_preferred(

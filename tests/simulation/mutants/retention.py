@@ -1,4 +1,4 @@
-"""Planted bugs of logs that end at the old end: what is deleted, by whom, and who follows."""
+"""Planted bugs of retention: deletion at the start of a log, and followers that adopt it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from minibroker.protocol.znodes import MalformedZnode
 from tests.simulation.mutants.planting import Patches, mutant
 
 
-@mutant("KAFKA-5634", "the leader deletes by age and size past its high watermark, too")
+@mutant("KAFKA-5634", "the leader deletes by age and size beyond its high watermark")
 def deleted_above_the_high_watermark(patches: Patches) -> None:
     @patches.instead_of(retention, "expired")
     def expired(original: Any, *segments: Any, high_watermark: int, **rest: Any) -> Any:
@@ -36,7 +36,9 @@ def aged_by_the_first_batch(patches: Patches) -> None:
         return [e._replace(newest_ms=s.first_timestamp) if s.size else e for e, s in found]
 
 
-@mutant("retention", "a segment is too much as soon as the log is larger than it may be")
+@mutant(
+    "retention", "a segment is deleted as soon as the log exceeds its size limit, even if the rest is then below it"
+)
 def a_segment_too_many(patches: Patches) -> None:
     @patches.instead_of(retention, "expired")
     def expired(original: Any, segments: Any, **rest: Any) -> Any:
@@ -46,7 +48,7 @@ def a_segment_too_many(patches: Patches) -> None:
         return original(segments, **rest)
 
 
-@mutant("retention", "followers decide by themselves what is too old or too much")
+@mutant("retention", "followers decide about deletion by age and size themselves")
 def followers_delete_by_themselves(patches: Patches) -> None:
     @patches.instead_of(Partition, "_expired_until")
     def expired_until(original: Any, self: Partition, now_ms: int, limit: int) -> Any:
@@ -62,7 +64,7 @@ def followers_delete_by_themselves(patches: Patches) -> None:
         )
 
 
-@mutant("retention", "a follower does not let its log begin where its leader's does")
+@mutant("retention", "a follower does not adopt its leader's log start")
 def log_start_not_adopted(patches: Patches) -> None:
     @patches.instead_of(copying, "apply_fetched")
     def apply_fetched(original: Any, partition: Partition, response: Any) -> Any:
@@ -70,33 +72,35 @@ def log_start_not_adopted(patches: Patches) -> None:
         return original(partition, response)
 
 
-@mutant("a batch twice", "a replica that begins where its leader's log does knows no producer of what came before")
+@mutant(
+    "a batch twice", "a replica that begins at its leader's log start does not know the producers of earlier records"
+)
 def begins_without_producers(patches: Patches) -> None:
     @patches.instead_of(copying, "restart")
     def restart(original: Any, partition: Partition, refusal: FetchPartitionResponse) -> None:
         original(partition, msgspec.structs.replace(refusal, producers=memoryview(b"")))
 
 
-@mutant("a batch twice", "what such a replica was told of producers is not written down")
+@mutant("a batch twice", "such a replica does not store the producers that it was sent")
 def told_producers_are_not_written(patches: Patches) -> None:
     patches.set(log, "write_told", lambda *_: None)
 
 
-@mutant("outdated rule", "what deletes and compacts goes by the settings that this broker has heard of")
+@mutant("outdated rule", "deletion and compaction use the settings that this broker has cached")
 def settings_not_read_before_deletion(patches: Patches) -> None:
     @patches.instead_of(ReplicaSettings, "with_present_settings")
     async def with_present_settings(_original: Any, self: ReplicaSettings, partitions: Any) -> list[Partition]:
         return list(partitions)
 
 
-@mutant("outdated rule", "what was written after the settings were read is compacted by them, too")
+@mutant("outdated rule", "records written after the read of the settings are compacted by these settings")
 def compacted_past_what_was_asked(patches: Patches) -> None:
     @patches.instead_of(LogCleaner, "_candidate")
     def candidate(original: Any, self: LogCleaner, partition: Partition, limit: int) -> Any:
         return original(self, partition, partition.high_watermark)
 
 
-@mutant("busy loop", "a pass of the cleaner that has failed counts as done, and is made again at once")
+@mutant("busy loop", "a failed pass of the cleaner counts as done and is repeated at once")
 def cleaner_never_waits(patches: Patches) -> None:
     @patches.instead_of(LogCleaner, "_compact")
     async def compact(original: Any, self: LogCleaner, *arguments: Any) -> bool:
@@ -104,14 +108,14 @@ def cleaner_never_waits(patches: Patches) -> None:
         return True
 
 
-@mutant("outdated rule", "what was written after the settings were read is deleted by them, too")
+@mutant("outdated rule", "records written after the read of the settings are deleted by these settings")
 def deleted_past_what_was_asked(patches: Patches) -> None:
     @patches.instead_of(Partition, "expire")
     def expire(original: Any, self: Partition, now_ms: int, limit: int) -> None:
         original(self, now_ms, self.high_watermark)
 
 
-@mutant("outdated rule", "by settings that cannot be read the broker goes on deleting as before")
+@mutant("outdated rule", "a broker that cannot read the settings continues to delete by the former ones")
 def deletes_by_what_held_before(patches: Patches) -> None:
     @patches.instead_of(ReplicaSettings, "topic_config_changed")
     async def topic_config_changed(original: Any, self: ReplicaSettings, topic: str, session: Any) -> None:
@@ -119,7 +123,7 @@ def deletes_by_what_held_before(patches: Patches) -> None:
             await original(self, topic, session)
 
 
-@mutant("no timestamps", "a segment whose records have no timestamps is as old as 1970")
+@mutant("no timestamps", "a segment without timestamps counts as old as 1970")
 def aged_since_1970(patches: Patches) -> None:
     @patches.instead_of(Segment, "newest_ms")
     def newest_ms(original: Any, self: Segment) -> int:

@@ -1,12 +1,12 @@
-"""Which test sees each planted bug? `make mutants-seen`: each is planted under a test that must fail then.
+"""Check that each planted bug is seen by a test: `make mutants-seen`.
 
     python -m tests.simulation.mutants.seen [--mutant NAME ...]
 
-`mutants/seen_by.toml` names a test for each mutant. It is run twice: as the product is it must pass, and with the
-mutant it must fail, by an assertion or by a deadline that has passed. A test that cannot be imported, or whose fixtures
-stumble, has seen nothing. Storms look for the same bugs without having been told where (`hunt`), which takes minutes.
+`mutants/seen_by.toml` names a test for each mutant. The test runs twice: it must pass without the mutant and fail with
+it, by an assertion or a deadline. An import error or an error in a fixture does not count. Storms search for the same
+bugs without a hint (`hunt`), which takes minutes.
 
-Exit code: 0, each of these tests sees its mutant; 1, at least one does not.
+Exit code: 0 if each of these tests sees its mutant; otherwise 1.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ PASSED = "passed"
 FAILED = "failed"
 NOT_RUN = "was not run"
 
-# The product is imported already, which is no news.
+# The product is imported already; pytest would warn about it.
 _OPTIONS = ["-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 _DEADLINES = TimeoutError, Stuck, pytest.fail.Exception
 
 
 def seen_by() -> dict[str, dict[str, str]]:
-    """Table by table what the file says: by what each mutant is seen, or why by storms alone."""
+    """Return the tables of the file: the test of each mutant, or the reason why only storms see it."""
     return tomllib.loads(TABLES.read_text())
 
 
 def why_unseen(mutant: str, tables: Mapping[str, Mapping[str, str]]) -> str:
-    """Empty where its test sees the mutant."""
+    """Return the reason why the mutant's test does not see it; empty if it does."""
     test = tables["fails"].get(mutant)
     if test is None:
         return "no test: " + tables["storms"].get(mutant, "it is in no table")
@@ -58,8 +58,8 @@ def why_unseen(mutant: str, tables: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def outcome(test: str, mutant: str | None) -> str:
-    """PASSED; FAILED by an assertion or a deadline; or what else became of the test, in a process of its own."""
-    # Forked: the product is not imported anew for each mutant, and the tests are not imported before it is planted.
+    """Run the test in its own process. Return PASSED, FAILED (by an assertion or a deadline), or another outcome."""
+    # Forked: the product is not imported again for each mutant, and the tests are imported after it is planted.
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     worker = context.Process(target=_run, args=(test, mutant, sender))
@@ -85,7 +85,7 @@ def _run(test: str, mutant: str | None, sender: Connection) -> None:
 
 
 class _Judge:
-    """A plugin that notes how a test ended."""
+    """A plugin that records the outcome of a test."""
 
     def __init__(self) -> None:
         self.outcome = NOT_RUN
@@ -96,7 +96,7 @@ class _Judge:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if self.outcome == FAILED:
-            pass  # whatever its fixtures make of that
+            pass  # its fixtures may fail as a consequence
         elif report.skipped:
             self.outcome = "was skipped"
         elif call.excinfo is not None:
@@ -108,7 +108,7 @@ class _Judge:
 
 
 def _is_judgement(failure: pytest.ExceptionInfo[BaseException]) -> bool:
-    """Of the test itself: an assertion of the product's own shows no more than that something stumbled."""
+    """Whether the test itself failed. A failed assertion of the product does not count."""
     if isinstance(failure.value, AssertionError):
         return Path(failure.traceback[-1].path).is_relative_to(ROOT / "tests")
     return isinstance(failure.value, _DEADLINES)

@@ -1,5 +1,4 @@
-"""Planted bugs of controlled shutdowns. (A broker that stops and leads until its end costs time alone: see the tests of
-controlled shutdowns on virtual time.)"""
+"""Planted bugs of controlled shutdowns. A broker that leads until its end only costs time; scenarios test it."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from minibroker.controller.decisions.cluster_state import BrokerAdded, BrokerRem
 from tests.simulation.mutants.planting import Patches, mutant
 
 
-@mutant("controlled shutdown", "a broker is taken for one that stops after it has been started again")
+@mutant("controlled shutdown", "a restarted broker still counts as shutting down")
 def shutting_down_over_a_restart(patches: Patches) -> None:
     @patches.instead_of(cluster_state.ClusterState, "apply")
     def apply(original: Any, state: Any, change: Any) -> None:
@@ -20,7 +19,7 @@ def shutting_down_over_a_restart(patches: Patches) -> None:
             state.shutting_down_brokers |= before
 
 
-@mutant("controlled shutdown", "where all in sync stop, one that is not in sync is elected")
+@mutant("controlled shutdown", "if all replicas in sync shut down, a replica out of sync is elected")
 def unclean_controlled_shutdown(patches: Patches) -> None:
     @patches.instead_of(elections, "for_controlled_shutdown")
     def for_controlled_shutdown(

@@ -1,4 +1,4 @@
-"""Planted bugs of storage: what is on disk, what is believed to be, and what a restart makes of it."""
+"""Planted bugs of storage: data on disk, the state recorded about it, and recovery."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from minibroker.protocol.records import MAX_BODY_BYTES, iterate_batches, validat
 from tests.simulation.mutants.planting import Patches, mutant
 
 
-@mutant("no fdatasync", "a flush moves the recovery point without having synced the segments")
+@mutant("no fdatasync", "a flush advances the recovery point without syncing the segments")
 def recovery_point_without_sync(patches: Patches) -> None:
     @patches.instead_of(Flush, "carry_out")
     def carry_out(original: Any, self: Any, *rest: Any) -> None:
@@ -40,9 +40,7 @@ def recovery_point_without_sync(patches: Patches) -> None:
         original(self, *rest)
 
 
-@mutant(
-    "no CRC covers it", "a leader that is asked to look again looks at CRCs alone, and not where batches say they are"
-)
+@mutant("no CRC covers it", "a leader that checks its log checks only CRCs, not the offsets of batches")
 def places_are_believed(patches: Patches) -> None:
     @patches.instead_of(Log, "check")
     def check(original: Any, self: Log, data: Any, offset: int) -> None:
@@ -50,38 +48,35 @@ def places_are_believed(patches: Patches) -> None:
             validate_batch(data, header, start)
 
 
-@mutant("no CRC covers it", "a leader that is asked to look does not ask itself what was asked for")
+@mutant("no CRC covers it", "a leader that checks its log skips the requested offset")
 def lower_batches_are_passed(patches: Patches) -> None:
     @patches.instead_of(Log, "check")
     def check(original: Any, self: Log, data: Any, offset: int) -> None:
         self._check(data, 0)
 
 
-@mutant("no CRC covers it", "a leader that is asked to look leaves out the batch before")
+@mutant("no CRC covers it", "a leader that checks its log skips the batch before")
 def batch_before_is_passed(patches: Patches) -> None:
     @patches.instead_of(Log, "check")
     def check(original: Any, self: Log, data: Any, offset: int) -> None:
         self._check(data, offset)
 
 
-@mutant("no CRC covers it", "consumers take leader epochs that go down")
+@mutant("no CRC covers it", "consumers accept decreasing leader epochs")
 def epochs_may_go_down(patches: Patches) -> None:
     @patches.instead_of(fetcher, "placed_batches")
     def placed_batches(original: Any, records: Any, offset: int, end: int, leader_epoch: int, _: int) -> Any:
         return original(records, offset, end, leader_epoch)
 
 
-@mutant("no CRC covers it", "consumers take batches wherever these say they are")
+@mutant("no CRC covers it", "consumers accept batches at any offset")
 def consumers_believe_places(patches: Patches) -> None:
     @patches.instead_of(fetcher, "placed_batches")
     def placed_batches(original: Any, records: Any, *where: Any) -> Any:
         return list(iterate_batches(records)), None
 
 
-@mutant(
-    "two limits for one thing",
-    "a batch that is in the log already is refused by settings that have changed since",
-)
+@mutant("two limits for one thing", "a repeated batch that is in the log is rejected by settings that changed since")
 def sizes_before_repetitions(patches: Patches) -> None:
     @patches.instead_of(Log, "append_as_leader")
     def append_as_leader(original: Any, self: Log, records: Any, epoch: int, now_ms: int, **named: Any) -> Any:
@@ -90,14 +85,14 @@ def sizes_before_repetitions(patches: Patches) -> None:
         return original(self, records, epoch, now_ms, **named)
 
 
-@mutant("two limits for one thing", "a batch is acknowledged whose records no reader takes")
+@mutant("two limits for one thing", "a batch is acknowledged although its records are too large for readers")
 def compressed_size_alone_counts(patches: Patches) -> None:
     @patches.instead_of(validator, "_may_be_too_large")
     def may_be_too_large(original: Any, *_: Any) -> bool:
         return False
 
 
-@mutant("batches without records", "an answer to a consumer may hold nothing but what compaction has emptied")
+@mutant("batches without records", "an answer to a consumer may consist only of batches that compaction has emptied")
 def consumers_get_emptied_batches(patches: Patches) -> None:
     @patches.instead_of(fetch, "_begins_emptied")
     def begins_emptied(original: Any, response: Any) -> bool:
@@ -105,7 +100,7 @@ def consumers_get_emptied_batches(patches: Patches) -> None:
 
 
 @mutant(
-    "two limits for one thing", "a restart cuts the log at a batch that is larger than it expects, acknowledged or not"
+    "two limits for one thing", "a restart truncates the log at a batch that exceeds its limit, acknowledged or not"
 )
 def large_batches_are_cut(patches: Patches) -> None:
     @patches.instead_of(recovery._Scan, "_contradiction")
@@ -114,7 +109,7 @@ def large_batches_are_cut(patches: Patches) -> None:
 
 
 @mutant(
-    "a new log", "the topic's id of a new log passes for durable from the beginning: the first flush does not write it"
+    "a new log", "the topic id of a new log counts as durable from the beginning: the first flush does not write it"
 )
 def topic_id_not_flushed(patches: Patches) -> None:
     @patches.instead_of(LogOpener, "_create_log")
@@ -122,16 +117,16 @@ def topic_id_not_flushed(patches: Patches) -> None:
         return original(self, *rest)._replace(has_durable_id=True)
 
 
-@mutant("a new log", "after a power cut, a log that was never flushed is taken for the topic's whose id is found there")
+@mutant(
+    "a new log", "after a power cut, a log that was never flushed counts as the log of the topic whose id it contains"
+)
 def unflushed_topic_id_believed(patches: Patches) -> None:
     @patches.instead_of(LogOpener, "_topic_id_or_reset")
     def topic_id_or_reset(original: Any, self: LogOpener, directory: str, *rest: Any) -> str:
         return read_topic_id(self._disk, directory)
 
 
-@mutant(
-    "a new log", "a log that is rolled before its first flush leaves it to chance which of its names reach the disk"
-)
+@mutant("a new log", "if a log is rolled before its first flush, either of its names may be lost")
 def first_name_not_synced(patches: Patches) -> None:
     @patches.instead_of(Log, "roll")
     def roll(original: Any, self: Log) -> None:
@@ -142,7 +137,7 @@ def first_name_not_synced(patches: Patches) -> None:
             self._has_durable_id = known
 
 
-@mutant("a log set aside", "a stop is clean, and believed, that leaves a log unflushed which was set aside")
+@mutant("a log set aside", "a stop that leaves a log set aside and unflushed counts as clean")
 def set_aside_logs_are_vouched_for(patches: Patches) -> None:
     @patches.instead_of(LogManager, "set_aside")
     def set_aside(original: Any, self: LogManager, *args: Any, **rest: Any) -> Any:
@@ -153,14 +148,14 @@ def set_aside_logs_are_vouched_for(patches: Patches) -> None:
 
 @mutant(
     "DeleteRecords before the first flush",
-    "where a log begins is written down before the log was ever flushed: what a power cut leaves of it begins there "
-    "without its producers",
+    "the log start is stored before the log's first flush: after a power cut, the rest begins there without "
+    "its producers",
 )
 def start_stored_before_the_first_flush(patches: Patches) -> None:
     patches.set(FlushedLog, "has_durable_id", property(lambda self: True))
 
 
-@mutant("no CRC check", "recovery believes every batch whose header makes sense")
+@mutant("no CRC check", "recovery accepts every batch with a plausible header")
 def recovery_without_crc(patches: Patches) -> None:
     def believe(*_: Any) -> None:
         pass
@@ -168,13 +163,11 @@ def recovery_without_crc(patches: Patches) -> None:
     patches.set(recovery, "validate_batch", believe)
 
 
-@mutant(
-    "KAFKA-10778", "an I/O error of a write or a sync is reported, and the log directory used on as if it had worked"
-)
+@mutant("KAFKA-10778", "an I/O error of a write or a sync is reported, but the log directory stays in use")
 def io_error_ignored(patches: Patches) -> None:
     @patches.instead_of(LogDirectory, "fail")
     def fail(original: Any, self: LogDirectory, *rest: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     @patches.instead_of(Flush, "carry_out")
     def carry_out(original: Any, self: Any, *rest: Any) -> None:
@@ -182,17 +175,14 @@ def io_error_ignored(patches: Patches) -> None:
             original(self, *rest)
 
 
-@mutant("KAFKA-15375, KAFKA-10471", "the marker of a clean stop stays when the broker starts")
+@mutant("KAFKA-15375, KAFKA-10471", "the clean-shutdown marker survives the start of the broker")
 def clean_marker_stays(patches: Patches) -> None:
     @patches.instead_of(LogDirectory, "remove_clean_marker")
     def remove_clean_marker(original: Any, self: LogDirectory) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
-@mutant(
-    "KAFKA-15375, KAFKA-10471",
-    "a log directory that has failed is marked as clean, and believed, when the broker stops",
-)
+@mutant("KAFKA-15375, KAFKA-10471", "a failed log directory is marked as clean, and trusted, when the broker stops")
 def clean_marker_of_a_failed_directory(patches: Patches) -> None:
     @patches.instead_of(LogManager, "close")
     async def close(original: Any, self: LogManager, *, clean: bool = True, broker_epoch: int = -1) -> None:
@@ -204,8 +194,8 @@ def clean_marker_of_a_failed_directory(patches: Patches) -> None:
 
 @mutant(
     "several log.dirs",
-    "a replica that may be in a log directory that is offline is made anew, empty, in another one, by a broker that is "
-    "believed",
+    "a replica that may be in an offline log directory is created anew, empty, in another one, and its broker "
+    "is trusted",
 )
 def replica_in_a_broken_directory_made_anew(patches: Patches) -> None:
     @patches.instead_of(LogDirs, "_check_homes")
@@ -213,7 +203,7 @@ def replica_in_a_broken_directory_made_anew(patches: Patches) -> None:
         original(self, homes, *rest, may_be_unknown=True)
 
 
-@mutant("several log.dirs", "it is not noticed that a log directory is gone, or is back after it failed")
+@mutant("several log.dirs", "a missing log directory, or one that returns after a failure, goes unnoticed")
 def directories_do_not_know_each_other(patches: Patches) -> None:
     @patches.instead_of(continuity, "combined")
     def combined(original: Any, witnesses: Any, unopened: int) -> Any:
@@ -222,7 +212,7 @@ def directories_do_not_know_each_other(patches: Patches) -> None:
         )
 
 
-@mutant("KAFKA-7415", "the epoch of a new leader is not on its way to the file of leader epochs")
+@mutant("KAFKA-7415", "a new leader's epoch is not written to the leader epoch file")
 def leader_epoch_not_persisted(patches: Patches) -> None:
     @patches.instead_of(Log, "assign_epoch_start")
     def assign_epoch_start(original: Any, self: Log, *rest: Any) -> None:
@@ -233,8 +223,8 @@ def leader_epoch_not_persisted(patches: Patches) -> None:
 
 @mutant(
     "a topic created again",
-    "the high watermark on file is not lowered for a new topic of that name, nor where a log is cut: what comes next "
-    "passes for committed",
+    "the stored high watermark is lowered neither for a new topic of that name nor after a truncation: later "
+    "records count as committed",
 )
 def high_watermark_not_lowered(patches: Patches) -> None:
     @patches.instead_of(OffsetCheckpoint, "lower")
@@ -245,7 +235,7 @@ def high_watermark_not_lowered(patches: Patches) -> None:
 
 @mutant(
     "a topic created again",
-    "an order to delete a replica is obeyed whichever topic of that name the replica here is of",
+    "an order to delete a replica is obeyed even if the local replica belongs to another topic of that name",
 )
 def another_topic_deleted(patches: Patches) -> None:
     @patches.instead_of(LogManager, "topic_id")
@@ -253,7 +243,9 @@ def another_topic_deleted(patches: Patches) -> None:
         return ""
 
 
-@mutant("a clock that jumps", "a producer is forgotten a day after its last batch by the wall clock, however it jumped")
+@mutant(
+    "a clock that jumps", "a producer is forgotten a day after its last batch by the wall clock, whatever its jumps"
+)
 def producers_forgotten_by_the_wall_clock(patches: Patches) -> None:
     @patches.instead_of(FlushedLog, "_forget_silent_producers")
     def forget_silent_producers(original: Any, self: FlushedLog) -> None:
@@ -262,15 +254,16 @@ def producers_forgotten_by_the_wall_clock(patches: Patches) -> None:
         self._producers = ProducerState.restore(kept)
 
 
-@mutant("KIP-98", "a leader does not look at the sequence numbers of producers")
+@mutant("KIP-98", "a leader does not check the sequence numbers of producers")
 def sequences_not_checked(patches: Patches) -> None:
     @patches.instead_of(ProducerState, "check")
     def check(original: Any, self: ProducerState, header: Any) -> None:
-        """Whatever comes is new."""
+        """Treat each batch as new."""
 
 
 @mutant(
-    "KAFKA-2118", "compacted segments are swapped in without a marker: the old ones go first, then the new one is named"
+    "KAFKA-2118",
+    "compacted segments are swapped in without a marker: the old ones are removed before the new one is renamed",
 )
 def swap_without_marker(patches: Patches) -> None:
     @patches.instead_of(Swap, "carry_out")
@@ -283,15 +276,17 @@ def swap_without_marker(patches: Patches) -> None:
             self._is_done = True
 
 
-@mutant("index entries of another life", "the offset index keeps what was cut until the time index is written anew")
+@mutant("index entries of another life", "truncated entries stay in the offset index until the time index is rewritten")
 def cut_index_entries_stay(patches: Patches) -> None:
     @patches.instead_of(Segment, "index_writes")
     def index_writes(original: Any, self: Segment, **named: Any) -> list[IndexWrite]:
         writes: list[IndexWrite] = original(self, **named)
-        return writes[-2:]  # without the offset index's first, where it is written again
+        return writes[-2:]  # without the first write of a rewritten offset index
 
 
-@mutant("index entries of another life", "what is read of an index file is taken for what is on disk, whoever wrote it")
+@mutant(
+    "index entries of another life", "an index file that was read counts as durable, even if a former process wrote it"
+)
 def read_index_is_durable(patches: Patches) -> None:
     @patches.instead_of(Segment, "_read_index")
     def read_index(original: Any, self: Segment, layout: Any) -> SparseIndex:
@@ -300,7 +295,7 @@ def read_index_is_durable(patches: Patches) -> None:
         return index
 
 
-@mutant("KAFKA-4529", "a tombstone may go with the next compaction, however short a time what it deletes has been gone")
+@mutant("KAFKA-4529", "the next compaction may remove a tombstone, however recently its key was removed")
 def tombstone_removed_early(patches: Patches) -> None:
     @patches.instead_of(Compaction, "_kept")
     def kept(original: Any, self: Any, *rest: Any) -> Any:
@@ -308,7 +303,7 @@ def tombstone_removed_early(patches: Patches) -> None:
         return original(self, *rest)
 
 
-@mutant("a start that a crash undoes", "what lies below the log's start in memory counts as clean")
+@mutant("a start that a crash undoes", "records below the log start in memory count as clean")
 def compacted_from_the_start_in_memory(patches: Patches) -> None:
     @patches.instead_of(CleanedLog, "candidate")
     def candidate(original: Any, self: CleanedLog, *rest: Any) -> Candidate:
@@ -317,14 +312,14 @@ def compacted_from_the_start_in_memory(patches: Patches) -> None:
         return found._replace(cleanable=found.cleanable._replace(first_dirty=first_dirty))
 
 
-@mutant("a clock that jumps", "the time of a tombstone is up by the wall clock, however it jumped")
+@mutant("a clock that jumps", "a tombstone expires by the wall clock, whatever its jumps")
 def tombstones_by_the_wall_clock(patches: Patches) -> None:
     @patches.instead_of(CleanedLog, "_now")
     def now(original: Any, self: CleanedLog) -> Now:
         return Now(self._clock.wall_ms(), self._clock.wall_ms())
 
 
-@mutant("KAFKA-8351, KAFKA-13727", "compaction takes control batches for batches of records that nobody needs")
+@mutant("KAFKA-8351, KAFKA-13727", "compaction treats control batches as superseded records")
 def control_batches_compacted(patches: Patches) -> None:
     @patches.instead_of(Compaction, "_kept")
     def kept(original: Any, self: Any, header: Any, data: Any, is_last: bool, now: Now) -> Any:
@@ -333,14 +328,14 @@ def control_batches_compacted(patches: Patches) -> None:
         return original(self, header, data, is_last, now)
 
 
-@mutant("KIP-903, KIP-966", "a broker whose host was started anew says that it has lost nothing")
+@mutant("KIP-903, KIP-966", "a broker on a rebooted host claims that it has lost nothing")
 def lost_page_cache_not_noticed(patches: Patches) -> None:
     @patches.instead_of(DataContinuity, "_present_boot_id")
     def present_boot_id(original: Any, self: DataContinuity) -> str:
         return "always the same"
 
 
-@mutant("KAFKA-3968", "a flush syncs the segments, and not the directory in which they got their names")
+@mutant("KAFKA-3968", "a flush syncs the segments but not their directory")
 def directories_not_synced(patches: Patches) -> None:
     @patches.instead_of(Flush, "carry_out")
     def carry_out(original: Any, self: Any, *rest: Any) -> None:
@@ -348,7 +343,7 @@ def directories_not_synced(patches: Patches) -> None:
         original(self, *rest)
 
 
-@mutant("KAFKA-16541", "a flush does not sync the file of leader epochs: a power cut may leave an older one")
+@mutant("KAFKA-16541", "a flush does not sync the leader epoch file: a power cut may restore an older one")
 def leader_epochs_not_synced(patches: Patches) -> None:
     @patches.instead_of(Flush, "carry_out")
     def carry_out(original: Any, self: Any, world: Any) -> None:
@@ -362,63 +357,66 @@ def leader_epochs_not_synced(patches: Patches) -> None:
             file.close()
 
 
-@mutant("a durable mode", "a leader of a synced topic counts what is in its own log before it is flushed")
+@mutant("a durable mode", "the leader of a synced topic counts its own unflushed records")
 def acknowledged_before_own_flush(patches: Patches) -> None:
     @patches.instead_of(FlushedLog, "safe_end_offset")
     def safe_end_offset(original: Any, self: FlushedLog) -> int:
         return self.log_end_offset
 
 
-@mutant("a durable mode", "a follower of a synced topic asks for more, and so says that it has what it has not flushed")
+@mutant("a durable mode", "a follower of a synced topic fetches further and so confirms unflushed records")
 def follower_reports_what_is_not_flushed(patches: Patches) -> None:
     @patches.instead_of(Partition, "may_fetch")
     def may_fetch(original: Any, self: Partition) -> bool:
         return True
 
 
-@mutant("a durable mode", "a replica of a synced topic that is out of the ISR catches up, and joins, without a flush")
+@mutant("a durable mode", "a replica of a synced topic outside the ISR catches up and joins without a flush")
 def joins_isr_unflushed(patches: Patches) -> None:
     @patches.instead_of(Partition, "may_fetch")
     def may_fetch(original: Any, self: Partition) -> bool:
         return self._settings.broker_id not in self.isr or bool(original(self))
 
 
-@mutant("(damaged replicas)", "a damaged replica is deleted, to be made anew, while it counts as having everything")
+@mutant("(damaged replicas)", "a damaged replica is deleted and created anew while it counts as complete")
 def remade_while_in_the_isr(patches: Patches) -> None:
     @patches.instead_of(healing, "may_be_deleted")
     def may_be_deleted(original: Any, *rest: Any) -> bool:
         return True
 
 
-@mutant("(shortages)", "a replica that could not be made, as descriptors were short, is made after the next restart")
+@mutant("(shortages)", "a replica that lacked descriptors is created only after the next restart")
 def refused_replicas_are_forgotten(patches: Patches) -> None:
     @patches.instead_of(Healer, "replica_refused")
     def replica_refused(original: Any, self: Healer, *rest: Any) -> None:
         pass
 
 
-@mutant("several log.dirs", "of a replica that is in two directories the older log is served, or neither is")
+@mutant("several log.dirs", "of a replica that is in two directories the older log is served, or neither")
 def shorter_of_two_is_served(patches: Patches) -> None:
     @patches.instead_of(log_dirs, "_how_long")
     def how_long(original: Any, log: Any) -> tuple[int, ...]:
         return tuple(-number for number in original(log))
 
 
-@mutant("KIP-113", "a replica is served from its new directory before its end is on disk there, and is removed here")
+@mutant(
+    "KIP-113",
+    "a replica is served from its new directory, and removed from the old one, before its end is on disk there",
+)
 def moved_before_it_is_flushed(patches: Patches) -> None:
     @patches.instead_of(FlushedLog, "flush_now")
     def flush_now(original: Any, self: FlushedLog) -> None:
         pass
 
 
-@mutant("KIP-113", "a log that was cut while it was moved, and has grown again, is served as it was copied")
+@mutant("KIP-113", "a log that was truncated during its move, and has grown again, is served as it was copied")
 def cuts_are_not_noticed(patches: Patches) -> None:
     @patches.instead_of(FlushedLog, "cuts")
     def cuts(original: Any, self: FlushedLog) -> int:
         return 0
 
 
-@mutant("asked for once", "replicas for which there were no descriptors are asked for by a back-off alone")
+@mutant("asked for once", "replicas that lacked descriptors are retried by a back-off alone")
 def room_is_not_noticed(patches: Patches) -> None:
     @patches.instead_of(LogDirs, "room")
     def room(original: Any, self: LogDirs) -> Any:

@@ -1,4 +1,4 @@
-"""Planted bugs leave no trace once they are gone, and a cluster without faults works with each of them."""
+"""Planted bugs leave no trace after their removal, and a cluster without faults works with each of them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Attributes = dict[tuple[str, str], Any]
 
 
 def _each() -> Iterator[tuple[tuple[str, str], Any]]:
-    """Everything that a mutant could replace: what stands in the product's modules, and in the classes there. The
-    product comes first, then the tests."""
+    """Yield everything that a mutant could replace: the attributes of modules and of their classes, those of the
+    product first, then those of the tests."""
     for module_name, module in sorted(sys.modules.items()):
         if module_name.partition(".")[0] in (PRODUCT, "tests"):
             for name, value in list(vars(module).items()):
@@ -50,7 +50,7 @@ def before() -> Attributes:
 
 @pytest.mark.slow
 @every_mutant
-def test_a_mutant_is_planted_and_leaves_nothing_behind(name: str, before: Attributes) -> None:
+def test_a_planted_mutant_leaves_no_trace(name: str, before: Attributes) -> None:
     with planted(name):
         assert any(before.get(key) is not value for key, value in _each())
     assert _different(before, dict(_each())) == []
@@ -61,13 +61,13 @@ def test_nothing_is_planted_without_a_name(before: Attributes) -> None:
         assert _different(before, dict(_each())) == []
 
 
-def test_a_mutant_is_taken_out_when_what_ran_with_it_fails(before: Attributes) -> None:
+def test_a_mutant_is_removed_after_an_error(before: Attributes) -> None:
     with pytest.raises(ZeroDivisionError), planted(next(iter(MUTANTS))):
         raise ZeroDivisionError
     assert _different(before, dict(_each())) == []
 
 
-def test_a_function_is_replaced_wherever_it_is_known() -> None:
+def test_a_function_is_replaced_in_all_modules_that_import_it() -> None:
     first, second = ModuleType("minibroker.first_of_test"), ModuleType("minibroker.second_of_test")
 
     def double(number: int) -> int:

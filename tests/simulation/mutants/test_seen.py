@@ -1,4 +1,4 @@
-"""The list of the tests that see the planted bugs is whole, and what judges them can tell a sight from a stumble."""
+"""The list of tests that see the planted bugs is complete, and unrelated errors do not count as seeing a bug."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def functions_of(file: str) -> frozenset[str]:
     return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-def test_every_mutant_is_in_one_table_and_nothing_else_is() -> None:
+def test_the_tables_contain_each_mutant_once() -> None:
     assert set(TABLES) == {"fails", "storms"}
     assert sorted([*TABLES["fails"], *TABLES["storms"]]) == sorted(MUTANTS)
 
 
-def test_what_storms_alone_see_has_a_reason() -> None:
+def test_each_mutant_without_a_test_has_a_reason() -> None:
     assert all(TABLES["storms"].values())
 
 
 @pytest.mark.parametrize(("mutant", "test"), TABLES["fails"].items())
-def test_the_test_of_a_mutant_is_there(mutant: str, test: str) -> None:
+def test_the_test_of_a_mutant_exists(mutant: str, test: str) -> None:
     file, _, function = test.partition("::")
     assert function.partition("[")[0] in functions_of(file)
 
@@ -48,8 +48,8 @@ def test_the_test_of_a_mutant_is_there(mutant: str, test: str) -> None:
         ),
     ],
 )
-def test_a_test_is_judged_in_a_process_of_its_own(test: str, mutant: str | None, outcome: str) -> None:
-    """Forked by a process without the threads that pytest's own may have."""
+def test_a_test_is_judged_in_its_own_process(test: str, mutant: str | None, outcome: str) -> None:
+    """The judging process is forked from one without threads; that of pytest may have some."""
     program = f"from tests.simulation.mutants import seen; print(seen.outcome({test!r}, {mutant!r}))"
     done = subprocess.run([sys.executable, "-c", program], cwd=seen.ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == outcome
