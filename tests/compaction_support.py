@@ -1,4 +1,4 @@
-"""What tests of compaction share: a log whose every record is known, and what must hold of it however it is cleaned."""
+"""Shared by tests of compaction: a log with known records, and its invariants after any compaction."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Sent(NamedTuple):
 
 
 class CompactedLog:
-    """A log on the virtual disk, and what it should hold."""
+    """A log on the virtual disk, and its expected contents."""
 
     def __init__(self, random: Random, *, keys: int = 6) -> None:
         self.random = random
@@ -72,12 +72,12 @@ class CompactedLog:
         """Control batches, by offset."""
         self.batches: list[Sent] = []
         self.gone_from: dict[int, int] = {}
-        """From when on a tombstone may be gone, by its offset: it has been clean for long enough then."""
+        """Time after which a tombstone may be removed, by its offset: it has been clean for long enough by then."""
         self.high_watermark = 0
         self.epoch = 0
         self.now_ms = NOW
         self.remembers_producers = True
-        """No cut has taken what is committed, and with it what stood for batches that were compacted away."""
+        """No truncation has removed committed records, and with them the producers' state for compacted batches."""
 
     async def open(self) -> None:
         self.world = StorageWorld(self.host.start_process())
@@ -89,7 +89,7 @@ class CompactedLog:
         self.epoch += 1
         self.log.assign_epoch_start(self.epoch, self.log.log_end_offset)
 
-    # -- what happens --
+    # -- events --
 
     def append(self) -> None:
         random, end = self.random, self.log.log_end_offset
@@ -113,7 +113,7 @@ class CompactedLog:
                 base_sequence=-1 if producer_id < 0 else 0 if known is None else known.batches[-1].last_sequence + 1,
             )
         )
-        for index in range(count):  # first: where the machine dies in the midst of it, they may be there or not
+        for index in range(count):  # before the append: if the machine dies during it, the records may exist
             offset = end + index
             timestamp = self.now_ms + deltas[index]
             self.records[offset] = Known(offset, keys[index], values[index], timestamp, self.epoch)
@@ -141,28 +141,29 @@ class CompactedLog:
         self.batches.append(Sent(found.header, content))
 
     def commit(self) -> None:
-        """Move the high watermark on, as far as what cannot be lost any more."""
+        """Advance the high watermark, at most to the recovery point."""
         ends = [sent.header.next_offset for sent in self.batches]
         safe = [end for end in ends if self.high_watermark < end <= self.log.recovery_point]
         if safe:
             self.high_watermark = self.random.choice(safe)
 
     def truncate(self) -> None:
-        """As a follower does: never below the high watermark."""
+        """Truncate as a follower does: never below the high watermark."""
         offset = self.random.randint(self.high_watermark, self.log.log_end_offset)
         self.epoch += 1
         self.log.truncate_to(offset)
         self.forget_from(self.log.log_end_offset)
 
     def truncate_what_is_committed(self) -> None:
-        """As a follower does whose leader was elected uncleanly: what was compacted away for what is cut is gone."""
+        """Truncate as a follower does after an unclean election. Records that were compacted away in favour of
+        truncated ones are lost."""
         offset = self.random.randint(self.log.log_start_offset, self.log.log_end_offset)
         self.epoch += 1
         self.log.truncate_to(offset)
         self._adopt()
 
     def restart(self) -> None:
-        """As a follower does whose leader's log begins later than its own ends."""
+        """Start again as a follower does whose leader's log begins after its own end."""
         self.epoch += 1
         self.log.truncate_fully_and_start_at(self.log.log_end_offset + self.random.randint(0, 3))
         self._adopt()
@@ -184,7 +185,7 @@ class CompactedLog:
         await self.manager.checkpoints.checkpoint_recovery_points()
 
     async def compact(self, room: int | None = None) -> bool:
-        """One pass, with a map for so many keys."""
+        """Run one pass with a map for `room` keys."""
         what = self.log.candidate(self.high_watermark, self.now_ms).cleanable
         if not what.dirty_bytes:
             return False
@@ -192,7 +193,7 @@ class CompactedLog:
         key_map = KeyMap(room * ENTRY_BYTES, b"salt")
 
         async def pace(done: int, stopped: asyncio.Event) -> None:
-            # Even if this is given up or the power goes, what was swapped in says from when on tombstones may go.
+            # Even after an abort or a power cut, swapped segments determine when tombstones may be removed.
             assert self.log._compaction is not None
             for record in self.records.values():
                 if record.value is None and record.offset < self.log._compaction.end:
@@ -213,14 +214,14 @@ class CompactedLog:
         await self.host.end_process()
 
     async def start_again(self, *, power_cut: bool) -> None:
-        """After the process was killed."""
+        """Restart after a kill of the process."""
         if power_cut:
             self.host.power_cut()
         await self.open()
         assert self.log.log_end_offset >= self.high_watermark
         self.forget_from(self.log.log_end_offset)
 
-    # -- what must hold --
+    # -- invariants --
 
     def check(self) -> None:
         log = self.log
@@ -235,11 +236,11 @@ class CompactedLog:
         kept = {record.offset for record in found}
         for record in latest.values():
             if record.offset not in kept:
-                assert record.value is None, f"{record} is gone, the latest of its key"
+                assert record.value is None, f"{record} is missing, the latest of its key"
                 gone_from = self.gone_from.get(record.offset)
-                assert gone_from is not None, f"{record} is gone though it never was clean"
-                assert self.now_ms >= gone_from, f"{record} is gone too early"
-                assert not any(older.key == record.key for older in found), f"{record} does not delete any more"
+                assert gone_from is not None, f"{record} is missing although it never was clean"
+                assert self.now_ms >= gone_from, f"{record} was removed too early"
+                assert not any(older.key == record.key for older in found), f"{record} no longer deletes"
         clean = [record.key for record in found if record.offset < log.first_dirty_offset]
         assert len(clean) == len(set(clean))
         assert last_epoch <= log.latest_epoch
@@ -248,7 +249,7 @@ class CompactedLog:
             self.check_producers()
 
     def read(self) -> tuple[list[Known], dict[int, bytes], int, int]:
-        """All records, all control batches, the last offset and the last epoch of a batch."""
+        """Return all records, all control batches, the last offset, and the last batch's epoch."""
         found: list[Known] = []
         markers: dict[int, bytes] = {}
         next_offset = 0
@@ -282,14 +283,14 @@ class CompactedLog:
             assert next(iterate_batches(data)).header.last_offset >= offset
 
     def check_producers(self) -> None:
-        """A repetition of one of a producer's last five batches is known as one."""
+        """Check that each of a producer's last five batches is recognized as a duplicate."""
         for producer_id in range(PRODUCERS):
             for sent in [s for s in self.batches if s.header.producer_id == producer_id][-5:]:
                 info = self.log.append_as_leader(produced(sent.content), self.epoch, self.now_ms)
                 assert (info.duplicate, info.first_offset) == (True, sent.header.base_offset)
 
     async def check_producers_of_a_copy(self) -> None:
-        """The same of a replica that has nothing but this log's batches."""
+        """Like `check_producers`, for a replica that was built from this log's batches."""
         world = StorageWorld(StorageHost(Random(1)).start_process())
         manager = LogManager(world, "/data", 2, default_config=self.config, checkpoint_interval_ms=10**9)
         await manager.open("cluster")

@@ -1,4 +1,4 @@
-"""Fixtures for every test: a real ZooKeeper, and clusters of real brokers."""
+"""Fixtures for all tests: a real ZooKeeper, and clusters of real brokers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from minibroker.deploy.local.processes import send_signal, wait_until_gone
 from minibroker.protocol.world import real
 from tests import running
 
-# How fast a machine is, and what else runs on it, must not decide whether a property holds. A run of CI draws the same
-# examples each time, others look for new ones.
+# The speed and load of the machine must not decide whether a property holds. CI draws the same examples in each run;
+# other runs draw new ones.
 settings.register_profile(
     "any machine",
     deadline=None,
@@ -33,11 +33,11 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
-# Nor must what the user's own shell says which cluster is meant.
+# The user's environment must not choose the cluster.
 for _name in ("MINIBROKER_BOOTSTRAP", "MINIBROKER_DATA"):
     os.environ.pop(_name, None)
 
-# Nor must a shell that runs the tests in the background, whose jobs ignore Ctrl-C, and the children of its jobs too.
+# A shell lets its background jobs, and so their children, ignore Ctrl-C; tests of Ctrl-C need the default handler.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -45,7 +45,8 @@ _chroot_numbers = itertools.count(1)
 
 
 class _PortsOfThisWorker(SystemRandom):
-    """A port is free until its server listens, and after that server is killed: no other worker must draw it then."""
+    """Draws from the ports of this worker. Another worker must not draw a port while its server is not listening yet,
+    or after the server was killed."""
 
     def randint(self, a: int, b: int) -> int:
         worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -66,9 +67,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """After a file's last test, when nothing of it is in hand any more: what is left will stay, as modules do that were
-    imported for it, and no later collection need look at it. Each virtual run begins and ends with collections, and
-    late in a run of thousands of tests these took most of its time."""
+    """After the last test of a file, exclude all surviving objects, such as imported modules, from garbage collection.
+    Each virtual run begins and ends with a collection, and late in a run of thousands of tests these took most of the
+    time."""
     yield
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
@@ -77,8 +78,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture(autouse=True)
 def files_are_closed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test leaves open of its files, as logs that it killed do, is closed after it: one process runs thousands
-    of tests, and Spark's gateway cannot listen, and waits for ever, once it has 1024 descriptors."""
+    """Close the files that a test leaves open, such as those of killed logs. One process runs thousands of tests, and
+    Spark's gateway waits for ever if the process has 1024 descriptors."""
     own = f"{request.getfixturevalue('tmp_path')}/" if "tmp_path" in request.fixturenames else None
     yield
     if own is None:
@@ -92,7 +93,7 @@ def files_are_closed(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def zookeeper_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One real ZooKeeper for the whole run: `127.0.0.1:PORT`. Tests share it, so take `zookeeper` instead."""
+    """`127.0.0.1:PORT` of a real ZooKeeper for the whole run. All tests share it; use `zookeeper` instead."""
     directory = tmp_path_factory.mktemp("zookeeper")
     log = directory / "zookeeper.log"
     port = free_ports(1)[0]
@@ -107,7 +108,7 @@ def zookeeper_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 
 @pytest.fixture
 def zookeeper(zookeeper_address: str) -> str:
-    """A connection string with a chroot of this test's own: `127.0.0.1:PORT/test-N`."""
+    """A connection string with a chroot for this test alone: `127.0.0.1:PORT/test-N`."""
     return f"{zookeeper_address}/test-{next(_chroot_numbers)}"
 
 
@@ -115,7 +116,7 @@ def zookeeper(zookeeper_address: str) -> str:
 def local_cluster(tmp_path: Path) -> Iterator[Callable[..., LocalCluster]]:
     """`local_cluster(brokers=3, settings=None, zookeeper=None)`: a cluster of real processes, killed after the test.
 
-    It has a ZooKeeper of its own unless the address of another is given. What it logged is in its `directory`.
+    It has its own ZooKeeper unless an address is given. Its logs are in its `directory`.
     """
     clusters: list[LocalCluster] = []
 

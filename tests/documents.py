@@ -1,15 +1,14 @@
-"""The programs in the documentation: its Python blocks. A comment in front of each says how it is run.
+"""The programs in the documentation: its Python blocks. The comment before a block determines how it is run.
 
     <!-- run: orders payments -->
     ```python
     ...
     ```
 
-The names are topics that must exist. A program that needs none says `<!-- run -->`. A command that must run first
-follows a semicolon: `<!-- run: orders; minibroker consume orders > file -->`. The test runs the program as it stands,
-with the address of its own cluster. `loud` is as `run`, for libraries that print warnings of their own.
-A module of tests says `<!-- pytest -->`, or `<!-- pytest: pytest_asyncio.plugin -->` with the plugins that it needs
-beside ours.
+The names are topics that must exist; a program without topics has `<!-- run -->`. A command that must run first follows
+a semicolon: `<!-- run: orders; minibroker consume orders > file -->`. The test runs the program unchanged except for
+the address of the cluster. `loud` is like `run`, for libraries that print warnings. A module of tests has
+`<!-- pytest -->`, or `<!-- pytest: pytest_asyncio.plugin -->` with the plugins that it needs in addition to ours.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 ADDRESS = "localhost:9092"
-"""What programs in the documentation connect to."""
+"""The bootstrap address in the documentation."""
 
 _PROGRAM = re.compile(
     r"^<!-- (?P<how>run|loud|pytest)(?:: (?P<words>[^\n;]+)(?:; (?P<command>[^\n]+))?)? -->\n"
@@ -35,9 +34,9 @@ class Program(NamedTuple):
     how: str
     """run, loud or pytest."""
     words: tuple[str, ...]
-    """What the comment says more: topics, or plugins."""
+    """Topics, or plugins of pytest."""
     command: str | None
-    """To be run first."""
+    """A command to run first."""
     text: str
 
     @property

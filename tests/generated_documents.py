@@ -25,7 +25,7 @@ S = TypeVar("S", bound=Enum)
 
 
 def diagram(valid_previous_states: Mapping[S, frozenset[S]]) -> str:
-    """Mermaid text: an arrow for each legal move, in the order in which the states are declared."""
+    """Return Mermaid text with an arrow for each legal move, in the order of the states' declaration."""
     states = list(type(next(iter(valid_previous_states))))
     arrows = [
         f"    {source.value} --> {target.value}"
@@ -37,7 +37,7 @@ def diagram(valid_previous_states: Mapping[S, frozenset[S]]) -> str:
 
 
 def rooms() -> str:
-    """A row for each folder of the product: its name and the first paragraph of its docstring."""
+    """Return a table with each folder of the product and the first paragraph of its docstring."""
     rows = ["| room | purpose |", "|---|---|"]
     for part in PARTS:
         for init in sorted((ROOT / part).rglob("__init__.py"), key=lambda path: path.parent.parts):
@@ -58,7 +58,7 @@ BLOCKS = {
 
 
 def generated(page: Path, text: str) -> str:
-    """The page's text with every block as the code has it. A block begins with `<!-- NAME -->` and ends with
+    """Return the page's text with all blocks generated anew. A block begins with `<!-- NAME -->` and ends with
     `<!-- end -->`."""
     for name, block in BLOCKS[page].items():
         begin, end = f"<!-- {name} -->\n", "<!-- end -->\n"

@@ -1,11 +1,12 @@
-"""Groups on one broker's replica manager, on virtual time: its coordinator, asked as handlers ask it.
+"""Groups on one broker's replica manager, on virtual time. Tests call the coordinator as handlers do.
 
-The broker leads the only partition of `__consumer_offsets`, alone unless a test says otherwise.
+The broker leads the only partition of `__consumer_offsets`; it has no followers unless a test adds some.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class CoordinatedGroups:
             broker.world, broker.config, broker.metadata, broker.replicas, broker.supervisor.start
         )
 
-    # -- what the controller does --
+    # -- the controller --
 
     def announce(
         self,
@@ -52,7 +53,7 @@ class CoordinatedGroups:
         last: bool = True,
         partitions: int = 1,
     ) -> None:
-        """Topics, by name: their ids; as the handler of UpdateMetadata does it."""
+        """Announce topics, as ids by name, like the handler of UpdateMetadata."""
         parts = [UpdateMetadataPartition(index, epoch, ME, 0, [ME], 0, [ME], []) for index in range(partitions)]
         states = [
             UpdateMetadataTopic(name, topic_id, parts, False, partitions) for name, topic_id in topics.items()
@@ -80,14 +81,14 @@ class CoordinatedGroups:
         assert await self.broker.told(told, topic=OFFSETS_TOPIC, topic_id=OFFSETS_ID) == []
 
     def replicate(self, *followers: int) -> None:
-        """The followers fetch from the end of the log, and so have everything."""
+        """Let followers fetch from the end of the log, which confirms all records."""
         partition = self.broker.partition(OFFSETS)
         end = partition.log.log_end_offset
         for follower in followers:
             fetched = self.broker.fetch_from(OFFSETS, OFFSETS_ID, end, follower)
             assert fetched.error_code == ErrorCode.NONE, fetched
 
-    # -- what members do --
+    # -- members --
 
     def group(self, group_id: str = GROUP) -> Group:
         (term,) = self.groups.terms.loaded()
@@ -126,21 +127,17 @@ class CoordinatedGroups:
         session_timeout_ms: int = 10_000,
         rebalance_timeout_ms: int = 20_000,
     ) -> tuple[str, asyncio.Future[g.JoinGroupResponse]]:
-        """With the id that it is given at once."""
-        first = self.join(
-            group_id=group_id,
-            protocols=protocols,
-            session_timeout_ms=session_timeout_ms,
-            rebalance_timeout_ms=rebalance_timeout_ms,
-        ).result()
-        assert first.error_code == ErrorCode.MEMBER_ID_REQUIRED
-        return first.member_id, self.join(
-            first.member_id,
+        """Join as a new member: request a member id, then join with it."""
+        join = functools.partial(
+            self.join,
             group_id=group_id,
             protocols=protocols,
             session_timeout_ms=session_timeout_ms,
             rebalance_timeout_ms=rebalance_timeout_ms,
         )
+        first = join().result()
+        assert first.error_code == ErrorCode.MEMBER_ID_REQUIRED
+        return first.member_id, join(first.member_id)
 
     def sync(
         self,
@@ -171,7 +168,7 @@ class CoordinatedGroups:
         return [answer.error_code] if answer.error_code else [member.error_code for member in answer.members]
 
     async def stable(self, count: int = 1, *, group_id: str = GROUP, session_timeout_ms: int = 10_000) -> list[str]:
-        """A group of so many members, each of which is assigned its own id. The first leads."""
+        """Form a stable group in which each member is assigned its own id. Returns the member ids, the leader first."""
         joins = [self.join_new(group_id=group_id, session_timeout_ms=session_timeout_ms) for _ in range(count)]
         answers = [await answer for _, answer in joins]
         members = [answer.member_id for answer in answers]
@@ -224,7 +221,7 @@ class CoordinatedGroups:
 def with_groups(
     tmp_path: Path, scenario: Scenario, settings: Mapping[str, str] | None = None, *, lead: bool = True
 ) -> None:
-    """Run the scenario with a coordinator that knows the topic `orders`, and coordinates if it is to."""
+    """Run the scenario with a coordinator that knows the topic `orders`; with `lead`, it has loaded its groups."""
 
     async def program(broker: OneBroker) -> None:
         coordinated = CoordinatedGroups(broker)

@@ -1,4 +1,4 @@
-"""A client of Kafka's protocol for tests: a connection that says what it is told to, and reads with our own layouts."""
+"""A client connection of Kafka's protocol for tests. It sends any request and decodes answers with our layouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLIENT_ID = "test"
 
 
 def request_frame(api: KafkaApi, version: int, correlation_id: int, wire: Any) -> bytearray:
-    """A request with its length; `wire` is the struct of the API's request layout."""
+    """Return a request with its length. `wire` is the struct of the API's request layout."""
     frame = FrameWriter()
     frame += api.key.to_bytes(2, "big") + version.to_bytes(2, "big") + correlation_id.to_bytes(4, "big")
     frame += len(CLIENT_ID).to_bytes(2, "big") + CLIENT_ID.encode()
@@ -25,7 +25,7 @@ def request_frame(api: KafkaApi, version: int, correlation_id: int, wire: Any) -
 
 
 def read_response(api: KafkaApi, version: int, frame: bytes) -> tuple[int, Any]:
-    """The correlation id, and the struct of the API's response layout. Raises InvalidMessage."""
+    """Return the correlation id and the struct of the API's response layout. Raises InvalidMessage."""
     reader = Reader(frame)
     correlation_id = int.from_bytes(reader.take(4), "big", signed=True)
     if api.is_flexible(version) and api.name != "ApiVersions":
@@ -36,7 +36,7 @@ def read_response(api: KafkaApi, version: int, frame: bytes) -> tuple[int, Any]:
 
 
 class KafkaConnection(asyncio.BufferedProtocol):
-    """`frames` are those of the answers, in the order in which they came, until `closed`."""
+    """`frames` receives the answers in order until `closed` is set."""
 
     def __init__(self) -> None:
         self.frames: asyncio.Queue[bytes] = asyncio.Queue()
@@ -67,13 +67,13 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def send(self, api: KafkaApi, version: int, wire: Any) -> int:
-        """Returns the correlation id."""
+        """Send a request, and return its correlation id."""
         self._last_id += 1
         self.write(request_frame(api, version, self._last_id, wire))
         return self._last_id
 
     async def answer(self, api: KafkaApi, version: int, timeout_s: float = 30) -> tuple[int, Any]:
-        """The next answer, which must be one of that API."""
+        """Return the next answer, which must belong to that API."""
         async with asyncio.timeout(timeout_s):
             return read_response(api, version, await self.frames.get())
 

@@ -1,4 +1,4 @@
-"""What the tests of Kafka's protocol know of it from elsewhere: the classes and JSON schemas of kafka-python."""
+"""An independent source for tests of Kafka's protocol: the classes and JSON schemas of kafka-python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from minibroker.protocol.kafka.schema import BOOL, BYTES, RECORDS, STRING, UUID, Array, Field, Fixed, Layout, Type
 from minibroker.protocol.topic_ids import make
 
-with warnings.catch_warnings():  # it reads its schemas in a way that Python 3.11 would rather not see
+with warnings.catch_warnings():  # it reads its schemas in a way that Python 3.11 deprecates
     warnings.simplefilter("ignore", DeprecationWarning)
     from kafka.protocol.api_message import ApiMessage
 
@@ -26,16 +26,16 @@ THEIRS: dict[tuple[int, str], Any] = {(each.API_KEY, each.type): each for each i
 """kafka-python's class for an API key and "request" or "response"."""
 
 RENAMED = dict.fromkeys(("topic_authorized_operations", "cluster_authorized_operations"), "authorized_operations")
-"""By kafka-python, in its copies of Kafka's schemas."""
+"""Fields that kafka-python has renamed in its copies of Kafka's schemas."""
 
 SINCE_RENAMED = {"generation_id_or_member_epoch": "generation_id"}
-"""By Kafka, for what newer versions mean by it."""
+"""Fields that Kafka has renamed since, because newer versions use them in another way."""
 
 _NAMES = {"b": "int8", "h": "int16", "i": "int32", "q": "int64", "?": "bool"}
 
 
 def in_words(layout: Layout, version: int) -> list[tuple[Any, ...]]:
-    """The fields of a version: name, type, the fields of what is nested, whether it may be null, and the tag."""
+    """Return the fields of a version, each as name, type, nested fields, nullability, and tag."""
     return [
         (
             RENAMED.get(field.name, field.name),
@@ -60,7 +60,7 @@ def _type_in_words(type: Type, version: int) -> tuple[str, Any]:
 
 
 def without_tags_beside(theirs: list[tuple[Any, ...]], ours: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Their words without the tagged fields that ours leave out, as anybody may."""
+    """Return their words without the tagged fields that ours lack: tagged fields are optional."""
     nested_of_ours = {name: nested for name, _, nested, *_ in ours}
     return [
         (name, type, nested and without_tags_beside(nested, nested_of_ours.get(name) or []), nullable, tag)
@@ -70,12 +70,12 @@ def without_tags_beside(theirs: list[tuple[Any, ...]], ours: list[tuple[Any, ...
 
 
 def oldest_of(theirs: Any) -> int:
-    """The oldest version that Kafka 4 still knows, or 0."""
+    """Return the oldest version that Kafka 4 still supports, or 0."""
     return int(theirs._json["validVersions"].partition("-")[0])
 
 
 def theirs_in_words(fields: list[dict[str, Any]], version: int) -> list[tuple[Any, ...]]:
-    """The same, of a JSON schema of Kafka's."""
+    """Like `in_words`, for one of Kafka's JSON schemas."""
     words = []
     for field in fields:
         if not _is_in(field["versions"], version):
@@ -112,7 +112,7 @@ TEXTS = ("", "orders", "zażółć", "a" * 200)
 
 
 def random_struct(random: Random, layout: Layout, version: int, texts: Sequence[str] = TEXTS) -> Any:
-    """One of ours, with random values in the fields that the version has, and else what decoding makes of them."""
+    """Return a struct of ours with random values in the fields of the version and decoding's defaults in the others."""
     cls = layout.cls
     assert cls is not None
     values = {}
@@ -152,7 +152,7 @@ def _random_of(random: Random, type: Type, version: int, texts: Sequence[str]) -
 
 
 def smallest_struct(layout: Layout, version: int) -> Any:
-    """One of ours that takes as few bytes as can be."""
+    """Return the struct of ours with the smallest encoding."""
     assert layout.cls is not None
     values = {}
     for field in layout.fields:

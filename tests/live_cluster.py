@@ -15,7 +15,7 @@ from tests.waiting import until_true
 def live_cluster(
     directory: Path, brokers: int = 3, settings: Mapping[str, str] | None = None
 ) -> Iterator[LocalCluster]:
-    """With a ZooKeeper of its own. Each broker knows all others; in the end all are killed."""
+    """Run brokers with their own ZooKeeper, once each broker knows all others. All are killed at the end."""
     cluster = LocalCluster(directory)
     try:
         cluster.up(brokers, free_ports(brokers)[0], None, settings)

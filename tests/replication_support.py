@@ -1,6 +1,6 @@
-"""What tests of replication share: partitions on real logs, and one broker's ReplicaManager on virtual time.
+"""Shared by tests of replication: partitions on real logs, and one broker's ReplicaManager on virtual time.
 
-Its ZooKeeper is the simulated one, its disk the real one. The other brokers are the test: it fetches as they would.
+Its ZooKeeper is virtual, its disk is real. The test plays the other brokers and fetches as they would.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.storage_support import Clock, open_log
 
 ME = 1
-"""The broker under test. 2 and 3 are the others."""
+"""The broker under test; 2 and 3 are its peers."""
 LAG_S = 10.0
 TOPIC = "orders"
 TOPIC_ID = "id-of-orders"
@@ -68,7 +68,8 @@ def state(
     eligible: Mapping[int, int] | None = None,
     to_commit: int = 2,
 ) -> LeaderAndIsrPartition:
-    """One partition of a LeaderAndIsr. The znode's version is the leader epoch unless given. `eligible` has epochs."""
+    """Return a partition of a LeaderAndIsr. The znode's version defaults to the leader epoch. `eligible` maps replicas
+    to their epochs."""
     return LeaderAndIsrPartition(
         index,
         1,
@@ -91,7 +92,7 @@ def open_partition(
     min_insync_replicas: int | None = None,
     alive: Mapping[int, int] | None = None,
 ) -> tuple[Partition, Clock]:
-    """A replica of this broker, over a log that may have been there before. All brokers live in epoch 1."""
+    """Open a replica of this broker on a new or existing log. By default all brokers live in epoch 1."""
     log, _, world = open_log(str(path / "orders-0"))
     return partition_over(log, world.clock, high_watermark, min_insync_replicas, alive), world.clock
 
@@ -122,7 +123,7 @@ def fetch_of(
 
 
 class OneBroker:
-    """A ReplicaManager as the broker composes it. `zookeeper` is the server, for tests to look into and to harm."""
+    """A ReplicaManager as the broker composes it. Tests inspect the server `zookeeper` and inject faults into it."""
 
     def __init__(self, simulation: Simulation, world: VirtualWorld, config: BrokerConfig, logs: LogDirs) -> None:
         self.zookeeper = simulation.zookeeper
@@ -176,7 +177,7 @@ class OneBroker:
         topic_id: str = TOPIC_ID,
         leader_ports: Mapping[int, int] | None = None,
     ) -> list[PartitionError]:
-        """LeaderAndIsr, and the znodes as the controller would have written them."""
+        """Send LeaderAndIsr, after writing its znodes as the controller would."""
         self.topic_znodes(topic, topic_id)
         for s in states:
             self.znode(TopicPartition(topic, s.partition_index), s)
@@ -277,17 +278,28 @@ class OneBroker:
         self.replicas.reader.fetch(request, respond)
         return answer
 
-    def fetch_from(self, partition: TopicPartition, topic_id: str, offset: int, replica: int) -> FetchPartitionResponse:
-        """A follower of some partition has what comes before that offset."""
+    def fetch_from(
+        self,
+        partition: TopicPartition,
+        topic_id: str,
+        offset: int,
+        replica: int,
+        *,
+        broker_epoch: int = 1,
+        start: int = 0,
+    ) -> FetchPartitionResponse:
+        """Fetch as a follower that has the records from `start` to `offset`."""
         leader = self.partition(partition)
         asked = fetch_of(
             offset,
             epoch=leader.leader_epoch,
             last_epoch=leader.log.epoch_at(offset - 1) if offset else -1,
             index=partition.partition,
+            start=start,
         )
         answers: list[FetchPartitionResponse] = []
-        request = FetchRequest(replica, 0, 1, 1 << 20, 0, [FetchTopic(partition.topic, topic_id, [asked])], 1)
+        topic = FetchTopic(partition.topic, topic_id, [asked])
+        request = FetchRequest(replica, 0, 1, 1 << 20, 0, [topic], broker_epoch)
         self.replicas.reader.fetch(request, lambda found: answers.extend(response for _, response in found))
         return answers[0]
 
@@ -309,16 +321,10 @@ class OneBroker:
         return answer
 
     def follower_has(self, offset: int, *followers: int, broker_epoch: int = 1, start: int = 0) -> None:
-        """The followers fetch from there on, and have what comes before, from `start` on."""
-        partition = self.partition()
+        """Fetch as followers that have the records of ORDERS from `start` to `offset`."""
         for follower in followers:
-            asked = fetch_of(
-                offset,
-                epoch=partition.leader_epoch,
-                last_epoch=partition.log.epoch_at(offset - 1) if offset else -1,
-                start=start,
-            )
-            assert self.fetch(asked, replica=follower, broker_epoch=broker_epoch).result()[0].error_code == 0
+            fetched = self.fetch_from(ORDERS, TOPIC_ID, offset, follower, broker_epoch=broker_epoch, start=start)
+            assert fetched.error_code == 0
 
 
 def with_one_broker(
@@ -326,7 +332,7 @@ def with_one_broker(
     scenario: Callable[[OneBroker], Awaitable[None]],
     settings: Mapping[str, str] | None = None,
 ) -> None:
-    """Run the scenario with a started manager that has a ZooKeeper session. Fails with whatever task of it fails."""
+    """Run the scenario with a started manager and its ZooKeeper session. Raises the error of a failed task."""
 
     async def main() -> None:
         simulation = Simulation()
@@ -344,7 +350,7 @@ def with_one_broker(
             simulation.zookeeper.make(path)
 
         async def inside() -> None:
-            # The same interface; only the simulation's own disk is bound to its process.
+            # The interface is the same; only the virtual disk is bound to its process.
             world.disk = RealDisk()  # type: ignore[assignment]
             logs = LogDirs(world, config.log_directories(), ME)
             await logs.open("cluster")

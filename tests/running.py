@@ -1,6 +1,6 @@
-"""How an `async def` test is run: by asyncio.run, or by the runner that `@run_by` names.
+"""Runs `async def` tests with asyncio.run, or with the runner that `@run_by` names.
 
-A runner is a function that takes the test, as a program, and gives it what it needs: a cluster, a virtual world.
+A runner is a function that takes the test as a program and calls it with its resources: a cluster, a virtual world.
 
     @run_by(with_cluster, settings=LONG_SESSION)
     async def test_a_leader_is_killed(cluster: VirtualCluster, /, caplog: pytest.LogCaptureFixture) -> None: ...
@@ -22,8 +22,8 @@ import pytest
 def run_by(runner: Callable[..., object] | str, **arguments: object) -> Callable[[Callable[..., Any]], Any]:
     """Run the test with `runner(test, **arguments)`, or with the fixture of this name.
 
-    A parameter of the runner that has the name of an argument of the test receives the same value. So does `tmp_path`,
-    which the test need not have.
+    A parameter of the runner with the name of an argument of the test receives the same value. A runner may also have
+    the parameter `tmp_path`, even if the test has no such argument.
     """
     fixtures = {runner} if isinstance(runner, str) else {"tmp_path"} & inspect.signature(runner).parameters.keys()
 
@@ -35,7 +35,7 @@ def run_by(runner: Callable[..., object] | str, **arguments: object) -> Callable
 
 
 def run_test(test: Callable[..., Any], /, **values: object) -> None:
-    """Run an asynchronous test to its end. The values are those of its arguments after the slash, and may be more."""
+    """Run an asynchronous test. `values` contains its arguments after the slash, and may contain others."""
     names = [name for name, one in inspect.signature(test).parameters.items() if one.kind is not one.POSITIONAL_ONLY]
     program = functools.partial(test, **{name: values[name] for name in names})
     mark = next((mark for mark in getattr(test, "pytestmark", ()) if mark.name == "run_by"), None)

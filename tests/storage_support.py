@@ -1,5 +1,4 @@
-"""What storage tests share: a World for one process's disk, a host whose power can be cut, record sets, and a disk that
-fails when told to."""
+"""Shared by tests of storage: a World with a given disk, a host with power cuts, record sets, and a failing disk."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ PARTITION = TopicPartition("orders", 0)
 
 
 class Clock:
-    """Stands still until told otherwise."""
+    """Stands still; tests set `now_ms`."""
 
     def __init__(self) -> None:
         self.now_ms = NOW
@@ -55,8 +54,7 @@ class Clock:
 
 
 class InlineExecutor:
-    """Runs the function in the caller's turn of the loop. With `before`, that runs first: what the event loop does
-    while a worker thread is busy."""
+    """Runs the function at once. `before` runs first, in place of the event loop's work while a thread is busy."""
 
     def __init__(self) -> None:
         self.before: Callable[[], None] | None = None
@@ -69,7 +67,7 @@ class InlineExecutor:
 
 
 class GatedExecutor(InlineExecutor):
-    """Each function runs once `release` lets it; `busy` are those that wait for it."""
+    """Each function waits for a `release`; `busy` counts the waiting ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +83,7 @@ class GatedExecutor(InlineExecutor):
         return function(*arguments)
 
     async def release(self) -> None:
-        """One more; on return its caller has gone on."""
+        """Let one more function run. On return its caller has continued."""
         self._gate.release()
         for _ in range(10):
             await asyncio.sleep(0)
@@ -101,7 +99,7 @@ class StorageWorld:
         self.zookeeper: ZooKeeper = NoZooKeeper()
         self.random = Random(1)
         self.executor: InlineExecutor = InlineExecutor()
-        """What all executors use that are handed out: may be replaced at any time."""
+        """Used by all executors of this World. May be replaced at any time."""
 
     def new_executor(self, name: str) -> Executor:
         return _CurrentExecutor(self)
@@ -123,7 +121,7 @@ class _CurrentExecutor:
 
 
 class StorageHost:
-    """The virtual disk for tests of storage alone, on whatever event loop: one process at a time uses it."""
+    """The virtual disk for tests of storage alone, on any event loop. One process at a time uses it."""
 
     def __init__(self, random: Random) -> None:
         self.medium = VirtualDisk("boot-1", random, lambda _: None)
@@ -132,7 +130,7 @@ class StorageHost:
         self.disk: ProcessDisk = self.medium.of(self._process)
 
     def start_process(self) -> ProcessDisk:
-        """A new process, on a disk without faults. The one before it is killed."""
+        """Kill the process, clear the disk's faults, and start another process."""
         self.kill()
         self.medium.faults.clear()
         self._process = _StorageProcess()
@@ -143,7 +141,7 @@ class StorageHost:
         self._process.kill()
 
     async def end_process(self) -> None:
-        """Killed, with all tasks of this event loop but the caller's."""
+        """Kill the process, and cancel all tasks of this event loop but the caller's."""
         self.kill()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
@@ -151,7 +149,7 @@ class StorageHost:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def power_cut(self, random: Random | None = None) -> None:
-        """The process dies; `random` decides what is left of what it had not synced. Another one is started."""
+        """Cut the power, and start another process. `random` decides which unsynced data survives."""
         self.kill()
         if random is not None:
             self.medium.random = random
@@ -161,7 +159,7 @@ class StorageHost:
 
 
 class _StorageProcess:
-    """`tests.simulation.simulator.disk.Owner`."""
+    """`tests.simulation.simulator.disk.DiskUser`."""
 
     def __init__(self) -> None:
         self._alive = True
@@ -181,11 +179,11 @@ class _StorageProcess:
 
 
 class FailingDisk(RealDisk):
-    """The real disk, whose writes or syncs fail from the moment when `fail` is set."""
+    """The real disk. Its writes or syncs fail once `fail` is set."""
 
     def __init__(self) -> None:
         self.fail: str | None = None
-        """`write`: half of the bytes get there, then the disk is full. `sync`: an I/O error."""
+        """`write`: half of the bytes are written, then the disk is full. `sync`: an I/O error."""
 
     def check_sync(self) -> None:
         if self.fail == "sync":
@@ -249,7 +247,7 @@ def batch(
     fill: bytes = b"",
     magic: int = MAGIC_COLUMNS,
 ) -> bytes:
-    """A producer's batch of `count` records of `size` bytes each, one millisecond apart."""
+    """Return a producer's batch of `count` records of `size` bytes, one millisecond apart."""
     idempotent = producer_id >= 0
     values = [(b"%d:" % i + fill).ljust(size, b".") for i in range(count)]
     return bytes(
@@ -266,12 +264,12 @@ def batch(
 
 
 def stamped(record_set: bytes, base_offset: int, leader_epoch: int) -> bytes:
-    """A batch as it is in the log."""
+    """Return a producer's batch as the log stores it."""
     return stamp(parse_header(record_set), base_offset, leader_epoch) + record_set[CRC_END:]
 
 
 def produced(content: bytes) -> bytes:
-    """A batch of a log as its producer sent it."""
+    """Return a log's batch as its producer sent it."""
     with_length = b"\0" * 8 + content[8:12] + b"\xff" * 4 + content[16:17]
     return with_length + crc32c(content[CRC_END:]).to_bytes(4, "big") + content[CRC_END:]
 
@@ -281,7 +279,7 @@ def headers(data: bytes) -> list[BatchHeader]:
 
 
 class Opened(NamedTuple):
-    """A log with all that it lives in."""
+    """A log, its directory and its World."""
 
     log: Log
     directory: LogDirectory
@@ -315,7 +313,7 @@ def open_log(
 
 
 def at_once(steps: Generator[None, None, T]) -> T:
-    """What work in steps comes to."""
+    """Run work in steps to its end, and return its result."""
     while True:
         try:
             next(steps)
@@ -325,7 +323,7 @@ def at_once(steps: Generator[None, None, T]) -> T:
 
 
 def everything(log: Log) -> bytes:
-    """All batches from the log's start, read in pieces."""
+    """Return all batches from the log's start, read in pieces."""
     pieces: list[bytes] = []
     offset = log.log_start_offset
     while offset < log.log_end_offset:
@@ -337,12 +335,12 @@ def everything(log: Log) -> bytes:
 
 
 def check_indexes(log: Log, *, time_indexes_are_whole: bool = True) -> None:
-    """Every entry of every index says what the batches say, and what lies before an entry of the offset index is in the
-    time index, if nobody else has taken entries away. Nor does a leader that looks at the log find anything wrong."""
+    """Check all index entries against the batches, and the log as a leader does. If the time indexes are whole, each
+    entry of the offset index has the newest timestamp up to it in the time index."""
     for segment in log._segments:
         positions: dict[int, int] = {}
         newest: dict[int, tuple[int, int] | None] = {}
-        """By last offset: the largest timestamp up to there, and whose it is first."""
+        """By last offset: the largest timestamp up to it, and the first batch with that timestamp."""
         largest: tuple[int, int] | None = None
         for at, header in segment.walk(0, segment.size):
             last = header.last_offset - segment.base_offset
@@ -370,7 +368,7 @@ def check_indexes(log: Log, *, time_indexes_are_whole: bool = True) -> None:
 
 
 def coverage(changes: Iterable[tuple[str, str]]) -> str:
-    """How often each kind of change was struck, a line each; of `DiskFaults.list_changes`."""
+    """Return a line for each kind of change in `DiskFaults.list_changes`, with its count."""
     kinds = Counter(f"{operation} of {_kind(path)}" for operation, path in changes)
     return "".join(f"\n  {count:5} {kind}" for kind, count in sorted(kinds.items()))
 
@@ -390,13 +388,13 @@ BATCHES = 60
 
 
 def content(number: int) -> bytes:
-    """The log's batch with offsets 2 * number and 2 * number + 1."""
+    """Return the log's batch with offsets 2 * number and 2 * number + 1."""
     sent = batch(2, timestamp=NOW + 10 * number, producer_id=number % 3, sequence=number // 3 * 2)
     return stamped(sent, 2 * number, number // 20)
 
 
 def write_log(path: Path, *, checkpoint_at: int = BATCHES) -> Log:
-    """A log of several segments, flushed once it holds `checkpoint_at` batches."""
+    """Write a log of several segments, flushed when it holds `checkpoint_at` batches."""
     opened = open_log(str(path), CONFIG)
 
     async def run() -> None:

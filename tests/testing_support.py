@@ -1,4 +1,4 @@
-"""Processes that own a cluster inside a test, and what they leave behind."""
+"""Processes that own a cluster of `minibroker.testing`, and a search for their remains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def left_behind(temporary: Path) -> list[str]:
-    """Directories of clusters under `temporary`, and the command lines of processes that name one."""
+    """Return the directories of clusters under `temporary`, and the command lines of processes that name one."""
     found = [str(path) for path in temporary.glob("minibroker-test-*")]
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -36,6 +36,6 @@ with SyncLocalCluster(1) as cluster:
 
 
 def owner(temporary: Path, *arguments: str) -> subprocess.Popen[str]:
-    """A process with a cluster under `temporary`, which prints `up`, and lives until it is told or ended."""
+    """Start a process with a cluster under `temporary`. It prints `up` and lives until it reads a line or is killed."""
     command = [sys.executable, "-c", OWNER, str(temporary), *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

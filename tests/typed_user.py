@@ -1,5 +1,5 @@
-"""A user's file that uses the whole public API, for mypy: nobody runs it. A test copies it to where minibroker is
-installed, and another sees to it that nothing public is missing."""
+"""A user's program with the whole public API, checked by mypy and never run. One test type-checks it beside the
+installed minibroker; another checks that no public name is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for what others bring about, with a deadline: on real time or virtual time alike."""
+"""Waiting for a condition with a deadline, in real or virtual time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def until(condition: Callable[[], object], within_s: float = 60.0, every_s
 
 
 def until_true(condition: Callable[[], object], within_s: float = 120.0, every_s: float = 0.05) -> None:
-    """The same where no event loop runs."""
+    """Like `until`, without an event loop."""
     deadline_s = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline_s:

@@ -1,4 +1,4 @@
-"""Which seeds a test of the virtual World is run with."""
+"""The seeds of tests on the virtual World."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 
 def every_seed(seeds: range) -> pytest.MarkDecorator:
-    """The test's argument `seed` is each of these: the first in `make test`, the others in `make test-all` only."""
+    """Run the test with each seed as its argument `seed`: the first in `make test`, the others only in `make
+    test-all`."""
     first, *others = seeds
     return pytest.mark.parametrize("seed", [first, *(pytest.param(seed, marks=pytest.mark.slow) for seed in others)])

@@ -654,9 +654,6 @@ class VirtualTransport(asyncio.Transport):
 
     # -- asyncio.BaseTransport --
 
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._protocol = protocol
-
     def get_protocol(self) -> asyncio.BaseProtocol:
         assert self._protocol is not None
         return self._protocol
@@ -737,14 +734,8 @@ class VirtualTransport(asyncio.Transport):
 
     # -- writing --
 
-    def can_write_eof(self) -> bool:
-        return True
-
     def get_write_buffer_size(self) -> int:
         return self._unsent_bytes
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._low_water, self._high_water
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         if high is None:
