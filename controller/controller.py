@@ -277,7 +277,7 @@ class Controller:
         tenure = self._active_tenure()
         if controller_epoch not in (NO_EPOCH, tenure.epoch):
             raise BrokerError(
-                ErrorCode.NOT_CONTROLLER, f"controller epoch {controller_epoch} is meant, this one is {tenure.epoch}"
+                ErrorCode.NOT_CONTROLLER, f"the request is for controller epoch {controller_epoch}, not {tenure.epoch}"
             )
         return tenure
 

@@ -1,4 +1,4 @@
-"""Brokers come, go, are suspected and answer; leaders change ISRs; log directories fail; who may lead changes."""
+"""Events about brokers: joins, losses, suspicions, responses, ISR changes, log directories, unclean elections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BrokerEvents:
             events.IsrChange: lambda _: self._isrs_changed(),
             events.LogDirFailure: lambda _: self._log_dirs_failed(),
             events.LeaderAndIsrAnswered: self._leader_and_isr_answered,
-            events.UpdateMetadataAnswered: self._update_metadata_answered,
+            events.UpdateMetadataAnswered: _do_nothing,
             events.UncleanLeaderElectionEnable: self._unclean_elections_enabled,
         }
 
@@ -61,8 +61,7 @@ class BrokerEvents:
                 f"broker {event.broker_id} is no longer registered with epoch {event.broker_epoch}"
             )
         else:
-            # The watch on the registrations does the rest.
-            await self._steps.execute(brokers.suspected(event.broker_id, event.broker_epoch))
+            await self._steps.execute(brokers.suspected(event.broker_id, event.broker_epoch))  # raises BrokerChange
 
     async def _leader_and_isr_answered(self, event: events.LeaderAndIsrAnswered) -> None:
         if not self._steps.is_alive(event.broker_id, event.broker_epoch):
@@ -75,9 +74,6 @@ class BrokerEvents:
         reported = tuple(change.replica.partition for change in plan.changes if isinstance(change, LogEndReported))
         if touched or reported:
             await self._steps.settle((*touched, *reported), announce=touched)
-
-    async def _update_metadata_answered(self, event: events.UpdateMetadataAnswered) -> None:
-        """It is recorded as it is."""
 
     async def _isrs_changed(self) -> None:
         notifications = await self._gather.isr_notifications()
@@ -101,3 +97,7 @@ class BrokerEvents:
         without = [p for p in self._state.partitions_without_leader() if event.topic in (None, p.topic)]
         if without:
             await self._steps.settle(without, announce=without)
+
+
+async def _do_nothing(_event: events.UpdateMetadataAnswered) -> None:
+    """The timeline records the event."""

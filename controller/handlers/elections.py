@@ -1,8 +1,8 @@
-"""Elections that are asked for: by ElectLeaders, by `/admin/preferred_replica_election`, and by the rebalance's timer.
+"""Requested elections: by ElectLeaders, by `/admin/preferred_replica_election`, and by the timer of the rebalance.
 
-An election by znode is resumed by the next controller: the node stays until all of its partitions have been looked at,
-and what was done before is not needed any more. The other two are not on record: whoever asks by ElectLeaders and gets
-no answer asks again, and the next controller has a timer of its own.
+The next controller resumes elections by znode: the node stays until all of its partitions are done, and repeating an
+election does no harm. The other two kinds are not recorded: a client repeats ElectLeaders if it gets no response, and
+the next controller has a timer of its own.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from minibroker.protocol.model import ElectionType, TopicPartition
 from minibroker.protocol.znodes import PREFERRED_REPLICA_ELECTION
 
 SOON_S = 5.0
-"""After taking office, as in Kafka, and after a broker has come: by then others that were started with it have come,
-and most have caught up. For brokers that take longer the pauses double."""
+"""Seconds from taking office (as in Kafka), or from a broker's join, to the rebalance: by then other brokers started
+with it have joined, and most have caught up. The pauses double for brokers that take longer."""
 
 
 class ElectionEvents:
@@ -39,9 +39,9 @@ class ElectionEvents:
         }
 
     async def rebalance_regularly(self) -> None:
-        """The timer of the automatic rebalance, for the tenure's life. Besides the regular checks there are some soon
-        after office was taken or a broker has come, until every live broker has caught up: a broker that comes back
-        leads nothing, and after a restart of all brokers the first of them leads everything."""
+        """The timer of the automatic rebalance. Runs for the tenure's life. Besides the regular checks there are some
+        soon after taking office or the join of a broker, until every live broker has caught up: a returning broker
+        leads nothing, and after a restart of all brokers the first one leads everything."""
         settings = self._steps.settings
         if not settings.auto_leader_rebalance:
             return
@@ -70,14 +70,14 @@ class ElectionEvents:
         problem = asked.problem or requested_elections.named(asked.partitions, refused)
         outcome = await self._steps.execute(requested_elections.done(asked.czxid, asked.version, problem))
         if outcome.obstacle is not None:
-            self._steps.timeline.note(f"{PREFERRED_REPLICA_ELECTION} stays, as somebody has put nodes below it")
+            self._steps.timeline.note(f"{PREFERRED_REPLICA_ELECTION} stays, because there are nodes below it")
 
     async def _elect_leaders(self, request: events.ElectLeadersRequest) -> None:
         if request.election_type is ElectionType.UNCLEAN:
             await self._steps.execute(deletion.confirm_office())
             if not request.is_wanted():
-                # It was on its way for long. An unclean election may cost records, and nobody waits for it.
-                request.fail(BrokerError(ErrorCode.REQUEST_TIMED_OUT, "whoever asked is gone: nobody is elected"))
+                # An unclean election may lose records, so it is not held for a client that has given up.
+                request.fail(BrokerError(ErrorCode.REQUEST_TIMED_OUT, "the client is gone: no leader is elected"))
                 return
         is_for_all = request.partitions is None
         asked = tuple(self._state.assignments) if request.partitions is None else request.partitions
@@ -86,21 +86,20 @@ class ElectionEvents:
             asked, outcomes = [p for p in asked if p not in outcomes], {}
         outcomes |= await self._elect((p for p in asked if p not in outcomes), request.election_type)
         if any(outcome.error is not ErrorCode.NONE for outcome in outcomes.values()):
-            # What was not written may be false: this controller may have been deposed.
+            # Outcomes without a write may be wrong, because this controller may have been deposed.
             await self._steps.execute(deletion.confirm_office())
         if is_for_all:
             outcomes = {p: o for p, o in outcomes.items() if o.error is not ErrorCode.ELECTION_NOT_NEEDED}
         request.answer(outcomes)
 
     async def _rebalance(self) -> None:
-        # Events come one at a time: no other election is under way.
         percentage = self._steps.settings.leader_imbalance_per_broker_percentage
         await self._elect(requested_elections.to_rebalance(self._state, percentage), ElectionType.PREFERRED)
 
     async def _elect(
         self, partitions: Iterable[TopicPartition], election_type: ElectionType
     ) -> dict[TopicPartition, ElectionOutcome]:
-        """A part at a time, as `Steps.settle`. Decides again where a leader has changed the ISR meanwhile."""
+        """Hold elections, some partitions at a time, like `Steps.settle`. Decides again about conflicts."""
         outcomes: dict[TopicPartition, ElectionOutcome] = {}
         remaining = in_order(partitions)
         for start in range(0, len(remaining), steps.PARTITIONS_AT_ONCE):
@@ -120,7 +119,7 @@ class ElectionEvents:
         return outcomes
 
     async def _look_again(self, partitions: Sequence[TopicPartition]) -> None:
-        """Leaders write ISRs themselves, and the controller is told later: perhaps too late for who asks now."""
+        """Read the states again: leaders may have written ISRs for which no notification has arrived yet."""
         states = await self._gather.states(partitions)
         changed = {p: read for p, read in states.read.items() if read != self._state.leadership[p]}
         if changed:

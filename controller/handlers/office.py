@@ -1,4 +1,4 @@
-"""Taking office (Kafka's onControllerFailover): everything is read, and the brokers are told what is."""
+"""Taking office (Kafka's onControllerFailover): read everything, and send the brokers all of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ U = TypeVar("U")
 
 
 class Office:
-    """`identify` makes sure of the nodes of the topics' ids (`TopicEvents.identify`)."""
+    """`identify` creates missing nodes for topic ids (`TopicEvents.identify`)."""
 
     def __init__(self, of_tenure: Steps, identify: Callable[[Mapping[str, str]], Awaitable[None]]) -> None:
         self._steps = of_tenure
@@ -43,7 +43,7 @@ class Office:
             self._gather.registered(overview.broker_ids), self._gather.topics(overview.topics)
         )
         partitions = [TopicPartition(name, number) for name, topic in found.read.items() for number in topic.partitions]
-        # To elect one crashed broker in place of another would be in vain: probe before electing.
+        # Probe before electing: electing another crashed broker would be useless.
         states, refused = await _both(self._gather.states(partitions), self._probe(registered))
         self._steps.timeline.describe(
             broker_up_ms=self._steps.timeline.up_ms(),
@@ -75,11 +75,11 @@ class Office:
         await self._steps.settle(every, tell=self._state.live_broker_ids(), announce=every)
         await self._steps.execute(brokers.all_told(self._state))
         await self._identify(self._state.topic_ids)
-        self._steps.post(events.PreferredReplicaElection(self._steps.epoch))  # one that a predecessor did not finish
+        self._steps.post(events.PreferredReplicaElection(self._steps.epoch))  # the predecessor may not have finished it
         self._steps.post(events.PartitionReassignment(self._steps.epoch))
 
     async def _look_at_unreadable(self) -> None:
-        """States made no sense when office was taken. Those that do now are taken in as they would have been then."""
+        """Adopt states that can be decoded now and could not when office was taken."""
         without = [p for p in self._state.partitions_without_leader() if p not in self._state.leadership]
         states = await self._gather.states(without)
         mended = in_order(states.read)
@@ -94,7 +94,7 @@ class Office:
 
 
 async def _both(first: Awaitable[T], second: Awaitable[U]) -> tuple[T, U]:
-    """Both at once. Where one fails the other is stopped, and the failure is raised as it is."""
+    """Await both at once. If one fails, cancel the other and raise the failure itself."""
 
     async def run_first() -> T:
         return await first

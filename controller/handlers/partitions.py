@@ -1,4 +1,4 @@
-"""Partitions are added to topics: by request, or by whoever writes the topic's znode."""
+"""Addition of partitions to topics, by request or by a write of the topic's znode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minibroker.protocol.znodes import TopicZnode
 
 
 class PartitionEvents:
-    """`topics` takes in those that are not known yet."""
+    """`topics` adds topics that are not known yet."""
 
     def __init__(self, steps: Steps, topics: TopicEvents) -> None:
         self._steps = steps
@@ -29,10 +29,10 @@ class PartitionEvents:
         }
 
     async def _modified(self, event: events.PartitionModifications) -> None:
-        """Watches are set by the reading, so that a write that fails since somebody was faster raises this again."""
+        # Reading sets the watches, so a write that fails because of another change raises this event again.
         names = event.topics if event.topics is not None else tuple(self._state.topic_ids)
         found = await self._gather.topics(names, known=self._state.topic_ids)
-        await self._topics.take_in(found.read)  # one that could not be read until now
+        await self._topics.take_in(found.read)  # topics whose znode could not be decoded before
         modification = partitions.modified(self._state, found.read, found.versions, found.malformed)
         await self._steps.execute(modification.repair)
         await self._take_in(modification.grown)
@@ -46,7 +46,7 @@ class PartitionEvents:
     async def _create_partitions(self, request: events.CreatePartitionsRequest) -> None:
         results = {result.name: result for result in partitions.repeated(request.topics)}
         pending = [topic for topic in request.topics if topic.name not in results]
-        # What is read may be old, and this controller deposed: its refusals would be believed.
+        # A deposed controller might refuse because of old reads, and the client would believe it.
         await self._steps.execute(deletion.confirm_office())
         known = self._state.topic_ids
         malformed = await self._topics.read_new(
@@ -76,6 +76,5 @@ class PartitionEvents:
         try:
             await self._take_in(grown)
         finally:
-            # Whatever happened: what was written is in ZooKeeper, and if this controller does not serve it, the next
-            # one does.
+            # Also after a failure: the partitions are in ZooKeeper, and the next controller will serve them.
             request.answer(list(results.values()))

@@ -1,4 +1,4 @@
-"""Partitions are reassigned: begun, cancelled, replaced, listed, resumed and finished (`decisions/reassignment.py`)."""
+"""Reassignments: begun, cancelled, replaced, listed, resumed and finished (`decisions/reassignment.py`)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ class ReassignmentEvents:
         self._state = steps.state
         self._gather = steps.gather
         self._watchers: dict[TopicPartition, Watcher] = {}
-        """Of the state znodes of partitions that are being reassigned. The same one each time, as setting it again does
-        not make it two then."""
-
+        """One watcher for the state znode of each reassigned partition, so that repeated reads add no further ones."""
         self._has_resumed = False
 
     def handlers(self) -> Handlers:
@@ -40,16 +38,16 @@ class ReassignmentEvents:
 
     async def _look_at_all(self) -> None:
         if not self._has_resumed:
-            # The controller before this one may have died between steps 1 and 2.
+            # The predecessor may have died between steps 1 and 2.
             self._has_resumed = True
             await self._raise_epochs(self._state.reassigning)
         await self._take_over_file()
         await self._look_at(self._state.reassigning)
 
-    # -- what is asked for --
+    # -- requests --
 
     async def _take_over_file(self) -> None:
-        """Kafka's own tools of old write `/admin/reassign_partitions`, and so may people."""
+        """Begin the reassignments of `/admin/reassign_partitions`, which older Kafka tools and people write."""
         read = await self._gather.reassignments()
         if read is None:
             return
@@ -69,7 +67,7 @@ class ReassignmentEvents:
         return known is not None and known.target == entry.replicas
 
     async def _alter(self, request: events.AlterPartitionReassignments) -> None:
-        # A deposed controller must not deny what its successor knows, nor have its answer believed.
+        # A deposed controller must not refuse what its successor would grant.
         await self._steps.execute(deletion.confirm_office())
         names = [topic.name for topic in request.topics if topic_name_problem(topic.name) is None]
         found = await self._gather.topics(list(dict.fromkeys(names)), watch=False, known=self._state.topic_ids)
@@ -77,14 +75,14 @@ class ReassignmentEvents:
         refused |= reassignment.unreadable([*wanted, *refused], found.malformed)
         refused |= reassignment.outdated(request.topics, found.read, found.changed_in)
         wanted = {p: assignment for p, assignment in wanted.items() if p not in refused}
-        # First, or the next controller would take what stands there for an order that is newer than this one.
+        # First, because the next controller would take older entries of the znode for newer requests.
         await self._leave_out_of_file(wanted)
         refused |= await self._record(wanted)
         accepted = {p: assignment for p, assignment in wanted.items() if p not in refused}
         try:
             await self._begin(accepted)
         finally:
-            # Whatever happened: it is in ZooKeeper, and if this controller does not see to it, the next one does.
+            # Also after a failure: the reassignments are in ZooKeeper, and the next controller will carry them out.
             request.answer(reassignment.results(request.topics, refused, found.read, found.changed_in))
         await self._look_at(accepted)
 
@@ -102,8 +100,7 @@ class ReassignmentEvents:
     # -- phase A --
 
     async def _record(self, wanted: Wanted) -> dict[TopicPartition, Refusal]:
-        """Step 1, in ZooKeeper; and step 9. Returns those that were not written, since their topic is gone, or too
-        large."""
+        """Step 1, in ZooKeeper, and step 9. Returns the partitions that were not written."""
         refused: dict[TopicPartition, Refusal] = {}
         pending = dict(wanted)
         while pending:
@@ -129,7 +126,7 @@ class ReassignmentEvents:
         return self._state.topic_ids.get(partition.topic)
 
     async def _begin(self, wanted: Wanted) -> None:
-        """Steps 1 (in the picture) to 3."""
+        """Steps 1 (in the cluster state) to 3."""
         for part in _parts(wanted):
             changed = {p: wanted[p] for p in part if wanted[p] != self._state.assignment(p)}
             await self._steps.execute(reassignment.take_in(self._state, changed))
@@ -148,7 +145,7 @@ class ReassignmentEvents:
     # -- phase B --
 
     async def _look_at(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read their states, and watch them; finish what is ready."""
+        """Read and watch the states of the partitions, and finish the ready ones."""
         for part in _parts([p for p in partitions if p in self._state.reassigning]):
             states = await self._gather.watched_states(part, self._watcher)
             builder = PlanBuilder()
@@ -167,7 +164,7 @@ class ReassignmentEvents:
         return self._watchers.setdefault(partition, lambda _: self._steps.post(event))
 
     async def _complete(self, partitions: Iterable[TopicPartition]) -> None:
-        """Steps 4 to 12, for those that are ready."""
+        """Steps 4 to 12, for the ready partitions."""
         for part in _parts(reassignment.candidates(self._state, partitions)):
             pending: Sequence[TopicPartition] = part
             topics = sorted({partition.topic for partition in part})
@@ -192,7 +189,7 @@ class ReassignmentEvents:
         await self._steps.execute(reassignment.over(self._state, partitions))  # steps 11 and 12
 
     async def _done_in_file(self, done: Iterable[Reassignment]) -> None:
-        """What the file says of the others may not have been taken over yet."""
+        # Other entries stay: they may not have been handled yet.
         finished = frozenset(done)
         read = await self._gather.reassignments()
         if read is not None and any(entry in finished for entry in read.entries):
@@ -201,7 +198,7 @@ class ReassignmentEvents:
 
 
 def _parts(partitions: Iterable[TopicPartition] | Mapping[TopicPartition, object]) -> Iterator[list[TopicPartition]]:
-    """A part at a time, as in `Steps.settle`."""
+    """Split the partitions, as `Steps.settle` does."""
     remaining = iter(list(partitions))
     while part := list(islice(remaining, steps.PARTITIONS_AT_ONCE)):
         yield part

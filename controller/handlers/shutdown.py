@@ -1,4 +1,4 @@
-"""Brokers ask for a controlled shutdown (Kafka's KafkaController.processControlledShutdown)."""
+"""Controlled shutdown of brokers (Kafka's KafkaController.processControlledShutdown)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ControlledShutdowns:
             self._steps.timeline.note(str(refusal))
             request.fail(refusal)
             return
-        # A deposed controller may see nothing to be done, and would be believed; and what is read now is to be new.
+        # A deposed controller must not report that nothing remains, and the reads that follow must be fresh.
         await self._steps.execute(deletion.confirm_office())
         await self._steps.execute(shutdown.begin(self._state, broker_id))
         states = await self._steps.gather.states(shutdown.out_of_sync(self._state, broker_id))

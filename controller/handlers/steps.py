@@ -1,7 +1,4 @@
-"""The steps that the handling of every event is made of: read, decide, execute, and decide again what conflicted.
-
-One object of a tenure, shared by its handlers (`controller/handlers/`), so that each of them reads as what it does.
-"""
+"""The steps that all handlers of a tenure share: read, decide, execute, and decide again about conflicts."""
 
 from __future__ import annotations
 
@@ -31,12 +28,12 @@ from minibroker.protocol.model import REPLICATED, RegisteredBroker, TopicPartiti
 from minibroker.protocol.world import World, ZooKeeperSession
 
 PARTITIONS_AT_ONCE = 100
-"""How many are decided on, written and sent in one go: two or three steps of a millisecond each, and one multi (three
-where their znodes are created)."""
+"""Partitions that are decided, written and sent at a time: two or three steps of a millisecond each, and one multi
+(three if znodes are created)."""
 BREATH_S = 0.001
 
 Probe = Callable[[Sequence[RegisteredBroker]], Awaitable[Collection[int]]]
-"""Tries to connect to brokers and returns the ids of those that are certainly not running. Bounds its own time."""
+"""Connects to brokers and returns the ids of those that are certainly not running. Limits its own time."""
 
 
 @dataclass
@@ -44,8 +41,8 @@ class ControllerSettings:
     """Kafka's `num.partitions`, `default.replication.factor`, `unclean.leader.election.enable` and
     `min.insync.replicas` (which a topic may override), `delete.topic.enable`, `controller.socket.timeout.ms`,
     `auto.leader.rebalance.enable`, `leader.imbalance.per.broker.percentage` and
-    `leader.imbalance.check.interval.seconds`; the `durability` of topics whose creator does not say; and the topics
-    that brokers need for themselves. The second pair may change while a controller is in office."""
+    `leader.imbalance.check.interval.seconds`; the default `durability` of topics; and the brokers' own topics.
+    `unclean_leader_election` and `min_insync_replicas` may change while a controller is in office."""
 
     num_partitions: int
     default_replication_factor: int
@@ -61,21 +58,22 @@ class ControllerSettings:
 
 
 class Hooks(NamedTuple):
-    """What a tenure is given by the composition root."""
+    """The parts of the broker that a tenure uses."""
 
     connections: BrokerConnections
     probe: Probe
     validate_config: topics.ConfigCheck
     read_defaults: Callable[[ZooKeeperSession], Awaitable[object]]
-    """Reads what is set for brokers now, and changes `ControllerSettings` accordingly. Raises ZooKeeperError."""
+    """Reads the brokers' settings from ZooKeeper and updates `ControllerSettings`. Raises ZooKeeperError."""
     on_brokers_changed: Callable[[tuple[RegisteredBroker, ...]], None]
     spent_nonces: dict[bytes, None]
-    """Of the topics that this process has created, in whichever term: see `topics.validate`. The oldest come first."""
+    """The nonces of the topics that this process has created in all its tenures, oldest first: see
+    `topics.validate`."""
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Belongs to one tenure. `post` queues an event of it."""
+    """Belongs to one tenure. `post` queues an event."""
 
     world: World
     settings: ControllerSettings
@@ -86,26 +84,25 @@ class Steps:
     timeline: Timeline
     post: Callable[[Event], None]
     deletion_news: asyncio.Event
-    """Set for a moment whenever a topic is gone, or its deletion has to wait for something."""
+    """Set for a moment when a topic is gone, or its deletion has met an obstacle."""
     forming: asyncio.Event
-    """Set for a moment whenever a broker has come, or a topic is gone."""
+    """Set for a moment when a broker has joined, or a topic is gone."""
 
     @property
     def epoch(self) -> int:
         return self.state.controller_epoch
 
     def is_alive(self, broker_id: int, broker_epoch: int) -> bool:
-        """That very run of the broker."""
+        """Return whether the broker is alive in that epoch."""
         broker = self.state.live_brokers.get(broker_id)
         return broker is not None and broker.epoch == broker_epoch
 
     async def topic_settings(self, names: Sequence[str]) -> dict[str, TopicSettings]:
-        """What decides elections in these topics.
+        """Read the settings that decide elections in these topics.
 
-        An unclean election loses records, so it is not held by what this controller has heard of settings (it may have
-        been paused, or its ZooKeeper server be behind) if they say otherwise by now. Where one would be allowed all is
-        read again, from a server that has caught up, after the version of all settings: by that the write is refused if
-        they are changed before it is made.
+        An unclean election loses records, so outdated settings must not allow it (this controller may have been paused,
+        or its ZooKeeper server may lag). If one would be allowed, the settings are read again from a server that has
+        caught up, after their common version. ZooKeeper then refuses the write if they have been changed since.
         """
         settings = await self.gather.topic_settings(names, self._topic_defaults)
         if not any(of_topic.unclean_leader_election for of_topic in settings.values()):
@@ -143,10 +140,10 @@ class Steps:
         announce: Collection[TopicPartition] = (),
         announce_brokers: bool = False,
     ) -> None:
-        """`brokers.settle`, a part at a time, so that ten thousand partitions do not hold up the loop for as long as
-        they take: the broker that it is shared with has clients, and the session has heartbeats.
+        """Run `brokers.settle` for some partitions at a time, so that ten thousand partitions do not block the loop,
+        which also serves the broker's clients and the session's heartbeats.
 
-        `announce` are some of `partitions`.
+        `announce` is a subset of `partitions`.
         """
         remaining = in_order(partitions)
         announced = frozenset(announce)
@@ -162,8 +159,7 @@ class Steps:
         announce: Collection[TopicPartition],
         announce_brokers: bool,
     ) -> None:
-        """Decide again about each partition that turns out to have another state than the known one."""
-        while True:
+        while True:  # until there is no conflict
             unsettled = brokers.topics_to_settle(self.state, partitions)
             plan = brokers.settle(
                 self.state,

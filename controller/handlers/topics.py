@@ -1,4 +1,4 @@
-"""Topics are created, appear, vanish and are deleted."""
+"""Creation, appearance, disappearance and deletion of topics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minibroker.protocol.model import topic_name_problem
 from minibroker.protocol.znodes import TopicZnode, topic_config_path, topic_id_path, topic_path
 
 MOST_SPENT_NONCES = 10_000
-"""More than the creations that a network can be holding back from one broker at any time."""
+"""More than the number of delayed creation requests to one broker that a network can hold at any time."""
 
 
 class TopicEvents:
@@ -44,20 +44,19 @@ class TopicEvents:
         await self.read_new(names)
 
     async def read_new(self, names: Iterable[str]) -> Mapping[str, str]:
-        """Take in those of the topics that are in ZooKeeper and not yet in the picture; returns what is wrong with the
-        malformed ones."""
+        """Read and add the topics that are not known yet. Returns the problems of malformed znodes."""
         found = await self._gather.topics([name for name in names if name not in self._state.topic_ids])
         await self.take_in(found.read)
         return found.malformed
 
     async def take_in(self, read: Mapping[str, TopicZnode]) -> None:
-        """Those of the topics, which were read from ZooKeeper, that are not yet in the picture."""
+        """Add those of the topics that are not known yet."""
         new = {name: topic for name, topic in read.items() if name not in self._state.topic_ids}
         await self.identify({name: topic.topic_id for name, topic in new.items()})
         await self._add_topics(new)
 
     async def identify(self, topic_ids: Mapping[str, str]) -> None:
-        """Make sure that there is a node for the id of each of the topics."""
+        """Create the nodes for the topics' ids that do not exist."""
         paths = [topic_id_path(name, topic_id) for name, topic_id in topic_ids.items() if topic_id]
         if not paths:
             return
@@ -75,7 +74,7 @@ class TopicEvents:
         if not self._steps.settings.deletes_topics:
             await self._steps.execute(deletion.dropped(names))
             return
-        # A topic may have been created and deleted before the event of its creation was taken.
+        # A topic may have been created and deleted before the event of its creation was handled.
         malformed = await self.read_new(names)
         await self._steps.execute(deletion.queue(self._state, names, leave_alone=malformed))
 
@@ -99,10 +98,10 @@ class TopicEvents:
                 if outcome.obstacle is None:
                     break
                 self._steps.timeline.note(f"topic {topic} cannot be removed yet, it is read again: {outcome.obstacle}")
-            # Whichever controller created it, and whether or not that one heard of its success.
+            # Another controller may have created it, perhaps without hearing of its success.
             self._spend_nonces([topic_id])
 
-    # -- administrators --
+    # -- requests --
 
     async def create_topics(self, request: events.CreateTopicsRequest) -> None:
         names = list(dict.fromkeys(t.name for t in request.topics if topic_name_problem(t.name) is None))
@@ -131,10 +130,9 @@ class TopicEvents:
         try:
             await self._add_topics(created)
         finally:
-            # Whatever happened: the topics are in ZooKeeper, and if this controller does not serve them, the next one
-            # does.
+            # Also after a failure: the topics are in ZooKeeper, and the next controller will serve them.
             request.answer([_result(answer, existing=found) for answer in answers])
-        if created:  # what was read sets a watch, and these were not
+        if created:  # reading sets watches, and these were not read
             self._steps.post(events.PartitionModifications(self._steps.epoch, tuple(created)))
 
     def _spend_nonces(self, created: Iterable[str]) -> None:
@@ -152,7 +150,7 @@ class TopicEvents:
             name for name in request.topics if name not in self._state.topic_ids and topic_name_problem(name) is None
         ]
         malformed: Mapping[str, str] = {}
-        if unknown:  # what is read may be old, and this controller deposed: its denial would be believed
+        if unknown:  # a deposed controller might deny new topics because of old reads
             await self._steps.execute(deletion.confirm_office())
             malformed = await self.read_new(unknown)
         results: list[DeletableTopicResult] = deletion.results(self._state, request.topics, malformed)

@@ -389,7 +389,7 @@ def test_a_znode_with_nodes_below_it_stays_and_keeps_nothing_from_being_balanced
         assert await until_controller(cluster) == controller
 
     with_cluster(program, settings={"leader.imbalance.check.interval.seconds": "2"})
-    assert "/admin/preferred_replica_election stays, as somebody has put nodes below it" in caplog.text
+    assert "/admin/preferred_replica_election stays, because there are nodes below it" in caplog.text
 
 
 @pytest.mark.parametrize(
