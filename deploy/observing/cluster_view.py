@@ -1,8 +1,8 @@
-"""What the cluster says about itself: metadata asked of every broker that answers.
+"""The state of a cluster, merged from the metadata of every broker that answers.
 
-Brokers may disagree for a moment, and one that was paused may still believe in a controller that was replaced
-long ago. So all are asked: the answer with the newest controller epoch says which brokers live and which topics there
-are, and for each partition the state with the newest leader epoch counts.
+Brokers may disagree for a moment, and a broker that was paused may still believe in a controller that was replaced long
+ago. All are therefore asked: the answer with the newest controller epoch decides which brokers live and which topics
+exist, and each partition has the state with the newest leader epoch.
 """
 
 from __future__ import annotations
@@ -56,32 +56,33 @@ Address = tuple[str, int]
 
 
 class ClusterView(NamedTuple):
-    """What brokers say. Where none answers it is empty and `is_unknown`, which does not mean that nothing is there."""
+    """The brokers' answers, merged. If no broker answers, it is empty and `is_unknown`."""
 
     brokers: dict[int, Address]
-    """The registered ones, by id."""
+    """The registered brokers, by id."""
     controller_id: int | None
     controller_epoch: int | None
     partitions: dict[TopicPartition, MetadataPartition]
-    """By topic and number."""
     answered: frozenset[Address] = frozenset()
-    """Where somebody did."""
+    """The addresses at which a broker answered."""
     uninformed: frozenset[Address] = frozenset()
-    """Where somebody did who has not heard from a controller since the start. What the others say of that broker may be
-    of its run before: a registration outlives the process for seconds."""
+    """The addresses of answering brokers that have not heard from a controller since their start. Other brokers may
+    still report the run before: a registration outlives the process for seconds."""
     min_insync_replicas: Mapping[str, int] = MappingProxyType({})
-    """Of topics that have replicas out of sync, as far as a broker has said."""
+    """By topic, for topics that have replicas out of sync, if a broker reported it."""
     reassigning: frozenset[TopicPartition] = frozenset()
-    """Partitions whose replicas are being moved, as far as the controller has said."""
+    """Partitions whose replicas are being moved, if the controller reported them."""
 
     @property
     def is_unknown(self) -> bool:
-        """No broker answered, or none that did has heard from a controller yet."""
+        """Whether no broker answered that has heard from a controller."""
         return not self.brokers
 
     def without(self, dead: Collection[int]) -> ClusterView:
-        """What is left of it where these brokers are known to be dead, though nobody has said so to the others yet; as
-        it stays if there is no ZooKeeper."""
+        """Return the view without these dead brokers as leaders, controller and in-sync replicas.
+
+        The living brokers learn of the deaths later, or never if there is no ZooKeeper.
+        """
         return self._replace(
             controller_id=None if self.controller_id in dead else self.controller_id,
             partitions={
@@ -95,23 +96,21 @@ class ClusterView(NamedTuple):
         )
 
     def offline_partitions(self) -> list[TopicPartition]:
-        """Those that have no leader."""
         return [name for name, state in self.partitions.items() if state.leader_id == NO_LEADER]
 
     def led_by(self, broker_id: int) -> list[TopicPartition]:
-        """The partitions that the broker leads."""
         return [name for name, state in self.partitions.items() if state.leader_id == broker_id]
 
     def silent(self) -> list[int]:
-        """The registered brokers that did not answer, if they were asked."""
+        """Return the registered brokers that did not answer."""
         return [broker_id for broker_id, address in self.brokers.items() if address not in self.answered]
 
     def under_replicated_partitions(self) -> list[TopicPartition]:
-        """Those with fewer replicas in sync than assigned."""
+        """Return the partitions with fewer replicas in sync than assigned."""
         return [name for name, state in self.partitions.items() if len(state.isr_nodes) < len(state.replica_nodes)]
 
     def not_preferred_partitions(self) -> list[TopicPartition]:
-        """Those whose preferred leader, the first of their replicas, is in sync, and another leads."""
+        """Return the partitions that another broker leads although the first replica is in sync."""
         return [
             name
             for name, state in self.partitions.items()
@@ -121,7 +120,7 @@ class ClusterView(NamedTuple):
         ]
 
     def under_min_isr_partitions(self) -> list[TopicPartition]:
-        """Those with fewer replicas in sync than `min.insync.replicas`, as far as is known."""
+        """Return the partitions with fewer replicas in sync than the known `min.insync.replicas`."""
         return [
             name
             for name, state in self.partitions.items()
@@ -130,7 +129,7 @@ class ClusterView(NamedTuple):
 
 
 def merge(answers: Sequence[MetadataResponse]) -> ClusterView:
-    """The newest picture that the answers make up together. The first wins between equals."""
+    """Return the newest state in the answers. Between equally new ones the first wins."""
     newest = max(answers, key=lambda answer: (_is_informed(answer), answer.controller_epoch), default=None)
     if newest is None:
         return ClusterView({}, None, None, {})
@@ -156,8 +155,8 @@ def merge(answers: Sequence[MetadataResponse]) -> ClusterView:
 async def ask_cluster(
     addresses: Sequence[Address], timeout_s: float = ASK_TIMEOUT_S, without: Collection[Address] = ()
 ) -> ClusterView:
-    """Ask all the addresses at once, and then those that the answers name besides, except `without`. Brokers that do
-    not answer are left out; nothing is raised for them."""
+    """Ask all the addresses at once, and then the further ones that the answers name, except `without`. Brokers that do
+    not answer are left out."""
     answers = await _ask_metadata(addresses, timeout_s)
     named = merge(list(answers.values())).brokers.values()
     answers |= await _ask_metadata(sorted({*named} - {*addresses} - {*without}), timeout_s)
@@ -175,13 +174,12 @@ async def _ask_metadata(addresses: Sequence[Address], timeout_s: float) -> dict[
 
 
 def _is_informed(answer: MetadataResponse) -> bool:
-    """An answer without brokers is from one that has not been told of all topics yet."""
+    """A broker answers without brokers until the controller has sent it the whole metadata."""
     return bool(answer.brokers)
 
 
 async def has_coordinators(address: Address, timeout_s: float = ASK_TIMEOUT_S) -> bool:
-    """Whether groups have coordinators, as the broker there says. To be asked, it creates the topic of their offsets if
-    there is none."""
+    """Ask a broker whether groups have coordinators. If the offsets topic is missing, the broker creates it."""
     answer = await _ask(*address, FIND_COORDINATOR, FindCoordinatorRequest(GROUP, ["minibroker"]), timeout_s)
     return answer is not None and all(found.error_code == ErrorCode.NONE for found in answer.coordinators)
 
@@ -189,9 +187,11 @@ async def has_coordinators(address: Address, timeout_s: float = ASK_TIMEOUT_S) -
 async def with_details(
     view: ClusterView, timeout_s: float = ASK_TIMEOUT_S, *, asks_controller: bool = True
 ) -> ClusterView:
-    """The view, with what a broker says of topics that have replicas out of sync, and the controller of partitions that
-    are being reassigned: it writes to ZooKeeper for that, to be sure of its office, so `asks_controller` is not for
-    those who ask many times a second."""
+    """Add details about topics that have replicas out of sync: from any broker `min_insync_replicas`, and with
+    `asks_controller` from the controller `reassigning`.
+
+    The controller writes to ZooKeeper before it answers, to be sure of its office: do not ask it many times a second.
+    """
     if not view.under_replicated_partitions():
         return view
     view = view._replace(min_insync_replicas=await _ask_min_insync_replicas(view, timeout_s))
@@ -215,7 +215,7 @@ async def _ask_min_insync_replicas(view: ClusterView, timeout_s: float) -> dict[
 
 async def _ask_reassigning(view: ClusterView, timeout_s: float) -> frozenset[TopicPartition]:
     address = None if view.controller_id is None else view.brokers.get(view.controller_id)
-    if address not in view.answered:  # one that hangs would be waited for
+    if address not in view.answered:  # do not wait for a controller that hangs
         return frozenset()
     request = ListPartitionReassignmentsRequest(int(timeout_s * 1_000))
     answer = await _ask(*address, LIST_PARTITION_REASSIGNMENTS, request, timeout_s)
@@ -227,8 +227,7 @@ async def _ask_reassigning(view: ClusterView, timeout_s: float) -> frozenset[Top
 
 
 async def ask_end_offsets(view: ClusterView, timeout_s: float = ASK_END_OFFSETS_TIMEOUT_S) -> dict[TopicPartition, int]:
-    """How far consumers can read, as each partition's leader says. Those whose leader does not answer, or does not
-    know, are left out."""
+    """Ask the leaders how far consumers can read. Partitions whose leader does not answer are left out."""
     led: dict[int, dict[str, ListOffsetsTopic]] = {}
     for name, state in view.partitions.items():
         if state.leader_id in view.brokers:
@@ -252,7 +251,7 @@ async def ask_end_offsets(view: ClusterView, timeout_s: float = ASK_END_OFFSETS_
 
 
 async def ask_offline_log_dirs(view: ClusterView, timeout_s: float = ASK_TIMEOUT_S) -> dict[int, dict[str, str]]:
-    """By broker: the log directories that are offline, and why. Brokers that do not answer are left out."""
+    """Return, by broker, the offline log directories and the reasons. Brokers that do not answer are left out."""
     ids = sorted(view.brokers)
     answers = await asyncio.gather(
         *(_ask(*view.brokers[broker], DESCRIBE_LOG_DIRS, DescribeLogDirsRequest([]), timeout_s) for broker in ids)

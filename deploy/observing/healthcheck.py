@@ -1,7 +1,7 @@
 """The health check of a broker's container: `python -m minibroker.deploy.observing.healthcheck [PORT]`.
 
-Exit code 0 where the broker on this host serves, is in touch with a controller and knows the brokers of the cluster;
-else 1, with the reason on stdout. It runs every few seconds in every container, so it does without an event loop.
+Exit code 0 if the broker on this host serves, has heard from a controller and knows the brokers of the cluster; else 1,
+with the reason on stdout. It runs every few seconds in every container, so it does without an event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIMEOUT_S = 1.5
 
 
 def problem(port: int) -> str | None:
-    """What keeps the broker at that port of this host from being healthy; None: nothing."""
+    """Return why the broker at this port of this host is not healthy, or None."""
     try:
         with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection:
             connection.sendall(encode_request(METADATA, 1, "healthcheck", MetadataRequest([])))

@@ -1,7 +1,7 @@
 """`minibroker log`: the files of a stopped broker's data directory.
 
-This is the only place outside the broker that knows the format of its logs; a second reader of these files would have
-to be kept in step.
+This is the only module outside the broker that knows the format of its logs. It uses the broker's own readers, since a
+second reader would have to be kept in step.
 """
 
 from __future__ import annotations

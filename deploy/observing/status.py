@@ -1,8 +1,8 @@
-"""`minibroker status`: which processes live, what the cluster says of itself, and whether that is healthy.
+"""`minibroker status`: the living processes, the state that brokers report, and the problems of both.
 
-What only brokers can tell is None where none of them answers: zeros and empty lists would look like health.
-So would what the others know of a broker that was just started: its registration may be of the run before, so that it
-is in the cluster once it has itself heard from the controller.
+Fields that only brokers can report are None if no broker answers: zeros and empty lists would look like health. A
+broker that was just started counts as registered only once it has itself heard from the controller, since its
+registration may be that of the run before.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from minibroker.protocol.recovery_progress import RecoveryProgress
 from minibroker.protocol.words import all_of
 
 _NAMED = 5
-"""This many partitions are named in a line, and the rest are counted for as many topics."""
+"""The number of partitions that a line names, and of topics for which it counts the rest."""
 
 
 class BrokerStatus(msgspec.Struct, frozen=True):
     id: int
     pid: int | None
-    """None where it does not run, or was not started here."""
+    """None if it does not run, or was not started here."""
     alive: bool
     port: int
     paused: bool
     registered: bool | None
-    """The controller knows it as a live broker, and not from its run before. None: unknown."""
+    """Whether the controller knows this run of it as a live broker. None: unknown."""
     leaders: int | None
-    """How many partitions it leads. None: unknown."""
+    """The number of partitions that it leads. None: unknown."""
     metrics_port: int | None = None
-    """Where it serves Prometheus's `/metrics`, as far as is known here."""
+    """The port of Prometheus's `/metrics`, if known."""
     last_error: str | None = None
-    """Why it ended, where it is gone and said so."""
+    """The error with which it ended, if it is gone and printed one."""
     offline_log_dirs: dict[str, str] = {}
-    """Its log directories whose disks have failed, and what the disk said, as far as it answers."""
+    """The log directories whose disks have failed, and the errors, if it answers."""
     recovery: RecoveryProgress | None = None
-    """How far it is with opening its logs, which comes before it serves. None: it is not at that, or does not say."""
+    """The progress of opening its logs, before it serves. None: it does not open logs, or does not report it."""
     silent: bool = False
-    """It runs, and did not answer when it was asked just now."""
+    """Whether it runs and did not answer just now."""
     is_elsewhere: bool = False
-    """It was not started here: that it is registered is all that is known of its process."""
+    """Whether it was not started here: only its registration is known."""
     unanswered_partitions: list[str] = []
-    """`TOPIC-PARTITION` of those that it leads, if it is paused or silent: clients wait for it until others lead."""
+    """`TOPIC-PARTITION` of those that it leads, if it is paused or silent: clients wait until another broker leads."""
 
     def problem(self, is_unknown: bool) -> str | None:
-        """What is wrong with its process, and the remedy. `is_unknown`: no broker answers."""
+        """Return the problem of its process with the remedy, or None. `is_unknown`: no broker answers."""
         led = f", and leads {some_of(self.unanswered_partitions)}" if self.unanswered_partitions else ""
         if not self.alive:
             why = "" if self.last_error is None else f" ({self.last_error})"
@@ -80,18 +80,18 @@ class ControllerStatus(msgspec.Struct, frozen=True):
 class ZooKeeperStatus(msgspec.Struct, frozen=True):
     connect: str
     pid: int | None
-    """None where it does not run, or was not started here."""
+    """None if it does not run, or was not started here."""
     alive: bool
     paused: bool
     is_elsewhere: bool
-    """It was not started here."""
+    """Whether it was not started here."""
 
 
 class Status(msgspec.Struct, frozen=True):
     brokers: list[BrokerStatus]
     controller: ControllerStatus
     zookeeper: ZooKeeperStatus | None
-    """None where only the brokers are known."""
+    """None if only the brokers are known."""
     offline_partitions: list[str] | None
     """`TOPIC-PARTITION` of those without a leader. None: unknown."""
     under_replicated_partitions: list[str] | None
@@ -99,21 +99,20 @@ class Status(msgspec.Struct, frozen=True):
     under_min_isr_partitions: list[str] | None = None
     """`TOPIC-PARTITION` of those with fewer replicas in sync than `min.insync.replicas`. None: unknown."""
     not_preferred_partitions: list[str] | None = None
-    """`TOPIC-PARTITION` of those whose preferred broker is in sync, and another leads. None: unknown."""
+    """`TOPIC-PARTITION` of those led by another broker although the preferred one is in sync. None: unknown."""
     reassigning_partitions: list[str] | None = None
     """`TOPIC-PARTITION` of those whose replicas are being moved, if some of them are not in sync. None: unknown."""
     full_disk: str | None = None
-    """The directory of the cluster, where its disk has no room left."""
+    """The directory of the cluster, if its disk has no room left."""
     offline_isr: list[int] = []
     """The brokers that are in the ISR of `offline_partitions`."""
 
     @property
     def is_unknown(self) -> bool:
-        """No broker answers that knows the cluster."""
         return self.offline_partitions is None
 
     def problems(self) -> list[str]:
-        """Why the cluster is not healthy, a sentence each with the remedy; empty where it is."""
+        """Return the problems, each a sentence with the remedy; none if the cluster is healthy."""
         found: list[str] = []
         if self.full_disk is not None:
             found.append(
@@ -184,9 +183,12 @@ def status_of_processes(
     recoveries: Mapping[int, RecoveryProgress] = MappingProxyType({}),
     silent: Collection[int] = (),
 ) -> Status:
-    """Of a cluster that was started here. `states` are those of the brokers' processes, `last_errors` why some of them
-    ended, `silent` who of the rest did not answer, `recoveries` how far some of these are with their start; a ZooKeeper
-    elsewhere is RUNNING if it answers, else GONE."""
+    """Return the status of a cluster that was started here.
+
+    By broker id: `states` of the processes, `last_errors` of those that ended, `silent` the running brokers that did
+    not answer, `recoveries` the progress of silent brokers that start. A ZooKeeper elsewhere is RUNNING if it answers,
+    else GONE.
+    """
     asked = view
     view = view.without([broker for broker, state in states.items() if state is ProcessState.GONE])
     brokers = [
@@ -227,12 +229,11 @@ def status_of_processes(
 
 
 def status_of_view(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]] = MappingProxyType({})) -> Status:
-    """Of a cluster elsewhere, whose processes are out of sight: what is registered counts as alive."""
+    """Return the status of a cluster elsewhere, whose processes are unknown: registered brokers count as alive."""
     return _status(_registered(view, offline_log_dirs), None, view, view)
 
 
 def _registered(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]]) -> list[BrokerStatus]:
-    """All brokers that are, as far as can be seen from elsewhere."""
     silent = view.silent()
     return [
         BrokerStatus(
@@ -259,7 +260,7 @@ def _status(
     asked: ClusterView,
     full_disk: str | None = None,
 ) -> Status:
-    """`asked`: what the brokers said, dead ones in the ISR included."""
+    """`asked` is the view that still has dead brokers in the ISR."""
 
     def unless_unknown(partitions: Iterable[TopicPartition]) -> list[str] | None:
         return None if view.is_unknown else _names(partitions)
@@ -283,8 +284,7 @@ def _names(partitions: Iterable[TopicPartition]) -> list[str]:
 
 
 def some_of(partitions: Sequence[str]) -> str:
-    """The first few of them by name, the users' before those of internal topics, and how many more there are of each
-    topic: a line that can be read."""
+    """Return a readable line: the first partitions by name, internal topics last, and a count of the rest by topic."""
     ordered = sorted(partitions, key=lambda name: name.rpartition("-")[0] in INTERNAL_TOPICS)
     named = len(ordered) if len(ordered) == _NAMED + 1 else _NAMED  # its name is shorter than "1 more"
     shown = ", ".join(ordered[:named])

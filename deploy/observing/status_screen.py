@@ -21,11 +21,11 @@ INTERVAL_S = 1.0
 
 
 class Glance(NamedTuple):
-    """What there was to see at one moment."""
+    """The status and the end offsets at one moment."""
 
     status: Status
     end_offsets: dict[TopicPartition, int]
-    """How far consumers can read, for the partitions whose leader said so."""
+    """The ends up to which consumers can read, for the partitions whose leader answered."""
     at_s: float
 
 
@@ -71,12 +71,10 @@ def _state(broker: BrokerStatus) -> str:
 
 
 def problem_lines(found: Status) -> list[str]:
-    """What is wrong, and how to mend it."""
     return [pastable(problem) for problem in found.problems()]
 
 
 def status_object(found: Status) -> dict[str, Any]:
-    """All of it, for JSON."""
     return {**msgspec.to_builtins(found), "problems": problem_lines(found)}
 
 
@@ -85,9 +83,9 @@ def _partitions(names: list[str] | None) -> str:
 
 
 def watch(look: Callable[[], Glance], format: Format) -> None:
-    """Show what `look` sees until Ctrl-C: in place on a terminal, else a block (or a line of JSON) each time.
+    """Show the result of `look` until Ctrl-C: in place on a terminal, else as a block or a line of JSON each time.
 
-    Raises what the first look raises. From then on a cluster that does not answer is something to show.
+    An error of the first look is raised; later errors are shown.
     """
     with suppress(KeyboardInterrupt):
         before: Glance | None = None
@@ -114,15 +112,15 @@ def watch(look: Callable[[], Glance], format: Format) -> None:
 
 
 def _records(before: Glance | None, now: Glance) -> tuple[int | None, float | None]:
-    """How many there are, and how many are written in a second. None: unknown."""
+    """Return the number of records, and the number written per second. None: unknown."""
     if now.status.is_unknown:
         return None, None
     return sum(now.end_offsets.values()), 0.0 if before is None else records_per_second(before, now)
 
 
 def records_per_second(before: Glance, now: Glance) -> float:
-    """Written between the two, counting partitions seen both times. The rate is never negative, even where a new leader
-    lets less be read than the one before it."""
+    """Return the rate between two glances over the partitions seen both times. It is never negative, even if a new
+    leader lets consumers read less than the old one."""
     written = sum(
         max(0, offset - before.end_offsets[partition])
         for partition, offset in now.end_offsets.items()

@@ -1,16 +1,16 @@
-"""A cluster that lives as long as a test, or a test run, and what can be done to it.
+"""A cluster that lives as long as a test or a test run, and the faults that a test can cause in it.
 
-It is the launcher's (`deploy/local/local_cluster.py`) in a temporary directory, on leased ports, with a guardian that
-takes it down where this process cannot. `SyncLocalCluster` is what works; it blocks. `LocalCluster` is the same for
-coroutines: each call runs in a thread, so that the clients of the test, which live in the event loop, see what happens
-while it happens. A `LocalCluster` belongs to no event loop: one that lives for the whole run serves tests that have a
-loop each.
+It is the launcher's cluster (`deploy/local/local_cluster.py`) in a temporary directory, on leased ports, with a
+guardian that takes it down if this process cannot. `SyncLocalCluster` does the work and blocks. `LocalCluster` runs
+each call of it in a thread, so that the test's clients in the event loop go on meanwhile. A `LocalCluster` belongs to
+no event loop: a cluster that lives for the whole run serves tests with a loop each.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import re
 import secrets
@@ -19,10 +19,10 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from minibroker.client.administering.topics import NewTopic
 from minibroker.client.context_managers import Asynchronous, Blocking
@@ -51,15 +51,17 @@ from minibroker.deploy.testing.isolation import Isolation
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import topic_name_problem
 
+P = ParamSpec("P")
 T = TypeVar("T")
+Running = Coroutine[Any, Any, T]
 
 HEALTHY_TIMEOUT_S = 30.0
 
 _PORTS_OF_BROKER = 3
-"""For clients, for the controller's orders, and for metrics."""
+"""The ports for clients, for the controller's orders, and for metrics."""
 _GUARDIAN_TIMEOUT_S = 10.0
 _COMMAND = re.compile("`(minibroker (?![^`]*--(?:data|help))[^`]+)`")
-"""In a message: one that does not say yet which cluster it is for."""
+"""A command in a message that does not name the cluster yet."""
 
 Topics = Iterable[str | NewTopic]
 _History = tuple[int, list[Process]]
@@ -68,14 +70,14 @@ _History = tuple[int, list[Process]]
 class SyncLocalCluster(Blocking):
     """Brokers 1 to `brokers` and a ZooKeeper, as processes of this machine, within `with`.
 
-    `topics` are there from the beginning: names (with `num.partitions` partitions, and as many replicas as there are
-    brokers, three at most), or `NewTopic`. `settings` are given to every broker, `broker_settings` to single ones on
-    top, by their ids; under Kafka's names, as in docs/settings.md.
+    `topics` exist from the beginning: names (with `num.partitions` partitions, and a replica on each broker, three at
+    most), or `NewTopic`. `settings` apply to every broker, `broker_settings`, by broker id, to single ones in addition;
+    the names are Kafka's, as in docs/settings.md.
 
-    At the end every process is killed and every file removed; also after an exception or Ctrl-C, and, by the guardian,
-    after this process was killed. Calls raise LaunchError, with the remedy, and LaunchTimedOut where something takes
-    too long. WHO is a broker id, `"controller"`, `"leader:TOPIC-PARTITION"`, `"coordinator:GROUP"`, `"all"` or
-    `"zookeeper"`. Any thread may call.
+    At the end every process is killed and every file removed, even after an exception, Ctrl-C or, thanks to the
+    guardian, a kill of this process. Methods raise LaunchError with the remedy, and LaunchTimedOut if an operation
+    takes too long. WHO is a broker id, `"controller"`, `"leader:TOPIC-PARTITION"`, `"coordinator:GROUP"`, `"all"` or
+    `"zookeeper"`. Methods that take WHO return its members. Any thread may call.
     """
 
     _asynchronous = "minibroker.testing.LocalCluster"
@@ -88,7 +90,7 @@ class SyncLocalCluster(Blocking):
         settings: Mapping[str, str] | None = None,
         broker_settings: Mapping[int, Mapping[str, str]] | None = None,
     ) -> None:
-        """Raises LaunchError for a number, a setting or a topic's name that no cluster here can have."""
+        """Raises LaunchError for a number, a setting or a topic name that no cluster here can have."""
         if type(brokers) is not int or not 1 <= brokers <= MAX_BROKERS:
             raise LaunchError(f"brokers={brokers!r}: give a whole number from 1 to {MAX_BROKERS}")
         self._brokers = brokers
@@ -104,15 +106,14 @@ class SyncLocalCluster(Blocking):
         self._lease: PortLease | None = None
         self._isolation: Isolation | None = None
         self._unseen_faults = 0
-        """Those so far of which the processes tell nothing once they are over."""
+        """The number of faults so far that leave no trace in the processes."""
         self._healthy: _History | None = None
-        """As it was when all was found healthy the last time."""
+        """The history when the cluster was last healthy."""
 
     # -- the whole --
 
     def __enter__(self) -> Self:
-        """Returns once every broker serves and knows the controller, and the topics are there, also that of the groups'
-        offsets."""
+        """Return once every broker serves and knows the controller, and the topics and the offsets topic exist."""
         _refuse_in_event_loop()
         self._begin()
         return self
@@ -126,7 +127,7 @@ class SyncLocalCluster(Blocking):
         if self._launcher is not None:
             raise LaunchError("this cluster runs already: make another one")
         self._owner_pid = os.getpid()
-        # Not mkdtemp: it is the guardian's before it is there, as this process may end at any moment.
+        # Not mkdtemp: the guardian must know the directory before it exists, as this process may end at any moment.
         directory = Path(tempfile.gettempdir(), f"minibroker-test-{secrets.token_hex(8)}").absolute()
         self._guardian = _start_guardian(directory)
         self._launcher = Launcher(directory)
@@ -156,7 +157,7 @@ class SyncLocalCluster(Blocking):
                 port=ports[number],
                 metrics_port=ports[2 * count + number],
                 settings={
-                    # Both are known in advance, so that `isolate` can close them.
+                    # Both ports are known in advance, so that `isolate` can close them.
                     "listeners": broker_process.listeners(ports[number], ports[count + number]),
                     **self._broker_settings.get(number + 1, {}),
                 },
@@ -172,7 +173,7 @@ class SyncLocalCluster(Blocking):
 
     def _end(self) -> None:
         if os.getpid() != self._owner_pid:
-            return  # a child that was forked within `with` has left that, too
+            return  # a child that was forked within `with` also leaves it
         launcher, self._launcher = self._launcher, None
         if launcher is None:
             return
@@ -182,7 +183,7 @@ class SyncLocalCluster(Blocking):
             launcher.down(kill=True)
         if launcher.directory.exists():
             shutil.rmtree(launcher.directory)
-        # Until here it would have done the rest, had this process ended.
+        # Until here the guardian would have done the rest.
         if self._guardian is not None:
             send_signal(self._guardian, signal.SIGKILL)
             wait_until_gone([self._guardian], _GUARDIAN_TIMEOUT_S)
@@ -190,7 +191,7 @@ class SyncLocalCluster(Blocking):
             self._lease.release()
 
     def _last_lines(self) -> str:
-        """Of what the processes printed, since their directory is removed now."""
+        """Return the last output of the processes, since their directory is removed now."""
         found: list[str] = []
         for log in sorted(self.directory.glob("logs/*.log")):
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
@@ -208,8 +209,7 @@ class SyncLocalCluster(Blocking):
 
     @contextlib.contextmanager
     def _acting(self) -> Iterator[Launcher]:
-        """Blocks its thread. A command that an error names finds this cluster: without `--data` it would act on another
-        one, or on none."""
+        """Add `--data` to the commands in messages: without it they would act on another cluster, or on none."""
         _refuse_in_event_loop()
         launcher = self._running
         try:
@@ -221,29 +221,28 @@ class SyncLocalCluster(Blocking):
 
     @property
     def directory(self) -> Path:
-        """Where its data and, in `logs`, what it prints are while it lives. Commands reach it with `--data`."""
+        """The directory of its data and, in `logs`, its output, while it lives. Commands reach it with `--data`."""
         return self._running.directory
 
     @property
     def bootstrap_servers(self) -> str:
-        """`host:port,host:port` of all brokers, living or not, for any client."""
+        """`host:port,host:port` of all brokers, alive or dead, for any client."""
         return self._running.bootstrap()
 
     def log_of(self, member: Member) -> Path:
-        """What a broker, by its id, or `"zookeeper"` has printed so far. Raises LaunchError where there is no such
-        broker."""
+        """Return the file with the output of a broker or `"zookeeper"`. Raises LaunchError for an unknown broker."""
         if not isinstance(member, str):
             self._running.file().broker(member)
         return self._running.log_of(member)
 
     def find(self, who: int | str) -> list[Member]:
-        """Whom WHO means now: broker ids, or `"zookeeper"`."""
+        """Return the broker ids, or `"zookeeper"`, that WHO means now."""
         with self._acting() as launcher:
             return launcher.resolve(parse_who(str(who)))
 
     def wait_healthy(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> None:
-        """Until all brokers run and are in the cluster, there is a controller, and every partition has a leader and all
-        its replicas in the ISR. Raises LaunchTimedOut with what is wrong still."""
+        """Wait until all brokers run and are in the cluster, there is a controller, and every partition has a leader
+        and all its replicas in the ISR. Raises LaunchTimedOut with the remaining problems."""
         problems: list[str] = []
         with self._acting() as launcher:
 
@@ -255,20 +254,20 @@ class SyncLocalCluster(Blocking):
                 raise LaunchTimedOut(f"the cluster is not healthy after {timeout_s:g} s: {'; '.join(problems)}")
 
     def _history(self) -> _History:
-        """It changes with every fault and every start of a process, also by the command line."""
+        """Return a value that changes with every fault and every start of a process, also by the command line."""
         return self._unseen_faults, self._running.file().processes()
 
     # -- topics --
 
     def create_topics(self, topics: Topics) -> None:
-        """Returns when they have leaders and the brokers know them. Raises TopicErrors."""
+        """Create topics, and return once they have leaders and the brokers know them. Raises TopicErrors."""
         _refuse_in_event_loop()
         with Admin(self.bootstrap_servers) as admin:
             admin.create_topics(_new_topics(topics))
 
     def delete_topics(self, names: Iterable[str]) -> None:
-        """Returns when they are gone; those that are gone already do no harm. Raises TopicErrors. Brokers that have
-        replicas of them must run (`restore`)."""
+        """Delete topics, and return once they are gone; missing ones are ignored. Brokers that have replicas of them
+        must run (`restore`). Raises TopicErrors."""
         _refuse_in_event_loop()
         with Admin(self.bootstrap_servers) as admin:
             try:
@@ -280,37 +279,34 @@ class SyncLocalCluster(Blocking):
     # -- faults --
 
     def kill(self, who: int | str) -> list[Member]:
-        """SIGKILL, as a crash. Returns whom, once they are gone."""
+        """Kill (SIGKILL), like a crash. Returns once the processes are gone."""
         with self._acting() as launcher:
             return launcher.kill(parse_who(str(who)))
 
     def stop(self, who: int | str) -> list[Member]:
-        """SIGTERM, as before maintenance: a clean shutdown, in which others lead first. Returns whom, once they have
-        ended."""
+        """Stop cleanly (SIGTERM), as before maintenance: leaders move first. Returns once the processes have ended."""
         with self._acting() as launcher:
             return launcher.stop(parse_who(str(who)))
 
     def start(self, who: int | str) -> list[Member]:
-        """Start what was killed or stopped. Returns whom, once they serve; `wait_healthy` waits until their replicas
-        are in sync, too."""
+        """Start killed or stopped processes. Returns once they serve; `wait_healthy` also waits for their replicas."""
         with self._acting() as launcher:
             return launcher.start(parse_who(str(who)))
 
     def pause(self, who: int | str) -> list[Member]:
-        """SIGSTOP: as a machine that hangs. Connections stay open and nothing is answered."""
+        """Pause (SIGSTOP), like a machine that hangs: connections stay open and nothing is answered."""
         with self._acting() as launcher:
             self._unseen_faults += 1
             return launcher.pause(parse_who(str(who)))
 
     def resume(self, who: int | str) -> list[Member]:
-        """SIGCONT, after `pause`."""
+        """Resume after `pause` (SIGCONT)."""
         with self._acting() as launcher:
             return launcher.resume(parse_who(str(who)))
 
     def isolate(self, who: int | str) -> list[Member]:
-        """Pull the cable: the broker runs on, but reaches neither the others, ZooKeeper nor clients, nor these it;
-        packets are dropped silently. Needs root, iptables with its module `owner`, and setpriv: LaunchError where one
-        is missing."""
+        """Cut the broker off: it runs on, but packets between it and other brokers, ZooKeeper and clients are dropped
+        silently. Needs root, iptables with its module `owner`, and setpriv; raises LaunchError if one is missing."""
         with self._acting() as launcher:
             members = launcher.resolve(parse_who(str(who)))
         assert self._isolation is not None
@@ -323,12 +319,12 @@ class SyncLocalCluster(Blocking):
         return members
 
     def heal(self) -> None:
-        """After `isolate`: every cable is plugged in again. What was sent meanwhile arrives when TCP sends it again."""
+        """End every `isolate`. Data sent meanwhile arrives when TCP sends it again."""
         if self._isolation is not None:
             self._isolation.heal_all()
 
     def restore(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> None:
-        """After any of these: heal, resume and start whatever needs it, and wait until all is healthy."""
+        """Undo all faults: heal, resume and start processes, and wait until the cluster is healthy."""
         with self._acting() as launcher:
             self.heal()
             launcher.resume(AllBrokers())
@@ -342,15 +338,27 @@ class SyncLocalCluster(Blocking):
         self._healthy = restored
 
     def _restore_if_touched(self) -> None:
-        """`restore` where something was done to a process since it was healthy, or one has ended by itself. No broker
-        is asked, so this takes no time where all is well."""
+        """Restore if there was a fault since the cluster was healthy, or a process has ended. Asks no broker, so it
+        costs nothing in a healthy cluster."""
         history = self._history()
         if history != self._healthy or any(state_of(process) is not ProcessState.RUNNING for process in history[1]):
             self.restore()
 
 
+def _in_threads(
+    method: Callable[Concatenate[SyncLocalCluster, P], T],
+) -> Callable[Concatenate[LocalCluster, P], Running[T]]:
+    """Return the method as a coroutine function of LocalCluster."""
+
+    @functools.wraps(method)
+    async def run(self: LocalCluster, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await _in_thread(lambda: method(self._cluster, *args, **kwargs))
+
+    return run
+
+
 class LocalCluster(Asynchronous):
-    """The same as `SyncLocalCluster`, for asyncio: `async with`, and methods that are awaited."""
+    """`SyncLocalCluster` for asyncio: `async with`, and asynchronous methods."""
 
     _blocking = "minibroker.testing.SyncLocalCluster"
 
@@ -367,7 +375,7 @@ class LocalCluster(Asynchronous):
 
     @classmethod
     def around(cls, cluster: SyncLocalCluster) -> Self:
-        """The cluster that runs already, for coroutines. Whoever began it ends it."""
+        """Return an asynchronous face of a running cluster, which its owner ends."""
         made = cls.__new__(cls)
         made._cluster = cluster
         return made
@@ -383,7 +391,6 @@ class LocalCluster(Asynchronous):
 
     @property
     def directory(self) -> Path:
-        """As in SyncLocalCluster; so are all that follow."""
         return self._cluster.directory
 
     @property
@@ -393,51 +400,28 @@ class LocalCluster(Asynchronous):
     def log_of(self, member: Member) -> Path:
         return self._cluster.log_of(member)
 
-    async def find(self, who: int | str) -> list[Member]:
-        return await _in_thread(lambda: self._cluster.find(who))
-
-    async def wait_healthy(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> None:
-        await _in_thread(lambda: self._cluster.wait_healthy(timeout_s))
-
-    async def create_topics(self, topics: Topics) -> None:
-        await _in_thread(lambda: self._cluster.create_topics(topics))
-
-    async def delete_topics(self, names: Iterable[str]) -> None:
-        await _in_thread(lambda: self._cluster.delete_topics(names))
-
-    async def kill(self, who: int | str) -> list[Member]:
-        return await _in_thread(lambda: self._cluster.kill(who))
-
-    async def stop(self, who: int | str) -> list[Member]:
-        return await _in_thread(lambda: self._cluster.stop(who))
-
-    async def start(self, who: int | str) -> list[Member]:
-        return await _in_thread(lambda: self._cluster.start(who))
-
-    async def pause(self, who: int | str) -> list[Member]:
-        return await _in_thread(lambda: self._cluster.pause(who))
-
-    async def resume(self, who: int | str) -> list[Member]:
-        return await _in_thread(lambda: self._cluster.resume(who))
-
-    async def isolate(self, who: int | str) -> list[Member]:
-        return await _in_thread(lambda: self._cluster.isolate(who))
-
-    async def heal(self) -> None:
-        await _in_thread(self._cluster.heal)
-
-    async def restore(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> None:
-        await _in_thread(lambda: self._cluster.restore(timeout_s))
+    find = _in_threads(SyncLocalCluster.find)
+    wait_healthy = _in_threads(SyncLocalCluster.wait_healthy)
+    create_topics = _in_threads(SyncLocalCluster.create_topics)
+    delete_topics = _in_threads(SyncLocalCluster.delete_topics)
+    kill = _in_threads(SyncLocalCluster.kill)
+    stop = _in_threads(SyncLocalCluster.stop)
+    start = _in_threads(SyncLocalCluster.start)
+    pause = _in_threads(SyncLocalCluster.pause)
+    resume = _in_threads(SyncLocalCluster.resume)
+    isolate = _in_threads(SyncLocalCluster.isolate)
+    heal = _in_threads(SyncLocalCluster.heal)
+    restore = _in_threads(SyncLocalCluster.restore)
 
 
 async def _in_thread(work: Callable[[], T], undo: Callable[[], None] | None = None) -> T:
-    """A thread cannot be interrupted: where the caller is cancelled, its end is waited for all the same, so that
-    nothing of it goes on unseen, and what it did is undone."""
+    """Run `work` in a thread. A thread cannot be interrupted: if the caller is cancelled, wait for its end, and then
+    `undo` it."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
     cancelled = await _ended(running)
     if cancelled is None:
         return running.result()
-    running.exception()  # the cancellation is what the caller hears of
+    running.exception()  # the caller gets the cancellation instead
     if undo is not None:
         undoing = asyncio.ensure_future(asyncio.to_thread(undo))
         await _ended(undoing)
@@ -446,8 +430,8 @@ async def _in_thread(work: Callable[[], T], undo: Callable[[], None] | None = No
 
 
 async def _ended(running: asyncio.Future[T]) -> asyncio.CancelledError | None:
-    """Wait until it has, however often the caller is cancelled meanwhile (anyio does it at every turn of the loop), and
-    return the first of these."""
+    """Wait until `running` has ended, and return the first cancellation of the caller meanwhile. anyio cancels at every
+    turn of the loop."""
     first: asyncio.CancelledError | None = None
     while not running.done():
         try:
@@ -477,7 +461,7 @@ def _says_unknown_topic(error: MinibrokerError) -> bool:
 
 
 def _checked(settings: Mapping[str, str]) -> dict[str, str]:
-    """Settings that brokers do not know, they refuse themselves."""
+    """Raises LaunchError for settings that the cluster sets itself. Brokers reject unknown settings."""
     if not isinstance(settings, Mapping):
         raise LaunchError(f"settings={settings!r}: give a dict, as in {{'num.partitions': '3'}}")
     for name, value in settings.items():

@@ -1,17 +1,15 @@
-"""The process that takes down the cluster of a test run that has ended without doing so itself.
+"""The process that takes down the cluster of a test run that ended without doing so itself.
 
     python -I -S guardian.py OWNER_PID DIRECTORY
 
-The problem: SIGKILL, a crash of the interpreter or a CI job that is cancelled end a test run at once, and neither a
-process nor a directory may outlive it, wherever in its work it was. The choice: a process in a session of its own that
-waits until its parent is gone, then kills whatever was started over the directory, and removes that. It finds the
-processes by their command lines, which name the directory, so that one is found, too, that was started a moment before
-the end and was not noted anywhere. Rejected: PR_SET_PDEATHSIG, which goes by the thread that forked instead of the
-process, and removes no directory; a pipe to the test run, which a child that forked there holds open; cluster.json,
-which is written a moment after a process is started.
+The problem: SIGKILL, a crash of the interpreter or a cancelled CI job end a test run at any moment, and neither a
+process nor a directory may outlive it. The choice: a process in a session of its own that waits until its parent is
+gone, then kills all processes of the directory's cluster, and removes the directory. It finds them by their command
+lines, which name the directory, so it also finds a process that was started a moment before the end and is recorded
+nowhere. Rejected: PR_SET_PDEATHSIG, which follows the thread that forked, not the process, and removes no directory; a
+pipe to the test run, which a forked child holds open; cluster.json, which is written a moment after a process starts.
 
-It runs as a script without site-packages, as it starts each time together with the cluster: nothing but Python's own
-library is there.
+It runs as a script without site-packages, with Python's own library alone, so that it starts quickly with each cluster.
 """
 
 from __future__ import annotations
@@ -30,14 +28,13 @@ _PATIENCE_S = 10.0
 
 
 def is_of_cluster(arguments: list[str], directory: str) -> bool:
-    """It is the command line of a broker or ZooKeeper of the cluster in `directory`, as the launcher writes it."""
+    """Return whether the launcher writes this command line for a broker or ZooKeeper of the cluster in `directory`."""
     broker = ("minibroker.broker", f"broker.secret.file={directory}/broker.secret")
     zookeeper = ("org.apache.zookeeper.server.quorum.QuorumPeerMain", f"{directory}/zookeeper/zoo.cfg")
     return any(program in arguments and own in arguments for program, own in (broker, zookeeper))
 
 
 def processes_of_cluster(directory: str) -> list[int]:
-    """The ids of those that live."""
     found: list[int] = []
     for name in os.listdir("/proc"):
         if not name.isdecimal():
@@ -53,12 +50,12 @@ def processes_of_cluster(directory: str) -> list[int]:
 
 
 def mark(directory: str) -> str:
-    """The comment of the cluster's rules in the packet filter."""
+    """Return the comment that marks the cluster's rules in the packet filter."""
     return f"minibroker:{directory}"
 
 
 def remove_rules(directory: str) -> None:
-    """Those that `isolate` has added. Nothing is raised: where there is no packet filter, there are none."""
+    """Remove the rules that `isolate` added, if this machine has a packet filter."""
     program = shutil.which("iptables")
     if program is None:
         return
@@ -74,7 +71,7 @@ def take_down(directory: str) -> None:
     remove_rules(directory)
     deadline_s = time.monotonic() + _PATIENCE_S
     quiet = 0
-    # A child of the owner becomes recognisable a moment after its fork: so look once more.
+    # A child of the owner becomes recognisable a moment after its fork, so one empty look is not enough.
     while quiet < 2 and time.monotonic() < deadline_s:
         found = processes_of_cluster(directory)
         for pid in found:
@@ -87,7 +84,6 @@ def take_down(directory: str) -> None:
 
 def main() -> None:
     owner, directory = int(sys.argv[1]), sys.argv[2]
-    # A child whose parent ends is given another.
     while os.getppid() == owner:
         time.sleep(_INTERVAL_S)
     take_down(directory)

@@ -1,12 +1,12 @@
-"""Brokers cut off from everybody, by rules of the kernel's packet filter, where that is possible.
+"""Brokers cut off from the cluster and from clients, by rules of the kernel's packet filter.
 
-All brokers of a cluster here share the loopback interface, and a connection's source port says nothing about who opened
-it. The choice: each broker runs under a group id of its own, and what the sockets of that group send is dropped
-(iptables' module `owner`), as is what is sent to its listeners. That takes root, so does any other way that is not
-a proxy in front of every broker: network namespaces, veth pairs. Rejected: such proxies, since every test would pay for
-them in time, and a broker's own connections to others would need telling apart in them all the same.
+All brokers of a test cluster share the loopback interface, and a connection's source port does not say which process
+opened it. The choice: each broker runs under a group id of its own; packets from the sockets of that group (iptables'
+module `owner`) and packets to its listeners are dropped. That takes root, as do network namespaces and veth pairs.
+Rejected: a proxy in front of every broker, which needs no root but costs every test time, and would still have to tell
+apart the brokers' connections to each other.
 
-Rules carry the cluster's directory as their comment, by which they are found again, here and by the guardian.
+The rules carry the cluster's directory as their comment, by which this module and the guardian find them again.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from minibroker.deploy.local.cluster_file import BrokerEntry
 from minibroker.deploy.testing import guardian
 
 _FIRST_GROUP_ID = 1_000_000_000
-"""Far from any that a user or a service has. The port, which is leased, is added."""
+"""Far from the ids of users and services. The broker's leased port is added."""
 _CAP_SETGID = 6
 _CAP_NET_ADMIN = 12
 
 
 class Isolation:
-    """Of the brokers of the cluster in `directory`."""
+    """Isolates brokers of the cluster in `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = str(directory)
@@ -34,11 +34,11 @@ class Isolation:
         self._isolated: set[int] = set()
 
     def group_id(self, port: int) -> int | None:
-        """Under which the broker on `port` is to run; None where it cannot be isolated anyway."""
+        """Return the group id for the broker on `port`; None if brokers cannot be isolated here."""
         return None if self._missing else _FIRST_GROUP_ID + port
 
     def isolate(self, broker: BrokerEntry) -> None:
-        """Raises LaunchError where it is not possible here."""
+        """Raises LaunchError if brokers cannot be isolated here."""
         if self._missing:
             raise LaunchError(
                 f"a broker cannot be isolated here: {self._missing}. Run the tests as root, with iptables (in "
@@ -69,7 +69,7 @@ class Isolation:
 
 
 def _what_is_missing() -> str:
-    """Empty where brokers can be isolated."""
+    """Return the missing privilege or program; empty if brokers can be isolated."""
     effective = _field("/proc/self/status", "CapEff:")
     capabilities = int(effective[0], 16) if effective else 0
     for bit, name in ((_CAP_SETGID, "CAP_SETGID"), (_CAP_NET_ADMIN, "CAP_NET_ADMIN")):

@@ -1,7 +1,7 @@
-"""Fixtures of pytest: a cluster for the test run, and a fresh topic for each test that wants one.
+"""Fixtures for pytest: a cluster for the test run, and a new topic for each test that uses one.
 
-pytest imports this module in every run of everybody who has minibroker installed: so it imports nothing but pytest, and
-the cluster's modules only when a fixture is asked for. See docs/testing.md.
+pytest imports this module in every run where minibroker is installed, so it imports only pytest, and the cluster's
+modules when a fixture is used. See docs/testing.md.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _LONGEST_NAME = 200
 
 _numbers = itertools.count(1)
 _CLUSTER = pytest.StashKey["SyncLocalCluster"]()
-"""That of `minibroker_cluster`, while it lives."""
+"""The cluster of the fixture `minibroker_cluster`, while it lives."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini(_BROKERS, "How many brokers the cluster of the fixture minibroker_cluster has.", default="3")
+    parser.addini(_BROKERS, "Number of brokers in the cluster of the fixture minibroker_cluster.", default="3")
     parser.addini(
         _SETTINGS,
-        "Settings of its brokers, NAME=VALUE a line; ID:NAME=VALUE for one of them.",
+        "Settings of its brokers, one NAME=VALUE per line; ID:NAME=VALUE for one broker.",
         type="linelist",
         default=[],
     )
@@ -42,14 +42,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         f"{_MARKER}(partitions=None, replication_factor=None, configs={{}}): "
-        "how the topic of the fixture minibroker_topic is made for this test.",
+        "the topic that the fixture minibroker_topic creates for this test.",
     )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test that uses the cluster finds it whole, whatever the one before it has done. A hook instead of a fixture,
-    which would come after those of its users that have a wider scope, and be part of every test of everybody. Called
-    after pytest has looked whether the test is skipped, and before it makes any fixture for it."""
+    """Restore the cluster before each test that uses it, in case an earlier test has broken it.
+
+    An autouse fixture would run after fixtures of a wider scope, and in all tests of every project. The hook runs after
+    pytest has decided whether to skip the test, and before the test's fixtures.
+    """
     cluster = item.config.stash.get(_CLUSTER, None)
     if cluster is not None and "minibroker_cluster" in getattr(item, "fixturenames", ()):
         with _without_traceback():
@@ -58,7 +60,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def minibroker_brokers(pytestconfig: pytest.Config) -> int:
-    """How many brokers `minibroker_cluster` has: the ini option of this name. Override it to say otherwise."""
+    """The number of brokers of `minibroker_cluster`: the ini option of this name, unless this fixture is overridden."""
     text = str(pytestconfig.getini(_BROKERS))
     if not text.isdecimal():
         pytest.fail(f"{_BROKERS} = {text}: give a number of brokers, as in {_BROKERS} = 3", pytrace=False)
@@ -67,15 +69,15 @@ def minibroker_brokers(pytestconfig: pytest.Config) -> int:
 
 @pytest.fixture(scope="session")
 def minibroker_settings(pytestconfig: pytest.Config) -> Mapping[str, str]:
-    """Settings of every broker of `minibroker_cluster`: the lines NAME=VALUE of the ini option of this name. Override
-    it to say otherwise."""
+    """The settings of every broker of `minibroker_cluster`: the lines NAME=VALUE of the ini option of this name, unless
+    this fixture is overridden."""
     return _settings_of(pytestconfig).get(None, {})
 
 
 @pytest.fixture(scope="session")
 def minibroker_broker_settings(pytestconfig: pytest.Config) -> Mapping[int, Mapping[str, str]]:
-    """Settings of single brokers, on top, by id: the lines ID:NAME=VALUE of the ini option minibroker_settings.
-    Override it to say otherwise."""
+    """The additional settings of single brokers, by id: the lines ID:NAME=VALUE of the ini option minibroker_settings,
+    unless this fixture is overridden."""
     return {id: own for id, own in _settings_of(pytestconfig).items() if id is not None}
 
 
@@ -86,7 +88,7 @@ def minibroker_cluster(
     minibroker_settings: Mapping[str, str],
     minibroker_broker_settings: Mapping[int, Mapping[str, str]],
 ) -> Iterator[SyncLocalCluster]:
-    """A `minibroker.testing.SyncLocalCluster` for the whole run, begun when the first test asks for it. Each worker of
+    """A `minibroker.testing.SyncLocalCluster` for the whole run, started when the first test uses it. Each worker of
     pytest-xdist has its own."""
     from minibroker.deploy.testing.cluster import SyncLocalCluster
 
@@ -103,7 +105,7 @@ def minibroker_cluster(
 
 @pytest.fixture(scope="session")
 def minibroker_async_cluster(minibroker_cluster: SyncLocalCluster) -> LocalCluster:
-    """The cluster of `minibroker_cluster`, with methods to await: a `minibroker.testing.LocalCluster`."""
+    """The cluster of `minibroker_cluster` with asynchronous methods: a `minibroker.testing.LocalCluster`."""
     from minibroker.deploy.testing.cluster import LocalCluster
 
     return LocalCluster.around(minibroker_cluster)
@@ -111,8 +113,7 @@ def minibroker_async_cluster(minibroker_cluster: SyncLocalCluster) -> LocalClust
 
 @pytest.fixture
 def minibroker_topic(request: pytest.FixtureRequest, minibroker_cluster: SyncLocalCluster) -> Iterator[str]:
-    """The name of a new topic in a cluster that is whole. It is deleted after the test, and what the test did to the
-    cluster is put right."""
+    """The name of a new topic in a healthy cluster. After the test the cluster is restored and the topic deleted."""
     topic = _topic_of(request.node)
     minibroker_cluster.restore()
     with _without_traceback():
@@ -126,7 +127,7 @@ def minibroker_topic(request: pytest.FixtureRequest, minibroker_cluster: SyncLoc
 
 @contextlib.contextmanager
 def _without_traceback() -> Iterator[None]:
-    """What a setting, or a marker, is refused with says all: the lines of this tool are none of its reader's."""
+    """Fail with the message alone: the traceback of a rejected setting or marker shows only this module."""
     from minibroker.protocol.errors import MinibrokerError
 
     try:
@@ -137,7 +138,7 @@ def _without_traceback() -> Iterator[None]:
 
 
 def _topic_of(test: pytest.Item) -> NewTopic:
-    """As the marker says. Its name is the test's, as far as a topic may have it, and a number."""
+    """Return the topic that the marker describes, named after the test as far as a topic name allows, and a number."""
     from minibroker.client.administering.topics import NewTopic
 
     name = re.sub(r"[^a-zA-Z0-9._-]+", "-", test.name)[:_LONGEST_NAME].strip("-")
@@ -153,7 +154,7 @@ def _topic_of(test: pytest.Item) -> NewTopic:
 
 
 def _settings_of(config: pytest.Config) -> dict[int | None, dict[str, str]]:
-    """By broker id; None: those of every broker."""
+    """Return the settings by broker id; None is the key of those of every broker."""
     found: dict[int | None, dict[str, str]] = {}
     for line in config.getini(_SETTINGS):
         matched = re.fullmatch(r"(?:(?P<id>\d+):)?(?P<name>[^=:\s]+)\s*=\s*(?P<value>.*)", line.strip())

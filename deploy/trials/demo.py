@@ -1,8 +1,8 @@
 """The story of `minibroker demo`: a cluster that loses its leader and its controller under load, and no record.
 
-The input is real: the lines of Python's own standard library, which are on every machine that runs this. They are sent
-at acks=all for as long as the story lasts, so that each kill hits a cluster at work; in the end all are read back and
-judged (`minibroker.deploy.trials.trial`).
+The input is real: the lines of Python's own standard library, which every machine has that runs this. They are sent
+with acks=all throughout the story, so that each kill hits a cluster at work; finally all are read back and judged
+(`minibroker.deploy.trials.trial`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ DEFAULT_RECORDS = 150_000
 
 _UNPACED = 1_000_000
 _WARM_UP_RECORDS = 3_000
-"""Acknowledged on every partition before something is killed."""
+"""Records acknowledged on every partition before a kill."""
 _RECOVERED_RECORDS = 200
-"""Acknowledged on every partition after a kill: then writes go on."""
+"""Records acknowledged on every partition after a kill, which show that writes continue."""
 _POLL_INTERVAL_S = 0.02
 
 Tell = Callable[[str], None]
@@ -54,26 +54,26 @@ class Kill(msgspec.Struct, frozen=True):
     """The broker that has the role now."""
     replaced_after_s: float
     stalled_s: float
-    """The longest time in which any one partition acknowledged nothing, and which partition that was."""
+    """The longest time in which one partition acknowledged nothing; the partition is `stalled_partition`."""
     stalled_partition: str
     whole_after_s: float
-    """Until every replica was in its ISR again; the broker was started again in between."""
+    """The time until every replica was in its ISR again, after the broker was started again."""
 
 
 class DemoOutcome(msgspec.Struct, frozen=True):
     verdict: TrialVerdict
     kills: list[Kill]
     failures: list[str]
-    """Why records were reported to the sender as failed, each reason once."""
+    """The reasons of records that were reported as failed, each once."""
     failover: Story
-    """Of the controller, as the brokers' own records tell it."""
+    """The failover of the controller, from the brokers' own records."""
 
 
 def standard_library_lines() -> Iterator[bytes]:
-    """The lines of Python's own source files, except empty ones, over and over."""
+    """Yield the lines of Python's own source files, except empty ones, over and over."""
     while True:
         for directory, directories, files in os.walk(sysconfig.get_path("stdlib")):
-            # What was installed into the library's directory is not the library.
+            # Installed packages are not part of the library.
             directories[:] = sorted({*directories} - {"site-packages", "dist-packages"})
             for name in sorted(files):
                 if name.endswith(".py"):
@@ -84,7 +84,7 @@ def standard_library_lines() -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def temporary_directory(tell: Tell, purpose: str = "demo") -> Iterator[Path]:
-    """A new directory, removed at the end, even after an interruption. After an error it stays: its logs say why."""
+    """Yield a new directory, and remove it at the end, even after an interruption. After an error its logs are kept."""
     directory = Path(tempfile.mkdtemp(prefix=f"minibroker-{purpose}-"))
     try:
         yield directory
@@ -99,7 +99,7 @@ def temporary_directory(tell: Tell, purpose: str = "demo") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def running_cluster(directory: Path, tell: Tell, settings: Mapping[str, str] | None = None) -> Iterator[LocalCluster]:
-    """A cluster on free ports, with these settings of its brokers, which is killed at the end. Raises LaunchError."""
+    """Start a cluster on free ports, with these broker settings, and kill it at the end. Raises LaunchError."""
     cluster = LocalCluster(directory)
     tell(f"starting ZooKeeper and {BROKERS} brokers in {cluster.directory}")
     cluster.up(BROKERS, free_ports(BROKERS)[0], settings=settings)
@@ -111,7 +111,7 @@ def running_cluster(directory: Path, tell: Tell, settings: Mapping[str, str] | N
 
 
 async def play(cluster: LocalCluster, records: int, tell: Tell) -> DemoOutcome:
-    """The story. At least `records` lines are sent, more where the story takes longer. Raises MinibrokerError."""
+    """Play the story. At least `records` lines are sent, more if the story takes longer. Raises MinibrokerError."""
     topic = await _new_topic(cluster)
     view = await _whole(cluster, topic)
     leaders = [str(view.partitions[TopicPartition(topic, partition)].leader_id) for partition in range(PARTITIONS)]
@@ -134,14 +134,14 @@ async def play(cluster: LocalCluster, records: int, tell: Tell) -> DemoOutcome:
         async with patience("the rest of the lines could not be sent"):
             while trial.sent < records:  # noqa: ASYNC110 (the sender has no event for this)
                 await asyncio.sleep(_POLL_INTERVAL_S)
-    failover = await _told_by_the_brokers(cluster)
+    failover = await _last_failover(cluster)
     tell(f"{trial.sent:,} lines sent, {trial.acknowledged_count:,} acknowledged; reading all of them back")
     async with patience("the records could not be read back"):
         verdict = await trial.verdict()
     return DemoOutcome(verdict, kills, list(dict.fromkeys(trial.failures)), failover)
 
 
-async def _told_by_the_brokers(cluster: LocalCluster) -> Story:
+async def _last_failover(cluster: LocalCluster) -> Story:
     async with Admin(cluster.bootstrap()) as admin:
         story = last_failover((await admin.timeline()).entries)
     assert story is not None  # the controller has just been killed
@@ -149,7 +149,7 @@ async def _told_by_the_brokers(cluster: LocalCluster) -> Story:
 
 
 async def _new_topic(cluster: LocalCluster) -> str:
-    """`demo`; or `demo-2`, and so on, where that is left from an earlier demo in the same directory."""
+    """Create the topic `demo`, or `demo-2` and so on if earlier demos in the same directory have left theirs."""
     async with Admin(cluster.bootstrap()) as admin:
         existing = await admin.list_topics()
         names = ["demo", *(f"demo-{number}" for number in range(2, len(existing) + 2))]
@@ -175,8 +175,8 @@ async def _kill_controller(cluster: LocalCluster, trial: Trial, tell: Tell) -> K
 async def _kill(
     cluster: LocalCluster, trial: Trial, tell: Tell, role: str, holder_in: Callable[[ClusterView], int | None]
 ) -> Kill:
-    """Kill the broker in that role. Once another has it and writes go on, start the broker again; wait until all is
-    whole."""
+    """Kill the broker in that role. Start it again once another broker has the role and writes continue, and wait until
+    all replicas are in sync."""
     await _acknowledged(trial, _WARM_UP_RECORDS)
     victim = holder_in(await _whole(cluster, trial.topic))
     assert victim is not None  # in a whole cluster every role has its holder
@@ -215,7 +215,7 @@ async def _view(cluster: LocalCluster) -> ClusterView:
 
 
 async def _whole(cluster: LocalCluster, topic: str) -> ClusterView:
-    """The cluster once every broker is in it, it has a controller, and every replica of the topic is in its ISR."""
+    """Wait until the cluster has all brokers and a controller, and every replica of the topic is in its ISR."""
     async with patience(f"a broker is missing, or a replica of {topic} is not in its ISR,"):
         while True:
             view = await _view(cluster)

@@ -1,8 +1,8 @@
-"""Rounds of kills under load: how long writes stall each time, and whether anything acknowledged is lost.
+"""Rounds of kills under load, which measure the longest write stall of each and count lost records.
 
-A topic of its own takes a record a millisecond on each of its partitions, with acks=all. In each round the victims are
-killed with SIGKILL. Where the cluster can still take writes, it must take some before the victims are started again;
-then every replica must be back in the ISR before the next round. In the end everything is read back and judged
+A new topic gets a record per millisecond on each of its partitions, with acks=all. In each round the victims are killed
+with SIGKILL. If the cluster can still accept writes, it must accept some before the victims are started again; then
+every replica must be back in the ISR before the next round. Finally all records are read back and judged
 (`minibroker.deploy.trials.trial`).
 """
 
@@ -34,14 +34,13 @@ VALUE_BYTES = 100
 SENT_PER_PARTITION_AND_SECOND = 1_000
 
 _ACKNOWLEDGED_BETWEEN = 50
-"""On every partition, before a kill and after it."""
+"""Records acknowledged on every partition before a kill and after it."""
 _ACKNOWLEDGED_QUIETLY = 1_000
-"""On every partition, before the first kill: the longest gap without a kill is taken from these."""
+"""Records acknowledged on every partition before the first kill, during which the quiet gap is measured."""
 _POLL_INTERVAL_S = 0.05
 
 Tell = Callable[[str], None]
 """Called with a line for each round."""
-
 
 PlayRound = Callable[[Trial, int], Awaitable["Round"]]
 
@@ -55,28 +54,28 @@ class Victims(StrEnum):
 
 
 _WITHOUT_WRITES = (Victims.BOTH, Victims.ALL)
-"""Too many are dead then for min.insync.replicas."""
+"""Victims after which fewer brokers live than min.insync.replicas needs."""
 
 
 class Round(NamedTuple):
     killed: list[Member]
     gap: Gap
-    """The longest time without an acknowledgement on any one partition."""
+    """The longest time without an acknowledgement on one partition."""
     whole_after_s: float
-    """From the kill until every replica was in its ISR again."""
+    """The time from the kill until every replica was in its ISR again."""
 
 
 class FailoverOutcome(NamedTuple):
     topic: str
     verdict: TrialVerdict
     failures: list[str]
-    """Why records were reported to the sender as failed, each reason once."""
+    """The reasons of records that were reported as failed, each once."""
     quiet: Gap
-    """The longest gap of the second before the first kill: what this machine does to an acknowledgement anyway."""
+    """The longest gap in the second before the first kill, which this machine causes without kills."""
     rounds: list[Round]
 
     def figures(self) -> dict[str, object]:
-        """What was lost, and the gaps in whole milliseconds."""
+        """Return the verdict, and the gaps in whole milliseconds."""
         ordered = sorted(each.gap.seconds for each in self.rounds)
         return {
             **self.verdict._asdict(),
@@ -88,7 +87,7 @@ class FailoverOutcome(NamedTuple):
 
 
 def choose_victims(who: Victims, view: ClusterView, partition: TopicPartition, brokers: Sequence[int]) -> list[Member]:
-    """What to kill in a cluster that is whole. `partition`: the one whose leader is meant."""
+    """Return the members to kill in a whole cluster; Victims.LEADER is the leader of `partition`."""
     leader, controller = view.partitions[partition].leader_id, view.controller_id
     assert controller is not None  # the cluster is whole
     match who:
@@ -97,7 +96,7 @@ def choose_victims(who: Victims, view: ClusterView, partition: TopicPartition, b
         case Victims.CONTROLLER:
             return [controller]
         case Victims.BOTH:
-            # Leadership does not move back by itself, so one broker may be both: then one more dies with it.
+            # One broker may have both roles: then another one dies with it.
             other = next(broker for broker in brokers if broker != controller)
             return [controller, other if leader == controller else leader]
         case Victims.ZOOKEEPER:
@@ -107,14 +106,9 @@ def choose_victims(who: Victims, view: ClusterView, partition: TopicPartition, b
 
 
 async def play_rounds(cluster: LocalCluster, who: Victims, rounds: int, tell: Tell) -> FailoverOutcome:
-    """Create a topic and play the rounds. Raises MinibrokerError where the cluster takes no writes, or does not
-    recover."""
-    brokers = [entry.id for entry in cluster.file().brokers]
-    if len(brokers) < 2 and who in (Victims.LEADER, Victims.CONTROLLER, Victims.BOTH):
-        raise LaunchError(
-            f"the cluster in {cluster.directory} has 1 broker, and at least 2 are needed for one to take over: "
-            "start one with `minibroker up --brokers 3 --data DIR` in another directory"
-        )
+    """Create a topic and play the rounds. Raises MinibrokerError if the cluster rejects writes or does not recover."""
+    if who in (Victims.LEADER, Victims.CONTROLLER, Victims.BOTH):
+        _require_two_brokers(cluster)
     if who is Victims.ZOOKEEPER:
         _require_running(cluster, cluster.resolve(ZooKeeperServer()))
 
@@ -125,14 +119,10 @@ async def play_rounds(cluster: LocalCluster, who: Victims, rounds: int, tell: Te
 
 
 async def restart_in_turn(cluster: LocalCluster, rounds: int, tell: Tell) -> FailoverOutcome:
-    """A rolling restart: every broker is stopped in good order, and started again, one after the other. As
-    `play_rounds`, with a round for each broker: `rounds` times all of them."""
+    """Stop every broker cleanly and start it again, one after the other, `rounds` times. As `play_rounds`, with a round
+    for each broker."""
+    _require_two_brokers(cluster)
     brokers = [entry.id for entry in cluster.file().brokers]
-    if len(brokers) < 2:
-        raise LaunchError(
-            f"the cluster in {cluster.directory} has 1 broker, and at least 2 are needed for one to take over: "
-            "start one with `minibroker up --brokers 3 --data DIR` in another directory"
-        )
 
     async def play(trial: Trial, number: int) -> Round:
         return await _restart(cluster, brokers[number % len(brokers)], trial)
@@ -161,6 +151,14 @@ async def _play(cluster: LocalCluster, play: PlayRound, what: str, rounds: int, 
     async with patience("the records could not be read back"):
         verdict = await trial.verdict()
     return FailoverOutcome(topic, verdict, list(dict.fromkeys(trial.failures)), quiet, played)
+
+
+def _require_two_brokers(cluster: LocalCluster) -> None:
+    if len(cluster.file().brokers) < 2:
+        raise LaunchError(
+            f"the cluster in {cluster.directory} has 1 broker, and at least 2 are needed for one to take over: "
+            "start one with `minibroker up --brokers 3 --data DIR` in another directory"
+        )
 
 
 def _require_running(cluster: LocalCluster, members: Sequence[Member]) -> None:
@@ -225,7 +223,7 @@ def _start(cluster: LocalCluster, who: Victims) -> None:
 
 
 async def _whole(cluster: LocalCluster, topic: str) -> ClusterView:
-    """The cluster once all brokers are in it, it has a controller, and every replica of the topic is in its ISR."""
+    """Wait until the cluster has all brokers and a controller, and every replica of the topic is in its ISR."""
     brokers = [entry.id for entry in cluster.file().brokers]
     async with patience(
         f"a broker is missing, or a replica of {topic} is not in its ISR: see `minibroker status`, and start what is "

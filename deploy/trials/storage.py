@@ -1,12 +1,12 @@
-"""What the upkeep of logs costs: compaction, recovery, catching up, deletion, on a cluster of its own.
+"""The cost of log upkeep: compaction, recovery, catching up and deletion, measured on a new cluster.
 
-Broker 1 leads every topic here. What is compared is compared in one run: produce latency with broker 1's cleaner at
-work and without, in turns; a start after a kill and one after a clean stop; pings to broker 1 while it removes segments
-and before.
+Broker 1 leads every topic here. Each comparison is made within one run: produce latency with broker 1's cleaner at work
+and without, in turns; a start after a kill and one after a clean stop; pings to broker 1 while it removes segments and
+before.
 
-A compacted topic is one large active segment, which no cleaner touches, until a record that is dated after `segment.ms`
-rolls it: so the bench says when the cleaner begins. When it has ended, and what it read and wrote, is in the broker's
-log. Nothing is checkpointed, so a killed broker reads all of its log again.
+A compacted topic is one large active segment, which no cleaner touches until a record dated after `segment.ms` rolls
+it: this is how the bench starts the cleaner. The broker's log says when it has ended, and how much it read and wrote.
+Nothing is checkpointed, so a killed broker reads all of its log again.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ SETTINGS = {
     "log.retention.check.interval.ms": "500",
     "log.flush.offset.checkpoint.interval.ms": "86400000",
 }
-"""Of the brokers: upkeep begins soon, and nothing says after a kill what was flushed."""
+"""Settings of the brokers: upkeep begins soon, and no checkpoint shortens the recovery after a kill."""
 
 LEADER, FOLLOWER = 1, 2
 RATE = 500
-"""Records a second, whose latency is measured."""
+"""Records per second whose latency is measured."""
 
 _HOUR_MS = 3_600_000
 _LARGEST_SEGMENT = 2**31 - 1
 _RECORDS_PER_KEY = 4
 _SEGMENT_BYTES = 16 * 1024
 _SEGMENT_VALUE_BYTES = 10_000
-"""No two of them fit into a segment."""
+"""So large that no two values fit into a segment."""
 _POLL_S = 0.005
 _COMPACTED = r": compacted from .* (\d+) bytes read and written in ([\d.]+) s"
 
@@ -65,7 +65,7 @@ class Figure(NamedTuple):
     figure: float
     unit: str
     baseline: float | None = None
-    """The same without what is measured, in the same run."""
+    """The same figure in the same run without the measured operation."""
 
     @property
     def ratio(self) -> float | None:
@@ -76,7 +76,7 @@ class StorageBench:
     """Measures on a cluster that was started with SETTINGS. Methods raise MinibrokerError."""
 
     def __init__(self, cluster: LocalCluster, megabytes: int, size: int, tell: Tell) -> None:
-        """`megabytes`: of the values that are compacted, recovered, caught up with; each of `size` bytes."""
+        """`megabytes` is the total of the values to compact, recover and catch up with, `size` the bytes of each."""
         self._cluster = cluster
         self._bytes = megabytes * 1_000_000
         self._count = max(_RECORDS_PER_KEY, self._bytes // size)
@@ -88,7 +88,7 @@ class StorageBench:
     # -- compaction --
 
     async def compaction(self, rounds: int, seconds: float) -> list[Figure]:
-        """A round: fill a topic, produce to another one for so many seconds, and go on while the first is compacted."""
+        """In each round, fill a topic, then produce to another one for `seconds`, and while the first is compacted."""
         rates: list[float] = []
         quiet: list[float] = []
         cleaning: list[float] = []
@@ -111,7 +111,7 @@ class StorageBench:
                     later_ms = time.time_ns() // 1_000_000 + 2 * _HOUR_MS
                     await producer.send(topic, b"", key=b"the last", timestamp_ms=later_ms)
                     compacted = await self._line_of_log(f"{topic}-0{_COMPACTED}")
-                    cleaning_s = max(float(compacted[2]), 1 / RATE)  # of little, it is told to have taken no time
+                    cleaning_s = max(float(compacted[2]), 1 / RATE)  # a short pass is logged as 0 s
                     cleaning += await took(time.monotonic() - cleaning_s)
                 rates.append(int(compacted[1]) / cleaning_s / 1e6)
         with_ms, without_ms = (percentile(sorted(times), 0.99) * 1_000 for times in (cleaning, quiet))
@@ -121,7 +121,7 @@ class StorageBench:
         ]
 
     async def _line_of_log(self, pattern: str) -> re.Match[str]:
-        """Of broker LEADER's log. Its own log, since scraping metrics would be one more load on it."""
+        """Wait for the line in broker LEADER's log. Scraping its metrics would be a further load."""
         log = self._cluster.log_of(LEADER)
         async with patience(f"broker {LEADER} did not write {pattern!r} into its log"):
             while (found := re.search(pattern, log.read_text())) is None:  # noqa: ASYNC110 (it is another process's)
@@ -130,10 +130,10 @@ class StorageBench:
 
     @asynccontextmanager
     async def _latencies(self, topic: str) -> AsyncIterator[Callable[[float], Awaitable[list[float]]]]:
-        """Records are sent at a steady rate meanwhile, with acks=all. Yields what says how long it took, from when each
-        was due, for those that were due from a moment to now: it waits for the last of them."""
+        """Send records at a steady rate, with acks=all. Yields a function that waits for all records due from a given
+        time until now, and returns their latencies, each from the time at which the record was due."""
         taken: dict[float, float | None] = {}
-        """When each was due, and how long it took, once that is known."""
+        """The latency of each record by its due time; None until it is acknowledged."""
 
         async def acknowledged(due_s: float, delivery: Delivery) -> None:
             await delivery
@@ -167,7 +167,7 @@ class StorageBench:
     # -- recovery, and catching up --
 
     async def recovery_and_catch_up(self) -> list[Figure]:
-        """Fill a topic, kill a follower, start it; stop it, fill more, and start it again."""
+        """Fill a topic, kill a follower and start it; then stop it, fill more, and start it again."""
         async with self._topic("bench-recover", [*range(1, BROKERS + 1)]) as topic, self._producer() as producer:
             self._tell("recovery")
             await self._fill(producer, topic)
@@ -193,7 +193,7 @@ class StorageBench:
         ]
 
     async def _start(self) -> float:
-        """Seconds until the follower serves."""
+        """Start the follower and return the seconds until it serves."""
         began_s = time.monotonic()
         await asyncio.to_thread(self._cluster.start, BrokerId(FOLLOWER))
         return time.monotonic() - began_s
@@ -212,7 +212,7 @@ class StorageBench:
     # -- deletion --
 
     async def deletion(self, segments: int, seconds: float) -> list[Figure]:
-        """Ping the leader of a log of so many segments for so many seconds, and go on while all of them are removed."""
+        """Ping the leader of a log of `segments` segments for `seconds`, and then while all of them are removed."""
         self._tell(f"deleting {segments} segments")
         broker = self._cluster.file().broker(LEADER)
         connection = await open_connection(
@@ -236,7 +236,7 @@ class StorageBench:
             ):
                 directory, number = self._directory(LEADER, topic), 0
                 async with patience("the segments were not flushed"):
-                    # A segment that is begun has those before it flushed, unless a flush is under way.
+                    # A new segment causes a flush of the earlier ones, unless a flush is under way.
                     while number < segments or len([*directory.glob("*.snapshot")]) < segments:
                         await producer.send(topic, self._values.make(self._run, number, _SEGMENT_VALUE_BYTES))
                         number += 1
@@ -255,7 +255,7 @@ class StorageBench:
 
     @asynccontextmanager
     async def _topic(self, name: str, replicas: list[int], configs: dict[str, str] | None = None) -> AsyncIterator[str]:
-        """A topic of one partition, led by the first of `replicas`."""
+        """Create a topic of one partition, led by the first of `replicas`, and delete it at the end."""
         async with Admin(self._cluster.bootstrap()) as admin:
             await admin.create_topic(name, assignments=[replicas], configs=configs)
             yield name

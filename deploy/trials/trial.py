@@ -1,10 +1,10 @@
-"""A workload that can tell what a cluster lost: numbered records in, a verdict out.
+"""A workload that detects lost records: it sends numbered records and returns a verdict.
 
 Every record carries its number in its key, and goes to the partition `number % partitions`, so that a partition's
-numbers grow; the sender remembers a checksum of its value. While something breaks the cluster, acknowledgements are
-collected with their times; in the end a fresh consumer reads every partition to its end, and `judge_trial` compares.
-What was sent and not acknowledged may be there or not; what was acknowledged must be there, once, in order, at the
-offset that was acknowledged, if one was, with the value that was sent.
+numbers grow; the sender remembers a checksum of its value. While the cluster is broken, acknowledgements are collected
+with their times; finally a new consumer reads every partition to its end, and `judge_trial` compares. An acknowledged
+record must be there once, in order, with the sent value, at the acknowledged offset if there was one. A record that was
+sent and not acknowledged may be there or not.
 """
 
 from __future__ import annotations
@@ -32,32 +32,30 @@ PATIENCE_S = 60.0
 class Acknowledged(NamedTuple):
     number: int
     offset: int
-    """-1: the broker did not say, as it had appended the record long ago, at an earlier attempt."""
+    """-1 if the broker returned none, since it appended the record long ago at an earlier attempt."""
     at_s: float
-    """When the acknowledgement was seen, in monotonic seconds."""
+    """The monotonic time in seconds at which the acknowledgement arrived."""
 
 
 class ReadBack(NamedTuple):
-    """A record as the consumer found it."""
-
     offset: int
     number: int
     is_intact: bool = True
-    """Its value is the one that was sent under this number."""
+    """Whether its value is the one that was sent with this number."""
 
 
 class TrialVerdict(NamedTuple):
     sent: int
     acknowledged: int
     failed: int
-    """Reported as failed to the sender: not known to be lost, nor to be there."""
+    """Records that were reported to the sender as failed; they may be there or not."""
     read_back: int
     lost: int
-    """Acknowledged, and not there, or there at another offset than was said or with another value."""
+    """Acknowledged records that are missing, or have another offset or value than acknowledged."""
     duplicated: int
     out_of_order: int
     altered: int
-    """There, acknowledged or not, with a value that was never sent under this number."""
+    """Records, acknowledged or not, with a value that was never sent with their number."""
 
     @property
     def flawless(self) -> bool:
@@ -78,7 +76,7 @@ def judge_trial(
     acknowledged: Mapping[int, Sequence[Acknowledged]],
     read: Mapping[int, Sequence[ReadBack]],
 ) -> TrialVerdict:
-    """Compare, per partition, what was acknowledged with what was read, in the order of reading."""
+    """Compare, per partition, the acknowledged records with the ones read, in the order of reading."""
     lost = duplicated = out_of_order = altered = 0
     for partition, acks in acknowledged.items():
         records = read.get(partition, ())
@@ -109,7 +107,7 @@ def judge_trial(
 
 
 def longest_gap(acknowledged: Mapping[int, Sequence[Acknowledged]], from_s: float, to_s: float) -> Gap:
-    """The longest time without an acknowledgement on any one partition that overlaps the interval."""
+    """Return the longest time without an acknowledgement on one partition that overlaps the interval."""
     worst = Gap(-1, 0.0, from_s)
     for partition, acks in acknowledged.items():
         times = [ack.at_s for ack in acks]
@@ -120,7 +118,7 @@ def longest_gap(acknowledged: Mapping[int, Sequence[Acknowledged]], from_s: floa
 
 
 class Trial:
-    """Sends while its context is open, one batch of records a tick; `verdict` reads back and judges.
+    """Sends while its context is open, a few records per tick; `verdict` reads back and judges.
 
     `records_per_second` may be changed at any time.
     """
@@ -137,7 +135,7 @@ class Trial:
         self.acknowledged: dict[int, list[Acknowledged]] = {p: [] for p in range(partitions)}
         self._lines: Iterator[bytes] = iter(lines)
         self._checksums = array("L")
-        """Of the values, by number."""
+        """The CRC-32 of each value, by number."""
         self._open: dict[int, deque[tuple[int, Delivery]]] = {p: deque() for p in range(partitions)}
         self._more: dict[int, asyncio.Event] = {p: asyncio.Event() for p in range(partitions)}
         self._sending = False
@@ -163,14 +161,14 @@ class Trial:
                         event.set()
 
     async def wait_for_acknowledgements(self, more: int, timeout_s: float) -> None:
-        """Until `more` more records are acknowledged on every partition. Raises TimeoutError."""
+        """Wait until `more` more records are acknowledged on every partition. Raises TimeoutError."""
         targets = {p: len(acks) + more for p, acks in self.acknowledged.items()}
         async with asyncio.timeout(timeout_s):
             while any(len(self.acknowledged[p]) < n for p, n in targets.items()):  # noqa: ASYNC110 (needs no event)
                 await asyncio.sleep(0.005)
 
     async def _send(self, producer: Producer) -> None:
-        """At the given rate, a few every millisecond: what could not be sent in time is not made up for."""
+        """Send at the given rate, a few records per millisecond. Delays are not made up for."""
         next_s = time.monotonic()
         while self._sending:
             per_tick = max(1, self.records_per_second // 1_000)
@@ -207,7 +205,7 @@ class Trial:
             self.acknowledged[partition].append(Acknowledged(number, metadata.offset, time.monotonic()))
 
     async def verdict(self) -> TrialVerdict:
-        """Read every partition from its beginning to its end with a fresh consumer, and judge."""
+        """Read every partition from its beginning to its end with a new consumer, and judge."""
         read: dict[int, list[ReadBack]] = {p: [] for p in range(self.partitions)}
         async with Consumer(self.bootstrap, topics=[self.topic], auto_offset_reset="earliest") as consumer:
             ends = await consumer.end_offsets([TopicPartition(self.topic, p) for p in range(self.partitions)])
@@ -229,7 +227,7 @@ class Trial:
 
 @asynccontextmanager
 async def patience(otherwise: str) -> AsyncIterator[None]:
-    """Raises LaunchTimedOut where the body takes longer than a cluster may need to recover."""
+    """Raise LaunchTimedOut if the body takes longer than a cluster may need to recover."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             yield
