@@ -273,12 +273,7 @@ class Attack:
             if not may_close:
                 self.unwanted.append(f"closed by the broker: frames {', '.join(script.names)}")
         finally:
-            # Reset: tens of thousands of connections in TIME_WAIT would use up the ports.
-            raw = writer.get_extra_info("socket")
-            if raw is not None:
-                with contextlib.suppress(OSError):
-                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            writer.transport.abort()
+            reset(writer)
 
     def _judge(self, script: Script, frame: bytes) -> bool:
         """Count an answer; return True for the answer to the sentinel."""
@@ -314,6 +309,13 @@ class Attack:
         self.answers[f"{ErrorCode(code).name} ({what})"] += 1
         if code == ErrorCode.UNKNOWN_SERVER_ERROR:
             self.unwanted.append(f"UNKNOWN_SERVER_ERROR {message}: {where}")
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """Close with a reset: tens of thousands of connections in TIME_WAIT would use up the ports."""
+    with contextlib.suppress(OSError, AttributeError):  # a closed connection has no socket
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 async def read_answer(reader: asyncio.StreamReader) -> bytes:

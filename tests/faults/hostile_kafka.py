@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import socket
 import struct
 import sys
 import tempfile
@@ -43,6 +42,7 @@ from tests.faults.hostile_frames import (
     error_codes,
     read_answer,
     report,
+    reset,
     table,
 )
 from tests.faults.hostile_grammar import MAX_REQUEST_BYTES, OPEN_TOPIC, hostile_records
@@ -242,11 +242,7 @@ class KafkaAttack:
                 if self.frames >= until_frames or not await self._play(*next(self._verdicts), reader, writer):
                     return
         finally:
-            # Reset: tens of thousands of connections in TIME_WAIT would use up the ports.
-            raw = writer.get_extra_info("socket")
-            with contextlib.suppress(OSError, AttributeError):  # it may have none any more
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            writer.transport.abort()
+            reset(writer)
 
     async def _play(
         self, name: str, verdict: Verdict, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

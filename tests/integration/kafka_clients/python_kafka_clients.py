@@ -6,8 +6,6 @@ It writes records to given partitions and reads partitions from an offset, so th
 from __future__ import annotations
 
 import asyncio
-import gc
-import socket
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -265,17 +263,6 @@ class KafkaPython:
             return begin, end, None if found is None else found.offset
         finally:
             consumer.close()
-
-
-def collect_sockets() -> None:
-    """Close sockets that kafka-python leaves to the garbage collector, which warns about them in any later test, and
-    those of failed connections to a killed broker, which it keeps forever."""
-    for each in gc.get_objects():
-        if type(each) is socket.socket and each.fileno() >= 0 and each.getsockname()[0] == "0.0.0.0":
-            each.close()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 def _of_python(record: Any) -> Read:

@@ -22,11 +22,10 @@ from tests.integration.kafka_clients.python_kafka_clients import (
     Confluent,
     Read,
     Record,
-    collect_sockets,
 )
 from tests.live_cluster import live_cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("sockets_are_collected")]
 
 PARTITIONS = 3
 FIRST_MS = 1_700_000_000_000
@@ -48,12 +47,6 @@ def topic(cluster: LocalCluster, request: pytest.FixtureRequest) -> str:
     with Admin(cluster.bootstrap()) as admin:
         admin.create_topic(name, partitions=PARTITIONS, replication_factor=3)
     return name
-
-
-@pytest.fixture(autouse=True)
-def sockets_are_collected() -> Iterator[None]:
-    yield
-    collect_sockets()
 
 
 @pytest.fixture(params=CLIENTS, ids=lambda client: client.name)

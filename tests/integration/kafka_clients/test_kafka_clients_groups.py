@@ -4,8 +4,6 @@ member joins, when the coordinator is killed, and after all members have left.""
 from __future__ import annotations
 
 import asyncio
-import gc
-import socket
 import threading
 import time
 import warnings
@@ -29,7 +27,7 @@ with warnings.catch_warnings():  # its schemas use a function deprecated in Pyth
     warnings.simplefilter("ignore", DeprecationWarning)
     import kafka as kafka_python
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("sockets_are_collected")]
 
 PARTITIONS = 6
 OFFSETS_PARTITIONS = 10
@@ -171,16 +169,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     }
     with live_cluster(tmp_path_factory.mktemp("cluster"), settings=settings) as cluster:
         yield cluster
-
-
-@pytest.fixture(autouse=True)
-def sockets_that_clients_leave_open() -> Iterator[None]:
-    """kafka-python keeps the sockets of failed connections to a killed broker until the process ends. They cause a
-    warning, which pytest turns into an error."""
-    yield
-    for each in gc.get_objects():
-        if isinstance(each, socket.socket) and each.fileno() >= 0 and each.getsockname()[0] == "0.0.0.0":
-            each.close()
 
 
 def write(bootstrap: str, topic: str, first: int, count: int) -> None:
