@@ -168,7 +168,7 @@ async def silence(consumer: Consumer, seconds: float) -> None:
 
 @pytest.mark.parametrize("taken", ["by records", "by batches", "paused"])
 @run_by(play)
-async def test_a_topic_that_is_created_again_in_the_middle_of_a_batch_is_read_from_its_beginning(
+async def test_a_topic_recreated_in_the_middle_of_a_batch_is_read_from_its_beginning(
     scene: Scene, /, taken: str
 ) -> None:
     await scene.send_batch(0, 10)
@@ -196,7 +196,7 @@ async def test_a_topic_that_is_created_again_in_the_middle_of_a_batch_is_read_fr
 
 
 @run_by(play, partitions=3)
-async def test_partitions_that_a_topic_lacks_when_it_is_created_again_leave_the_assignment(scene: Scene, /) -> None:
+async def test_partitions_that_a_recreated_topic_lacks_leave_the_assignment(scene: Scene, /) -> None:
     await scene.send(0, 4, partition=2)
 
     async def consume() -> None:
@@ -213,9 +213,7 @@ async def test_partitions_that_a_topic_lacks_when_it_is_created_again_leave_the_
 
 
 @run_by(play)
-async def test_partitions_that_a_topic_has_more_of_when_it_is_created_again_are_read_from_their_beginning(
-    scene: Scene, /
-) -> None:
+async def test_additional_partitions_of_a_recreated_topic_are_read_from_their_beginning(scene: Scene, /) -> None:
     await scene.send(0, 2)
 
     async def consume() -> None:
@@ -233,7 +231,7 @@ async def test_partitions_that_a_topic_has_more_of_when_it_is_created_again_are_
 
 
 @run_by(play, partitions=3)
-async def test_a_named_partition_that_is_gone_is_told_and_read_when_it_is_back(scene: Scene, /) -> None:
+async def test_a_named_partition_that_is_gone_is_reported_and_read_when_it_is_back(scene: Scene, /) -> None:
     await scene.send(0, 2, partition=2)
 
     async def consume() -> None:
@@ -251,9 +249,7 @@ async def test_a_named_partition_that_is_gone_is_told_and_read_when_it_is_back(s
 
 
 @run_by(play)
-async def test_without_a_reset_a_topic_that_was_created_again_is_told_until_a_position_is_chosen(
-    scene: Scene, /
-) -> None:
+async def test_without_a_reset_policy_a_recreated_topic_is_an_error_until_a_position_is_chosen(scene: Scene, /) -> None:
     await scene.send(0, 5)
 
     async def consume() -> None:
@@ -287,7 +283,9 @@ def _leaders_doubt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("_leaders_doubt")
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
 @run_by(play)
-async def test_a_deposed_leader_is_not_believed_that_a_position_is_beyond_the_end(scene: Scene, /, reset: Any) -> None:
+async def test_a_consumer_does_not_believe_a_deposed_leader_that_its_position_is_beyond_the_end(
+    scene: Scene, /, reset: Any
+) -> None:
     await scene.send(0, 12)
     deposed = await scene.depose()
     await scene.send(12, 8)
@@ -339,7 +337,7 @@ async def test_a_position_with_its_leader_epoch_is_not_read_from_an_older_leader
 
 
 @run_by(play)
-async def test_a_position_beyond_the_end_is_reset_once_another_broker_knows_the_leader_too(
+async def test_a_position_beyond_the_end_is_reset_once_another_broker_confirms_the_leader(
     scene: Scene, /, caplog: pytest.LogCaptureFixture
 ) -> None:
     await scene.send(0, 5)
@@ -388,7 +386,7 @@ async def _read(fetcher: RangeFetcher) -> list[int]:
 @pytest.mark.parametrize("leader_epoch", [-1, 1], ids=["without epochs", "with epochs"])
 @pytest.mark.parametrize("fails", [True, False], ids=["fails on loss", "leaves out what is lost"])
 @run_by(play)
-async def test_a_task_that_reaches_a_deposed_leader_alone_leaves_out_nothing(
+async def test_a_task_that_reaches_only_a_deposed_leader_skips_nothing(
     scene: Scene, /, start: int, leader_epoch: int, fails: bool
 ) -> None:
     await scene.send(0, 12)
@@ -423,9 +421,7 @@ async def _all_have_restarted_and_were_told_of_some_topics(scene: Scene) -> None
 @pytest.mark.usefixtures("_topics_are_told_slowly")
 @pytest.mark.parametrize("fails", [True, False], ids=["fails on loss", "leaves out what is lost"])
 @run_by(play)
-async def test_a_task_that_asks_brokers_that_were_told_of_some_topics_so_far_leaves_out_nothing(
-    scene: Scene, /, fails: bool
-) -> None:
+async def test_a_task_that_asks_brokers_with_incomplete_metadata_skips_nothing(scene: Scene, /, fails: bool) -> None:
     await scene.create(partitions=3, name="earlier")
     await scene.send(0, 20)
     wanted = OffsetRange("t", scene.topic_id(), 0, 0, 20, 0)
@@ -438,9 +434,7 @@ async def test_a_task_that_asks_brokers_that_were_told_of_some_topics_so_far_lea
 @pytest.mark.usefixtures("_topics_are_told_slowly")
 @pytest.mark.parametrize("is_named", [True, False], ids=["one topic", "all topics"])
 @run_by(play)
-async def test_an_administrator_waits_for_brokers_that_were_told_of_some_topics_so_far(
-    scene: Scene, /, is_named: bool
-) -> None:
+async def test_an_administrator_waits_for_brokers_with_incomplete_metadata(scene: Scene, /, is_named: bool) -> None:
     await scene.create(partitions=3, name="earlier")
     await _all_have_restarted_and_were_told_of_some_topics(scene)
     world = scene.cluster.client("fresh")
@@ -454,7 +448,7 @@ async def test_an_administrator_waits_for_brokers_that_were_told_of_some_topics_
 
 @pytest.mark.parametrize("with_epochs", [False, True])
 @run_by(play)
-async def test_the_driver_does_not_believe_a_deposed_leader_that_the_log_ends_before_the_stream(
+async def test_the_driver_does_not_believe_a_deposed_leader_whose_log_ends_before_the_stream(
     scene: Scene, /, with_epochs: bool
 ) -> None:
     await scene.send(0, 12)
@@ -477,7 +471,7 @@ async def test_the_driver_does_not_believe_a_deposed_leader_that_the_log_ends_be
 
 @pytest.mark.parametrize("is_gone", [False, True], ids=["another id", "unknown"])
 @run_by(play)
-async def test_the_driver_does_not_believe_a_broker_alone_that_a_topic_is_gone_or_another(
+async def test_the_driver_does_not_believe_a_single_broker_that_a_topic_is_gone_or_recreated(
     scene: Scene, /, is_gone: bool
 ) -> None:
     if not is_gone:

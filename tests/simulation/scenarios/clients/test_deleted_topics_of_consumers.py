@@ -78,7 +78,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 @pytest.mark.parametrize("group", [None, "billing"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_consumer_reads_on_without_a_topic_that_is_deleted_and_begins_anew_when_it_is_back(
+def test_a_consumer_reads_on_without_a_deleted_topic_and_starts_over_when_it_is_recreated(
     way: str, group: str | None, reset: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def program(scene: Scene) -> None:
@@ -110,9 +110,7 @@ def test_a_consumer_reads_on_without_a_topic_that_is_deleted_and_begins_anew_whe
 
 
 @run_by(play)
-async def test_where_nothing_is_left_to_read_that_is_raised_every_ten_seconds_and_a_new_topic_is_read_at_once(
-    scene: Scene, /
-) -> None:
+async def test_a_consumer_without_any_topic_raises_every_10_s_and_reads_a_new_topic_at_once(scene: Scene, /) -> None:
     async with scene.consumer("topics") as consumer:
         loop = asyncio.get_running_loop()
         for topic in ("kept", "gone"):
@@ -134,7 +132,7 @@ async def test_where_nothing_is_left_to_read_that_is_raised_every_ten_seconds_an
 
 @pytest.mark.parametrize("way", WAYS)
 @run_by(play)
-async def test_topics_that_come_and_go_at_any_time_are_read_once_and_in_order(scene: Scene, /, way: str) -> None:
+async def test_topics_deleted_and_recreated_at_any_time_are_read_once_and_in_order(scene: Scene, /, way: str) -> None:
     random = Random(way)
     got: list[str] = []
     lasting: dict[str, list[str]] = {"kept": [], "gone": []}
@@ -169,7 +167,7 @@ async def test_topics_that_come_and_go_at_any_time_are_read_once_and_in_order(sc
 
 
 @run_by(play)
-async def test_a_consumer_that_cannot_learn_whether_a_topic_is_gone_asks_now_and_then(
+async def test_a_consumer_that_cannot_learn_whether_a_topic_is_gone_asks_at_intervals(
     scene: Scene, /, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not as fast as it can: the connections are refused at once, and time would stand still here."""

@@ -92,7 +92,7 @@ def high_watermark(cluster: VirtualCluster, broker_id: int) -> int:
 @pytest.mark.parametrize("secret", [None, WRONG], ids=["without a proof", "with a proof by another secret"])
 @pytest.mark.parametrize("order", range(3), ids=["LeaderAndIsr", "UpdateMetadata", "StopReplica"])
 @run_by(with_cluster, settings={"metrics.listener": "0.0.0.0:9404"})
-async def test_an_order_of_nobody_is_refused_and_counted_and_changes_nothing(
+async def test_an_order_from_an_unproven_sender_is_refused_counted_and_has_no_effect(
     cluster: VirtualCluster, world: VirtualWorld, /, order: int, secret: bytes | None
 ) -> None:
     for broker_id in cluster.broker_ids:
@@ -113,7 +113,7 @@ async def test_an_order_of_nobody_is_refused_and_counted_and_changes_nothing(
 
 
 @run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "60000"})
-async def test_a_fetch_in_a_replicas_name_moves_the_high_watermark_only_if_it_is_that_replicas(
+async def test_a_fetch_in_a_replicas_name_advances_the_high_watermark_only_from_that_replica(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     leader = cluster.state(ORDERS).leader
@@ -141,7 +141,7 @@ async def test_a_fetch_in_a_replicas_name_moves_the_high_watermark_only_if_it_is
 
 
 @run_by(with_cluster)
-async def test_offsets_beyond_the_high_watermark_are_told_to_replicas_alone(
+async def test_only_replicas_see_offsets_beyond_the_high_watermark(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     leader = cluster.state(ORDERS).leader
@@ -152,7 +152,7 @@ async def test_offsets_beyond_the_high_watermark_are_told_to_replicas_alone(
 
 
 @run_by(with_cluster)
-async def test_a_broker_speaks_for_itself_alone(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+async def test_a_broker_speaks_only_for_itself(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     connection = await connect(world, 0)
     await prove(connection, world, 1, 0)
     for api, request in forged_orders(cluster, 0, ORDERS, controller_id=2):
@@ -161,9 +161,7 @@ async def test_a_broker_speaks_for_itself_alone(cluster: VirtualCluster, world: 
 
 
 @run_by(with_cluster)
-async def test_a_proof_is_worth_something_once_and_on_its_own_connection(
-    cluster: VirtualCluster, world: VirtualWorld, /
-) -> None:
+async def test_a_proof_is_valid_once_and_on_its_own_connection(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     connection = await connect(world, 0)
     assert "a proof without a handshake" in await refusal_of(authenticate(connection, bytes(32)))
     proof = await prove(connection, world, 1, 0)
@@ -176,7 +174,7 @@ async def test_a_proof_is_worth_something_once_and_on_its_own_connection(
 
 
 @run_by(with_cluster)
-async def test_the_proof_of_a_broker_proves_nothing_of_its_caller(
+async def test_a_brokers_own_proof_does_not_authenticate_its_caller(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     connection = await connect(world, 0)
@@ -186,7 +184,7 @@ async def test_the_proof_of_a_broker_proves_nothing_of_its_caller(
 
 
 @run_by(with_cluster)
-async def test_a_broker_that_begins_another_handshake_is_nobody_until_it_has_ended(
+async def test_a_broker_that_starts_another_handshake_is_anonymous_until_it_ends(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     connection = await connect(world, 0, PORT)
@@ -198,7 +196,7 @@ async def test_a_broker_that_begins_another_handshake_is_nobody_until_it_has_end
 
 
 @run_by(with_cluster)
-async def test_a_broker_that_is_registered_again_is_believed_as_before_and_believes(
+async def test_a_reregistered_broker_is_trusted_and_trusts_as_before(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     topics = [m.ListOffsetsTopic(ORDERS.topic, [m.ListOffsetsPartition(0, -1, -1)])]
@@ -216,7 +214,7 @@ async def test_a_broker_that_is_registered_again_is_believed_as_before_and_belie
 
 
 @run_by(with_cluster)
-async def test_a_broker_says_nothing_to_another_that_has_another_secret_or_another_id(
+async def test_a_broker_sends_nothing_to_a_peer_with_another_secret_or_id(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     async def open_as(secret: bytes, peer_id: int) -> Connection:
@@ -245,7 +243,7 @@ async def test_a_broker_with_another_secret_does_not_start_beside_the_others(
     await cluster.until(lambda: len(cluster.state(ORDERS).isr) == 3)
 
 
-def test_a_broker_with_another_secret_is_named_in_the_log_with_the_remedy_and_is_not_taken_for_dead(
+def test_a_broker_with_another_secret_is_logged_with_the_remedy_and_not_suspected(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it may be where all have started at once."""
@@ -280,7 +278,7 @@ def test_a_broker_with_another_secret_is_named_in_the_log_with_the_remedy_and_is
 
 
 @run_by(on_virtual_loop)
-async def test_brokers_without_a_secret_say_so_when_they_start_and_believe_everybody(
+async def test_brokers_without_a_secret_log_that_at_start_and_trust_every_caller(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = VirtualCluster(Simulation(), brokers=2, secret=None)

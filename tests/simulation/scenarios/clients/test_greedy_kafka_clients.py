@@ -52,7 +52,7 @@ def join(member_id: str = "", metadata_bytes: int = 1) -> g.JoinGroupRequest:
 
 @pytest.mark.parametrize("version", [3, 6])
 @run_by(with_cluster)
-async def test_a_client_id_of_any_length_makes_a_member_that_the_others_can_be_told_of(
+async def test_a_client_id_of_any_length_makes_a_member_id_that_fits_the_answer(
     cluster: VirtualCluster, world: VirtualWorld, /, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader, long = [await to_coordinator(cluster, world) for _ in range(2)]
@@ -87,7 +87,7 @@ async def test_a_group_is_described_once_however_often_it_is_named(
 
 
 @run_by(with_cluster)
-async def test_what_has_a_large_answer_may_be_named_once_in_a_request(
+async def test_a_request_may_name_an_item_with_a_large_answer_only_once(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     connection = await to_coordinator(cluster, world)
@@ -105,7 +105,7 @@ async def test_what_has_a_large_answer_may_be_named_once_in_a_request(
 
 @pytest.mark.parametrize("what", ["a transaction", "a partition twice"])
 @run_by(with_cluster)
-async def test_a_request_with_acks_0_that_fails_as_a_whole_has_no_answer_either(
+async def test_a_request_with_acks_0_that_fails_as_a_whole_has_no_answer(
     cluster: VirtualCluster, world: VirtualWorld, /, what: str
 ) -> None:
     """It would be taken for that to the next request."""
@@ -121,7 +121,7 @@ async def test_a_request_with_acks_0_that_fails_as_a_whole_has_no_answer_either(
     assert connection.frames.empty()
 
 
-def test_an_answer_that_a_version_cannot_say_is_an_error_and_nobody_else_s_trouble() -> None:
+def test_an_answer_that_a_version_cannot_express_is_an_error_of_that_request_alone() -> None:
     dialect = KafkaDialect(KafkaListener(1 << 20))
     frame = kafka_connection.request_frame(groups.LIST_GROUPS, 0, 5, g.ListGroupsRequest())
     api, header, body = dialect.decode(bytes(frame[4:]))
@@ -138,7 +138,7 @@ def test_an_answer_that_a_version_cannot_say_is_an_error_and_nobody_else_s_troub
     assert (read.error_code, read.groups) == (ErrorCode.UNKNOWN_SERVER_ERROR, [])
 
 
-def test_all_tagged_fields_of_a_request_together_have_a_bound() -> None:
+def test_the_tagged_fields_of_a_request_are_bounded_together() -> None:
     def frame(partitions: int) -> bytes:
         out = bytearray(
             b"\0\0\0\x09" + b"\0\0\0\x01" + b"\0\x01c" + b"\0" + b"\0" + b"\0\x01" + b"\0\0\0\x01" + b"\x02\x02t"

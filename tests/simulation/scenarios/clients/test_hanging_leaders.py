@@ -85,7 +85,7 @@ async def test_end_offsets_takes_no_longer_than_its_time_limit_while_a_leader_ha
 
 
 @run_by(with_cluster, settings=LONG_SESSION)
-async def test_a_consumer_that_starts_reads_what_other_leaders_have_while_one_hangs(
+async def test_a_starting_consumer_reads_from_the_other_leaders_while_one_hangs(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     cluster.pause_broker(await one_replica_each(cluster, world))
@@ -95,7 +95,7 @@ async def test_a_consumer_that_starts_reads_what_other_leaders_have_while_one_ha
 
 
 @run_by(with_cluster)
-async def test_a_consumer_that_starts_while_a_leader_hangs_waits_for_nothing_but_its_successor(
+async def test_a_consumer_that_starts_while_a_leader_hangs_waits_only_for_its_successor(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     hangs = await with_a_record_in_each(cluster, world, [[0, 1, 2], [1, 2, 0], [2, 0, 1]])
@@ -108,7 +108,7 @@ async def test_a_consumer_that_starts_while_a_leader_hangs_waits_for_nothing_but
 
 
 @run_by(with_cluster, settings=LONG_SESSION)
-async def test_positions_at_the_end_are_found_at_leaders_that_answer_while_one_hangs(
+async def test_end_positions_are_looked_up_at_leaders_that_answer_while_one_hangs(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     hangs = await one_replica_each(cluster, world)
@@ -183,7 +183,7 @@ async def test_a_look_up_that_is_refused_as_a_whole_does_not_stop_the_consumer(
 
 
 @run_by(with_cluster)
-async def test_offsets_of_a_partition_that_the_topic_does_not_have_are_refused_with_how_many_there_are(
+async def test_offsets_of_an_unknown_partition_are_refused_with_the_number_of_partitions(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     async with Admin(cluster.bootstrap, world=world) as admin:

@@ -115,7 +115,7 @@ async def to_leader(cluster: VirtualCluster, world: VirtualWorld) -> KafkaConnec
 
 @pytest.mark.parametrize("version", range(5))
 @run_by(with_cluster)
-async def test_a_client_is_told_the_versions_that_it_can_use(
+async def test_api_versions_lists_the_versions_that_a_client_can_use(
     cluster: VirtualCluster, world: VirtualWorld, /, version: int
 ) -> None:
     connection = await connect(world.network, host_name(1), PORT)
@@ -129,7 +129,7 @@ async def test_a_client_is_told_the_versions_that_it_can_use(
 
 
 @run_by(with_cluster)
-async def test_who_asks_in_a_later_version_is_told_what_there_is_and_goes_on(
+async def test_api_versions_in_a_later_version_lists_the_supported_ones_and_the_client_continues(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     connection = await connect(world.network, host_name(1), PORT)
@@ -143,7 +143,7 @@ async def test_who_asks_in_a_later_version_is_told_what_there_is_and_goes_on(
 
 
 @run_by(with_cluster)
-async def test_a_software_name_that_is_none_is_refused_and_a_good_one_is_counted_until_it_leaves(
+async def test_an_invalid_client_software_name_is_refused_and_a_valid_one_is_counted(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     counts = cluster.broker(1)._server.metrics.client_software
@@ -204,7 +204,7 @@ async def test_bad_input_closes_the_connection_without_an_answer(
         (b"GET / HTTP/1.1\r\n\r\n", "HTTP, but this listener serves Kafka's protocol: metrics are at metrics.listener"),
     ],
 )
-def test_who_speaks_something_else_altogether_is_named_in_the_log(
+def test_a_client_of_another_protocol_is_named_in_the_log(
     frame: bytes, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
@@ -235,7 +235,7 @@ async def test_produce_in_a_version_of_old_records_says_that_it_is_not_supported
 
 @pytest.mark.parametrize("version", range(3, 10))
 @run_by(with_cluster)
-async def test_what_is_produced_is_stored_as_it_is_and_read_in_both_dialects(
+async def test_produced_batches_are_stored_unchanged_and_read_in_both_dialects(
     cluster: VirtualCluster, world: VirtualWorld, /, version: int
 ) -> None:
     connection = await to_leader(cluster, world)
@@ -282,7 +282,7 @@ async def test_answers_come_in_the_order_of_the_requests_and_acks_0_has_none(
     ],
 )
 @run_by(with_cluster)
-async def test_who_waits_for_much_that_is_there_waits_no_more(
+async def test_a_fetch_with_large_min_bytes_is_answered_at_once_if_they_exist(
     cluster: VirtualCluster, world: VirtualWorld, /, count: int, size: int, min_bytes: int, max_bytes: int
 ) -> None:
     """All but what is less than that at the end."""
@@ -303,9 +303,7 @@ async def test_who_waits_for_much_that_is_there_waits_no_more(
 
 
 @run_by(with_cluster, brokers=1)
-async def test_large_records_are_where_they_belong_among_small_ones(
-    cluster: VirtualCluster, world: VirtualWorld, /
-) -> None:
+async def test_large_records_keep_their_place_among_small_ones(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     """They are not copied into the answer, but sent in its midst."""
     sizes = [100, 30_000, 5, 200_000, 70_000]
 
@@ -336,7 +334,7 @@ async def test_large_records_are_where_they_belong_among_small_ones(
 
 
 @run_by(with_cluster)
-async def test_batches_that_are_under_way_together_are_replicated_together_and_answered_in_order(
+async def test_batches_in_flight_together_are_replicated_together_and_answered_in_order(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     connection = await to_leader(cluster, world)
@@ -355,7 +353,7 @@ async def test_batches_that_are_under_way_together_are_replicated_together_and_a
 
 @pytest.mark.parametrize("api", [data.LIST_OFFSETS, data.FETCH], ids=lambda api: api.name)
 @run_by(with_cluster)
-async def test_what_is_asked_behind_a_batch_is_answered_from_a_log_that_has_it(
+async def test_a_request_sent_after_a_batch_is_answered_from_a_log_that_has_it(
     cluster: VirtualCluster, world: VirtualWorld, /, api: KafkaApi
 ) -> None:
     """As in Kafka, where a connection's requests are handled one after the other."""
@@ -421,7 +419,7 @@ async def id_of_orders(connection: KafkaConnection) -> str:
 
 @pytest.mark.parametrize("version", [13, 15, 17])
 @run_by(with_cluster)
-async def test_a_fetch_names_topics_by_their_ids_and_hears_of_unknown_ones_at_once(
+async def test_a_fetch_by_topic_id_reports_unknown_ids_at_once(
     cluster: VirtualCluster, world: VirtualWorld, /, version: int
 ) -> None:
     unknown = make(9, 9, b"nobody")
@@ -449,7 +447,7 @@ async def test_a_fetch_names_topics_by_their_ids_and_hears_of_unknown_ones_at_on
     ("api", "version"), [(data.PRODUCE, 9), (data.PRODUCE, 10), (data.FETCH, 15), (data.FETCH, 16)]
 )
 @run_by(with_cluster)
-async def test_who_asks_another_than_the_leader_is_told_where_the_leader_is(
+async def test_a_follower_names_the_leader_in_its_refusal(
     cluster: VirtualCluster, world: VirtualWorld, /, api: KafkaApi, version: int
 ) -> None:
     leader, others, connections = await of_leader_and_others(cluster, world)
@@ -495,7 +493,9 @@ async def test_a_group_has_a_coordinator_and_a_producer_an_id(
 
 @pytest.mark.parametrize("version", range(13))
 @run_by(with_cluster)
-async def test_metadata_tells_what_there_is(cluster: VirtualCluster, world: VirtualWorld, /, version: int) -> None:
+async def test_metadata_describes_brokers_topics_and_partitions(
+    cluster: VirtualCluster, world: VirtualWorld, /, version: int
+) -> None:
     connection = await connect(world.network, host_name(1), PORT)
     everything = wire(metadata.METADATA, topics=None if version else [], allow_auto_topic_creation=False)
     answer = await connection.request(metadata.METADATA, version, everything)
@@ -507,7 +507,7 @@ async def test_metadata_tells_what_there_is(cluster: VirtualCluster, world: Virt
 
 
 @run_by(with_cluster)
-async def test_a_broker_that_is_killed_is_named_with_the_new_leader_and_dropped_later(
+async def test_a_killed_broker_stays_in_metadata_until_clients_have_the_new_leader(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     """librdkafka drops a broker that is not named, with the partitions that it is just moving away from it."""
@@ -533,7 +533,7 @@ async def test_a_broker_that_is_killed_is_named_with_the_new_leader_and_dropped_
 
 
 @run_by(with_cluster)
-async def test_who_asks_as_soon_as_a_leader_is_lost_is_told_of_its_successor(
+async def test_a_metadata_request_right_after_the_loss_of_a_leader_names_its_successor(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     """librdkafka asks once, in that millisecond, and then rests for up to a second."""
@@ -556,7 +556,7 @@ async def test_who_asks_as_soon_as_a_leader_is_lost_is_told_of_its_successor(
 
 
 @run_by(with_cluster)
-async def test_while_nobody_can_be_elected_no_leader_is_named_for_a_second_and_our_own_clients_do_not_wait(
+async def test_without_an_electable_replica_kafka_clients_wait_a_second_and_native_ones_do_not(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     leader, others, connections = await of_leader_and_others(cluster, world)
@@ -581,7 +581,7 @@ async def test_while_nobody_can_be_elected_no_leader_is_named_for_a_second_and_o
 
 
 @run_by(with_cluster)
-async def test_a_leader_whose_connection_breaks_and_stands_again_is_named_at_once(
+async def test_a_leader_whose_connection_breaks_and_is_restored_is_named_at_once(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     leader, others, connections = await of_leader_and_others(cluster, world)
@@ -596,7 +596,7 @@ async def test_a_leader_whose_connection_breaks_and_stands_again_is_named_at_onc
 
 
 @run_by(with_cluster)
-async def test_a_leader_is_not_lost_to_who_follows_nothing_from_it_any_more(
+async def test_a_broker_that_no_longer_follows_a_leader_does_not_consider_it_lost(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     leader, others, connections = await of_leader_and_others(cluster, world)
@@ -649,7 +649,7 @@ async def test_a_topic_is_found_by_its_id(cluster: VirtualCluster, world: Virtua
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
-def test_a_topic_comes_by_itself_where_broker_and_client_let_it(is_enabled: bool) -> None:
+def test_a_topic_is_created_automatically_if_broker_and_client_allow_it(is_enabled: bool) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         for broker_id in cluster.broker_ids:  # as controller and not
             name = f"new-{broker_id}"
@@ -678,14 +678,14 @@ def test_a_topic_comes_by_itself_where_broker_and_client_let_it(is_enabled: bool
 
 
 @run_by(with_cluster, settings={"auto.create.topics.enable": "true"})
-async def test_our_own_clients_create_nothing_by_asking(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+async def test_native_clients_create_no_topic_by_asking_for_it(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     async with Producer(cluster.bootstrap, world=world, delivery_timeout_ms=3_000) as producer:
         with pytest.raises(Exception, match="UNKNOWN_TOPIC_OR_PARTITION|metadata"):
             await producer.send("nobody-has-it", b"")
 
 
 @run_by(with_cluster)
-async def test_a_producer_of_kafkas_goes_on_in_a_log_that_does_not_know_it(
+async def test_a_kafka_producer_continues_in_a_log_that_does_not_know_it(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     """aiokafka's would be refused for ever; a native one numbers its records anew."""
@@ -709,7 +709,7 @@ async def test_a_producer_of_kafkas_goes_on_in_a_log_that_does_not_know_it(
 
 
 @run_by(with_cluster, configs={"compression.type": "zstd"})
-async def test_a_client_that_is_older_than_zstd_gets_nothing_of_a_topic_that_has_it(
+async def test_a_client_older_than_zstd_is_refused_records_compressed_with_it(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     connection = await to_leader(cluster, world)
@@ -722,9 +722,7 @@ async def test_a_client_that_is_older_than_zstd_gets_nothing_of_a_topic_that_has
 
 
 @run_by(with_cluster)
-async def test_zstd_is_refused_in_versions_of_produce_that_are_older_than_it(
-    cluster: VirtualCluster, world: VirtualWorld, /
-) -> None:
+async def test_produce_versions_older_than_zstd_refuse_it(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     connection = await to_leader(cluster, world)
     codes = {}
     for version in (3, 6, 7, 9):
@@ -739,7 +737,7 @@ async def test_zstd_is_refused_in_versions_of_produce_that_are_older_than_it(
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [MAGIC_RECORDS, MAGIC_COLUMNS])
 @run_by(with_cluster)
-async def test_a_fetch_of_very_many_batches_brings_records_alone(
+async def test_a_fetch_of_very_many_batches_returns_only_records(
     cluster: VirtualCluster, world: VirtualWorld, /, last: int
 ) -> None:
     """Columns are searched for in slices there."""
@@ -758,7 +756,7 @@ async def test_a_fetch_of_very_many_batches_brings_records_alone(
 
 
 @run_by(with_cluster, configs={"record.format": "kafka"})
-async def test_a_native_producer_that_is_not_known_begins_with_0_also_where_its_records_become_kafkas(
+async def test_an_unknown_native_producer_must_begin_with_0_even_if_its_records_are_transcoded(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     """Else it would not hear of what was lost before."""
@@ -792,7 +790,7 @@ async def codes_of(connection: KafkaConnection, answers: int) -> list[int]:
 
 @pytest.mark.parametrize("count", [2, 2_000])
 @run_by(with_cluster, configs={"cleanup.policy": "compact"})
-async def test_nothing_overtakes_a_batch_that_was_damaged_on_its_way_however_large_it_is(
+async def test_no_later_batch_overtakes_a_damaged_one_whatever_its_size(
     cluster: VirtualCluster, world: VirtualWorld, /, count: int
 ) -> None:
     """Large ones for a compacted topic are looked at elsewhere."""
@@ -819,7 +817,7 @@ def keyed(value: bytes, magic: int = MAGIC_RECORDS, count: int = 2_000) -> memor
 
 
 @run_by(with_cluster, configs={"cleanup.policy": "compact"})
-async def test_a_batch_that_is_looked_at_while_its_topic_takes_to_records_becomes_records(
+async def test_a_batch_checked_while_its_topic_changes_to_record_format_becomes_records(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     leader, _, _ = await of_leader_and_others(cluster, world)
@@ -842,7 +840,7 @@ async def test_a_batch_that_is_looked_at_while_its_topic_takes_to_records_become
 
 
 @run_by(with_cluster, configs={"cleanup.policy": "compact"})
-async def test_a_batch_whose_producer_has_gone_before_its_turn_is_not_looked_at_nor_appended(
+async def test_a_batch_whose_producer_has_left_before_its_turn_is_neither_checked_nor_appended(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     """Its producer sends it again: else the queue would grow faster than it gets shorter, for ever."""

@@ -126,7 +126,7 @@ async def test_a_group_that_was_reset_to_a_negative_offset_begins_by_policy(
 
 @pytest.mark.parametrize("version", [1, 2, 7, 8])
 @run_by(with_cluster)
-async def test_who_asks_the_wrong_broker_for_offsets_is_told_so_where_its_version_looks(
+async def test_not_coordinator_is_reported_in_the_field_that_the_offset_fetch_version_reads(
     cluster: VirtualCluster, world: VirtualWorld, /, version: int
 ) -> None:
     """And does not take it for a group that has committed nothing."""
@@ -161,7 +161,7 @@ OPERATIONS_ON_TOPIC, OPERATIONS_ON_CLUSTER, OPERATIONS_ON_GROUP = 0xDF8, 0x1FA0,
 
 @pytest.mark.parametrize("asks", [True, False])
 @run_by(with_cluster)
-async def test_who_asks_is_told_what_it_may_do_with_topics_groups_and_the_cluster(
+async def test_authorized_operations_of_topics_groups_and_the_cluster_are_reported_on_request(
     cluster: VirtualCluster, world: VirtualWorld, /, asks: bool
 ) -> None:
     def told(operations: int) -> int:
@@ -208,7 +208,7 @@ async def test_a_topic_is_deleted_by_its_id_and_no_other(cluster: VirtualCluster
 
 
 @run_by(with_cluster)
-async def test_what_our_producer_wrote_is_fetched_as_records_also_by_who_waited_for_it(
+async def test_columns_are_fetched_as_records_even_by_a_waiting_fetch(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     connection = await to_leader(cluster, world)
@@ -232,7 +232,7 @@ async def test_what_our_producer_wrote_is_fetched_as_records_also_by_who_waited_
 
 @pytest.mark.parametrize("is_set", [{}, {"durability": "replicated"}], ids=["implied", "set"])
 @run_by(with_cluster)
-async def test_settings_that_are_replaced_leave_out_what_is_not_named_and_durability_stays(
+async def test_alter_configs_removes_unnamed_settings_but_keeps_the_durability(
     cluster: VirtualCluster, world: VirtualWorld, /, is_set: dict[str, str]
 ) -> None:
     """librdkafka repeats what DescribeConfigs has told it."""
@@ -258,7 +258,7 @@ async def test_settings_that_are_replaced_leave_out_what_is_not_named_and_durabi
 
 
 @run_by(with_cluster)
-async def test_a_setting_that_is_replaced_twice_at_once_is_refused_whatever_it_is_now(
+async def test_a_setting_named_twice_in_alter_configs_is_refused_whatever_its_value(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     connection = await connect(world.network, host_name(2), PORT)

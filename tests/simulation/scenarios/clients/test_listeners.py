@@ -76,13 +76,13 @@ def lists_read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return read
 
 
-def test_every_watch_of_a_controller_is_among_these() -> None:
+def test_every_watch_of_a_controller_is_covered() -> None:
     """Beside those of states that it could not read."""
     assert len(CHANGES) + len(NODES) == len(set(events.WATCHED) - {events.UnreadableStateChange})
 
 
 @run_by(with_controller)
-async def test_each_listener_is_registered_on_taking_office_by_the_controller_alone(
+async def test_only_the_controller_registers_each_listener_when_it_takes_office(
     cluster: VirtualCluster, controller: int, /
 ) -> None:
     """What ZooKeeper still has of the former controller's comes to nothing, as the last test says."""
@@ -98,7 +98,7 @@ async def test_each_listener_is_registered_on_taking_office_by_the_controller_al
 
 @pytest.mark.parametrize("path", NODES)
 @run_by(with_controller)
-async def test_a_node_is_watched_by_the_controller_and_its_successor_alone(
+async def test_a_node_is_watched_only_by_the_controller_and_its_successor(
     cluster: VirtualCluster, controller: int, /, path: str
 ) -> None:
     zookeeper = cluster.simulation.zookeeper
@@ -116,7 +116,7 @@ async def test_a_node_is_watched_by_the_controller_and_its_successor_alone(
 
 @pytest.mark.parametrize("path", CHANGES)
 @run_by(with_controller)
-async def test_a_change_is_read_by_the_controller_and_the_next_one_too(
+async def test_a_change_is_read_by_the_controller_and_so_is_the_next_one(
     cluster: VirtualCluster, controller: int, /, path: str, lists_read: list[tuple[str, str]]
 ) -> None:
     name, data = CHANGES[path]
@@ -129,7 +129,7 @@ async def test_a_change_is_read_by_the_controller_and_the_next_one_too(
 
 @pytest.mark.parametrize("path", CHANGES)
 @run_by(with_controller)
-async def test_a_change_after_a_resignation_is_read_by_the_next_controller_and_not_by_the_former_one(
+async def test_a_change_after_a_resignation_is_read_only_by_the_next_controller(
     cluster: VirtualCluster, controller: int, /, path: str, lists_read: list[tuple[str, str]]
 ) -> None:
     successor = await resigned(cluster, controller)

@@ -108,7 +108,7 @@ def for_coordinator(name: str) -> list[tuple[KafkaApi, int, Any, set[int]]]:
 
 @pytest.mark.parametrize("length", [250, LONGEST])
 @run_by(with_cluster)
-async def test_a_name_that_is_too_long_is_refused_for_its_entry_alone(
+async def test_a_name_that_is_too_long_is_refused_only_for_its_entry(
     cluster: VirtualCluster, world: VirtualWorld, /, length: int
 ) -> None:
     name = "x" * length

@@ -100,7 +100,7 @@ AFTERWARDS = [*range(FLUSHED), *range(100, 115)]
 
 @pytest.mark.parametrize("taken", [SENT, 15, 12])
 @run_by(play, settings=OFTEN)
-async def test_a_consumer_goes_back_to_where_the_log_was_cut_and_says_so(
+async def test_a_consumer_goes_back_to_where_the_log_was_truncated_and_logs_that(
     scene: Scene, /, taken: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     await fill(scene)
@@ -122,9 +122,7 @@ async def test_a_consumer_goes_back_to_where_the_log_was_cut_and_says_so(
 
 
 @run_by(play, settings=OFTEN)
-async def test_without_a_reset_a_consumer_is_told_what_it_has_read_that_is_gone_until_it_goes_elsewhere(
-    scene: Scene, /
-) -> None:
+async def test_without_a_reset_policy_truncation_is_an_error_until_the_consumer_seeks(scene: Scene, /) -> None:
     await fill(scene)
 
     async def consume() -> None:
@@ -147,7 +145,7 @@ async def test_without_a_reset_a_consumer_is_told_what_it_has_read_that_is_gone_
 
 
 @run_by(play, settings=OFTEN)
-async def test_what_was_fetched_but_not_handed_out_is_replaced_without_a_word(
+async def test_records_fetched_but_not_returned_are_replaced_silently(
     scene: Scene, /, caplog: pytest.LogCaptureFixture
 ) -> None:
     await fill(scene)
@@ -223,12 +221,12 @@ every_position = pytest.mark.parametrize("scenario", _POSITIONS)
 
 
 @every_position
-def test_a_position_knows_whose_record_is_before_it(scenario: Callable[[Scene], Awaitable[None]]) -> None:
+def test_a_position_knows_the_epoch_of_the_record_before_it(scenario: Callable[[Scene], Awaitable[None]]) -> None:
     play(scenario, settings=OFTEN)
 
 
 @every_position
-def test_without_epochs_a_consumer_would_leave_out_what_took_the_place_of_what_it_read(
+def test_without_epochs_a_consumer_would_skip_the_records_that_replaced_those_it_read(
     scenario: Callable[[Scene], Awaitable[None]],
 ) -> None:
     with planted("position-without-epoch"), pytest.raises((AssertionError, TimeoutError)):
@@ -356,14 +354,14 @@ def _does_not_doubt_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReplicaSettings, "with_present_settings", read_before)
 
 
-def test_a_deposed_leader_is_not_believed_that_what_a_consumer_is_about_to_read_was_deleted(
+def test_a_consumer_does_not_believe_a_deposed_leader_that_its_records_were_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _does_not_doubt_itself(monkeypatch)
     play(_a_deposed_leader_has_deleted_what_its_successor_has, settings=RETENTION, configs=SMALL)
 
 
-def test_a_consumer_that_believes_a_deposed_leader_leaves_out_what_that_one_has_deleted(
+def test_a_consumer_that_believes_a_deposed_leader_skips_the_records_it_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _does_not_doubt_itself(monkeypatch)
@@ -375,7 +373,7 @@ def test_a_consumer_that_believes_a_deposed_leader_leaves_out_what_that_one_has_
 
 
 @run_by(play)
-async def test_the_end_of_an_epoch_is_told_to_clients_and_not_by_a_leader_of_an_earlier_one(scene: Scene, /) -> None:
+async def test_clients_may_ask_for_the_end_of_an_epoch_but_not_a_leader_of_an_earlier_one(scene: Scene, /) -> None:
     await scene.send(0, 12)
     deposed = await scene.depose()
     await scene.send(12, 8)
@@ -415,7 +413,7 @@ def _runtime(bootstrap: str, world: VirtualWorld) -> ClientRuntime:
 
 
 @run_by(play, settings={"zookeeper.session.timeout.ms": "60000"})
-async def test_the_record_with_the_largest_timestamp_is_found_among_those_that_can_be_read(scene: Scene, /) -> None:
+async def test_the_largest_timestamp_is_searched_among_committed_records(scene: Scene, /) -> None:
     cluster = scene.cluster
 
     async def send(times: list[int], acks: Any) -> None:
@@ -455,7 +453,7 @@ def _high_watermark(cluster: VirtualCluster, broker_id: int) -> int:
 
 
 @run_by(play)
-async def test_an_offset_that_cannot_be_asked_for_is_refused_with_what_can(scene: Scene, /) -> None:
+async def test_an_invalid_offset_query_is_refused_with_the_valid_ones(scene: Scene, /) -> None:
     async def client() -> None:
         async with Admin(scene.cluster.bootstrap, world=scene.main) as admin:
             with pytest.raises(ValueError, match="'earliest', 'latest', 'max_timestamp'"):

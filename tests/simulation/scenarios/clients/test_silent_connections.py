@@ -65,7 +65,7 @@ async def test_writes_go_on_soon_after_a_followers_connection_fell_silent(
 
 @pytest.mark.parametrize("idle_s", [0, 10])
 @run_by(play, min_insync_replicas=1)
-async def test_a_broker_hears_soon_that_it_leads_though_the_controllers_connection_to_it_fell_silent(
+async def test_a_broker_soon_learns_that_it_leads_though_its_controller_connection_fell_silent(
     cluster: VirtualCluster, world: VirtualWorld, controller: int, /, idle_s: float
 ) -> None:
     leader, follower, _ = cluster.state(P0).isr

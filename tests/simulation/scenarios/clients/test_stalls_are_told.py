@@ -42,7 +42,7 @@ def _lines(caplog: pytest.LogCaptureFixture, who: str, level: int, log: str = ST
     return [record.getMessage() for record in records if record.getMessage().startswith(f"{who}: ")]
 
 
-def test_a_cluster_that_is_gone_for_a_while_is_one_warning_and_one_end_for_each_client(
+def test_an_outage_of_the_cluster_is_one_warning_and_one_end_per_client(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG, "minibroker.client")
@@ -110,7 +110,7 @@ def test_a_stall_that_ends_with_a_failure_is_not_over(caplog: pytest.LogCaptureF
     assert not [line for line in _lines(caplog, "p", logging.INFO) if "is over" in line]
 
 
-def test_a_failover_and_a_long_linger_are_no_stalls(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failover_and_a_long_linger_are_not_stalls(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "minibroker.client")
 
     async def scenario() -> None:
@@ -137,7 +137,7 @@ def test_a_failover_and_a_long_linger_are_no_stalls(caplog: pytest.LogCaptureFix
     assert not _lines(caplog, "p", logging.WARNING) + _lines(caplog, "c", logging.WARNING)
 
 
-def test_a_consumer_that_waits_for_a_topic_that_is_not_there_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_consumer_that_waits_for_a_missing_topic_logs_that(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         cluster = await _start_cluster()
         world = cluster.client("client")
@@ -155,7 +155,7 @@ def test_a_consumer_that_waits_for_a_topic_that_is_not_there_says_so(caplog: pyt
 
 
 @pytest.mark.parametrize("acks", ["all", 1])
-def test_a_producer_whose_leader_says_nothing_says_that_and_not_that_time_was_short(
+def test_a_producer_whose_leader_is_silent_reports_that_instead_of_a_short_timeout(
     acks: Literal["all", 1], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:

@@ -75,7 +75,7 @@ def _is_whole(cluster: VirtualCluster) -> bool:
     ],
 )
 @run_by(on_virtual_loop)
-async def test_a_link_to_the_controller_that_is_broken_for_two_minutes_costs_few_elections(
+async def test_a_controller_link_broken_for_two_minutes_costs_few_elections(
     brokers: int, detection_ms: int, changes_at_most: int, direction: str, seed: int
 ) -> None:
     """Two brokers on a broken link depose each other, each time later. Where a third one reaches both, it leads."""
@@ -125,14 +125,14 @@ def _changes_of_controller_while_a_link_is_broken(seed: int) -> tuple[int, int]:
 
 
 @every_seed(range(3))
-def test_a_controller_that_one_broker_alone_cannot_reach_does_not_lose_its_office_again_and_again(seed: int) -> None:
+def test_a_controller_that_one_broker_cannot_reach_is_not_deposed_repeatedly(seed: int) -> None:
     with_third, without_third = _changes_of_controller_while_a_link_is_broken(seed)
     assert with_third <= 2
     assert without_third <= 10
 
 
 @pytest.mark.slow
-def test_suspicions_of_the_controller_count_in_the_row() -> None:
+def test_suspicions_of_the_controller_count_as_consecutive() -> None:
     with planted("controllers-suspicions-not-counted"):
         _, without_third = _changes_of_controller_while_a_link_is_broken(0)
     assert without_third > 20
@@ -275,7 +275,7 @@ async def test_a_topic_is_created_though_a_broker_that_hangs_does_not_hear_of_it
     ],
 )
 @run_by(on_virtual_loop)
-async def test_a_user_who_does_not_wait_for_leaders_hears_that_the_topic_was_created_without(
+async def test_a_caller_that_does_not_wait_for_leaders_learns_that_the_topic_has_none_yet(
     timeout_ms: int, code: ErrorCode, message: str
 ) -> None:
     cluster = await _start_cluster(3, replication_factor=3)
@@ -299,7 +299,7 @@ async def test_a_user_who_does_not_wait_for_leaders_hears_that_the_topic_was_cre
 
 
 @run_by(on_virtual_loop)
-async def test_a_user_who_creates_a_topic_while_zookeeper_is_away_hears_that_it_may_yet_appear() -> None:
+async def test_a_topic_creation_without_zookeeper_reports_that_the_topic_may_yet_appear() -> None:
     cluster = await _start_cluster(3, replication_factor=3)
     cluster.simulation.zookeeper.stop()
     with pytest.raises(BrokerError, match="It may yet be created: see `minibroker topics list`"):
@@ -309,7 +309,7 @@ async def test_a_user_who_creates_a_topic_while_zookeeper_is_away_hears_that_it_
 
 
 @run_by(on_virtual_loop)
-async def test_a_znode_that_makes_no_sense_is_told_once_however_often_it_is_read(
+async def test_an_invalid_znode_is_logged_once_however_often_it_is_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def told(about: str) -> int:

@@ -120,7 +120,7 @@ def test_a_rolling_restart_stalls_no_write_for_long(seed: int) -> None:
     assert run(scenario(), seed=seed) <= LONGEST_STALL_S
 
 
-def test_without_it_writes_stall_for_longer() -> None:
+def test_without_a_controlled_shutdown_writes_stall_for_longer() -> None:
     async def scenario() -> float:
         cluster = await start_cluster(controlled_shutdown_enable="false")
         writers = Writers(cluster)
@@ -139,7 +139,7 @@ def test_without_it_writes_stall_for_longer() -> None:
 
 
 @run_by(on_virtual_loop)
-async def test_the_broker_that_is_told_to_stop_leads_nothing_is_in_no_isr_and_is_gone_at_once() -> None:
+async def test_a_stopping_broker_gives_up_leadership_and_isr_membership_and_leaves_at_once() -> None:
     cluster = await start_cluster()
     for victim in (next(b for b in cluster.broker_ids if b != controller_of(cluster)), controller_of(cluster)):
         handed_over = await cluster.process(victim).run(cluster.broker(victim).hand_over())
@@ -172,7 +172,7 @@ def test_a_broker_that_was_restarted_is_not_shutting_down_any_more() -> None:
     run(restarted_broker_leads())
 
 
-def test_the_planted_bug_that_takes_it_for_shutting_down_is_seen() -> None:
+def test_the_planted_bug_that_considers_it_shutting_down_is_seen() -> None:
     with planted("shutting-down-over-a-restart"), pytest.raises((AssertionError, TimeoutError)):
         run(restarted_broker_leads())
 
@@ -197,7 +197,7 @@ async def last_in_sync_stops() -> None:
     assert cluster.state(PARTITIONS[0]).isr == (leader,)
 
 
-def test_one_that_is_not_in_sync_does_not_take_over() -> None:
+def test_a_replica_out_of_sync_does_not_take_over() -> None:
     run(last_in_sync_stops())
 
 
@@ -207,7 +207,7 @@ def test_the_planted_bug_that_lets_it_take_over_is_seen() -> None:
 
 
 @run_by(on_virtual_loop)
-async def test_the_second_that_stops_waits_for_the_first_where_too_few_would_be_left() -> None:
+async def test_the_second_stopping_broker_waits_if_too_few_in_sync_would_be_left() -> None:
     cluster = await start_cluster()
     controller = controller_of(cluster)
     first, second = (b for b in cluster.broker_ids if b != controller)
@@ -229,7 +229,7 @@ async def test_the_second_that_stops_waits_for_the_first_where_too_few_would_be_
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "seed"), [(2, 0), (3, 1)])
 @run_by(on_virtual_loop)
-async def test_several_that_stop_at_the_same_time_lose_nothing(count: int, seed: int) -> None:
+async def test_several_brokers_that_stop_at_the_same_time_lose_nothing(count: int, seed: int) -> None:
     cluster = await start_cluster()
     load = Load(cluster)
     await asyncio.sleep(0.2)
@@ -277,7 +277,7 @@ async def test_a_broker_stops_in_bounded_time_though_the_controller_hangs() -> N
 
 
 @run_by(on_virtual_loop)
-async def test_a_broker_that_only_follows_waits_for_the_next_controller_too() -> None:
+async def test_a_broker_that_only_follows_waits_for_the_next_controller() -> None:
     cluster = await start_cluster()
     controller = controller_of(cluster)
     victim = next(b for b in cluster.broker_ids if b != controller)
@@ -354,7 +354,7 @@ async def test_a_new_topic_gets_no_replica_on_a_broker_that_stops() -> None:
 
 
 @run_by(on_virtual_loop)
-async def test_only_brokers_may_ask_for_it_and_only_for_themselves_and_for_their_present_run() -> None:
+async def test_only_a_broker_may_request_a_shutdown_and_only_of_its_own_current_run() -> None:
     cluster = await start_cluster()
     controller = controller_of(cluster)
     one, other = (b for b in cluster.broker_ids if b != controller)
@@ -391,7 +391,7 @@ async def test_only_brokers_may_ask_for_it_and_only_for_themselves_and_for_their
     ("after_ms", "is_killed"),
     [(4.5, False), *(pytest.param(*other, marks=pytest.mark.slow) for other in [(4.5, True), (8, False)])],
 )
-def test_no_write_waits_for_a_broker_that_goes_just_when_it_would_have_joined(after_ms: float, is_killed: bool) -> None:
+def test_no_write_waits_for_a_broker_that_leaves_just_as_it_joins_the_isr(after_ms: float, is_killed: bool) -> None:
     async def scenario() -> float:
         cluster = await start_cluster()
         victim = next(b for b in cluster.broker_ids if b != controller_of(cluster))

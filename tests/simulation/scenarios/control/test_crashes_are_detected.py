@@ -123,7 +123,7 @@ async def test_a_killed_process_is_suspected_within_a_moment(watching: Watching,
 
 
 @run_by(with_watching)
-async def test_a_process_that_is_stopped_is_the_sessions_to_find(watching: Watching, /) -> None:
+async def test_a_stopped_process_is_left_to_the_session_timeout(watching: Watching, /) -> None:
     await stands(watching)
     watching.processes[1].process.pause()
     await asyncio.sleep(600)
@@ -131,9 +131,7 @@ async def test_a_process_that_is_stopped_is_the_sessions_to_find(watching: Watch
 
 
 @run_by(with_watching)
-async def test_a_host_that_has_lost_its_power_is_found_by_keepalive_and_then_the_detection_time(
-    watching: Watching, /
-) -> None:
+async def test_a_host_without_power_is_detected_by_keepalive_plus_the_detection_time(watching: Watching, /) -> None:
     await stands(watching)
     cut_s = watching.clock.monotonic()
     watching.simulation.host("broker-1").power_cut()
@@ -143,7 +141,7 @@ async def test_a_host_that_has_lost_its_power_is_found_by_keepalive_and_then_the
 
 
 @run_by(with_watching)
-async def test_a_host_whose_name_goes_with_it_is_found_by_keepalive_and_at_once_then(watching: Watching, /) -> None:
+async def test_a_host_whose_name_vanishes_is_suspected_right_after_keepalive(watching: Watching, /) -> None:
     await stands(watching)
     gone_s = watching.clock.monotonic()
     watching.network.unreachable("broker-1", True)
@@ -153,7 +151,7 @@ async def test_a_host_whose_name_goes_with_it_is_found_by_keepalive_and_at_once_
 
 
 @run_by(with_watching)
-async def test_a_name_that_never_was_is_suspected_after_the_detection_time_only(watching: Watching, /) -> None:
+async def test_an_unknown_host_name_is_suspected_only_after_the_detection_time(watching: Watching, /) -> None:
     watching.network.unreachable("broker-1", True)
     began_s = watching.clock.monotonic()
     watching.follow(1)
@@ -162,9 +160,7 @@ async def test_a_name_that_never_was_is_suspected_after_the_detection_time_only(
 
 
 @run_by(with_watching)
-async def test_a_broken_link_that_is_mended_before_the_detection_time_is_over_is_no_crash(
-    watching: Watching, /
-) -> None:
+async def test_a_link_restored_within_the_detection_time_is_not_a_crash(watching: Watching, /) -> None:
     await stands(watching)
     watching.network.reset("watcher", "broker-1")
     watching.network.block("watcher", "broker-1")
@@ -175,9 +171,7 @@ async def test_a_broken_link_that_is_mended_before_the_detection_time_is_over_is
 
 
 @run_by(with_watching)
-async def test_a_host_that_is_up_again_without_its_broker_is_suspected_as_soon_as_it_refuses(
-    watching: Watching, /
-) -> None:
+async def test_a_rebooted_host_without_its_broker_is_suspected_as_soon_as_it_refuses(watching: Watching, /) -> None:
     await stands(watching)
     host = watching.simulation.host("broker-1")
     host.power_cut()
@@ -190,7 +184,7 @@ async def test_a_host_that_is_up_again_without_its_broker_is_suspected_as_soon_a
 
 @pytest.mark.parametrize("is_refused", [True, False])
 @run_by(with_watching)
-async def test_suspicions_in_a_row_take_2_8_32_and_then_always_128_seconds(
+async def test_consecutive_suspicions_take_2_8_32_and_then_always_128_seconds(
     watching: Watching, /, is_refused: bool
 ) -> None:
     await stands(watching)
@@ -228,7 +222,7 @@ async def test_each_watch_suspects_once(watching: Watching, /) -> None:
 
 
 @run_by(with_watching)
-async def test_nobody_is_suspected_while_zookeeper_is_slow_to_answer_and_the_dead_once_it_is_not(
+async def test_no_broker_is_suspected_while_zookeeper_is_slow_and_dead_ones_are_afterwards(
     watching: Watching, /
 ) -> None:
     await stands(watching)
@@ -242,9 +236,7 @@ async def test_nobody_is_suspected_while_zookeeper_is_slow_to_answer_and_the_dea
 
 
 @run_by(with_watching)
-async def test_a_probe_names_brokers_that_refuse_or_were_found_in_trouble_and_none_that_it_merely_cannot_reach(
-    watching: Watching, /
-) -> None:
+async def test_a_probe_names_brokers_that_refuse_or_were_suspected_not_unreachable_ones(watching: Watching, /) -> None:
     assert await watching.probe(1) == []
     watching.network.block("watcher", "broker-1")
     began_s = watching.clock.monotonic()
@@ -260,9 +252,7 @@ async def test_a_probe_names_brokers_that_refuse_or_were_found_in_trouble_and_no
 
 
 @run_by(with_watching)
-async def test_a_broker_that_was_suspected_and_is_connected_to_again_is_not_named_by_a_probe(
-    watching: Watching, /
-) -> None:
+async def test_a_suspected_broker_with_a_new_connection_is_not_named_by_a_probe(watching: Watching, /) -> None:
     watching.kill()
     watching.follow(1)
     await watching.next_suspicion()
@@ -328,7 +318,7 @@ def with_office(scenario: Callable[[Watching, Office], Awaitable[None]]) -> None
 
 
 @run_by(with_office)
-async def test_a_controller_is_watched_once_it_is_registered_and_removed_when_it_has_crashed(
+async def test_a_controller_is_watched_once_registered_and_removed_once_crashed(
     watching: Watching, office: Office, /
 ) -> None:
     office.watch.controller_changed(1, 5)
@@ -342,7 +332,7 @@ async def test_a_controller_is_watched_once_it_is_registered_and_removed_when_it
 
 
 @run_by(with_office)
-async def test_a_broker_that_crashes_is_not_removed_from_an_office_that_it_does_not_hold(
+async def test_a_crashed_broker_is_not_removed_from_an_office_that_it_does_not_hold(
     watching: Watching, office: Office, /
 ) -> None:
     brokers = (office.register(0), office.register(1), office.register(2))
@@ -358,7 +348,7 @@ async def test_a_broker_that_crashes_is_not_removed_from_an_office_that_it_does_
 
 
 @run_by(with_office)
-async def test_a_broker_that_is_suspected_while_another_is_the_controller_does_not_cost_that_one_its_office(
+async def test_the_suspicion_of_a_broker_does_not_depose_another_that_is_the_controller(
     watching: Watching, office: Office, /
 ) -> None:
     """The controller in its own process has not heard yet that it is out of office."""
@@ -376,7 +366,7 @@ async def test_a_broker_that_is_suspected_while_another_is_the_controller_does_n
 
 @pytest.mark.parametrize("knows_address", [True, False])
 @run_by(with_office)
-async def test_a_controller_that_has_left_the_office_is_not_watched(
+async def test_a_controller_out_of_office_is_not_watched(
     watching: Watching, office: Office, /, knows_address: bool
 ) -> None:
     office.register(1)
@@ -390,7 +380,7 @@ async def test_a_controller_that_has_left_the_office_is_not_watched(
 
 
 @run_by(with_office)
-async def test_only_the_controller_and_the_brokers_of_a_controller_in_this_process_are_watched(
+async def test_a_broker_watches_only_the_controller_unless_it_is_the_controller_itself(
     watching: Watching, office: Office, /
 ) -> None:
     brokers = (office.register(1), office.register(2))

@@ -80,7 +80,7 @@ async def refused(admin: Admin, resource: ConfigResource, *changes: ConfigChange
 
 
 @run_by(play)
-async def test_a_change_of_a_topic_holds_on_every_broker_soon_and_says_where_it_comes_from(
+async def test_a_topic_setting_soon_applies_on_every_broker_and_names_its_source(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
     await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
@@ -96,7 +96,7 @@ async def test_a_change_of_a_topic_holds_on_every_broker_soon_and_says_where_it_
 
 
 @run_by(play, settings={"log.segment.bytes": "1000"})
-async def test_the_topic_wins_over_the_broker_over_the_default_over_what_the_broker_was_started_with(
+async def test_precedence_is_topic_then_broker_then_default_then_configuration_file(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
     own = ConfigResource.of_broker(1)
@@ -122,7 +122,7 @@ async def test_the_topic_wins_over_the_broker_over_the_default_over_what_the_bro
 
 
 @run_by(play, settings={"log.cleaner.max.compaction.lag.ms": "10"})
-async def test_what_is_set_for_a_broker_may_make_sense_only_with_what_is_set_for_all(
+async def test_a_broker_setting_may_be_valid_only_with_the_settings_for_all_brokers(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
     own, least = ConfigResource.of_broker(1), set_to("log.cleaner.min.compaction.lag.ms", 20)
@@ -150,7 +150,7 @@ async def test_a_broker_that_was_down_has_the_change_when_it_is_back(cluster: Vi
 
 @pytest.mark.parametrize("away_s", [1, 30])
 @run_by(play)
-async def test_a_broker_that_was_cut_off_from_zookeeper_has_the_change_when_it_is_connected_again(
+async def test_a_broker_cut_off_from_zookeeper_has_the_change_once_it_is_reconnected(
     cluster: VirtualCluster, admin: Admin, /, away_s: int
 ) -> None:
     await asyncio.sleep(1)
@@ -171,7 +171,7 @@ async def test_a_broker_that_was_cut_off_from_zookeeper_has_the_change_when_it_i
 
 
 @run_by(play)
-async def test_what_makes_no_sense_is_refused_with_value_rule_and_remedy(
+async def test_an_invalid_change_is_refused_with_value_rule_and_remedy(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
     me = ConfigResource.of_broker(0)
@@ -197,13 +197,13 @@ async def test_what_makes_no_sense_is_refused_with_value_rule_and_remedy(
 
 
 @run_by(play)
-async def test_of_a_validation_nothing_remains(cluster: VirtualCluster, admin: Admin, /) -> None:
+async def test_validate_only_changes_nothing(cluster: VirtualCluster, admin: Admin, /) -> None:
     await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 5)]}, validate_only=True)
     assert (await admin.describe_configs([ORDERS]))[ORDERS]["retention.ms"].value == "604800000"
 
 
 @run_by(play)
-async def test_lists_are_appended_to_and_subtracted_from_beginning_with_what_holds(
+async def test_list_settings_are_appended_to_and_subtracted_from_the_value_in_force(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
     async def policy(change: ConfigChange) -> str | None:
@@ -218,7 +218,7 @@ async def test_lists_are_appended_to_and_subtracted_from_beginning_with_what_hol
     assert not replica(cluster, 1).log.config.delete
 
 
-def test_settings_that_were_edited_to_nonsense_are_one_line_in_the_log_and_change_nothing(
+def test_settings_edited_to_nonsense_are_logged_once_and_have_no_effect(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
@@ -244,7 +244,7 @@ def test_settings_that_were_edited_to_nonsense_are_one_line_in_the_log_and_chang
 
 
 @run_by(play)
-async def test_what_was_edited_to_nonsense_is_described_as_it_holds_and_why_it_is_refused(
+async def test_settings_edited_to_nonsense_are_described_with_the_values_in_force_and_the_problem(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
     zookeeper = cluster.simulation.zookeeper
@@ -271,7 +271,7 @@ async def test_what_was_edited_to_nonsense_is_described_as_it_holds_and_why_it_i
         assert (await admin.describe_configs([resource]))[resource][name] == before[name]
 
 
-def test_notifications_that_say_nothing_are_told_once_and_not_again_by_a_broker_that_starts(
+def test_malformed_notifications_are_logged_once_and_not_by_brokers_that_start_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def lines(text: str) -> int:
@@ -294,7 +294,7 @@ def test_notifications_that_say_nothing_are_told_once_and_not_again_by_a_broker_
 
 
 @run_by(play)
-async def test_a_topic_whose_settings_make_no_sense_is_refused_with_one_line_however_many_orders_come(
+async def test_a_topic_with_invalid_settings_is_refused_with_one_log_line_for_all_orders(
     cluster: VirtualCluster, admin: Admin, /, caplog: pytest.LogCaptureFixture
 ) -> None:
     await cluster.stop_broker(2)
@@ -310,7 +310,7 @@ async def test_a_topic_whose_settings_make_no_sense_is_refused_with_one_line_how
 
 
 @run_by(play)
-async def test_what_was_edited_by_hand_and_is_no_setting_is_described_without_its_value_and_can_be_deleted(
+async def test_an_unknown_setting_written_by_hand_is_described_without_its_value_and_deletable(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
     zookeeper = cluster.simulation.zookeeper
@@ -355,7 +355,9 @@ WITH_MEANING = {
 
 
 @run_by(play)
-async def test_each_setting_of_a_topic_has_a_value_which_may_be_set(cluster: VirtualCluster, admin: Admin, /) -> None:
+async def test_each_described_topic_setting_has_a_value_that_may_be_set(
+    cluster: VirtualCluster, admin: Admin, /
+) -> None:
     """Tools read all settings, change one, and set them all (AlterConfigs)."""
 
     entries = (await admin.describe_configs([ORDERS]))[ORDERS]
@@ -365,7 +367,7 @@ async def test_each_setting_of_a_topic_has_a_value_which_may_be_set(cluster: Vir
 
 
 @run_by(play)
-async def test_what_kafka_takes_is_taken_and_what_has_no_effect_is_said_to_have_none(
+async def test_kafkas_settings_are_accepted_and_those_without_effect_are_marked(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
     given = WITHOUT_MEANING | WITH_MEANING
@@ -388,7 +390,7 @@ async def test_what_kafka_takes_is_taken_and_what_has_no_effect_is_said_to_have_
 
 
 @run_by(play, configs={"segment.bytes": "4000"})
-async def test_a_limit_that_an_earlier_release_took_is_lowered_and_takes_no_other_setting_with_it(
+async def test_a_limit_that_an_earlier_release_accepted_is_lowered_without_other_changes(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
     """A topic would have no leader, and a broker forget what was set together with it."""
@@ -420,7 +422,7 @@ async def test_a_limit_that_an_earlier_release_took_is_lowered_and_takes_no_othe
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @run_by(play)
-async def test_of_many_who_change_different_settings_at_once_none_loses_its_change(
+async def test_concurrent_changes_of_different_settings_all_survive(
     cluster: VirtualCluster, admin: Admin, /, seed: int
 ) -> None:
     wanted = {"retention.ms": 5, "retention.bytes": 6, "segment.ms": 7, "max.message.bytes": 8, "segment.bytes": 90}
@@ -432,7 +434,7 @@ async def test_of_many_who_change_different_settings_at_once_none_loses_its_chan
 
 
 @run_by(play)
-async def test_a_topic_that_is_made_again_has_none_of_the_settings_of_the_one_before(
+async def test_a_recreated_topic_has_none_of_the_settings_of_its_predecessor(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
     await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
@@ -487,7 +489,7 @@ async def test_with_more_replicas_required_nothing_is_acknowledged_and_with_fewe
 
 @pytest.mark.parametrize("resource", [ORDERS, ALL])
 @run_by(play)
-async def test_no_more_replicas_are_required_than_there_are(
+async def test_min_insync_replicas_is_capped_by_the_number_of_replicas(
     cluster: VirtualCluster, admin: Admin, /, resource: ConfigResource
 ) -> None:
     """As by Kafka's `effectiveMinIsr`: brokers of production and topics of one replica go together in tests."""
@@ -503,7 +505,7 @@ async def test_no_more_replicas_are_required_than_there_are(
 
 @pytest.mark.parametrize("resource", [ORDERS, ALL])
 @run_by(play, settings={"replica.lag.time.max.ms": "3000"})
-async def test_where_unclean_elections_are_allowed_a_partition_without_a_leader_gets_one_at_once(
+async def test_allowing_unclean_elections_gives_a_leaderless_partition_a_leader_at_once(
     cluster: VirtualCluster, admin: Admin, /, resource: ConfigResource
 ) -> None:
     await admin.incremental_alter_configs({ORDERS: [set_to("min.insync.replicas", 1)]})
@@ -519,7 +521,7 @@ async def test_where_unclean_elections_are_allowed_a_partition_without_a_leader_
 
 
 @run_by(play)
-async def test_a_notification_goes_after_a_quarter_of_an_hour(cluster: VirtualCluster, admin: Admin, /) -> None:
+async def test_a_notification_is_deleted_after_a_quarter_of_an_hour(cluster: VirtualCluster, admin: Admin, /) -> None:
     await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 5)]})
     await asyncio.sleep(14 * 60)
     assert len(cluster.simulation.zookeeper.names(znodes.CONFIG_CHANGES)) == 1
@@ -578,7 +580,7 @@ async def ask(world: VirtualWorld) -> None:
 
 
 @run_by(play)
-async def test_the_network_is_served_by_as_many_tasks_and_takes_as_many_connections_as_is_set(
+async def test_network_tasks_and_connection_limits_follow_their_settings(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
     server = cluster.broker(1)._server
@@ -606,7 +608,7 @@ async def test_the_network_is_served_by_as_many_tasks_and_takes_as_many_connecti
 
 
 @run_by(play)
-async def test_a_broker_is_found_where_it_is_said_to_be_from_then_on(cluster: VirtualCluster, admin: Admin, /) -> None:
+async def test_a_changed_advertised_address_is_used_at_once(cluster: VirtualCluster, admin: Admin, /) -> None:
     own, name = ConfigResource.of_broker(1), "advertised.listeners"
     address = cluster.simulation.host(host_name(1)).address
     for nonsense, said in (
@@ -635,7 +637,7 @@ async def test_a_broker_is_found_where_it_is_said_to_be_from_then_on(cluster: Vi
 
 @pytest.mark.parametrize("remedy", ["delete at another broker", "set at another broker", "delete at its own port"])
 @run_by(play)
-async def test_a_broker_whose_advertised_address_is_wrong_is_found_again_within_seconds_of_the_correction(
+async def test_a_broker_is_reachable_seconds_after_its_advertised_address_is_corrected(
     cluster: VirtualCluster, admin: Admin, /, remedy: str
 ) -> None:
     own, name = ConfigResource.of_broker(1), "advertised.listeners"
@@ -669,7 +671,7 @@ async def test_a_broker_whose_advertised_address_is_wrong_is_found_again_within_
 
 
 @run_by(play)
-async def test_what_has_no_effect_and_what_was_not_set_is_known_before_the_change(
+async def test_settings_without_effect_and_unset_ones_are_reported_before_the_change(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
     delete = ConfigChange.delete
@@ -700,7 +702,7 @@ async def test_what_has_no_effect_and_what_was_not_set_is_known_before_the_chang
         "broker.crash.detection.ms": "100000",
     },
 )
-async def test_a_follower_that_has_not_heard_that_its_topic_is_compacted_follows_over_the_gaps(
+async def test_a_follower_that_does_not_know_of_compaction_replicates_across_gaps(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
     network, world = cluster.simulation.network, cluster.client("producer")
@@ -729,7 +731,7 @@ async def test_a_follower_that_has_not_heard_that_its_topic_is_compacted_follows
     await cluster.until(lambda: 2 in cluster.state(P0).isr)
 
 
-def test_a_broker_starts_though_what_is_set_for_brokers_makes_no_sense(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broker_starts_despite_invalid_dynamic_settings(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
         zookeeper = cluster.simulation.zookeeper
         cluster.kill_broker(2)

@@ -57,7 +57,7 @@ def at_the_write(cluster: VirtualCluster, moment: str, strike: Callable[[int], N
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("blow", ["killed", "connection lost", "session expired", "controller killed", "all killed"])
 @run_by(play)
-async def test_whoever_dies_or_is_cut_off_around_the_write_every_broker_has_the_new_settings_in_the_end(
+async def test_all_brokers_have_the_new_settings_though_the_writer_dies_or_is_cut_off(
     cluster: VirtualCluster, admin: Admin, /, moment: str, blow: str, seed: int
 ) -> None:
     def strike(writer: int) -> None:
@@ -83,7 +83,7 @@ async def test_whoever_dies_or_is_cut_off_around_the_write_every_broker_has_the_
 
 
 @pytest.mark.parametrize("operation", range(1, 9))
-def test_a_broker_that_is_cut_off_at_any_call_of_a_change_that_it_hears_of_has_it_in_the_end(operation: int) -> None:
+def test_a_broker_cut_off_at_any_call_while_it_applies_a_change_has_it_in_the_end(operation: int) -> None:
     """Its n-th answer of ZooKeeper after the change is the last one before its connection is lost."""
 
     async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
@@ -100,7 +100,7 @@ def test_a_broker_that_is_cut_off_at_any_call_of_a_change_that_it_hears_of_has_i
 
 
 @run_by(play)
-async def test_a_notification_that_somebody_removes_at_once_is_noticed_nevertheless(
+async def test_a_change_is_noticed_though_its_notification_is_removed_at_once(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
     zookeeper = cluster.simulation.zookeeper
@@ -132,7 +132,7 @@ def replace_topic(cluster: VirtualCluster) -> None:
 
 
 @run_by(play)
-async def test_a_change_that_was_decided_for_one_topic_and_comes_late_leaves_the_next_of_its_name_alone(
+async def test_a_late_change_for_a_deleted_topic_does_not_affect_its_successor(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
     at_the_write(cluster, "before", lambda writer: replace_topic(cluster))
@@ -167,11 +167,11 @@ def topic_id(cluster: VirtualCluster, broker_id: int) -> str | None:
     return None if partition is None else partition.log.topic_id
 
 
-def test_a_broker_that_still_has_the_topic_before_reads_the_settings_of_the_next_one() -> None:
+def test_a_broker_that_still_has_the_previous_topic_reads_the_settings_of_the_next() -> None:
     play(made_again_after_it_vanished, configs={"segment.bytes": "3000"})
 
 
-def test_the_mutant_that_believes_the_settings_of_the_topic_before_makes_that_fail() -> None:
+def test_the_mutant_that_keeps_the_settings_of_the_previous_topic_makes_that_fail() -> None:
     with planted("settings-of-the-topic-before"), pytest.raises(AssertionError):
         play(made_again_after_it_vanished, configs={"segment.bytes": "3000"})
 
@@ -222,19 +222,17 @@ async def changed_while_one_is_cut_off(cluster: VirtualCluster, admin: Admin) ->
     await until_all_have(cluster, 5_000)
 
 
-def test_what_is_changed_while_a_broker_is_cut_off_from_zookeeper_is_known_there_once_it_is_back() -> None:
+def test_a_change_made_while_a_broker_is_cut_off_is_known_there_once_it_is_back() -> None:
     play(changed_while_one_is_cut_off)
 
 
-def test_the_mutant_that_misses_what_happened_while_it_was_cut_off_is_caught() -> None:
+def test_the_mutant_that_misses_changes_made_while_it_was_cut_off_is_caught() -> None:
     with planted("change-missed-after-reconnect"), pytest.raises(TimeoutError):
         play(changed_while_one_is_cut_off)
 
 
 @run_by(play)
-async def test_one_who_alters_through_any_single_broker_is_heard_by_all(
-    cluster: VirtualCluster, admin: Admin, /
-) -> None:
+async def test_a_change_made_through_any_single_broker_reaches_all(cluster: VirtualCluster, admin: Admin, /) -> None:
     for broker_id in cluster.broker_ids:
         async with Admin(f"{host_name(broker_id)}:{PORT}", world=admin._runtime.world) as one:
             await one.incremental_alter_configs({ORDERS: [ConfigChange.set("segment.bytes", 5_000 + broker_id)]})

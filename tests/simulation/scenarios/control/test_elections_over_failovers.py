@@ -139,7 +139,7 @@ def _run(way: str, wanted: int | None) -> Moments:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["request", "znode"])
-def test_an_election_is_finished_by_the_next_controller_whenever_the_first_is_killed(
+def test_the_next_controller_finishes_an_election_whenever_the_first_is_killed(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "PARTITIONS_AT_ONCE", 1)  # so that there are as many writes as partitions

@@ -78,7 +78,7 @@ async def as_broker(cluster: VirtualCluster, names: list[str]) -> dict[str, int]
 
 
 @run_by(with_cluster)
-async def test_every_broker_creates_and_deletes_topics_by_the_controller(
+async def test_every_broker_creates_and_deletes_topics_through_the_controller(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     await until_controller(cluster)
@@ -94,7 +94,7 @@ async def test_every_broker_creates_and_deletes_topics_by_the_controller(
 
 
 @run_by(with_cluster)
-async def test_a_client_that_cannot_reach_the_controller_changes_topics_by_another_broker(
+async def test_a_client_that_cannot_reach_the_controller_uses_another_broker(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     controller = host_name(await until_controller(cluster))
@@ -107,7 +107,7 @@ async def test_a_client_that_cannot_reach_the_controller_changes_topics_by_anoth
 
 
 @run_by(with_cluster)
-async def test_a_creation_by_another_broker_keeps_default_api_timeout_ms_where_the_way_to_the_controller_is_cut(
+async def test_a_forwarded_creation_keeps_default_api_timeout_ms_without_a_path_to_the_controller(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     controller = host_name(await until_controller(cluster))
@@ -157,7 +157,7 @@ async def test_a_client_that_cannot_reach_the_controller_finds_the_broker_that_c
 
 
 @run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"})
-async def test_a_client_that_cannot_reach_the_controller_leaves_a_broker_that_hangs_for_another(
+async def test_a_client_that_cannot_reach_the_controller_switches_from_a_hanging_broker(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     controller = await until_controller(cluster)
@@ -209,7 +209,7 @@ def ask_for_ever(connection: Connection, requests: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("secret", ["known to all of the brokers", None])
 @run_by(on_virtual_loop)
-async def test_what_is_forwarded_to_a_controller_that_hangs_ends_with_the_client(secret: str | None) -> None:
+async def test_a_request_forwarded_to_a_hanging_controller_ends_with_its_client(secret: str | None) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         controller = await until_controller(cluster)
         connection = await connect(world, (controller + 1) % 3)
@@ -227,7 +227,7 @@ async def test_what_is_forwarded_to_a_controller_that_hangs_ends_with_the_client
 
 
 @run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "6000"})
-async def test_what_is_forwarded_to_a_controller_that_hangs_ends_with_its_office(
+async def test_a_request_forwarded_to_a_hanging_controller_ends_with_its_term(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     controller = await until_controller(cluster)
@@ -259,7 +259,7 @@ async def test_each_name_of_a_creation_is_answered_once_however_often_it_is_repe
 
 
 @run_by(with_cluster)
-async def test_a_request_that_no_envelope_can_hold_is_not_one_to_try_again(
+async def test_a_request_too_large_for_an_envelope_is_not_retriable(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     connection = await connect(world, (await until_controller(cluster) + 1) % 3)
@@ -271,7 +271,7 @@ async def test_a_request_that_no_envelope_can_hold_is_not_one_to_try_again(
 
 
 @run_by(with_cluster)
-async def test_an_answer_in_an_envelope_that_is_nonsense_counts_as_none(
+async def test_a_malformed_envelope_response_counts_as_no_answer(
     cluster: VirtualCluster, world: VirtualWorld, /, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def nonsense(services: Any, request: Any, body: Any) -> None:
@@ -285,7 +285,7 @@ async def test_an_answer_in_an_envelope_that_is_nonsense_counts_as_none(
 
 
 @run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "6000"})
-async def test_what_is_forwarded_is_tried_again_until_there_is_a_controller(
+async def test_forwarding_is_retried_until_there_is_a_controller(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     async with IndirectAdmin(cluster.bootstrap, world=world) as admin:
@@ -295,7 +295,7 @@ async def test_what_is_forwarded_is_tried_again_until_there_is_a_controller(
 
 
 @run_by(with_cluster)
-async def test_what_comes_in_an_envelope_is_not_forwarded_again(
+async def test_a_request_from_an_envelope_is_not_forwarded_again(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     controller = await until_controller(cluster)
@@ -325,7 +325,7 @@ IN_VERSION_9[2] = 9
     ],
 )
 @run_by(with_cluster)
-async def test_nonsense_in_an_envelope_is_refused(
+async def test_an_invalid_envelope_is_refused(
     cluster: VirtualCluster, world: VirtualWorld, /, data: bytes, code: ErrorCode, said: str
 ) -> None:
     controller = await until_controller(cluster)
@@ -338,7 +338,9 @@ async def test_nonsense_in_an_envelope_is_refused(
 
 
 @run_by(with_cluster)
-async def test_an_envelope_from_nobody_is_refused(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+async def test_an_envelope_from_an_anonymous_connection_is_refused(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     controller = await until_controller(cluster)
     connection = await connect(world, controller)
     data = encode_request(CREATE_TOPICS, 7, None, creation(OFFSETS))[4:]
@@ -348,7 +350,7 @@ async def test_an_envelope_from_nobody_is_refused(cluster: VirtualCluster, world
 
 
 @run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"})
-async def test_a_request_that_is_forwarded_to_a_dead_controller_is_answered_as_one_to_try_again(
+async def test_a_request_forwarded_to_a_dead_controller_is_answered_as_retriable(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     controller = await until_controller(cluster)
@@ -361,7 +363,7 @@ async def test_a_request_that_is_forwarded_to_a_dead_controller_is_answered_as_o
 
 @pytest.mark.parametrize("admin_of", [Admin, IndirectAdmin], ids=["at the controller", "by another broker"])
 @run_by(with_cluster)
-async def test_clients_read_the_topics_that_are_the_brokers_own_and_change_nothing(
+async def test_clients_may_read_the_internal_topics_but_not_change_them(
     cluster: VirtualCluster, world: VirtualWorld, /, admin_of: type[Admin]
 ) -> None:
     await until_controller(cluster)
@@ -388,7 +390,7 @@ async def test_clients_read_the_topics_that_are_the_brokers_own_and_change_nothi
 
 
 @run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "6000"})
-async def test_a_request_that_comes_late_brings_back_no_topic_that_was_created_by_another_attempt_and_deleted(
+async def test_a_late_creation_does_not_bring_back_a_topic_that_a_retry_created_and_was_deleted(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     controller, network = await until_controller(cluster), cluster.simulation.network

@@ -120,13 +120,13 @@ def test_twice_as_many_partitions_cost_twice_as_much(operation: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_no_turn_of_an_event_loop_does_more_than_a_part_of_the_work(operation: str) -> None:
+def test_no_event_loop_callback_does_more_than_a_part_of_the_work(operation: str) -> None:
     calls = measured(2 * FEW)[operation]
     assert max(count for turn, count in calls.in_turn.items() if turn not in calls.about_all) < MOST_CALLS_IN_A_TURN
 
 
 @run_by(on_virtual_loop, seed=1)
-async def test_the_logs_of_new_partitions_wait_for_the_disk_together() -> None:
+async def test_the_logs_of_new_partitions_share_their_syncs() -> None:
     """They share a few, however many they are: only their directories must be durable before the answer."""
     flush_s, partitions = 0.05, 64
 

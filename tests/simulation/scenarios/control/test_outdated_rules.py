@@ -118,9 +118,7 @@ def set_to(name: str, value: str) -> ConfigChange:
 
 @pytest.mark.parametrize("hold_back", HELD_BACK)
 @pytest.mark.parametrize("of_topic", [True, False])
-def test_a_replica_that_has_not_heard_that_the_topic_keeps_all_records_compacts_none_of_them(
-    hold_back: HoldBack, of_topic: bool
-) -> None:
+def test_a_replica_with_an_outdated_cleanup_policy_compacts_nothing(hold_back: HoldBack, of_topic: bool) -> None:
     async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
         await hold_back(cluster, 1)
         policy = {ORDERS: [set_to("cleanup.policy", "delete")]} if of_topic else {ALL: [_delete_by_default()]}
@@ -155,9 +153,7 @@ RAISED: dict[str, tuple[dict[str, str], dict[str, str], ConfigResource, ConfigCh
 
 @pytest.mark.parametrize("hold_back", HELD_BACK)
 @pytest.mark.parametrize("raised", RAISED)
-def test_a_leader_that_has_not_heard_that_records_are_to_be_kept_longer_deletes_none_of_them(
-    raised: str, hold_back: HoldBack
-) -> None:
+def test_a_leader_with_an_outdated_retention_deletes_nothing(raised: str, hold_back: HoldBack) -> None:
     configs, settings, resource, change = RAISED[raised]
 
     async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
@@ -176,7 +172,7 @@ def test_a_leader_that_has_not_heard_that_records_are_to_be_kept_longer_deletes_
 
 
 @pytest.mark.parametrize("resource", [ORDERS, ALL])
-def test_by_settings_that_cannot_be_read_nothing_is_deleted_until_they_are_mended(resource: ConfigResource) -> None:
+def test_unreadable_settings_stop_deletion_until_they_are_corrected(resource: ConfigResource) -> None:
     async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
         path = znodes.topic_config_path("orders") if resource == ORDERS else znodes.broker_config_path(None)
         cluster.simulation.zookeeper.make(path, b"garbage")  # nobody is told
@@ -195,7 +191,7 @@ def test_by_settings_that_cannot_be_read_nothing_is_deleted_until_they_are_mende
 
 
 @pytest.mark.parametrize("configs", [COMPACT, {"retention.bytes": "1"}])
-def test_what_is_written_after_zookeeper_has_answered_does_not_go_by_that_answer(
+def test_records_written_after_the_settings_were_read_are_not_deleted_by_them(
     configs: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_compacted = configs == COMPACT
@@ -232,7 +228,7 @@ def test_what_is_written_after_zookeeper_has_answered_does_not_go_by_that_answer
 
 
 @run_by(play, configs={})
-async def test_zookeeper_is_asked_once_in_a_round_for_all_that_is_to_be_deleted_and_not_at_all_if_nothing_is(
+async def test_retention_asks_zookeeper_once_per_round_and_not_at_all_without_work(
     cluster: VirtualCluster, world: VirtualWorld, admin: Admin, /
 ) -> None:
     asked = 0

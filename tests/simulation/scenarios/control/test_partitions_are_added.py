@@ -77,7 +77,7 @@ def play(scenario: Callable[[Scene], Coroutine[Any, Any, None]], seed: int = 1, 
 
 
 @run_by(play)
-async def test_producers_and_consumers_that_run_find_the_partitions_that_are_added(s: Scene, /) -> None:
+async def test_running_producers_and_consumers_find_added_partitions(s: Scene, /) -> None:
     async def use() -> None:
         bootstrap, world = s.cluster.bootstrap, s.world
         settings: dict[str, Any] = {"world": world, "metadata_max_age_ms": 1_000}
@@ -110,7 +110,7 @@ async def test_producers_and_consumers_that_run_find_the_partitions_that_are_add
     ],
 )
 @run_by(play)
-async def test_what_cannot_be_added_is_refused_with_the_reason(
+async def test_an_invalid_partition_count_or_assignment_is_refused_with_the_reason(
     s: Scene, /, count: int, assignments: list[list[int]] | None, code: ErrorCode, message: str
 ) -> None:
     with pytest.raises(BrokerError, match=message) as caught:
@@ -127,7 +127,7 @@ async def test_partitions_of_a_topic_that_does_not_exist_are_refused(s: Scene, /
 
 
 @run_by(play)
-async def test_partitions_that_somebody_writes_into_the_znode_are_taken_in(s: Scene, /) -> None:
+async def test_partitions_written_into_the_znode_by_hand_are_created(s: Scene, /) -> None:
     for count in (3, 4):  # the watch is set again
         topic = s.topic()
         s.write_by_hand(TopicZnode(topic.topic_id, topic.partitions | {count - 1: (1, 2)}))
@@ -136,7 +136,7 @@ async def test_partitions_that_somebody_writes_into_the_znode_are_taken_in(s: Sc
 
 
 @run_by(play)
-async def test_partitions_that_somebody_removes_from_the_znode_are_put_back(s: Scene, /) -> None:
+async def test_partitions_removed_from_the_znode_by_hand_are_restored(s: Scene, /) -> None:
     before = s.topic()
     s.write_by_hand(TopicZnode(before.topic_id, {0: before.partitions[0]}))
     await s.cluster.until(lambda: s.topic() == before)
@@ -146,7 +146,7 @@ async def test_partitions_that_somebody_removes_from_the_znode_are_put_back(s: S
 
 
 @run_by(play)
-async def test_nonsense_in_the_znode_of_a_topic_is_ignored_and_the_controller_runs_on(s: Scene, /) -> None:
+async def test_an_invalid_topic_znode_is_ignored_and_the_controller_continues(s: Scene, /) -> None:
     [controller] = s.cluster.active_controllers()
     good = s.zookeeper.data(znodes.topic_path(TOPIC))
     for nonsense in (b"", b"{", b'{"partitions": {"0": []}}', b'{"partitions": {}, "topic_id": "another"}'):
@@ -179,7 +179,7 @@ def test_partitions_are_not_added_to_the_next_topic_of_that_name() -> None:
 
 
 @run_by(play)
-async def test_a_call_whose_answer_is_lost_succeeds_and_adds_no_more_than_was_asked_for(s: Scene, /) -> None:
+async def test_a_call_whose_answer_is_lost_succeeds_and_adds_only_the_requested_partitions(s: Scene, /) -> None:
     async def lose_the_answer(admin: Admin) -> None:
         await admin.list_topics()
         written = False

@@ -184,7 +184,7 @@ async def test_a_replication_factor_goes_from_three_to_two_to_three() -> None:
 
 
 @run_by(on_virtual_loop, seed=3)
-async def test_a_replica_that_is_added_does_not_keep_the_partition_from_being_written_to() -> None:
+async def test_adding_a_replica_does_not_block_writes() -> None:
     """With three replicas two must be in sync, where min.insync.replicas is not set; with one, one."""
 
     cluster = await cluster_of([[0]])
@@ -198,7 +198,7 @@ async def test_a_replica_that_is_added_does_not_keep_the_partition_from_being_wr
 
 @pytest.mark.parametrize("configs", [None, {"min.insync.replicas": "2"}], ids=["by the rule", "explicit"])
 @run_by(on_virtual_loop, seed=3)
-async def test_on_the_way_to_fewer_replicas_as_many_must_be_in_sync_as_before(
+async def test_min_insync_replicas_holds_while_the_replication_factor_shrinks(
     configs: Mapping[str, str] | None,
 ) -> None:
     """The only replica of the target hangs, and all but the leader are killed; then the reassignment is cancelled."""
@@ -230,7 +230,7 @@ async def test_the_order_alone_can_be_changed() -> None:
 
 
 @run_by(on_virtual_loop, seed=5)
-async def test_what_is_under_way_is_shown_and_can_be_cancelled() -> None:
+async def test_a_reassignment_in_progress_is_listed_and_can_be_cancelled() -> None:
     cluster = await cluster_of([[0, 1], [1, 0]])
     cluster.kill_broker(3)
     await cluster.until(lambda: 3 not in live_brokers(cluster))
@@ -269,7 +269,7 @@ async def test_a_cancelled_reassignment_does_not_wait_for_a_replica_that_was_awa
 
 
 @run_by(on_virtual_loop, seed=7)
-async def test_a_cancelled_reassignment_keeps_the_only_replica_that_has_everything() -> None:
+async def test_a_cancelled_reassignment_keeps_the_only_complete_replica() -> None:
     """The replicas that are to go were the last in the ISR: what only they have was acknowledged."""
 
     cluster = await cluster_of([[0]], configs={"min.insync.replicas": "1"})
@@ -287,7 +287,7 @@ async def test_a_cancelled_reassignment_keeps_the_only_replica_that_has_everythi
 
 
 @run_by(on_virtual_loop, seed=8)
-async def test_another_reassignment_replaces_one_that_is_under_way() -> None:
+async def test_another_reassignment_replaces_one_in_progress() -> None:
     cluster = await cluster_of([[0, 1]], brokers=5)
     await reassign_without(cluster, [3], {P0: [2, 3]})
     await cluster.until(lambda: 2 in cluster.state(P0).isr)
@@ -299,7 +299,7 @@ async def test_another_reassignment_replaces_one_that_is_under_way() -> None:
 
 
 @run_by(on_virtual_loop, seed=9)
-async def test_a_broker_that_was_down_when_its_replica_moved_away_deletes_it_when_it_is_back() -> None:
+async def test_a_broker_that_was_down_when_its_replica_moved_away_deletes_it_on_return() -> None:
     cluster = await cluster_of([[0, 1]])
     cluster.kill_broker(1)
     await cluster.until(lambda: cluster.state(P0).isr == (0,))
@@ -328,7 +328,7 @@ async def test_a_topic_that_is_being_reassigned_is_deleted_when_that_is_over() -
 
 
 @run_by(on_virtual_loop, seed=11)
-async def test_the_file_is_taken_over_and_goes_when_all_in_it_is_done() -> None:
+async def test_the_reassignment_znode_is_executed_and_removed_when_all_moves_are_done() -> None:
     cluster = await cluster_of([[0, 1], [1, 0]])
     entries = [znodes.Reassignment(P0, (2, 3)), znodes.Reassignment(P1, (0, 1))]
     await write_file(cluster, znodes.encode_reassignments(entries))
@@ -349,7 +349,7 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize("data", NONSENSE)
-def test_a_file_that_makes_no_sense_is_dropped_and_the_controller_goes_on(
+def test_an_invalid_reassignment_znode_is_removed_and_the_controller_continues(
     data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -366,7 +366,7 @@ def test_a_file_that_makes_no_sense_is_dropped_and_the_controller_goes_on(
     assert len(said) == (0 if data.endswith(b"[]}") else 1), said
 
 
-def test_entries_that_cannot_be_obeyed_are_dropped_with_a_line_each(caplog: pytest.LogCaptureFixture) -> None:
+def test_entries_that_cannot_be_executed_are_dropped_with_one_log_line_each(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         cluster = await cluster_of([[0, 1], [1, 0]])
         unknown, missing = TopicPartition("unknown", 0), TopicPartition(TOPIC, 7)
@@ -498,7 +498,7 @@ async def _kill_at(
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", [_move, _move_by_file, _replace])
 @pytest.mark.parametrize("kind", ["write", "order"])
-def test_the_next_controller_finishes_it_wherever_this_one_is_killed(
+def test_the_next_controller_finishes_a_reassignment_wherever_the_first_is_killed(
     kind: str, operation: Callable[[VirtualCluster], Awaitable[dict[TopicPartition, list[int]]]]
 ) -> None:
     points = 0
@@ -538,7 +538,7 @@ def test_a_planted_bug_is_seen(name: str, scene: Callable[[], Coroutine[Any, Any
 
 @pytest.mark.parametrize("partitions", [1, 2])
 @run_by(on_virtual_loop, seed=1)
-async def test_a_replica_that_moved_away_from_a_paused_broker_goes_though_its_topic_is_another_by_then(
+async def test_a_replica_moved_off_a_paused_broker_is_deleted_though_its_topic_was_recreated(
     partitions: int,
 ) -> None:
     cluster = await cluster_of([[0, 1], [0, 1]])
@@ -562,7 +562,7 @@ async def test_a_replica_that_moved_away_from_a_paused_broker_goes_though_its_to
     ("before", "after", "brokers"), [([[0, 1], [1, 0]], [[2, 3], [1, 3]], 5), ([[0], [1]], [[1], [0]], 2)]
 )
 @run_by(on_virtual_loop)
-async def test_a_broker_that_is_told_to_stop_while_replicas_move_to_it_stops_soon_and_has_them_when_it_is_back(
+async def test_a_broker_that_stops_while_replicas_move_to_it_stops_soon_and_gets_them_later(
     before: list[list[int]], after: list[list[int]], brokers: int, seed: int
 ) -> None:
     cluster = await cluster_of(before, brokers=brokers)
@@ -583,7 +583,7 @@ async def test_a_broker_that_is_told_to_stop_while_replicas_move_to_it_stops_soo
 
 @pytest.mark.parametrize("brokers", [2, 3])
 @run_by(on_virtual_loop, seed=1)
-async def test_brokers_that_are_told_to_stop_at_once_stop_soon_and_come_back_with_everything(brokers: int) -> None:
+async def test_brokers_that_stop_together_stop_soon_and_come_back_with_everything(brokers: int) -> None:
     cluster = await cluster_of([[0, 1], [1, 0]], brokers=brokers)
     async with asyncio.timeout(5):
         await asyncio.gather(cluster.stop_broker(0), cluster.stop_broker(1))

@@ -161,11 +161,11 @@ async def _acknowledged_by_the_high_watermark_of_an_earlier_topic(cluster: Virtu
 
 
 @everywhere
-def test_what_the_leader_alone_has_is_not_committed_by_the_high_watermark_of_an_earlier_topic(seed: int) -> None:
+def test_an_earlier_topics_high_watermark_does_not_commit_records_only_the_leader_has(seed: int) -> None:
     _simulate(_acknowledged_by_the_high_watermark_of_an_earlier_topic, seed)
 
 
-def test_without_lowering_the_high_watermark_on_file_an_acknowledged_record_is_lost() -> None:
+def test_without_lowering_the_checkpointed_high_watermark_an_acknowledged_record_is_lost() -> None:
     with planted("high-watermark-not-lowered"), pytest.raises(TimeoutError):
         _simulate(_acknowledged_by_the_high_watermark_of_an_earlier_topic, 0)
 
@@ -199,11 +199,11 @@ _SHORT_LAG = {"replica.lag.time.max.ms": "1500"}
 
 
 @everywhere
-def test_an_isr_that_waited_for_a_connection_is_not_written_to_the_next_topic_of_the_name(seed: int) -> None:
+def test_an_isr_that_waited_for_a_connection_is_not_written_to_a_recreated_topic(seed: int) -> None:
     _simulate(_written_while_the_topic_is_created_again, seed, _SHORT_LAG)
 
 
-def test_without_a_check_of_the_topic_the_leader_of_the_earlier_one_is_named_in_the_next_one() -> None:
+def test_without_a_topic_check_the_earlier_leader_is_written_to_the_recreated_topic() -> None:
     with planted("isr-of-another-topic"), pytest.raises((TimeoutError, AssertionError)):
         _simulate(_written_while_the_topic_is_created_again, 0, _SHORT_LAG)
 
@@ -229,10 +229,10 @@ _LOOKED_AFTER_OFTEN = {"log.flush.offset.checkpoint.interval.ms": "1000"}
 
 
 @everywhere
-def test_a_clock_that_is_set_between_a_batch_and_its_repetition_does_not_double_it(seed: int) -> None:
+def test_a_clock_set_between_a_batch_and_its_retry_does_not_duplicate_it(seed: int) -> None:
     _simulate(_clock_set_between_a_batch_and_its_repetition, seed, _LOOKED_AFTER_OFTEN)
 
 
-def test_by_the_wall_clock_a_producer_would_be_forgotten_between_a_batch_and_its_repetition() -> None:
+def test_by_the_wall_clock_a_producer_would_expire_between_a_batch_and_its_retry() -> None:
     with planted("producers-forgotten-by-the-wall-clock"), pytest.raises(AssertionError, match="x"):
         _simulate(_clock_set_between_a_batch_and_its_repetition, 0, _LOOKED_AFTER_OFTEN)

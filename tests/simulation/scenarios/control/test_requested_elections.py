@@ -114,7 +114,7 @@ async def test_after_a_restart_of_all_brokers_leaders_are_balanced_on_request(
 
 
 @run_by(with_cluster)
-async def test_whoever_asks_again_is_not_answered_before_clients_are_told_the_leaders(
+async def test_a_repeated_election_is_not_answered_before_clients_know_the_leaders(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     """As after a failover: the first controller has elected, its successor finds that nothing is to be done."""
@@ -147,7 +147,7 @@ async def stop_and_start_all(cluster: VirtualCluster) -> None:
 @every_seed(range(2))
 @pytest.mark.parametrize("restarted", [restart_one, restart_all, stop_and_start_all])
 @run_by(with_cluster, settings={})
-async def test_leaders_are_balanced_seconds_after_the_last_broker_has_come_back_and_caught_up(
+async def test_leaders_are_balanced_seconds_after_the_last_broker_has_caught_up(
     cluster: VirtualCluster,
     world: VirtualWorld,
     /,
@@ -160,7 +160,7 @@ async def test_leaders_are_balanced_seconds_after_the_last_broker_has_come_back_
 
 
 @run_by(with_cluster, settings={})
-async def test_a_broker_that_takes_long_to_catch_up_leads_soon_after_it_has(
+async def test_a_broker_that_catches_up_slowly_leads_soon_afterwards(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     await asyncio.sleep(20)
@@ -177,7 +177,7 @@ async def test_a_broker_that_takes_long_to_catch_up_leads_soon_after_it_has(
 
 
 @run_by(with_cluster, settings={})
-async def test_where_no_broker_has_come_leaders_are_balanced_at_the_interval_alone(
+async def test_if_no_broker_has_returned_leaders_are_balanced_only_at_the_interval(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     await asyncio.sleep(20)
@@ -190,7 +190,7 @@ async def test_where_no_broker_has_come_leaders_are_balanced_at_the_interval_alo
 
 
 @run_by(with_cluster)
-async def test_leaders_are_not_balanced_by_themselves_where_that_is_turned_off(
+async def test_leaders_are_not_balanced_automatically_if_that_is_turned_off(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     await restart_all(cluster)
@@ -200,7 +200,7 @@ async def test_leaders_are_not_balanced_by_themselves_where_that_is_turned_off(
 
 
 @run_by(with_cluster, settings={"leader.imbalance.check.interval.seconds": "2"})
-async def test_leaders_are_balanced_as_often_as_it_is_set(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+async def test_leaders_are_balanced_at_the_configured_interval(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     controller = await until_controller(cluster)
     broker_id = next(b for b in cluster.broker_ids if b != controller)
     for _ in range(2):
@@ -255,7 +255,7 @@ async def test_unknown_partitions_and_types_are_refused(cluster: VirtualCluster,
 
 
 @run_by(with_cluster)
-async def test_partitions_that_the_znode_names_are_given_to_their_preferred_leaders_and_it_goes(
+async def test_the_election_znode_gives_partitions_to_preferred_leaders_and_is_removed(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     controller = await until_controller(cluster)
@@ -294,7 +294,7 @@ async def test_partitions_that_the_znode_names_are_given_to_their_preferred_lead
         (b'{"partitions":[{"topic":"orders","partition":0}],"more":{}}', None),
     ],
 )
-def test_nonsense_in_the_znode_is_one_line_in_the_log_and_goes(
+def test_an_invalid_election_znode_is_logged_once_and_removed(
     data: bytes, line: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
@@ -312,7 +312,7 @@ def test_nonsense_in_the_znode_is_one_line_in_the_log_and_goes(
 
 
 @run_by(with_cluster)
-async def test_a_request_that_is_put_in_place_of_another_while_that_is_held_is_held_too(
+async def test_an_election_request_that_replaces_a_running_one_is_executed(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     controller = await until_controller(cluster)
@@ -333,7 +333,7 @@ async def test_a_request_that_is_put_in_place_of_another_while_that_is_held_is_h
 
 
 @run_by(with_cluster)
-async def test_a_request_that_comes_when_the_answer_to_the_removal_of_another_is_lost_is_held_too(
+async def test_an_election_request_is_executed_though_the_previous_removals_answer_is_lost(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     controller = await until_controller(cluster)
@@ -353,7 +353,7 @@ async def test_a_request_that_comes_when_the_answer_to_the_removal_of_another_is
     await cluster.until(lambda: is_held(cluster), within_s=5)
 
 
-def test_nobody_is_elected_in_a_topic_that_is_being_deleted(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_leader_is_elected_in_a_topic_that_is_being_deleted(caplog: pytest.LogCaptureFixture) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         controller = await until_controller(cluster)
         broker_id = next(b for b in cluster.broker_ids if b != controller)
@@ -376,7 +376,7 @@ def test_nobody_is_elected_in_a_topic_that_is_being_deleted(caplog: pytest.LogCa
     assert caplog.text.count("topic orders is being deleted: no leader is elected for orders-0") == 1
 
 
-def test_a_znode_with_nodes_below_it_stays_and_keeps_nothing_from_being_balanced(
+def test_an_election_znode_with_children_stays_and_does_not_block_balancing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
@@ -398,7 +398,7 @@ def test_a_znode_with_nodes_below_it_stays_and_keeps_nothing_from_being_balanced
         ("preferred-leader-out-of-sync", test_a_preferred_leader_that_is_dead_or_not_in_sync_is_not_elected),
         (
             "preferred-leader-in-the-same-epoch",
-            test_partitions_that_the_znode_names_are_given_to_their_preferred_leaders_and_it_goes,
+            test_the_election_znode_gives_partitions_to_preferred_leaders_and_is_removed,
         ),
     ],
 )
@@ -411,7 +411,7 @@ def test_a_wrong_election_is_noticed(mutant: str, test: Callable[..., Coroutine[
 
 
 @run_by(with_cluster)
-async def test_a_partition_without_a_leader_gets_one_on_request_and_others_keep_theirs(
+async def test_a_leaderless_partition_gets_a_leader_on_request_and_others_keep_theirs(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     controller = await until_controller(cluster)
@@ -448,7 +448,7 @@ async def test_a_partition_without_a_leader_gets_one_on_request_and_others_keep_
 @every_seed(range(3))
 @pytest.mark.parametrize("way", ["request", "znode"])
 @run_by(with_cluster)
-async def test_a_producer_is_held_up_for_no_longer_than_a_moment_and_nothing_is_lost(
+async def test_an_election_delays_a_producer_only_briefly_and_loses_nothing(
     cluster: VirtualCluster, world: VirtualWorld, /, way: str, seed: int
 ) -> None:
     controller = await until_controller(cluster)

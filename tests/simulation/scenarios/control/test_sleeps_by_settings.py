@@ -66,7 +66,7 @@ def replicas(cluster: VirtualCluster, broker_id: int) -> ReplicaManager:
     ],
     ids=["removed", "raised", "no longer of this topic"],
 )
-def test_a_replica_goes_on_at_once_when_its_throttle_is_loosened(
+def test_a_throttled_replica_continues_at_once_when_its_throttle_is_loosened(
     side: str, changes: dict[ConfigResource, list[ConfigChange]]
 ) -> None:
     async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
@@ -107,7 +107,7 @@ COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "5000", "min.cleanabl
 
 
 @pytest.mark.parametrize("change", ["removed", "raised"])
-def test_a_compaction_goes_on_at_once_when_its_rate_is_raised(change: str) -> None:
+def test_a_compaction_continues_at_once_when_its_rate_is_raised(change: str) -> None:
     name = "log.cleaner.io.max.bytes.per.second"
 
     async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
@@ -124,7 +124,7 @@ def test_a_compaction_goes_on_at_once_when_its_rate_is_raised(change: str) -> No
 
 
 @pytest.mark.parametrize("backoff_ms", ["0", "500"])
-def test_the_cleaner_looks_as_soon_as_a_shorter_back_off_says_and_0_leaves_time_for_others(backoff_ms: str) -> None:
+def test_the_cleaner_follows_a_shorter_back_off_at_once_and_0_does_not_starve_other_tasks(backoff_ms: str) -> None:
     async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
         await produce(cluster, world, 30)
         await admin.incremental_alter_configs({ALL: [ConfigChange.set("log.cleaner.backoff.ms", backoff_ms)]})
@@ -139,7 +139,7 @@ def test_the_cleaner_looks_as_soon_as_a_shorter_back_off_says_and_0_leaves_time_
     settings={"log.retention.check.interval.ms": LONG_MS},
     configs={"retention.bytes": "5000", "segment.bytes": "2000"},
 )
-async def test_retention_looks_as_soon_as_a_shorter_interval_says(
+async def test_retention_follows_a_shorter_interval_at_once(
     cluster: VirtualCluster, world: VirtualWorld, admin: Admin, /
 ) -> None:
     await produce(cluster, world, 30)
@@ -151,7 +151,7 @@ async def test_retention_looks_as_soon_as_a_shorter_interval_says(
 
 
 @pytest.mark.parametrize("setting", ["flush.ms", "flush.messages"])
-def test_a_log_is_flushed_as_soon_as_its_topic_says(setting: str) -> None:
+def test_a_log_is_flushed_at_once_when_its_topics_interval_is_shortened(setting: str) -> None:
     async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
         partition = replicas(cluster, 0).partitions.get(P0)
         assert partition is not None

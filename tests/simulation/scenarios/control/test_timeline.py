@@ -59,7 +59,7 @@ async def _all_led_without(cluster: VirtualCluster, broker_id: int) -> None:
 
 @every_seed(range(3))
 @run_by(on_virtual_loop)
-async def test_the_story_of_a_killed_controller_is_told_by_those_that_are_left(seed: int) -> None:
+async def test_the_surviving_brokers_report_the_failover_of_a_killed_controller(seed: int) -> None:
     cluster = await _start_cluster()
     [killed] = cluster.active_controllers()
     led = [str(p) for p in PARTITIONS if cluster.state(p).leader == killed]
@@ -99,7 +99,7 @@ async def test_the_story_of_a_killed_controller_is_told_by_those_that_are_left(s
 
 
 @run_by(on_virtual_loop, seed=5)
-async def test_the_story_of_a_killed_leader_begins_with_the_controllers_suspicion() -> None:
+async def test_the_report_of_a_killed_leader_begins_with_the_controllers_suspicion() -> None:
     cluster = await _start_cluster()
     [controller] = cluster.active_controllers()
     killed = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
@@ -116,7 +116,7 @@ async def test_the_story_of_a_killed_leader_begins_with_the_controllers_suspicio
 
 
 @run_by(on_virtual_loop)
-async def test_the_story_after_all_brokers_were_stopped_begins_when_they_are_started_again() -> None:
+async def test_the_report_after_all_brokers_were_stopped_begins_with_their_restart() -> None:
     cluster = await _start_cluster()
     for broker_id in cluster.broker_ids:
         await cluster.stop_broker(broker_id)
@@ -131,7 +131,7 @@ async def test_the_story_after_all_brokers_were_stopped_begins_when_they_are_sta
 
 
 @run_by(on_virtual_loop, seed=6)
-async def test_the_story_of_a_controller_that_hangs_begins_with_the_new_one() -> None:
+async def test_the_report_of_a_hanging_controller_begins_with_the_new_one() -> None:
     """Nobody suspects it, as its connections stand: ZooKeeper ends its session."""
 
     cluster = await _start_cluster()
@@ -146,7 +146,7 @@ async def test_the_story_of_a_controller_that_hangs_begins_with_the_new_one() ->
 
 
 @run_by(on_virtual_loop, seed=7)
-async def test_a_reader_gets_each_entry_once_over_a_failover_and_a_broker_that_comes_back() -> None:
+async def test_a_reader_gets_each_entry_once_across_a_failover_and_a_broker_restart() -> None:
     cluster = await _start_cluster()
     [killed] = cluster.active_controllers()
 
@@ -174,7 +174,7 @@ async def test_a_reader_gets_each_entry_once_over_a_failover_and_a_broker_that_c
 
 
 @run_by(on_virtual_loop, seed=11)
-async def test_a_broker_that_hangs_is_named_each_time_and_holds_up_nobody_for_long() -> None:
+async def test_a_hanging_broker_is_named_each_time_and_delays_no_reader_for_long() -> None:
     cluster = await _start_cluster()
     [controller] = cluster.active_controllers()
     hanging = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
@@ -196,7 +196,7 @@ async def test_a_broker_that_hangs_is_named_each_time_and_holds_up_nobody_for_lo
 
 
 @run_by(on_virtual_loop, seed=8)
-async def test_a_broker_gives_its_timeline_a_page_at_a_time_and_from_a_time_on() -> None:
+async def test_a_broker_returns_its_timeline_in_pages_and_from_a_given_time() -> None:
     cluster = await _start_cluster()
     [controller] = cluster.active_controllers()
     world = cluster.client("asking")
@@ -233,7 +233,7 @@ async def test_a_timeline_that_is_too_large_for_one_answer_is_read_in_several() 
 
 
 @run_by(on_virtual_loop, seed=9)
-async def test_a_damaged_line_of_the_file_is_left_out_and_numbers_go_on_after_a_restart() -> None:
+async def test_a_damaged_line_of_the_timeline_is_skipped_and_numbers_continue_after_a_restart() -> None:
     cluster = await _start_cluster()
     [killed] = cluster.active_controllers()
     before = cluster.broker(killed).controller

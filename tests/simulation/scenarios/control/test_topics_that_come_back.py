@@ -138,7 +138,7 @@ async def _produce(s: Scenario, produce: Callable[[Producer], Coroutine[Any, Any
 
 
 @run_by(play)
-async def test_a_lost_answer_after_a_re_creation_duplicates_nothing(s: Scenario, /) -> None:
+async def test_a_lost_answer_after_a_recreation_duplicates_nothing(s: Scenario, /) -> None:
     await s.create()
 
     async def produce(producer: Producer) -> None:
@@ -158,7 +158,7 @@ async def test_a_lost_answer_after_a_re_creation_duplicates_nothing(s: Scenario,
 
 @pytest.mark.parametrize("lost", ["requests", "answers"])
 @run_by(play)
-async def test_batches_in_flight_while_the_topic_is_created_again_are_in_the_new_one_once_and_in_order(
+async def test_batches_in_flight_during_a_recreation_are_in_the_new_topic_once_and_in_order(
     s: Scenario, /, lost: str
 ) -> None:
     await s.create()
@@ -182,7 +182,7 @@ async def test_batches_in_flight_while_the_topic_is_created_again_are_in_the_new
 
 
 @run_by(play)
-async def test_a_request_that_comes_late_writes_nothing_into_the_topic_that_was_created_since(s: Scenario, /) -> None:
+async def test_a_late_request_writes_nothing_into_the_recreated_topic(s: Scenario, /) -> None:
     await s.create()
 
     async def produce(producer: Producer) -> None:
@@ -201,7 +201,7 @@ async def test_a_request_that_comes_late_writes_nothing_into_the_topic_that_was_
 
 
 @run_by(play)
-async def test_a_producer_goes_on_after_its_topic_was_created_again_with_fewer_partitions(s: Scenario, /) -> None:
+async def test_a_producer_continues_after_its_topic_was_recreated_with_fewer_partitions(s: Scenario, /) -> None:
     await s.create(partitions=6)
 
     async def produce(producer: Producer) -> None:
@@ -221,9 +221,7 @@ async def test_a_producer_goes_on_after_its_topic_was_created_again_with_fewer_p
 
 @pytest.mark.parametrize(("before", "after"), [(3, 6), (6, 2)])
 @run_by(play)
-async def test_each_key_is_in_the_partition_that_the_new_topic_has_for_it(
-    s: Scenario, /, before: int, after: int
-) -> None:
+async def test_each_key_goes_to_its_partition_of_the_recreated_topic(s: Scenario, /, before: int, after: int) -> None:
     await s.create(before)
 
     async def produce(producer: Producer) -> None:
@@ -271,7 +269,7 @@ async def test_each_key_is_in_the_partition_that_the_new_topic_has_for_it(
 
 
 @run_by(play)
-async def test_a_partition_that_the_producer_has_not_heard_of_is_refused_and_then_known(s: Scenario, /) -> None:
+async def test_a_partition_unknown_to_the_producer_is_refused_and_then_known(s: Scenario, /) -> None:
     await s.create(1)
 
     async def produce(producer: Producer) -> None:
@@ -287,7 +285,7 @@ async def test_a_partition_that_the_producer_has_not_heard_of_is_refused_and_the
 
 
 @run_by(play)
-async def test_a_batch_that_must_split_while_its_topic_is_created_again_is_there_once(s: Scenario, /) -> None:
+async def test_a_batch_split_during_a_recreation_is_written_once(s: Scenario, /) -> None:
     def small(admin: Admin) -> Coroutine[Any, Any, None]:
         return admin.create_topic(TOPIC, assignments=[EVERYWHERE], configs={"max.message.bytes": "2000"})
 
@@ -313,7 +311,7 @@ async def test_a_batch_that_must_split_while_its_topic_is_created_again_is_there
 
 
 @run_by(play)
-async def test_a_creation_whose_answer_was_lost_is_done_once_and_known_again(s: Scenario, /) -> None:
+async def test_a_creation_whose_answer_was_lost_is_done_once_and_recognised_by_the_retry(s: Scenario, /) -> None:
     repairs: list[Callable[[], None]] = []
     lose = lambda: repairs.append(s.lose_answers(s.controller, FIRST))  # noqa: E731
     s.after_creation_of(znodes.topic_path(TOPIC), lose)
@@ -341,7 +339,7 @@ async def _create_without_hearing_of_it(s: Scenario, partitions: int) -> None:
 
 
 @run_by(play)
-async def test_a_topic_that_somebody_else_created_does_not_count_as_created_after_a_lost_answer(s: Scenario, /) -> None:
+async def test_a_topic_created_by_another_client_does_not_count_as_created_after_a_lost_answer(s: Scenario, /) -> None:
     await s.create(1)
     with pytest.raises(BrokerError) as caught:
         await _create_without_hearing_of_it(s, 5)
@@ -363,7 +361,7 @@ async def test_a_topic_that_is_being_deleted_does_not_count_as_created_after_a_l
 
 
 @run_by(play)
-async def test_a_repeated_deletion_spares_the_topic_that_was_created_since(s: Scenario, /) -> None:
+async def test_a_repeated_deletion_spares_the_recreated_topic(s: Scenario, /) -> None:
     await s.create()
     deleted = s.topic_id()
     repairs: list[Callable[[], None]] = []
@@ -380,9 +378,7 @@ async def test_a_repeated_deletion_spares_the_topic_that_was_created_since(s: Sc
 
 
 @run_by(play)
-async def test_a_deletion_that_comes_long_after_its_caller_gave_up_spares_the_topic_that_was_created_since(
-    s: Scenario, /
-) -> None:
+async def test_a_deletion_long_after_its_caller_gave_up_spares_the_recreated_topic(s: Scenario, /) -> None:
     await s.create()
     link = FIRST, s.controller
 
@@ -400,7 +396,7 @@ async def test_a_deletion_that_comes_long_after_its_caller_gave_up_spares_the_to
     await s.admin(FIRST, delete, default_api_timeout_ms=1_000)
 
 
-def test_a_deletion_that_the_controller_gets_late_spares_the_topic_that_was_created_since() -> None:
+def test_a_deletion_that_reaches_the_controller_late_spares_the_recreated_topic() -> None:
     async def scenario(s: Scenario) -> None:
         await s.create()
         meant = s.topic_id()
@@ -419,7 +415,7 @@ def test_a_deletion_that_the_controller_gets_late_spares_the_topic_that_was_crea
 
 
 @run_by(play)
-async def test_a_name_is_free_as_soon_as_its_topic_is_said_to_be_deleted(s: Scenario, /) -> None:
+async def test_a_name_is_free_as_soon_as_its_topic_is_reported_as_deleted(s: Scenario, /) -> None:
     async def again_and_again(admin: Admin) -> None:
         for _ in range(5):
             await admin.create_topic(TOPIC, partitions=3, replication_factor=3)
@@ -430,7 +426,7 @@ async def test_a_name_is_free_as_soon_as_its_topic_is_said_to_be_deleted(s: Scen
 
 
 @run_by(play)
-async def test_a_topic_that_two_delete_at_once_is_gone_for_both(s: Scenario, /) -> None:
+async def test_a_topic_deleted_by_two_clients_at_once_is_gone_for_both(s: Scenario, /) -> None:
     await s.create()
     await asyncio.gather(*(s.admin(host, lambda a: a.delete_topic(TOPIC)) for host in (FIRST, SECOND)))
     assert not s.topic_id()
@@ -440,7 +436,7 @@ async def test_a_topic_that_two_delete_at_once_is_gone_for_both(s: Scenario, /) 
 
 
 @run_by(play)
-async def test_a_deletion_that_the_next_controller_finishes_is_a_success_for_whoever_asked(s: Scenario, /) -> None:
+async def test_a_deletion_that_the_next_controller_finishes_succeeds_for_its_caller(s: Scenario, /) -> None:
     await s.create()
     [controller] = s.cluster.active_controllers()
     s.after_creation_of(znodes.delete_topic_path(TOPIC), lambda: s.cluster.kill_broker(controller))
@@ -452,7 +448,7 @@ async def test_a_deletion_that_the_next_controller_finishes_is_a_success_for_who
 
 
 @run_by(on_virtual_loop, seed=1)
-async def test_where_topics_cannot_be_deleted_both_ways_are_refused() -> None:
+async def test_if_topic_deletion_is_disabled_requests_and_znodes_are_refused() -> None:
     cluster = VirtualCluster(Simulation(), settings={"delete.topic.enable": "false"})
     await cluster.start()
     s = Scenario(cluster)
@@ -473,9 +469,7 @@ async def test_where_topics_cannot_be_deleted_both_ways_are_refused() -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 @run_by(play)
-async def test_commits_of_a_deleted_topic_hold_up_none_of_the_one_that_was_created_again(
-    s: Scenario, /, number: int
-) -> None:
+async def test_commits_of_a_deleted_topic_do_not_delay_those_of_the_recreated_one(s: Scenario, /, number: int) -> None:
     """Each was tried for 10 s, one after the other: what was read of the new topic waited for minutes. Partition 1 is
     not there any more."""
 
@@ -506,9 +500,7 @@ async def test_commits_of_a_deleted_topic_hold_up_none_of_the_one_that_was_creat
 
 
 @run_by(play)
-async def test_commits_of_a_deleted_topic_hold_up_those_of_others_only_until_it_is_known_to_be_gone(
-    s: Scenario, /
-) -> None:
+async def test_commits_of_a_deleted_topic_delay_others_only_until_the_deletion_is_known(s: Scenario, /) -> None:
     """Each waited for a second of its own for the topic to turn up."""
 
     other = TopicPartition("other", 0)

@@ -56,7 +56,7 @@ async def two_controllers(cluster: VirtualCluster) -> tuple[int, int]:
 
 
 @run_by(with_cluster)
-async def test_what_is_said_to_be_deleted_is_deleted(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+async def test_a_topic_reported_as_deleted_is_deleted(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     old, new = await two_controllers(cluster)
     created = await (await connect(world, new)).request(CREATE_TOPICS, on_broker(new))
     assert [topic.error_code for topic in created.topics] == [0]
@@ -67,7 +67,7 @@ async def test_what_is_said_to_be_deleted_is_deleted(cluster: VirtualCluster, wo
 
 
 @run_by(with_cluster)
-async def test_a_topic_that_was_created_is_not_denied(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+async def test_a_created_topic_is_not_reported_as_unknown(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     old, new = await two_controllers(cluster)
     created = await (await connect(world, new)).request(CREATE_TOPICS, on_broker(new))
     assert [topic.error_code for topic in created.topics] == [0]
@@ -78,7 +78,7 @@ async def test_a_topic_that_was_created_is_not_denied(cluster: VirtualCluster, w
 
 
 @run_by(with_cluster)
-async def test_a_repetition_does_not_bring_back_what_the_same_broker_created_and_somebody_deleted(
+async def test_a_retry_does_not_bring_back_a_topic_that_the_same_broker_created_before(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     controller = await until_controller(cluster)
@@ -116,7 +116,7 @@ async def test_a_repetition_does_not_bring_back_what_the_same_broker_created_and
 
 @pytest.mark.parametrize("name", ["__consumer.offsets", "__transaction.state"])
 @run_by(with_cluster)
-async def test_a_client_cannot_take_a_name_that_collides_with_the_brokers_own(
+async def test_a_client_cannot_create_a_name_that_collides_with_an_internal_topic(
     cluster: VirtualCluster, world: VirtualWorld, /, name: str
 ) -> None:
     await until_controller(cluster)

@@ -53,7 +53,7 @@ async def _refused(cluster: VirtualCluster, action: Callable[[Admin], Awaitable[
 
 @pytest.mark.parametrize("nonsense", [b"", b"garbage", b'{"partitions":{"0":[]}}'])
 @run_by(on_virtual_loop, seed=1)
-async def test_a_topic_that_is_edited_to_nonsense_is_put_back_by_the_controller_in_office(nonsense: bytes) -> None:
+async def test_the_active_controller_restores_a_topic_znode_edited_to_nonsense(nonsense: bytes) -> None:
     cluster, _ = await _started()
     zookeeper = cluster.simulation.zookeeper
     before = zookeeper.data(PATH)
@@ -64,7 +64,7 @@ async def test_a_topic_that_is_edited_to_nonsense_is_put_back_by_the_controller_
 
 
 @run_by(on_virtual_loop, seed=1)
-async def test_a_reassignment_survives_that_its_topic_is_edited_to_nonsense() -> None:
+async def test_a_reassignment_survives_an_invalid_edit_of_its_topic_znode() -> None:
     cluster, _ = await _started()
     zookeeper = cluster.simulation.zookeeper
 
@@ -86,7 +86,7 @@ async def test_a_reassignment_survives_that_its_topic_is_edited_to_nonsense() ->
 
 
 @run_by(on_virtual_loop, seed=1)
-async def test_where_the_next_controller_cannot_read_a_topic_every_request_says_what_to_write_to_which_znode(
+async def test_requests_for_a_topic_the_controller_cannot_read_say_what_to_write_to_which_znode(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster, _ = await _started()
@@ -120,7 +120,7 @@ async def test_where_the_next_controller_cannot_read_a_topic_every_request_says_
 
 
 @run_by(on_virtual_loop, seed=1)
-async def test_a_topic_of_which_nothing_else_is_known_is_named_all_the_same() -> None:
+async def test_an_unreadable_topic_is_named_though_nothing_else_of_it_is_known() -> None:
     cluster, _ = await _started()
     cluster.simulation.zookeeper.make(znodes.topic_path("other"), b"garbage")
     await asyncio.sleep(1)
@@ -135,7 +135,7 @@ async def test_a_topic_of_which_nothing_else_is_known_is_named_all_the_same() ->
 
 @pytest.mark.parametrize("by_hand", [False, True])
 @run_by(on_virtual_loop, seed=1)
-async def test_brokers_that_start_while_a_topics_settings_make_no_sense_lead_and_follow_once_they_are_mended(
+async def test_brokers_that_start_with_invalid_topic_settings_lead_and_follow_once_corrected(
     by_hand: bool,
 ) -> None:
     cluster, _ = await _started()
@@ -157,7 +157,7 @@ async def test_brokers_that_start_while_a_topics_settings_make_no_sense_lead_and
 
 
 @run_by(on_virtual_loop, seed=1)
-async def test_brokers_that_start_while_a_topic_has_a_setting_of_an_unknown_name_serve_it(
+async def test_brokers_that_start_serve_a_topic_with_an_unknown_setting(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster, _ = await _started()
@@ -183,7 +183,7 @@ async def test_brokers_that_start_while_a_topic_has_a_setting_of_an_unknown_name
 
 @pytest.mark.parametrize("after_s", [0.0, 0.034, 0.036, 0.04, 0.06])
 @run_by(on_virtual_loop, seed=1)
-async def test_a_topics_settings_that_are_mended_while_a_broker_starts_keep_no_replica_from_it(after_s: float) -> None:
+async def test_topic_settings_corrected_while_a_broker_starts_do_not_cost_it_a_replica(after_s: float) -> None:
     cluster, victim = await _started()
     zookeeper = cluster.simulation.zookeeper
     path = znodes.topic_config_path("orders")
@@ -214,9 +214,7 @@ def _is_served(cluster: VirtualCluster, partition: TopicPartition) -> bool:
 
 
 @run_by(on_virtual_loop, seed=1)
-async def test_a_partition_whose_state_made_no_sense_when_a_controller_took_office_is_led_once_it_is_corrected() -> (
-    None
-):
+async def test_a_partition_with_an_invalid_state_at_a_failover_is_led_once_it_is_corrected() -> None:
     cluster, _ = await _started()
     zookeeper = cluster.simulation.zookeeper
     for broker_id in cluster.broker_ids:
@@ -237,7 +235,7 @@ async def test_a_partition_whose_state_made_no_sense_when_a_controller_took_offi
     ("field", "nonsense"), [("min_insync_replicas", 2**70), ("leader_epoch", 2**31 + 5), ("controller_epoch", 2**20)]
 )
 @run_by(on_virtual_loop, seed=1)
-async def test_a_number_out_of_range_in_one_partitions_state_holds_up_no_other_partition(
+async def test_a_number_out_of_range_in_one_partitions_state_affects_no_other_partition(
     field: str, nonsense: int
 ) -> None:
     cluster, _ = await _started()
@@ -257,7 +255,7 @@ async def test_a_number_out_of_range_in_one_partitions_state_holds_up_no_other_p
 
 
 @run_by(on_virtual_loop, seed=1)
-async def test_a_broker_whose_registration_made_no_sense_is_known_once_it_is_corrected() -> None:
+async def test_a_broker_with_an_invalid_registration_is_known_once_it_is_corrected() -> None:
     cluster, victim = await _started()
     zookeeper = cluster.simulation.zookeeper
     [controller] = cluster.active_controllers()

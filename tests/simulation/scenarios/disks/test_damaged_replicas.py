@@ -164,9 +164,7 @@ async def _leader(cluster: VirtualCluster, *, may_control: bool = True) -> int:
         (LeaderAndIsr(1, 5, (1,), 1, 0, eligible=(3,)), False),
     ],
 )
-def test_a_replica_is_deleted_only_where_another_leads_in_a_later_epoch_and_it_is_neither_in_sync_nor_eligible(
-    state: LeaderAndIsr, may: bool
-) -> None:
+def test_a_damaged_replica_is_deleted_only_if_no_leader_or_election_can_need_it(state: LeaderAndIsr, may: bool) -> None:
     assert may_be_deleted(state, 3, 4) is may
 
 
@@ -175,7 +173,7 @@ def test_a_replica_is_deleted_only_where_another_leads_in_a_later_epoch_and_it_i
 
 @every_seed(range(3))
 @run_by(_simulate)
-async def test_a_consumer_that_meets_a_damaged_batch_reads_it_from_another_broker_and_the_replica_is_healed(
+async def test_a_damaged_batch_is_read_from_another_broker_and_its_replica_is_recreated(
     cluster: VirtualCluster, /, seed: int
 ) -> None:
     await _send(cluster, 0, 10)
@@ -205,7 +203,7 @@ async def test_a_consumer_that_meets_a_damaged_batch_reads_it_from_another_broke
 
 
 @run_by(_simulate)
-async def test_a_follower_that_meets_a_damaged_batch_gets_it_from_another_leader(cluster: VirtualCluster, /) -> None:
+async def test_a_follower_gets_a_damaged_batch_from_another_leader(cluster: VirtualCluster, /) -> None:
     leader = cluster.state(HURT).leader
     behind = next(b for b in cluster.broker_ids if b != leader)
     cluster.kill_broker(behind)
@@ -232,7 +230,7 @@ async def test_a_follower_that_meets_a_damaged_batch_gets_it_from_another_leader
     ],
 )
 @run_by(_simulate)
-async def test_a_batch_of_kafkas_format_that_cannot_be_where_it_says_is_read_from_another_broker(
+async def test_a_kafka_batch_with_an_impossible_offset_is_read_from_another_broker(
     cluster: VirtualCluster, /, position: int, bit: int, batch: int, reader: str
 ) -> None:
     """No CRC covers that."""
@@ -257,9 +255,7 @@ async def test_a_batch_of_kafkas_format_that_cannot_be_where_it_says_is_read_fro
 
 
 @run_by(_simulate)
-async def test_a_follower_whose_leader_sends_what_was_before_its_end_is_not_set_aside_but_the_leader_is_left(
-    cluster: VirtualCluster, /
-) -> None:
+async def test_a_follower_that_receives_records_before_its_end_leaves_the_leader(cluster: VirtualCluster, /) -> None:
     await _write_kafkas_format(cluster)
     await _send(cluster, 0, 5)
     leader = cluster.state(HURT).leader
@@ -280,7 +276,7 @@ async def test_a_follower_whose_leader_sends_what_was_before_its_end_is_not_set_
 
 
 @run_by(_simulate)
-async def test_a_consumer_leaves_a_leader_whose_epochs_go_down_and_reads_everything_once(
+async def test_a_consumer_leaves_a_leader_with_decreasing_epochs_and_reads_everything_once(
     cluster: VirtualCluster, /
 ) -> None:
     await _write_kafkas_format(cluster)
@@ -303,7 +299,7 @@ async def test_a_consumer_leaves_a_leader_whose_epochs_go_down_and_reads_everyth
 
 
 @run_by(_simulate, brokers=1, replicas=1)
-async def test_what_comes_before_a_misplaced_batch_is_read_where_no_other_broker_can_lead(
+async def test_records_before_a_misplaced_batch_are_read_if_no_other_broker_can_lead(
     cluster: VirtualCluster, /
 ) -> None:
     await _write_kafkas_format(cluster)
@@ -326,7 +322,7 @@ async def test_what_comes_before_a_misplaced_batch_is_read_where_no_other_broker
 
 
 @run_by(_simulate)
-async def test_the_last_in_sync_replica_leads_on_with_its_damage_and_the_reader_is_told(
+async def test_the_last_in_sync_replica_keeps_leading_despite_damage_and_readers_get_an_error(
     cluster: VirtualCluster, /
 ) -> None:
     await _send(cluster, 0, 10)
@@ -366,7 +362,7 @@ async def test_without_another_replica_nothing_is_deleted_and_the_rest_is_served
 
 @every_seed(range(4))
 @run_by(_simulate)
-async def test_the_controller_may_die_while_a_replica_is_given_up_and_healed(
+async def test_the_controller_may_die_while_a_replica_is_given_up_and_recreated(
     cluster: VirtualCluster, /, seed: int
 ) -> None:
     await _send(cluster, 0, 10)
@@ -389,7 +385,7 @@ async def test_the_controller_may_die_while_a_replica_is_given_up_and_healed(
 @every_seed(range(6))
 @pytest.mark.parametrize("power", [False, True])
 @run_by(_simulate)
-async def test_a_broker_may_die_while_a_replica_of_it_is_made_anew(
+async def test_a_broker_may_die_while_its_replica_is_recreated(
     cluster: VirtualCluster, /, power: bool, seed: int
 ) -> None:
     await _send(cluster, 0, 10)
@@ -429,7 +425,7 @@ HARMS: Mapping[str, Callable[[VirtualCluster, int], None]] = {"metadata": _metad
 @pytest.mark.parametrize("harm", HARMS)
 @every_seed(range(2))
 @run_by(_simulate)
-async def test_a_replica_that_was_damaged_while_its_broker_was_down_is_healed(
+async def test_a_replica_damaged_while_its_broker_was_down_is_recreated(
     cluster: VirtualCluster, /, harm: str, seed: int
 ) -> None:
     await _send(cluster, 0, 10)
@@ -448,7 +444,7 @@ async def test_a_replica_that_was_damaged_while_its_broker_was_down_is_healed(
 
 @pytest.mark.parametrize("which", [0, 1], ids=["first", "middle"])
 @run_by(_simulate, settings={"log.segment.bytes": "600"})
-async def test_a_replica_that_lost_a_segment_while_its_broker_was_down_is_healed_and_costs_the_others_nothing(
+async def test_a_replica_that_lost_a_segment_while_down_is_recreated_at_no_cost_to_others(
     cluster: VirtualCluster, /, which: int
 ) -> None:
     """Leading, it would make the others drop what lies before its beginning; or leave a gap that nobody notices."""
@@ -500,9 +496,7 @@ async def _last_in_sync_is_damaged(cluster: VirtualCluster) -> None:
 
 @pytest.mark.parametrize("clean", [True, False])
 @run_by(_simulate, replicas=1, settings={"log.segment.bytes": "200"})
-async def test_however_often_the_broker_starts_the_only_replica_is_not_cut_at_the_damage(
-    cluster: VirtualCluster, /, clean: bool
-) -> None:
+async def test_restarts_do_not_truncate_the_only_replica_at_its_damage(cluster: VirtualCluster, /, clean: bool) -> None:
     await _send(cluster, 0, 10)
     [victim] = cluster.state(HURT).isr
     await cluster.stop_broker(victim)
@@ -528,7 +522,7 @@ async def test_however_often_the_broker_starts_the_only_replica_is_not_cut_at_th
     await _read(cluster, 10, [HURT])
 
 
-def test_of_the_last_in_sync_replica_nothing_is_deleted_before_another_leads() -> None:
+def test_the_last_in_sync_replica_is_not_deleted_before_another_leads() -> None:
     _simulate(_last_in_sync_is_damaged)
 
 

@@ -161,7 +161,7 @@ async def test_new_replicas_go_to_the_directory_with_the_fewest(cluster: Virtual
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 @every_seed(range(3))
 @run_by(_simulate)
-async def test_others_lead_what_was_in_the_failed_directory_and_the_rest_is_led_on(
+async def test_other_brokers_lead_the_failed_directorys_partitions_and_the_rest_is_unaffected(
     cluster: VirtualCluster, /, error: int, seed: int
 ) -> None:
     await _send(cluster, 0, 10)
@@ -224,7 +224,7 @@ async def test_the_controller_may_die_while_it_handles_the_failure(cluster: Virt
 
 
 @run_by(_simulate)
-async def test_a_controller_whose_own_directory_fails_stays_in_office_and_makes_others_lead(
+async def test_a_controller_with_a_failed_directory_stays_in_office_and_elects_other_leaders(
     cluster: VirtualCluster, /
 ) -> None:
     [controller] = cluster.active_controllers()
@@ -258,7 +258,7 @@ async def test_a_broker_stops_when_its_last_directory_fails() -> None:
 
 
 @run_by(_simulate)
-async def test_admin_is_told_what_is_in_each_directory_and_why_one_is_offline(cluster: VirtualCluster, /) -> None:
+async def test_admin_describes_each_directory_and_why_one_is_offline(cluster: VirtualCluster, /) -> None:
     await _send(cluster, 0, 10)
     cluster.break_log_dir(1, 1)
     await _send(cluster, 10, 10)
@@ -353,12 +353,12 @@ async def _one_write_fails(cluster: VirtualCluster) -> None:
     await _assert_all_read(cluster, 30)
 
 
-def test_after_a_write_has_failed_nothing_is_written_to_that_directory_not_even_that_it_was_left_clean() -> None:
+def test_after_a_failed_write_nothing_is_written_to_the_directory_not_even_the_clean_marker() -> None:
     _simulate(_one_write_fails)
 
 
 @pytest.mark.parametrize("name", ["io-error-ignored", "clean-marker-of-a-failed-directory"])
-def test_a_mutant_that_uses_a_failed_directory_on_is_caught(name: str) -> None:
+def test_a_mutant_that_keeps_using_a_failed_directory_is_caught(name: str) -> None:
     with planted(name), pytest.raises((AssertionError, TimeoutError)):
         _simulate(_one_write_fails)
 
@@ -377,7 +377,7 @@ async def _restart(cluster: VirtualCluster, broker_id: int) -> int:
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.ENOTDIR])
 @pytest.mark.parametrize("number", [0, 1])
 @run_by(_simulate)
-async def test_a_directory_that_cannot_be_opened_counts_as_failed_and_is_not_believed_when_it_is_back(
+async def test_a_directory_that_cannot_be_opened_counts_as_failed_and_is_not_trusted_later(
     cluster: VirtualCluster, /, number: int, error: int
 ) -> None:
     await _send(cluster, 0, 10)
@@ -407,7 +407,7 @@ async def test_a_directory_that_cannot_be_opened_counts_as_failed_and_is_not_bel
 
 @every_seed(range(3))
 @run_by(_simulate)
-async def test_a_mended_directory_is_taken_back_but_not_believed(cluster: VirtualCluster, /, seed: int) -> None:
+async def test_a_repaired_directory_is_used_again_but_not_trusted(cluster: VirtualCluster, /, seed: int) -> None:
     await _send(cluster, 0, 10)
     lost = _in(cluster, 1, 1)
     cluster.break_log_dir(1, 1)
@@ -486,7 +486,7 @@ def test_a_broker_that_comes_back_without_a_directory_leads_nothing_that_was_in_
     ("name", "harm"),
     [("replica-in-a-broken-directory-made-anew", _break), ("directories-do-not-know-each-other", _leave_out)],
 )
-def test_a_mutant_that_makes_replicas_anew_is_caught(name: str, harm: Callable[[VirtualCluster], None]) -> None:
+def test_a_mutant_that_recreates_replicas_is_caught(name: str, harm: Callable[[VirtualCluster], None]) -> None:
     with planted(name), pytest.raises(AssertionError):
         _simulate(partial(_comes_back, harm=harm))
 
@@ -516,7 +516,7 @@ async def _reassign(cluster: VirtualCluster, partitions: list[TopicPartition], r
 
 @pytest.mark.parametrize("is_made_anew", ["by a reassignment", "without the directory"])
 @run_by(_simulate)
-async def test_a_replica_that_was_made_anew_while_its_directory_was_away_is_served_when_that_is_back(
+async def test_a_replica_recreated_while_its_directory_was_away_stays_the_served_one(
     cluster: VirtualCluster, /, is_made_anew: str
 ) -> None:
     """The longer log is: what the directory has is older. That is kept under another name."""
@@ -551,7 +551,7 @@ async def test_a_replica_that_was_made_anew_while_its_directory_was_away_is_serv
 
 @pytest.mark.parametrize("comes_back_first", [True, False])
 @run_by(_simulate)
-async def test_a_topic_is_served_whose_predecessor_comes_back_with_a_directory_that_was_left_out(
+async def test_a_topic_is_served_though_its_predecessor_returns_with_a_left_out_directory(
     cluster: VirtualCluster, /, comes_back_first: bool
 ) -> None:
     await _send(cluster, 100, 10)
@@ -579,7 +579,7 @@ async def test_a_topic_is_served_whose_predecessor_comes_back_with_a_directory_t
 
 
 @run_by(_simulate)
-async def test_a_topic_is_gone_only_when_the_broken_directory_is_back_and_new_ones_go_to_the_other(
+async def test_a_deletion_ends_only_when_the_broken_directory_returns_and_new_topics_avoid_it(
     cluster: VirtualCluster, /
 ) -> None:
     await cluster.stop_broker(1)

@@ -28,7 +28,7 @@ async def _open(world: VirtualWorld) -> LogManager:
 
 
 @run_by(on_virtual_loop)
-async def test_what_a_failed_fsync_left_in_memory_is_on_disk_after_the_next_flush() -> None:
+async def test_data_left_in_memory_by_a_failed_fsync_is_on_disk_after_the_next_flush() -> None:
     host = Simulation().host("broker-1")
 
     async def fail_to_flush(world: VirtualWorld) -> None:
@@ -61,7 +61,7 @@ async def test_what_a_failed_fsync_left_in_memory_is_on_disk_after_the_next_flus
 
 
 @run_by(on_virtual_loop)
-async def test_a_broker_whose_disk_fails_while_it_opens_replicas_does_not_start_without_them() -> None:
+async def test_a_broker_does_not_start_if_its_disk_fails_while_replicas_are_opened() -> None:
     host = Simulation().host("broker-1")
 
     async def append(world: VirtualWorld) -> None:

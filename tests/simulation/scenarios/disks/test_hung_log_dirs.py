@@ -89,7 +89,7 @@ def _writing(cluster: VirtualCluster, partitions: list[TopicPartition]) -> Virtu
 
 @every_seed(range(3))
 @run_by(on_virtual_loop)
-async def test_the_partitions_of_the_other_directory_go_on_at_once(seed: int) -> None:
+async def test_partitions_of_the_other_directory_continue_at_once(seed: int) -> None:
     cluster = await _cluster()
     hung = cluster.state(PARTITIONS[0]).leader
     world = _writing(cluster, _in(cluster, hung, 0))
@@ -126,7 +126,7 @@ async def _ends(cluster: VirtualCluster) -> dict[TopicPartition, object]:
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", ["synced", "replicated"])
 @run_by(on_virtual_loop)
-async def test_others_lead_what_is_in_a_directory_that_hangs(durability: str) -> None:
+async def test_other_brokers_lead_the_partitions_of_a_hanging_directory(durability: str) -> None:
     cluster = await _cluster(durability)
     hung = cluster.state(PARTITIONS[0]).leader
     concerned = _in(cluster, hung, 0)
@@ -140,7 +140,7 @@ async def test_others_lead_what_is_in_a_directory_that_hangs(durability: str) ->
 
 
 @run_by(on_virtual_loop)
-async def test_orders_of_the_controller_wait_no_longer_than_until_a_directory_is_given_up() -> None:
+async def test_controller_orders_wait_at_most_until_a_directory_is_given_up() -> None:
     cluster = await _cluster()
     hung = cluster.state(PARTITIONS[0]).leader
     killed = next(broker_id for broker_id in cluster.broker_ids if broker_id != hung)
@@ -158,7 +158,7 @@ async def test_orders_of_the_controller_wait_no_longer_than_until_a_directory_is
 
 @every_seed(range(3))
 @run_by(on_virtual_loop)
-async def test_what_returns_late_changes_nothing_and_the_directory_is_not_believed_after_a_restart(seed: int) -> None:
+async def test_calls_that_return_late_have_no_effect_and_the_directory_is_not_trusted_later(seed: int) -> None:
     cluster = await _cluster()
     hung = cluster.state(PARTITIONS[0]).leader
     concerned = _in(cluster, hung, 0)
@@ -194,7 +194,7 @@ async def test_a_directory_that_hangs_for_a_shorter_time_is_not_given_up() -> No
 
 
 @run_by(on_virtual_loop)
-async def test_where_all_directories_hang_none_is_given_up() -> None:
+async def test_if_all_directories_hang_none_is_given_up() -> None:
     cluster = await _cluster()
     hung = cluster.state(PARTITIONS[0]).leader
     for number in range(2):
@@ -208,7 +208,7 @@ async def test_where_all_directories_hang_none_is_given_up() -> None:
 
 
 @run_by(on_virtual_loop)
-async def test_time_in_which_the_process_was_stopped_is_not_taken_for_a_hang() -> None:
+async def test_time_while_the_process_was_stopped_does_not_count_as_a_hang() -> None:
     simulation = Simulation()
     host = simulation.host("broker")
     world = host.start_process()

@@ -126,7 +126,7 @@ def _ends(cluster: VirtualCluster) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("durability", ["replicated", "synced"])
-def test_leader_and_followers_move_while_records_are_sent_and_are_there_after_a_power_cut_of_all(
+def test_replicas_moved_during_writes_are_complete_after_a_power_cut_of_all(
     durability: str,
 ) -> None:
     async def scenario(cluster: VirtualCluster) -> None:
@@ -203,7 +203,7 @@ async def test_a_topic_that_is_deleted_while_its_replicas_move_leaves_nothing_be
 
 @every_seed(range(4))
 @run_by(_simulate)
-async def test_when_a_directory_fails_while_a_replica_moves_to_it_or_from_it_nothing_is_lost(
+async def test_a_directory_that_fails_during_a_move_to_or_from_it_loses_nothing(
     cluster: VirtualCluster, /, seed: int
 ) -> None:
     dice = Random(seed)
@@ -222,7 +222,7 @@ async def test_when_a_directory_fails_while_a_replica_moves_to_it_or_from_it_not
 
 @every_seed(range(4))
 @run_by(_simulate)
-async def test_a_follower_that_must_cut_its_log_while_it_moves_has_what_its_leader_has(
+async def test_a_follower_that_truncates_its_log_during_a_move_matches_its_leader(
     cluster: VirtualCluster, /, seed: int
 ) -> None:
     dice = Random(seed)
@@ -248,7 +248,7 @@ async def test_a_follower_that_must_cut_its_log_while_it_moves_has_what_its_lead
 
 
 @run_by(_simulate)
-async def test_a_client_of_kafkas_moves_a_replica_and_is_told_how_far_it_is(cluster: VirtualCluster, /) -> None:
+async def test_a_kafka_client_moves_a_replica_and_sees_its_progress(cluster: VirtualCluster, /) -> None:
     await _send(cluster, 0, 100)
     world = cluster.client("client")
     there = next(path for path in OTHERS if path != _home(cluster, 1))

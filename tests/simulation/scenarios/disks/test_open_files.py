@@ -65,7 +65,7 @@ def open_files(cluster: VirtualCluster, broker_id: int) -> int:
 
 
 @run_by(with_cluster)
-async def test_connections_are_refused_before_they_take_what_files_need(
+async def test_connections_are_refused_before_they_use_descriptors_needed_for_files(
     cluster: VirtualCluster, world: VirtualWorld, /, caplog: pytest.LogCaptureFixture
 ) -> None:
     limit_files(cluster, 0, open_files(cluster, 0) + 3)
@@ -86,7 +86,7 @@ def leaders_of_large(cluster: VirtualCluster) -> list[int]:
 
 
 @run_by(with_cluster)
-async def test_a_topic_that_does_not_fit_is_made_as_far_as_it_does_and_all_brokers_serve_and_start_again(
+async def test_a_topic_with_too_many_files_is_created_in_part_and_all_brokers_serve_and_restart(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     for broker_id in cluster.broker_ids:
@@ -107,7 +107,7 @@ async def test_a_topic_that_does_not_fit_is_made_as_far_as_it_does_and_all_broke
 
 
 @run_by(with_cluster)
-async def test_replicas_that_did_not_fit_are_made_as_soon_as_there_is_room_however_long_there_was_none(
+async def test_replicas_without_descriptors_are_created_once_there_is_room_however_late(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     limit_files(cluster, 0, 2 * PARTITIONS + 20)
@@ -142,7 +142,7 @@ class Shortages:
 
 @pytest.mark.parametrize("is_done", [False, True])
 @run_by(with_cluster, settings=NO_OFFSETS_TOPIC)
-async def test_a_topic_is_deleted_though_a_broker_was_short_of_descriptors_then(
+async def test_a_topic_is_deleted_despite_a_shortage_of_descriptors(
     cluster: VirtualCluster, world: VirtualWorld, /, monkeypatch: pytest.MonkeyPatch, is_done: bool
 ) -> None:
     shortages = Shortages(monkeypatch, LogManager, "_rename_away", is_done=is_done)
@@ -156,7 +156,7 @@ async def test_a_topic_is_deleted_though_a_broker_was_short_of_descriptors_then(
 
 
 @run_by(with_cluster)
-async def test_a_topic_is_deleted_though_a_broker_was_short_of_descriptors_for_long(
+async def test_a_topic_is_deleted_despite_a_long_shortage_of_descriptors(
     cluster: VirtualCluster, world: VirtualWorld, /, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Admin(cluster.bootstrap, world=world) as admin:
@@ -170,7 +170,7 @@ async def test_a_topic_is_deleted_though_a_broker_was_short_of_descriptors_for_l
 
 
 @run_by(with_cluster)
-async def test_a_topic_is_deleted_though_a_broker_could_not_make_its_replica(
+async def test_a_topic_is_deleted_though_a_broker_could_not_create_its_replica(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     async with Admin(cluster.bootstrap, world=world) as admin:
@@ -184,7 +184,7 @@ async def test_a_topic_is_deleted_though_a_broker_could_not_make_its_replica(
 
 @pytest.mark.parametrize("lasts_s", [0, 30])
 @run_by(with_cluster)
-async def test_a_partition_comes_back_to_a_broker_that_was_too_short_of_descriptors_to_delete_it(
+async def test_a_partition_returns_to_a_broker_that_lacked_descriptors_to_delete_it(
     cluster: VirtualCluster, world: VirtualWorld, /, monkeypatch: pytest.MonkeyPatch, lasts_s: float
 ) -> None:
     moved = TopicPartition("moved", 0)
@@ -200,7 +200,7 @@ async def test_a_partition_comes_back_to_a_broker_that_was_too_short_of_descript
 
 
 @run_by(on_virtual_loop)
-async def test_a_directory_outlives_that_the_failure_of_another_is_noted_in_a_shortage(
+async def test_a_directory_survives_that_anothers_failure_is_recorded_during_a_shortage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = VirtualCluster(Simulation(), log_dirs=2)
@@ -248,7 +248,7 @@ def _all_have(acknowledged: dict[str, list[bytes]], wanted: dict[str, int]) -> b
 
 @pytest.mark.parametrize("spare", [0, *(pytest.param(spare, marks=pytest.mark.slow) for spare in range(1, 4))])
 @run_by(with_cluster, settings=BUSY)
-async def test_what_cannot_be_opened_for_a_while_is_opened_later_and_nothing_is_lost(
+async def test_files_that_cannot_be_opened_for_a_while_are_opened_later_and_nothing_is_lost(
     cluster: VirtualCluster, world: VirtualWorld, /, spare: int
 ) -> None:
     acknowledged: dict[str, list[bytes]] = {topic: [] for topic in KINDS}

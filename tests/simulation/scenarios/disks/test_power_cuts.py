@@ -182,7 +182,7 @@ async def test_a_leader_left_alone_acknowledges_nothing_so_its_power_cut_loses_n
 
 @everywhere
 @run_by(_simulate)
-async def test_when_the_whole_cluster_loses_its_power_the_longest_log_leads_and_it_is_said_aloud(
+async def test_after_a_power_cut_of_the_whole_cluster_the_longest_log_leads_with_a_warning(
     cluster: VirtualCluster, /, seed: int
 ) -> None:
     await _send(cluster, 0, 30)
@@ -200,7 +200,7 @@ async def test_when_the_whole_cluster_loses_its_power_the_longest_log_leads_and_
 @everywhere
 @pytest.mark.parametrize("whole", range(3))
 @run_by(_simulate)
-async def test_the_longest_log_leads_even_if_its_broker_is_back_before_the_others_are_known_to_be_dead(
+async def test_the_longest_log_leads_even_if_its_broker_returns_before_the_others_are_missed(
     cluster: VirtualCluster, /, whole: int, seed: int
 ) -> None:
     await _send(cluster, 0, 30)
@@ -216,7 +216,7 @@ async def test_the_longest_log_leads_even_if_its_broker_is_back_before_the_other
 
 @everywhere
 @run_by(_simulate)
-async def test_where_one_host_loses_its_power_the_others_go_on_at_once(cluster: VirtualCluster, /, seed: int) -> None:
+async def test_if_one_host_loses_its_power_the_others_continue_at_once(cluster: VirtualCluster, /, seed: int) -> None:
     await _send(cluster, 0, 30)
     victim = next(b for b in cluster.broker_ids if b != cluster.state(PARTITION).leader)
     cluster.power_cut(victim)
@@ -228,7 +228,7 @@ async def test_where_one_host_loses_its_power_the_others_go_on_at_once(cluster: 
 
 
 @run_by(_simulate, seed=0)
-async def test_a_new_broker_has_nothing_to_be_believed_for(cluster: VirtualCluster, /) -> None:
+async def test_a_new_broker_is_not_trusted_for_existing_replicas(cluster: VirtualCluster, /) -> None:
     for broker_id in cluster.broker_ids:
         broker = cluster.broker(broker_id)
         assert broker._logs.trusted_since == broker.broker_epoch != SINCE_THIS_REGISTRATION

@@ -104,7 +104,7 @@ async def test_a_rolling_restart_loses_nothing_and_no_member() -> None:
 
 @every_seed(range(3))
 @run_by(on_virtual_loop)
-async def test_the_partitions_of_a_killed_member_are_read_on_by_the_others(seed: int) -> None:
+async def test_the_other_members_continue_the_partitions_of_a_killed_one(seed: int) -> None:
     work = await GroupWork.start()
     await work.until(lambda: work.written > 10)
     work.members[1].world.process.kill()
@@ -117,7 +117,7 @@ async def test_the_partitions_of_a_killed_member_are_read_on_by_the_others(seed:
 
 @every_seed(range(5))
 @run_by(on_virtual_loop)
-async def test_a_member_that_was_stopped_for_longer_than_its_session_commits_nothing_when_it_is_back(seed: int) -> None:
+async def test_a_member_stopped_for_longer_than_its_session_commits_nothing_afterwards(seed: int) -> None:
     work = await GroupWork.start()
     await work.until(lambda: work.written > 10)
     member = work.members[1]
@@ -141,7 +141,7 @@ async def test_a_member_that_was_stopped_for_longer_than_its_session_commits_not
 
 @every_seed(range(3))
 @run_by(on_virtual_loop)
-async def test_a_leader_killed_while_members_commit_stops_nobody_for_long(seed: int) -> None:
+async def test_a_leader_killed_while_members_commit_delays_no_member_for_long(seed: int) -> None:
     work = await GroupWork.start()
     await work.until(lambda: work.written > 10)
     for _ in range(3):
@@ -167,7 +167,7 @@ async def test_a_coordinator_that_hangs_is_left_as_soon_as_there_is_another() ->
 
 
 @run_by(on_virtual_loop)
-async def test_a_static_member_that_is_restarted_gets_what_it_had_and_nobody_rebalances() -> None:
+async def test_a_restarted_static_member_gets_its_partitions_back_without_a_rebalance() -> None:
     work = await GroupWork.start(members=2)
     static = work.add("static", group_instance_id="till-1")
     await work.until(lambda: static.assignment() and work.is_shared())
@@ -182,7 +182,7 @@ async def test_a_static_member_that_is_restarted_gets_what_it_had_and_nobody_reb
 
 @pytest.mark.parametrize("is_coordinator_killed", [False, True])
 @run_by(on_virtual_loop)
-async def test_what_a_static_member_was_to_give_up_when_it_was_restarted_goes_to_the_others(
+async def test_partitions_that_a_restarted_static_member_had_to_give_up_go_to_the_others(
     is_coordinator_killed: bool,
 ) -> None:
     """The rebalance in which they get it comes when the member has given it up. The one that came back was given the
@@ -206,7 +206,7 @@ async def test_what_a_static_member_was_to_give_up_when_it_was_restarted_goes_to
 
 @every_seed(range(5))
 @run_by(on_virtual_loop)
-async def test_a_member_that_waits_for_a_commit_with_records_in_hand_holds_up_no_rebalance(seed: int) -> None:
+async def test_a_member_that_waits_for_a_commit_with_records_in_hand_blocks_no_rebalance(seed: int) -> None:
     """Each waited for the other: the commit for the end of the rebalance, and that for the records to be done with."""
 
     work = await GroupWork.start(members=1)
@@ -221,7 +221,7 @@ async def test_a_member_that_waits_for_a_commit_with_records_in_hand_holds_up_no
 
 @every_seed(range(5))
 @run_by(on_virtual_loop)
-async def test_a_commit_in_the_middle_of_a_rebalance_is_over_with_it_although_nothing_changed_hands(seed: int) -> None:
+async def test_a_commit_during_a_rebalance_that_moves_nothing_ends_with_it(seed: int) -> None:
     """There are as many members as partitions: another one gets none. The generation that the commit names has no
     assignment yet, and the one that comes is what the member has."""
 
@@ -251,7 +251,7 @@ def has_its_share(work: GroupWork, member: Member) -> bool:
 
 
 @run_by(on_virtual_loop)
-async def test_a_user_that_takes_too_long_loses_its_place_and_is_told() -> None:
+async def test_a_user_that_takes_too_long_loses_its_membership_and_is_notified() -> None:
     work = await GroupWork.start(max_poll_interval_ms=10_000)
     slow = work.members[0]
     slow.pause_s = 15  # for each of up to five records
@@ -262,7 +262,7 @@ async def test_a_user_that_takes_too_long_loses_its_place_and_is_told() -> None:
 
 
 @run_by(on_virtual_loop)
-async def test_thousands_of_commits_that_nobody_waits_for_cost_a_little_each() -> None:
+async def test_thousands_of_commits_without_waiting_cost_little_each() -> None:
     work = await GroupWork.start(members=1)
     await work.shared()
     loop = asyncio.get_running_loop()

@@ -68,7 +68,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_close_does_not_warn_of_a_commit_that_another_one_has_made(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_does_not_warn_of_a_commit_that_another_member_has_made(caplog: pytest.LogCaptureFixture) -> None:
     async def program(scene: Scene) -> None:
         for number in range(40):
             settings = {"enable_auto_commit": True, "auto_commit_interval_ms": 1 + number % 7}
@@ -80,7 +80,7 @@ def test_close_does_not_warn_of_a_commit_that_another_one_has_made(caplog: pytes
     assert warnings(caplog) == []
 
 
-def test_a_member_whose_user_is_away_leaves_once_and_is_back_when_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_member_whose_user_is_away_leaves_once_and_rejoins_with_the_user(caplog: pytest.LogCaptureFixture) -> None:
     async def program(scene: Scene) -> None:
         async with scene.consumer(max_poll_interval_ms=8_000) as away:
             assert await away.poll(timeout_ms=5_000)
@@ -108,7 +108,7 @@ async def committed_too_late(consumer: Consumer, offsets: dict[TopicPartition, i
 @pytest.mark.parametrize("offsets", [None, {P0: 5}])
 @pytest.mark.parametrize("is_asked_again", [False, True])
 @run_by(play)
-async def test_a_commit_after_max_poll_interval_ms_says_why_it_is_refused(
+async def test_a_commit_after_max_poll_interval_ms_is_refused_with_the_reason(
     scene: Scene, /, is_asked_again: bool, offsets: dict[TopicPartition, int] | None
 ) -> None:
     """Whether the user has records in its hands or none."""
@@ -129,7 +129,7 @@ async def test_a_commit_after_max_poll_interval_ms_says_why_it_is_refused(
 
 
 @run_by(play)
-async def test_a_commit_that_the_coordinator_refuses_as_the_member_has_left_just_then_says_why(scene: Scene, /) -> None:
+async def test_a_commit_refused_because_the_member_just_left_says_why(scene: Scene, /) -> None:
     async with scene.consumer(max_poll_interval_ms=8_000) as consumer:
         assert await consumer.poll(timeout_ms=5_000)
         member = consumer._member
@@ -147,7 +147,7 @@ async def test_a_commit_that_the_coordinator_refuses_as_the_member_has_left_just
 
 
 @run_by(play)
-async def test_a_commit_by_hand_in_a_group_with_members_says_what_to_do(scene: Scene, /) -> None:
+async def test_a_manual_commit_in_a_group_with_members_is_refused_with_the_remedy(scene: Scene, /) -> None:
     async with scene.consumer() as member, scene.consumer(topics=None, partitions=[P0]) as by_hand:
         assert await member.poll(timeout_ms=5_000)
         said = r"NON_EMPTY_GROUP: group billing has members, .*describe billing.*a group of their own, or subscribe"
@@ -180,7 +180,7 @@ class Calling(RebalanceListener):
 @pytest.mark.parametrize("by", ["itself", "a task"])
 @pytest.mark.parametrize("what", ["unsubscribe", "close"])
 @run_by(play)
-async def test_a_listener_that_calls_what_would_wait_for_it_is_told_at_once(
+async def test_a_listener_whose_call_would_wait_for_itself_gets_an_error_at_once(
     scene: Scene, /, what: str, by: str
 ) -> None:
     async def call() -> None:
@@ -196,7 +196,7 @@ async def test_a_listener_that_calls_what_would_wait_for_it_is_told_at_once(
 
 
 @run_by(play)
-async def test_a_task_that_a_listener_has_started_may_unsubscribe_once_it_has_returned(scene: Scene, /) -> None:
+async def test_a_task_started_by_a_listener_may_unsubscribe_after_the_listener_returned(scene: Scene, /) -> None:
     tasks: list[asyncio.Task[None]] = []
 
     async def soon() -> None:
@@ -250,7 +250,7 @@ class Slow(RebalanceListener):
         await asyncio.sleep(10)
 
 
-def test_a_rebalance_that_waits_for_another_member_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rebalance_that_waits_for_another_member_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     async def program(scene: Scene) -> None:
         async with (
             scene.consumer(client_id="idle", partition_assignment_strategy="range") as idle,
@@ -272,16 +272,14 @@ def test_a_rebalance_that_waits_for_another_member_says_so(caplog: pytest.LogCap
 
 
 @run_by(play)
-async def test_a_member_that_has_nothing_says_that_another_one_may_not_have_given_its_part_up_yet(
-    scene: Scene, /
-) -> None:
+async def test_a_member_without_partitions_reports_that_another_may_not_have_revoked_yet(scene: Scene, /) -> None:
     async with scene.consumer() as idle, scene.consumer() as eager:
         assert await idle.poll(timeout_ms=5_000)
         assert await eager.poll(timeout_ms=5_000) == []
         assert "gives its partitions up only when its user asks for the next records" in str(eager.status())
 
 
-def test_a_rebalance_that_waits_for_a_listener_says_for_which_of_its_methods(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rebalance_that_waits_for_a_listener_names_its_method(caplog: pytest.LogCaptureFixture) -> None:
     async def program(scene: Scene) -> None:
         async with scene.consumer(listener=Slow()) as consumer:
             assert await consumer.poll(timeout_ms=3_000) == []
@@ -296,7 +294,7 @@ def test_a_rebalance_that_waits_for_a_listener_says_for_which_of_its_methods(cap
     assert "on_partitions_assigned has not returned" in said
 
 
-def test_too_few_replicas_of_the_offsets_topic_are_said_to_be_what_a_member_waits_for(
+def test_a_member_that_waits_for_replicas_of_the_offsets_topic_reports_that(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def program(scene: Scene) -> None:
@@ -317,7 +315,7 @@ def test_too_few_replicas_of_the_offsets_topic_are_said_to_be_what_a_member_wait
     assert [line for line in warnings(caplog) if "late: no progress for 5." in line and "__consumer_offsets" in line]
 
 
-def test_a_member_without_a_coordinator_says_that_the_offsets_topic_has_too_few_brokers(
+def test_a_member_without_a_coordinator_reports_too_few_brokers_for_the_offsets_topic(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def program(scene: Scene) -> None:
@@ -334,7 +332,7 @@ def test_a_member_without_a_coordinator_says_that_the_offsets_topic_has_too_few_
     assert all("offsets.topic.replication.factor" in line for line in said), said
 
 
-def test_a_call_that_waits_while_all_partitions_are_paused_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_waits_while_all_partitions_are_paused_is_warned(caplog: pytest.LogCaptureFixture) -> None:
     async def program(scene: Scene) -> None:
         async with scene.consumer() as consumer:
             assert await consumer.poll(timeout_ms=5_000)
@@ -353,7 +351,7 @@ def test_a_call_that_waits_while_all_partitions_are_paused_is_told(caplog: pytes
 
 @pytest.mark.parametrize("group", [None, "billing"])
 @run_by(play)
-async def test_the_first_moments_blame_nobody(scene: Scene, /, group: str | None) -> None:
+async def test_the_status_of_a_new_consumer_reports_no_problem(scene: Scene, /, group: str | None) -> None:
     said: set[str] = set()
     async with scene.consumer(group=group) as consumer:
         for _ in range(400):
@@ -414,7 +412,7 @@ def test_a_member_whose_event_loop_ends_at_any_moment_commits_and_leaves_at_once
     assert warnings(caplog) == []
 
 
-def test_what_an_idle_consumer_has_committed_by_itself_does_not_expire_while_it_runs(
+def test_the_automatic_commits_of_an_idle_consumer_do_not_expire_while_it_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[float] = []
@@ -441,7 +439,7 @@ def test_what_an_idle_consumer_has_committed_by_itself_does_not_expire_while_it_
 @pytest.mark.parametrize("read", [{}, {"topics": None, "partitions": [P0]}])
 @pytest.mark.parametrize("offset", [4, 15])
 @run_by(play)
-async def test_an_idle_consumer_leaves_alone_what_its_user_or_an_administrator_has_committed(
+async def test_an_idle_consumer_does_not_overwrite_commits_of_its_user_or_an_administrator(
     scene: Scene, /, read: dict[str, Any], offset: int
 ) -> None:
     async def committed() -> int | None:
@@ -489,9 +487,7 @@ async def test_calls_that_commit_end_by_default_api_timeout_ms_while_no_coordina
 
 
 @run_by(play, settings={"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "1000"})
-async def test_an_offset_does_not_expire_because_all_brokers_were_stopped_for_longer_than_the_retention(
-    scene: Scene, /
-) -> None:
+async def test_an_offset_does_not_expire_while_all_brokers_are_stopped(scene: Scene, /) -> None:
     async with scene.consumer(topics=None, partitions=[P0]) as consumer:
         await consumer.commit({P0: 7})
         for broker in scene.cluster.broker_ids:

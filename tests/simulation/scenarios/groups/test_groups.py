@@ -98,7 +98,7 @@ async def test_the_next_coordinator_has_the_members_their_assignments_and_the_of
 
 
 @run_by(with_topic)
-async def test_somebody_who_is_no_member_commits_to_a_group_without_members(
+async def test_a_client_outside_a_group_may_commit_to_it_if_it_has_no_members(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     client = GroupClient(cluster, world, "nightly")
@@ -114,7 +114,7 @@ async def until_offsets_topic(cluster: VirtualCluster) -> None:
 
 
 @run_by(with_topic)
-async def test_a_group_that_starts_while_a_broker_is_dead_works_as_the_offsets_topic_came_with_the_cluster(
+async def test_a_group_starts_while_a_broker_is_dead_because_the_offsets_topic_exists(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     await until_offsets_topic(cluster)
@@ -129,7 +129,7 @@ async def test_a_group_that_starts_while_a_broker_is_dead_works_as_the_offsets_t
 
 @pytest.mark.parametrize("brokers", [1, 2])
 @run_by(on_virtual_loop)
-async def test_while_there_are_too_few_brokers_for_the_offsets_topic_clients_are_told_so_and_it_comes_with_the_last(
+async def test_too_few_brokers_for_the_offsets_topic_are_reported_until_the_last_one_starts(
     brokers: int,
 ) -> None:
     cluster = VirtualCluster(Simulation(), 3)
@@ -168,7 +168,7 @@ async def test_the_offsets_topic_is_spread_over_all_brokers_that_start_together(
 
 @every_seed(range(3))
 @run_by(on_virtual_loop)
-async def test_a_controller_that_dies_while_it_creates_the_offsets_topic_is_followed_by_one_that_does(
+async def test_the_next_controller_creates_the_offsets_topic_if_the_first_dies_meanwhile(
     seed: int,
 ) -> None:
     cluster = VirtualCluster(Simulation(), 4)
@@ -189,9 +189,7 @@ async def test_a_controller_that_dies_while_it_creates_the_offsets_topic_is_foll
 
 
 @run_by(with_topic)
-async def test_an_offsets_topic_that_was_deleted_by_hand_comes_again(
-    cluster: VirtualCluster, world: VirtualWorld, /
-) -> None:
+async def test_an_offsets_topic_deleted_by_hand_is_recreated(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     await until_offsets_topic(cluster)
     before = cluster.broker(0)._metadata.topic_id(OFFSETS_TOPIC)
     cluster.simulation.zookeeper.make(znodes.delete_topic_path(OFFSETS_TOPIC))
@@ -200,7 +198,7 @@ async def test_an_offsets_topic_that_was_deleted_by_hand_comes_again(
 
 
 @run_by(with_topic)
-async def test_the_offsets_topic_is_the_brokers_own(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+async def test_the_offsets_topic_is_internal(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     client = GroupClient(cluster, world, "billing")
     async with Admin(cluster.bootstrap, world=world) as admin:
         await client.find_coordinator()
@@ -220,7 +218,7 @@ async def test_the_offsets_topic_is_the_brokers_own(cluster: VirtualCluster, wor
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_offsets_outlive_that_somebody_takes_the_policy_of_their_topic_away(by_hand: bool) -> None:
+def test_offsets_survive_the_removal_of_their_topics_cleanup_policy(by_hand: bool) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         client = GroupClient(cluster, world, "nightly")
         assert await client.commit({ORDERS: 42}) == [ErrorCode.NONE]
@@ -340,7 +338,7 @@ async def test_a_committed_offset_never_goes_back_whichever_broker_dies(
 
 
 @run_by(with_topic)
-async def test_a_coordinator_that_was_paused_tells_no_offset_of_old_when_it_goes_on(
+async def test_a_coordinator_resumed_after_a_pause_returns_no_outdated_offset(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     client = GroupClient(cluster, world, "billing")
@@ -362,7 +360,7 @@ async def test_a_coordinator_that_was_paused_tells_no_offset_of_old_when_it_goes
     ["the group", "an offset of the group", "another offset than it knows", "one that it knows, and another"],
 )
 @run_by(with_topic)
-async def test_a_coordinator_that_was_paused_claims_of_nothing_that_it_is_gone_when_it_goes_on(
+async def test_a_coordinator_resumed_after_a_pause_does_not_report_a_deletion_as_done(
     cluster: VirtualCluster, world: VirtualWorld, /, asked_for: str
 ) -> None:
     """It does not know of the commit, and so finds nothing to delete."""
@@ -392,7 +390,7 @@ async def test_a_coordinator_that_was_paused_claims_of_nothing_that_it_is_gone_w
 
 
 @run_by(with_topic)
-async def test_what_a_coordinator_tells_after_a_commit_failed_is_what_the_next_one_tells(
+async def test_after_a_failed_commit_a_coordinator_and_its_successor_return_the_same_offset(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     """The commit failed as the followers did not fetch for a while, and was replicated after that. (The first one told
@@ -461,7 +459,7 @@ async def test_a_group_outlives_the_coordinator_at_every_step_of_a_rebalance(
 
 
 @run_by(with_topic)
-async def test_the_number_of_a_generation_is_given_once_however_many_coordinators_stored_none(
+async def test_a_generation_number_is_used_once_even_if_coordinators_stored_none(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     """Somebody may still commit in the name of one that was never stored, and the number is all that tells it apart."""
@@ -482,7 +480,7 @@ async def test_the_number_of_a_generation_is_given_once_however_many_coordinator
 
 
 @run_by(with_topic, brokers=1)
-async def test_a_coordinator_that_slept_puts_nobody_out_whose_heartbeats_lie_in_its_sockets(
+async def test_a_resumed_coordinator_keeps_members_whose_heartbeats_wait_in_its_sockets(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     member = GroupMember(cluster, world, "billing", session_timeout_ms=6_000)
@@ -496,7 +494,7 @@ async def test_a_coordinator_that_slept_puts_nobody_out_whose_heartbeats_lie_in_
 
 
 @run_by(with_topic)
-async def test_the_offsets_of_a_topic_that_is_created_again_begin_anew_whoever_coordinates(
+async def test_the_offsets_of_a_recreated_topic_start_over_with_any_coordinator(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     client = GroupClient(cluster, world, "billing")
@@ -559,7 +557,7 @@ async def test_groups_are_listed_described_and_deleted(cluster: VirtualCluster, 
 
 
 @run_by(with_topic, settings={"min.insync.replicas": "2", "replica.lag.time.max.ms": "2000"})
-async def test_a_group_whose_deletion_is_in_doubt_is_neither_shown_nor_left_half_deleted(
+async def test_a_group_with_an_uncertain_deletion_is_neither_listed_nor_half_deleted(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     """Later attempts are refused without a trace, as too few replicas are in sync: the first one is in the log."""
@@ -609,7 +607,7 @@ def test_a_deletion_outlives_the_request_that_asked_for_it() -> None:
     with_topic(program, slow | {"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"})
 
 
-def test_a_group_is_deleted_and_expires_that_has_more_offsets_than_the_log_takes_at_once() -> None:
+def test_a_group_with_more_offsets_than_one_append_holds_is_deleted_and_expires() -> None:
     """(It could not be deleted, and groups behind it in its partition of the log did not expire.)"""
 
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
@@ -633,7 +631,7 @@ def test_a_group_is_deleted_and_expires_that_has_more_offsets_than_the_log_takes
 
 @pytest.mark.parametrize("name", ["myGroup/0", "", "x" * 32_767])
 @run_by(with_topic)
-async def test_static_members_and_protocols_have_any_name_and_keep_it_with_the_next_coordinator(
+async def test_static_members_and_protocols_keep_any_name_with_the_next_coordinator(
     cluster: VirtualCluster, world: VirtualWorld, /, name: str
 ) -> None:
     member = GroupMember(cluster, world, "billing", group_instance_id=name, protocols=[(name, b"topics")])
@@ -649,7 +647,7 @@ async def test_static_members_and_protocols_have_any_name_and_keep_it_with_the_n
 
 
 @run_by(with_topic)
-async def test_a_name_that_a_record_of_the_group_has_no_room_for_is_refused_with_the_rule(
+async def test_a_name_too_long_for_a_group_record_is_refused_with_the_rule(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     member = GroupMember(cluster, world, "billing", group_instance_id="é" * 16_384)
@@ -670,7 +668,7 @@ def offsets_end(cluster: VirtualCluster, broker_id: int, index: int = 0) -> int:
 
 
 @pytest.mark.slow
-def test_what_is_committed_in_place_of_a_group_that_was_dropped_outlives_the_look_for_unused_ones() -> None:
+def test_offsets_committed_after_a_group_was_dropped_survive_the_running_expiry() -> None:
     """The look has the group in hand when the only id that was given out for it is given back."""
 
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
@@ -703,7 +701,7 @@ def test_what_is_committed_in_place_of_a_group_that_was_dropped_outlives_the_loo
 
 
 @run_by(with_topic, settings=ONE_OFFSETS_PARTITION)
-async def test_a_group_whose_deletion_is_in_doubt_is_not_begun_anew_when_an_id_that_it_gave_out_expires(
+async def test_a_group_with_an_uncertain_deletion_is_not_recreated_when_an_issued_id_expires(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     """It would be deleted again, every second, under its new members."""
@@ -734,9 +732,7 @@ async def test_a_group_whose_deletion_is_in_doubt_is_not_begun_anew_when_an_id_t
 
 
 @pytest.mark.parametrize(("behind_ms", "ahead_ms"), [(8 * DAY_MS, 0), (0, 8 * DAY_MS), (400 * DAY_MS, 400 * DAY_MS)])
-def test_an_offset_is_kept_for_its_time_whatever_the_clocks_of_its_coordinators_say(
-    behind_ms: int, ahead_ms: int
-) -> None:
+def test_an_offset_is_kept_for_its_retention_whatever_its_coordinators_clocks(behind_ms: int, ahead_ms: int) -> None:
     """The first one's clock is behind when it writes the offset, the next one's is ahead when it starts."""
 
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
@@ -765,7 +761,7 @@ def test_an_offset_is_kept_for_its_time_whatever_the_clocks_of_its_coordinators_
     with_topic(program, ONE_OFFSETS_PARTITION | often)
 
 
-def test_an_offset_that_its_coordinator_has_seen_unused_for_its_time_is_gone() -> None:
+def test_an_offset_unused_for_its_retention_is_deleted_by_its_coordinator() -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         client = GroupClient(cluster, world, "nightly")
         coordinator = await client.find_coordinator()

@@ -103,7 +103,7 @@ def _committed_after_a_late_commit(is_member: bool, there_and_back: bool) -> int
 
 @pytest.mark.parametrize("there_and_back", [False, True])
 @pytest.mark.parametrize("is_member", [False, True])
-def test_a_commit_that_comes_late_does_not_set_the_offset_back(is_member: bool, there_and_back: bool) -> None:
+def test_a_late_commit_does_not_set_the_offset_back(is_member: bool, there_and_back: bool) -> None:
     assert _committed_after_a_late_commit(is_member, there_and_back) == 20
 
 
@@ -142,7 +142,7 @@ def _committed_after_a_late(change: Callable[[Admin], Awaitable[object]]) -> int
 
 
 @pytest.mark.parametrize("change", _CHANGES)
-def test_an_administrators_change_that_comes_late_hits_nothing_newer(
+def test_an_administrators_late_change_does_not_affect_newer_commits(
     change: Callable[[Admin], Awaitable[object]],
 ) -> None:
     assert _committed_after_a_late(change) == 25
@@ -183,6 +183,6 @@ def test_the_late_commits_of_a_storm_find_that_mutant_and_nothing_without_it() -
         assert _accused_by_late_commits() == {"a late commit"}
 
 
-def test_a_late_commit_of_a_storm_accuses_nobody_where_all_power_was_lost() -> None:
+def test_a_storms_late_commit_reports_no_bug_after_a_loss_of_all_power() -> None:
     with planted(MUTANT):
         assert _accused_by_late_commits(power_is_lost=True) == set()

@@ -173,7 +173,7 @@ async def test_all_replicas_keep_the_latest_record_of_each_key_at_its_offset(
 
 @every_seed(range(1, 6))
 @run_by(with_topic)
-async def test_whoever_leads_next_and_whoever_comes_back_has_the_latest_record_of_each_key(
+async def test_the_next_leader_and_the_returning_broker_have_the_latest_record_of_each_key(
     cluster: VirtualCluster, world: VirtualWorld, /, seed: int
 ) -> None:
     latest: dict[bytes, bytes | None] = {}
@@ -197,7 +197,7 @@ async def test_whoever_leads_next_and_whoever_comes_back_has_the_latest_record_o
 @pytest.mark.slow
 @every_seed(range(1, 7))
 @run_by(with_topic)
-async def test_kills_and_power_cuts_in_the_midst_of_it_cost_no_replica_the_latest_record_of_a_key(
+async def test_kills_and_power_cuts_during_compaction_cost_no_replica_a_keys_latest_record(
     cluster: VirtualCluster, world: VirtualWorld, /, seed: int
 ) -> None:
     dice = Random(seed)
@@ -246,9 +246,7 @@ def latest_in(cluster: VirtualCluster, broker_id: int) -> dict[bytes, int]:
 
 
 @run_by(with_topic)
-async def test_a_replica_that_begins_with_nothing_copies_a_log_with_gaps(
-    cluster: VirtualCluster, world: VirtualWorld, /
-) -> None:
+async def test_an_empty_replica_copies_a_log_with_gaps(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     latest = await produce(cluster, world, 60)
     await until_clean(cluster)
     follower = next(b for b in cluster.broker_ids if b != cluster.state(P0).leader)
@@ -272,7 +270,7 @@ def empty_host(cluster: VirtualCluster, broker_id: int) -> None:
 
 
 @run_by(with_topic, configs={"delete.retention.ms": "60000"})
-async def test_a_key_that_was_deleted_is_gone_once_its_tombstone_is_and_stays_gone(
+async def test_a_deleted_key_stays_gone_after_its_tombstone_is_removed(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     await produce(cluster, world, 40)
@@ -335,7 +333,7 @@ def everything(cluster: VirtualCluster, broker_id: int) -> bytes:
 
 
 @run_by(with_topic)
-async def test_a_record_without_a_key_is_refused_and_its_sender_is_told_why(
+async def test_a_record_without_a_key_is_refused_with_the_reason(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     async with Producer(cluster.bootstrap, world=world) as producer:
@@ -363,7 +361,7 @@ def test_a_compacted_log_loses_nothing_to_retention_unless_its_policy_says_so() 
 
 
 @run_by(with_topic, configs={"min.compaction.lag.ms": "5000"}, partitions=2)
-async def test_a_log_that_cannot_be_read_is_left_alone_and_the_others_are_compacted(
+async def test_an_unreadable_log_is_skipped_and_the_others_are_compacted(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     await produce(cluster, world, 20, partition=0)
@@ -406,7 +404,9 @@ async def test_the_cleaner_waits_for_its_back_off_while_no_file_can_be_opened(
 
 
 @run_by(with_topic)
-async def test_a_restart_knows_how_far_the_log_was_compacted(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+async def test_a_restarted_broker_knows_how_far_the_log_was_compacted(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
     await produce(cluster, world, 60)
     await until_clean(cluster)
     await asyncio.sleep(1)  # for the checkpoint

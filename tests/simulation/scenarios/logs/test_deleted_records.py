@@ -111,7 +111,7 @@ async def test_every_replica_begins_where_the_answer_says_and_so_do_consumers(sc
 
 
 @run_by(play)
-async def test_a_consumer_whose_position_was_deleted_is_told_how_much_it_missed(
+async def test_a_consumer_whose_position_was_deleted_logs_how_much_it_missed(
     scene: Scene, /, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Consumer(scene.cluster.bootstrap, partitions=[P0], world=scene.world) as consumer:
@@ -126,7 +126,7 @@ async def test_a_consumer_whose_position_was_deleted_is_told_how_much_it_missed(
 
 
 @run_by(play)
-async def test_what_is_not_committed_cannot_be_deleted(scene: Scene, /) -> None:
+async def test_uncommitted_records_cannot_be_deleted(scene: Scene, /) -> None:
     with pytest.raises(PartitionErrors) as raised:
         await scene.admin.delete_records({P0: 41})
     error = raised.value.errors[P0]
@@ -161,7 +161,7 @@ async def test_records_of_a_topic_that_is_compacted_alone_are_not_deleted(
 
 
 @run_by(play, settings=LONG_SESSION)
-async def test_the_error_says_that_records_may_yet_be_deleted_and_a_repetition_deletes_them(scene: Scene, /) -> None:
+async def test_a_timeout_says_that_records_may_yet_be_deleted_and_a_retry_deletes_them(scene: Scene, /) -> None:
     away = scene.followers[0]
     scene.cluster.pause_broker(away)
     with pytest.raises(PartitionErrors) as raised:
@@ -184,7 +184,7 @@ async def test_a_replica_that_leaves_the_isr_is_waited_for_no_longer(scene: Scen
 
 
 @run_by(play, settings=LONG_SESSION)
-async def test_when_the_leader_dies_before_the_replicas_know_the_next_one_is_asked(scene: Scene, /) -> None:
+async def test_a_deletion_is_retried_at_the_next_leader_if_the_first_dies_before_replication(scene: Scene, /) -> None:
     leader, paused = scene.leader, scene.followers
     for broker_id in paused:
         scene.cluster.pause_broker(broker_id)
@@ -200,9 +200,7 @@ async def test_when_the_leader_dies_before_the_replicas_know_the_next_one_is_ask
 
 
 @pytest.mark.parametrize("doubts", [True, False], ids=["it doubts itself", "it does not doubt itself"])
-def test_a_deposed_leader_that_has_not_heard_does_not_acknowledge(
-    doubts: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unaware_deposed_leader_acknowledges_no_deletion(doubts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not doubts:
         monkeypatch.setattr(ReplicaLifecycle, "_may_be_deposed", lambda self, told_in_broker_epoch: False)
 
@@ -227,7 +225,7 @@ def test_a_deposed_leader_that_has_not_heard_does_not_acknowledge(
 
 @pytest.mark.parametrize("is_follower_paused", [False, True])
 @run_by(play, settings=LONG_SESSION)
-async def test_a_deletion_that_is_given_no_time_is_done_and_confirmed_where_nobody_is_away(
+async def test_a_deletion_with_timeout_0_is_confirmed_if_all_replicas_are_there(
     scene: Scene, /, is_follower_paused: bool
 ) -> None:
     """Kafka has done it by then where there is one replica: it does not wait for the disk. librdkafka relies on it."""
@@ -245,7 +243,7 @@ async def test_a_deletion_that_is_given_no_time_is_done_and_confirmed_where_nobo
 
 
 @run_by(play)
-async def test_a_topic_of_the_same_name_that_was_created_since_keeps_its_records(scene: Scene, /) -> None:
+async def test_a_recreated_topic_keeps_its_records(scene: Scene, /) -> None:
     old_id = (await scene.admin.describe_topic("orders")).topic_id
     await scene.admin.delete_topic("orders")
     await scene.cluster.until(lambda: not scene.cluster.simulation.zookeeper.has(znodes.topic_path("orders")))
@@ -399,7 +397,7 @@ async def begin_anew_without_the_leader(scene: Scene) -> int:
 
 @pytest.mark.parametrize("count", [30, 60])
 @run_by(play, unclean=True)
-async def test_a_replica_that_begins_after_its_leader_does_joins_with_all_that_its_leader_has(
+async def test_a_replica_that_begins_after_its_leader_joins_with_all_of_its_leaders_records(
     scene: Scene, /, count: int
 ) -> None:
     """Else it would lead without that when the others die, and they would drop what was acknowledged, too."""
@@ -436,7 +434,7 @@ async def _offset_of_repetition(scene: Scene) -> int:
 
 @pytest.mark.parametrize("crashes", [False, True])
 @run_by(play, min_insync_replicas=1)
-async def test_a_record_that_was_deleted_is_not_written_again_where_a_replica_began_after_it(
+async def test_a_deleted_record_is_not_written_again_by_a_replica_that_began_after_it(
     scene: Scene, /, crashes: bool
 ) -> None:
     """Its producer has had no answer, and repeats it."""

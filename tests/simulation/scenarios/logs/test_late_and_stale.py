@@ -71,7 +71,7 @@ async def _alive_after_a_late_order(leader_knows: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_metadata_that_comes_late_does_not_replace_newer(seed: int) -> None:
+def test_late_metadata_does_not_replace_newer(seed: int) -> None:
     leader_knows: list[list[int]] = []
     run(_alive_after_a_late_order(leader_knows), seed=seed)
     assert leader_knows == [[0, 1, 2]]
@@ -86,7 +86,7 @@ def test_the_mutant_of_late_orders_makes_that_fail() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 @run_by(on_virtual_loop)
-async def test_a_creation_that_comes_late_does_not_bring_a_deleted_topic_back(seed: int) -> None:
+async def test_a_late_creation_does_not_bring_a_deleted_topic_back(seed: int) -> None:
     cluster, controller, _, _ = await _started()
     network, zookeeper = cluster.simulation.network, cluster.simulation.zookeeper
 
@@ -128,7 +128,7 @@ async def _min_insync_replicas_of_a_leader_that_reads_late(found: list[int]) -> 
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_broker_whose_zookeeper_server_is_behind_knows_the_settings_of_a_new_topic(seed: int) -> None:
+def test_a_broker_with_a_lagging_zookeeper_server_knows_the_settings_of_a_new_topic(seed: int) -> None:
     found: list[int] = []
     run(_min_insync_replicas_of_a_leader_that_reads_late(found), seed=seed)
     assert found == [2]
@@ -143,7 +143,7 @@ def test_the_mutant_of_stale_settings_makes_that_fail() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 @run_by(on_virtual_loop)
-async def test_a_producer_that_looks_while_a_topic_of_many_partitions_is_created_sees_all_of_them_or_none(
+async def test_a_producer_sees_all_partitions_of_a_topic_that_is_being_created_or_none(
     seed: int,
 ) -> None:
     """They are settled in slices of 200."""
@@ -170,7 +170,7 @@ async def test_a_producer_that_looks_while_a_topic_of_many_partitions_is_created
 
 
 @run_by(on_virtual_loop, seed=1)
-async def test_a_name_that_stays_taken_says_which_broker_it_waits_for() -> None:
+async def test_a_name_that_stays_taken_names_the_broker_it_waits_for() -> None:
     cluster, _, one, _ = await _started()
 
     async def delete_and_create(admin: Admin) -> str:
@@ -307,13 +307,13 @@ def _reassign(way: _Way) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("way", _WAYS)
-def test_a_change_of_settings_that_comes_late_does_not_undo_a_newer_one(way: _Way) -> None:
+def test_a_late_change_of_settings_does_not_undo_a_newer_one(way: _Way) -> None:
     before, after = _change_settings(way)
     assert before == after
 
 
 @pytest.mark.parametrize("way", _WAYS)
-def test_a_reassignment_that_comes_late_does_not_undo_a_newer_one(way: _Way) -> None:
+def test_a_late_reassignment_does_not_undo_a_newer_one(way: _Way) -> None:
     before, after = _reassign(way)
     assert before == after
 
@@ -326,7 +326,7 @@ def test_the_mutant_of_late_changes_makes_that_fail(change: Callable[[_Way], tup
 
 
 @run_by(on_virtual_loop, seed=1)
-async def test_an_unclean_election_that_comes_late_costs_no_records() -> None:
+async def test_a_late_unclean_election_costs_no_records() -> None:
     cluster, controller, one, other = await _started()
     network = cluster.simulation.network
     await _as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[one, other]]))

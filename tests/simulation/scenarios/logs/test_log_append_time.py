@@ -25,7 +25,7 @@ async def times(cluster: VirtualCluster, world: VirtualWorld, count: int) -> lis
 
 @pytest.mark.parametrize("extra", [{}, {"compression.type": "zstd"}, {"record.format": "kafka"}], ids=str)
 @run_by(on_virtual_loop, seed=1)
-async def test_the_time_of_the_leader_is_what_producers_and_consumers_see_and_what_replicas_keep(
+async def test_log_append_time_is_the_leaders_for_producers_consumers_and_replicas(
     extra: dict[str, str],
 ) -> None:
     async def scenario(cluster: VirtualCluster, world: VirtualWorld) -> None:

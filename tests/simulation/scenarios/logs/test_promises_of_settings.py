@@ -113,7 +113,7 @@ def play(
 
 
 @pytest.mark.parametrize("where", ["for all brokers", "for the leader", "in the leader's file"])
-def test_what_two_replicas_had_to_have_survives_a_kill_and_a_power_cut_whatever_the_controller_has_heard(
+def test_records_acknowledged_by_two_replicas_survive_whatever_min_isr_the_controller_knows(
     where: str,
 ) -> None:
     async def scenario(trio: Trio) -> None:
@@ -139,7 +139,7 @@ def test_what_two_replicas_had_to_have_survives_a_kill_and_a_power_cut_whatever_
 
 
 @run_by(play, settings={MIN_ISR: "1"})
-async def test_nothing_is_committed_by_a_higher_number_before_that_is_on_record(trio: Trio, /) -> None:
+async def test_a_higher_min_insync_replicas_commits_nothing_before_it_is_recorded(trio: Trio, /) -> None:
     cluster, zookeeper = trio.cluster, trio.cluster.simulation.zookeeper
     await trio.produce(range(10))
     acknowledged_before: list[int] = []
@@ -171,9 +171,7 @@ async def leave_the_follower_behind(trio: Trio) -> None:
 
 
 @run_by(play, settings={MIN_ISR: "1"})
-async def test_an_unclean_election_is_not_held_where_the_controller_has_not_heard_yet_that_it_is_forbidden(
-    trio: Trio, /
-) -> None:
+async def test_no_unclean_election_is_held_if_the_controller_does_not_know_of_its_ban_yet(trio: Trio, /) -> None:
     cluster = trio.cluster
     await trio.set(ALL, UNCLEAN, "true")
     await leave_the_follower_behind(trio)
@@ -189,7 +187,7 @@ async def test_an_unclean_election_is_not_held_where_the_controller_has_not_hear
 
 
 @run_by(play, settings={MIN_ISR: "1"})
-async def test_an_unclean_election_that_is_forbidden_just_before_it_is_written_is_not_held(trio: Trio, /) -> None:
+async def test_an_unclean_election_forbidden_just_before_its_write_is_not_held(trio: Trio, /) -> None:
     """The settings have been read, and the write is under way."""
 
     cluster, zookeeper = trio.cluster, trio.cluster.simulation.zookeeper

@@ -57,7 +57,7 @@ def test_idle_traffic_does_not_grow_with_partitions() -> None:
 
 
 @run_by(play, partitions=60)
-async def test_what_happens_in_one_of_many_quiet_partitions_reaches_all_replicas(
+async def test_a_write_to_one_of_many_quiet_partitions_reaches_all_replicas(
     simulation: Simulation, cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     partition = TopicPartition("orders", 17)

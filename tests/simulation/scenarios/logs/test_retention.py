@@ -82,7 +82,7 @@ def sizes(cluster: VirtualCluster) -> list[int]:
         ({"retention.bytes": "3000"}, "more than retention.bytes=3000"),
     ],
 )
-def test_what_retention_deletes_is_one_line_in_the_log_of_the_leader_which_says_how_much_and_why(
+def test_the_leader_logs_one_line_per_retention_with_amount_and_reason(
     configs: dict[str, str], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
@@ -98,7 +98,7 @@ def test_what_retention_deletes_is_one_line_in_the_log_of_the_leader_which_says_
     assert f"): {why}; the log begins at offset " in lines[0]
 
 
-def test_records_that_are_deleted_on_request_are_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_deletion_of_records_on_request_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         await produce(cluster, world, 30)
         async with Admin(cluster.bootstrap, world=world) as admin:
@@ -111,7 +111,7 @@ def test_records_that_are_deleted_on_request_are_a_line_in_the_log(caplog: pytes
 
 
 @run_by(with_topic, configs={"retention.bytes": "3000"}, settings={})
-async def test_all_replicas_keep_what_retention_bytes_says_and_begin_at_one_offset(
+async def test_all_replicas_keep_retention_bytes_and_begin_at_one_offset(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     await produce(cluster, world, 60)
@@ -126,7 +126,7 @@ async def test_all_replicas_keep_what_retention_bytes_says_and_begin_at_one_offs
 
 
 @run_by(with_topic, configs={"retention.ms": "10000"}, settings={})
-async def test_what_is_older_than_retention_ms_goes_even_from_the_active_segment(
+async def test_records_older_than_retention_ms_are_deleted_even_from_the_active_segment(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     await produce(cluster, world, 20)
@@ -140,7 +140,7 @@ async def test_what_is_older_than_retention_ms_goes_even_from_the_active_segment
 
 @pytest.mark.parametrize("largest", [-1, 0])
 @run_by(with_topic, configs={"retention.ms": "10000"}, settings={})
-async def test_records_without_a_timestamp_are_as_old_as_when_they_were_written(
+async def test_records_without_a_timestamp_age_from_their_append_time(
     cluster: VirtualCluster, world: VirtualWorld, /, largest: int
 ) -> None:
     """librdkafka says 0 for the largest of no timestamps."""
@@ -163,7 +163,7 @@ async def test_records_without_a_timestamp_are_as_old_as_when_they_were_written(
 
 
 @run_by(with_topic, configs={"retention.bytes": "1000"}, settings={"zookeeper.session.timeout.ms": "60000"})
-async def test_nothing_is_deleted_that_is_not_committed(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
+async def test_retention_deletes_no_uncommitted_records(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     leader = cluster.state(P0).leader
     await produce(cluster, world, 20)
     for broker_id in cluster.broker_ids:
@@ -184,7 +184,7 @@ async def test_nothing_is_deleted_that_is_not_committed(cluster: VirtualCluster,
 
 @pytest.mark.parametrize("reset", ["earliest", "none"])
 @run_by(with_topic, configs={"retention.bytes": "1000"}, settings={})
-async def test_a_consumer_that_fell_off_is_told_how_much_it_missed(
+async def test_a_consumer_overtaken_by_retention_logs_how_much_it_missed(
     cluster: VirtualCluster, world: VirtualWorld, /, reset: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await produce(cluster, world, 60)
@@ -208,7 +208,7 @@ async def test_a_consumer_that_fell_off_is_told_how_much_it_missed(
 
 
 @run_by(with_topic, configs={"retention.bytes": "1000"}, settings={})
-async def test_a_replica_that_was_away_while_what_it_lacks_was_deleted_begins_afresh(
+async def test_a_returning_replica_starts_over_if_the_records_it_lacks_were_deleted(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     await produce(cluster, world, 3)

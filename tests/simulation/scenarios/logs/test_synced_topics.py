@@ -139,7 +139,7 @@ async def test_a_power_cut_of_all_brokers_at_once_loses_nothing_that_was_acknowl
     assert await _lost_by_a_power_cut_of_all(cluster, seed) == ([], 0)
 
 
-def test_the_same_loses_acknowledged_records_of_a_replicated_topic() -> None:
+def test_a_power_cut_of_all_loses_acknowledged_records_of_a_replicated_topic() -> None:
     lost: list[int] = []
 
     async def scenario(cluster: VirtualCluster) -> None:
@@ -154,7 +154,7 @@ def test_the_same_loses_acknowledged_records_of_a_replicated_topic() -> None:
 
 @everywhere
 @run_by(_simulate)
-async def test_what_a_consumer_has_read_is_there_after_a_power_cut_of_all_even_where_nobody_was_told_so(
+async def test_records_a_consumer_has_read_survive_a_power_cut_of_all_even_if_unacknowledged(
     cluster: VirtualCluster, /, seed: int
 ) -> None:
     for broker_id in cluster.broker_ids:
@@ -186,7 +186,7 @@ async def test_what_a_consumer_has_read_is_there_after_a_power_cut_of_all_even_w
 
 @everywhere
 @run_by(_simulate)
-async def test_after_a_power_cut_of_all_the_first_in_sync_that_is_back_leads_and_has_everything(
+async def test_after_a_power_cut_of_all_the_first_returning_in_sync_replica_has_everything(
     cluster: VirtualCluster, /, seed: int
 ) -> None:
     await _send(cluster, range(30))
@@ -205,7 +205,7 @@ async def test_after_a_power_cut_of_all_the_first_in_sync_that_is_back_leads_and
 
 @every_seed(range(6))
 @run_by(_simulate, settings={"segment.bytes": "2000"})
-async def test_whatever_is_killed_or_loses_its_power_any_number_at_a_time_every_acknowledged_record_is_there_once(
+async def test_kills_and_power_cuts_of_any_number_of_brokers_keep_acknowledged_records_once(
     cluster: VirtualCluster, /, seed: int
 ) -> None:
     random = Random(seed)
@@ -240,7 +240,7 @@ async def test_whatever_is_killed_or_loses_its_power_any_number_at_a_time_every_
 
 
 @run_by(_simulate)
-async def test_a_follower_whose_fsync_hangs_leaves_the_isr_and_acknowledgements_go_on(
+async def test_a_follower_whose_fsync_hangs_leaves_the_isr_and_acknowledgements_continue(
     cluster: VirtualCluster, /
 ) -> None:
     await _send(cluster, range(5))
@@ -260,7 +260,7 @@ async def test_a_follower_whose_fsync_hangs_leaves_the_isr_and_acknowledgements_
 
 
 @run_by(_simulate)
-async def test_a_leader_whose_fsync_hangs_acknowledges_nothing_shows_nothing_and_says_so(
+async def test_a_leader_whose_fsync_hangs_acknowledges_and_shows_nothing_and_logs_that(
     cluster: VirtualCluster, /, caplog: pytest.LogCaptureFixture
 ) -> None:
     await _send(cluster, range(5))
@@ -348,7 +348,7 @@ async def _missing_where_it_comes_back_first(
         ("joins-isr-unflushed", _lost_behind_a_replica_that_has_not_flushed_what_it_caught_up_with),
     ],
 )
-def test_what_is_acknowledged_is_on_every_disk_that_counts_and_a_planted_bug_shows(
+def test_acknowledged_records_are_on_every_in_sync_disk_and_planted_bugs_are_seen(
     mutant: str, scenario: Callable[[VirtualCluster], Awaitable[list[int]]]
 ) -> None:
     lost: list[int] = []

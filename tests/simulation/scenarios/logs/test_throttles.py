@@ -69,7 +69,7 @@ async def catch_up(cluster: VirtualCluster, world: VirtualWorld) -> float:
 @every_side
 @pytest.mark.parametrize("replicas", ["*", "0:0,0:2"])
 @run_by(play)
-async def test_a_replica_that_was_away_catches_up_at_the_rate(
+async def test_a_returning_replica_catches_up_at_the_throttled_rate(
     cluster: VirtualCluster, world: VirtualWorld, /, side: str, replicas: str
 ) -> None:
     took_s = await catch_up(cluster, world)
@@ -79,7 +79,7 @@ async def test_a_replica_that_was_away_catches_up_at_the_rate(
 @every_side
 @pytest.mark.parametrize("replicas", ["", "0:1,1:0,1:2"])
 @run_by(play)
-async def test_replicas_that_no_topic_names_catch_up_as_fast_as_they_can(
+async def test_replicas_that_no_topic_setting_names_catch_up_unthrottled(
     cluster: VirtualCluster, world: VirtualWorld, /, side: str, replicas: str
 ) -> None:
     assert await catch_up(cluster, world) < 2
@@ -87,7 +87,7 @@ async def test_replicas_that_no_topic_names_catch_up_as_fast_as_they_can(
 
 @every_side
 @run_by(play, replicas="*")
-async def test_replicas_in_sync_are_not_held_up_though_more_is_written_than_the_rate(
+async def test_in_sync_replicas_are_not_throttled_though_writes_exceed_the_rate(
     cluster: VirtualCluster, world: VirtualWorld, /, side: str
 ) -> None:
     began = world.clock.monotonic()
@@ -118,7 +118,7 @@ async def test_the_others_stay_in_sync_and_acknowledge_while_one_catches_up(
 
 
 @run_by(play, side="follower", replicas="*", fetch_bytes=BACKLOG)
-async def test_a_replica_in_sync_is_fetched_from_its_new_leader_at_once_though_others_have_used_up_the_rate(
+async def test_an_in_sync_replica_fetches_from_a_new_leader_at_once_though_the_rate_is_used_up(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     other = TopicPartition("others", 0)

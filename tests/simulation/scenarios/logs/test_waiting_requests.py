@@ -58,7 +58,7 @@ async def leader_and_replicas(cluster: VirtualCluster, world: VirtualWorld) -> t
 
 
 @run_by(with_cluster, configs={"cleanup.policy": "compact"})
-async def test_nothing_comes_before_a_batch_that_was_dropped_as_its_producer_had_gone(
+async def test_no_later_batch_is_appended_before_one_dropped_because_its_producer_left(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     """It comes again: if what was sent behind it had been appended, it would be out of order for ever."""
@@ -79,7 +79,7 @@ async def test_nothing_comes_before_a_batch_that_was_dropped_as_its_producer_had
 
 
 @run_by(with_cluster, configs={"cleanup.policy": "compact"})
-async def test_what_came_with_a_refused_batch_does_not_come_before_it_however_long_it_waits_for_its_turn(
+async def test_batches_sent_with_a_refused_one_are_not_appended_before_it(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     leader, replicas = await leader_and_replicas(cluster, world)
@@ -100,7 +100,7 @@ async def test_what_came_with_a_refused_batch_does_not_come_before_it_however_lo
 
 
 @run_by(with_cluster, configs={"cleanup.policy": "compact"})
-async def test_a_batch_whose_producer_has_gone_does_not_stay_in_memory_until_its_turn(
+async def test_a_batch_whose_producer_left_does_not_stay_in_memory_until_its_turn(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     leader, replicas = await leader_and_replicas(cluster, world)
@@ -116,7 +116,7 @@ async def test_a_batch_whose_producer_has_gone_does_not_stay_in_memory_until_its
 
 
 @run_by(with_cluster, configs={"cleanup.policy": "compact"})
-async def test_what_begins_to_be_compacted_while_its_request_waits_is_looked_at_in_a_thread(
+async def test_a_waiting_batch_is_checked_in_a_thread_if_its_topic_becomes_compacted(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     leader, replicas = await leader_and_replicas(cluster, world)
@@ -147,7 +147,7 @@ async def test_what_begins_to_be_compacted_while_its_request_waits_is_looked_at_
 
 
 @run_by(with_cluster, configs={"record.format": "kafka"})
-async def test_few_batches_that_become_records_are_in_memory_at_once_however_many_producers_send_them(
+async def test_few_batches_are_transcoded_in_memory_at_once_whatever_the_number_of_producers(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     leader, _, _ = await of_leader_and_others(cluster, world)
@@ -178,7 +178,7 @@ async def test_few_batches_that_become_records_are_in_memory_at_once_however_man
 
 
 @run_by(with_cluster, settings={"auto.create.topics.enable": "true"})
-async def test_metadata_that_waits_does_not_make_a_topic_again_that_is_deleted_meanwhile(
+async def test_waiting_metadata_does_not_recreate_a_topic_deleted_meanwhile(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     leader, others, _ = await of_leader_and_others(cluster, world)

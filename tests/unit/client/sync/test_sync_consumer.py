@@ -299,7 +299,7 @@ def test_a_listener_that_asks_for_records_is_told_that_they_would_wait_for_it(
 
 
 @pytest.mark.parametrize("call", ["unsubscribe", "close"])
-def test_a_listener_that_calls_what_would_wait_for_it_is_told_at_once(cluster: ClusterThread, call: str) -> None:
+def test_a_listener_whose_call_would_wait_for_itself_gets_an_error_at_once(cluster: ClusterThread, call: str) -> None:
     fill(cluster, [b"0"])
 
     class Calling(RebalanceListener):
