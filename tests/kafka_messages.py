@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
-from minibroker.protocol.kafka.schema import BOOL, BYTES, RECORDS, STRING, UUID, Array, Field, Fixed, Layout, Type
+from minibroker.protocol.kafka.schema import Field, Schema
+from minibroker.protocol.kafka.types import BOOL, BYTES, RECORDS, STRING, UUID, Array, Fixed, Type
 from minibroker.protocol.topic_ids import make
 
 with warnings.catch_warnings():  # it reads its schemas in a way that Python 3.11 deprecates
@@ -34,7 +35,7 @@ SINCE_RENAMED = {"generation_id_or_member_epoch": "generation_id"}
 _NAMES = {"b": "int8", "h": "int16", "i": "int32", "q": "int64", "?": "bool"}
 
 
-def in_words(layout: Layout, version: int) -> list[tuple[Any, ...]]:
+def in_words(schema: Schema, version: int) -> list[tuple[Any, ...]]:
     """Return the fields of a version, each as name, type, nested fields, nullability, and tag."""
     return [
         (
@@ -43,7 +44,7 @@ def in_words(layout: Layout, version: int) -> list[tuple[Any, ...]]:
             version in field.nullable,
             field.tag,
         )
-        for field in layout.fields
+        for field in schema.fields
         if version in field.versions
     ]
 
@@ -54,7 +55,7 @@ def _type_in_words(type: Type, version: int) -> tuple[str, Any]:
     if isinstance(type, Array):
         name, nested = _type_in_words(type.of, version)
         return f"[]{name}", nested
-    if isinstance(type, Layout):
+    if isinstance(type, Schema):
         return "struct", in_words(type, version)
     return {id(STRING): "string", id(UUID): "uuid"}.get(id(type), "bytes"), None
 
@@ -111,12 +112,12 @@ def _snake_case(name: str) -> str:
 TEXTS = ("", "orders", "zażółć", "a" * 200)
 
 
-def random_struct(random: Random, layout: Layout, version: int, texts: Sequence[str] = TEXTS) -> Any:
+def random_struct(random: Random, schema: Schema, version: int, texts: Sequence[str] = TEXTS) -> Any:
     """Return a struct of ours with random values in the fields of the version and decoding's defaults in the others."""
-    cls = layout.cls
+    cls = schema.cls
     assert cls is not None
     values = {}
-    for field in layout.fields:
+    for field in schema.fields:
         if field.name in cls.__struct_fields__:
             if version in field.versions and field.get is None:
                 values[field.name] = _random_value(random, field, version, texts)
@@ -133,9 +134,9 @@ def _random_value(random: Random, field: Field, version: int, texts: Sequence[st
 
 def _random_of(random: Random, type: Type, version: int, texts: Sequence[str]) -> Any:
     if isinstance(type, Array):
-        sizes = (0, 1, 2) if isinstance(type.of, Layout) else (0, 1, 150)
+        sizes = (0, 1, 2) if isinstance(type.of, Schema) else (0, 1, 150)
         return [_random_of(random, type.of, version, texts) for _ in range(random.choice(sizes))]
-    if isinstance(type, Layout):
+    if isinstance(type, Schema):
         return random_struct(random, type, version, texts)
     if isinstance(type, Fixed):
         if type is BOOL:
@@ -151,21 +152,21 @@ def _random_of(random: Random, type: Type, version: int, texts: Sequence[str]) -
     return memoryview(data) if type is RECORDS else data
 
 
-def smallest_struct(layout: Layout, version: int) -> Any:
+def smallest_struct(schema: Schema, version: int) -> Any:
     """Return the struct of ours with the smallest encoding."""
-    assert layout.cls is not None
+    assert schema.cls is not None
     values = {}
-    for field in layout.fields:
-        if field.name in layout.cls.__struct_fields__:
+    for field in schema.fields:
+        if field.name in schema.cls.__struct_fields__:
             if version in field.versions:
                 values[field.name] = smallest_of(field.type, version)
             elif field.default is not Field.NOT_GIVEN:
                 values[field.name] = field.default
-    return layout.cls(**values)
+    return schema.cls(**values)
 
 
 def smallest_of(type: Type, version: int) -> Any:
-    if isinstance(type, Layout):
+    if isinstance(type, Schema):
         return smallest_struct(type, version)
     if isinstance(type, Array):
         return []

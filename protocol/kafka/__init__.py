@@ -1,1 +1,1 @@
-"""Kafka's own protocol: its bytes to the messages of `protocol.messages`, and back. Pure."""
+"""Kafka's own protocol: decodes its bytes to the structs of `protocol.messages` and encodes them. Pure."""

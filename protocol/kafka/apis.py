@@ -1,6 +1,7 @@
 """The table of APIs that are served to Kafka's clients, and the headers before requests and responses.
 
-What is not in the table is not advertised: a client then does without it, or says that the broker is too old.
+ApiVersions advertises exactly this table. A client does without an API that is not in it, or reports that the broker
+is too old.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from struct import Struct
 import msgspec
 
 from minibroker.protocol.errors import InvalidMessage
-from minibroker.protocol.kafka import admin, data, groups, metadata
+from minibroker.protocol.kafka import brokers, configs, data, groups, metadata, topics
 from minibroker.protocol.kafka.primitives import LENGTH16, FrameWriter, Reader
 from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.messages import ApiVersion
 
-KAFKA_APIS: dict[int, KafkaApi] = {api.key: api for api in (*data.APIS, *metadata.APIS, *groups.APIS, *admin.APIS)}
-"""By API key."""
+KAFKA_APIS: dict[int, KafkaApi] = {
+    api.key: api for family in (data, metadata, groups, topics, configs, brokers) for api in family.APIS
+}
+"""The APIs by their keys."""
 
 API_KEYS = [ApiVersion(key, api.advertised_from, api.max_version) for key, api in sorted(KAFKA_APIS.items())]
-"""What ApiVersions answers."""
+"""The response to ApiVersions."""
 
 _PREFIX = Struct(">hhi")
 _LENGTH = Struct(">i")
@@ -41,7 +44,7 @@ def api_key_of(prefix: bytes | memoryview) -> int:
 
 
 def read_header(reader: Reader) -> RequestHeader:
-    """Of an API that is not known, or in a version that is not: without the tagged fields. Raises InvalidMessage."""
+    """Read the header of any request. Tagged fields are skipped if the API is known. Raises InvalidMessage."""
     key, version, correlation_id = reader.unpack(_PREFIX)
     length: int = reader.unpack(LENGTH16)[0]
     if length < -1:
@@ -54,8 +57,10 @@ def read_header(reader: Reader) -> RequestHeader:
 
 
 def begin_response(api: KafkaApi, version: int, correlation_id: int) -> FrameWriter:
-    """Room for the frame's length, and the header. That of ApiVersions never has tagged fields: who does not know yet
-    which versions there are must be able to read it (KIP-511)."""
+    """Return a frame with room for its length and with the header of a response.
+
+    The header of ApiVersions never has tagged fields: a client must be able to read it before it knows the versions
+    (KIP-511)."""
     frame = FrameWriter()
     frame += _LENGTH.pack(correlation_id)
     if api.is_flexible(version) and api is not metadata.API_VERSIONS:
@@ -64,7 +69,7 @@ def begin_response(api: KafkaApi, version: int, correlation_id: int) -> FrameWri
 
 
 def check_supported(api: KafkaApi | None, header: RequestHeader) -> KafkaApi:
-    """Raises InvalidMessage for what is not advertised."""
+    """Return `api`. Raises InvalidMessage if the API or its version is not advertised."""
     if api is None:
         raise InvalidMessage(f"API {header.api_key} of Kafka's protocol is not served here")
     if not api.advertised_from <= header.api_version <= api.max_version:

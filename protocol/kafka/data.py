@@ -1,6 +1,6 @@
 """Kafka's schemas of the data path: Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, InitProducerId.
 
-(ProduceRequest.json and its like in Kafka's `clients/src/main/resources/common/message`.)
+The sources are ProduceRequest.json etc. in Kafka's `clients/src/main/resources/common/message`.
 """
 
 from __future__ import annotations
@@ -10,23 +10,12 @@ from msgspec import field
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.kafka.schema import (
-    INT8,
-    INT16,
-    INT32,
-    INT64,
-    RECORDS,
-    STRING,
-    UUID,
-    Array,
-    Field,
-    KafkaApi,
-    Layout,
-)
+from minibroker.protocol.kafka.schema import Field, KafkaApi, Schema, error_message, structs
+from minibroker.protocol.kafka.types import INT8, INT16, INT32, INT64, RECORDS, STRING, UUID, Array
 
 NO_RECORDS = memoryview(b"")
 
-# --- The leader now, beside an error that says that it is another (KIP-951) ----------------------------------
+# --- The current leader, beside an error that reports another leader (KIP-951) -------------------------------
 
 _OF_ANOTHER_LEADER = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 
@@ -48,7 +37,7 @@ def _leader_of(partition: m.ProducePartitionResponse | m.FetchPartitionResponse)
 def _current_leader(versions: str, tag: int) -> Field:
     return Field(
         "current_leader",
-        Layout(_CurrentLeader, Field("leader_id", INT32), Field("leader_epoch", INT32)),
+        Schema(_CurrentLeader, Field("leader_id", INT32), Field("leader_epoch", INT32)),
         versions,
         tag=tag,
         default=_NOBODY,
@@ -59,14 +48,12 @@ def _current_leader(versions: str, tag: int) -> Field:
 def _node_endpoints(versions: str) -> Field:
     return Field(
         "node_endpoints",
-        Array(
-            Layout(
-                m.MetadataBroker,
-                Field("node_id", INT32),
-                Field("host", STRING),
-                Field("port", INT32),
-                Field("rack", STRING, nullable="0+"),
-            )
+        structs(
+            m.MetadataBroker,
+            Field("node_id", INT32),
+            Field("host", STRING),
+            Field("port", INT32),
+            Field("rack", STRING, nullable="0+"),
         ),
         versions,
         tag=0,
@@ -93,76 +80,59 @@ PRODUCE = KafkaApi(
     apis.PRODUCE,
     3,
     11,
-    advertised_from=0,  # librdkafka takes no broker for one that lacks the versions that it was born with (KIP-896)
+    advertised_from=0,  # librdkafka rejects a broker that lacks Produce's first versions (KIP-896)
     first_flexible=9,
-    request=Layout(
+    request=Schema(
         m.ProduceRequest,
         Field("transactional_id", STRING, "3+", nullable="3+", default=None),
         Field("acks", INT16),
         Field("timeout_ms", INT32),
         Field(
             "topic_data",
-            Array(
-                Layout(
-                    m.ProduceTopic,
-                    Field("name", STRING),
-                    Field(
-                        "partition_data",
-                        Array(
-                            Layout(
-                                m.ProducePartition,
-                                Field("index", INT32),
-                                Field("records", RECORDS, nullable="0+", on_null=NO_RECORDS),
-                            )
-                        ),
+            structs(
+                m.ProduceTopic,
+                Field("name", STRING),
+                Field(
+                    "partition_data",
+                    structs(
+                        m.ProducePartition,
+                        Field("index", INT32),
+                        Field("records", RECORDS, nullable="0+", on_null=NO_RECORDS),
                     ),
-                )
+                ),
             ),
         ),
     ),
-    response=Layout(
+    response=Schema(
         m.ProduceResponse,
         Field(
             "responses",
-            Array(
-                Layout(
-                    m.ProduceTopicResponse,
-                    Field("name", STRING),
-                    Field(
-                        "partition_responses",
-                        Array(
-                            Layout(
-                                m.ProducePartitionResponse,
-                                Field("index", INT32),
-                                Field("error_code", INT16),
-                                Field("base_offset", INT64),
-                                Field("log_append_time_ms", INT64, "2+"),
-                                Field("log_start_offset", INT64, "5+"),
-                                Field(
-                                    "record_errors",
-                                    Array(
-                                        Layout(
-                                            m.ProduceRecordError,
-                                            Field("batch_index", INT32),
-                                            Field("batch_index_error_message", STRING, nullable="8+"),
-                                        )
-                                    ),
-                                    "8+",
-                                    default=[],
-                                ),
-                                Field(
-                                    "error_message",
-                                    STRING,
-                                    "8+",
-                                    nullable="8+",
-                                    get=lambda p: p.error_message or None,
-                                    on_null="",
-                                ),
-                                _current_leader("10+", tag=0),
-                            )
+            structs(
+                m.ProduceTopicResponse,
+                Field("name", STRING),
+                Field(
+                    "partition_responses",
+                    structs(
+                        m.ProducePartitionResponse,
+                        Field("index", INT32),
+                        Field("error_code", INT16),
+                        Field("base_offset", INT64),
+                        Field("log_append_time_ms", INT64, "2+"),
+                        Field("log_start_offset", INT64, "5+"),
+                        Field(
+                            "record_errors",
+                            structs(
+                                m.ProduceRecordError,
+                                Field("batch_index", INT32),
+                                Field("batch_index_error_message", STRING, nullable="8+"),
+                            ),
+                            "8+",
+                            default=[],
                         ),
+                        error_message("8+"),
+                        _current_leader("10+", tag=0),
                     ),
-                )
+                ),
             ),
         ),
         Field("throttle_time_ms", INT32, "1+"),
@@ -198,7 +168,7 @@ _NO_REPLICA = _ReplicaState()
 
 
 class _FetchRequest(m.FetchRequest):
-    """Who fetches is a number up to version 14, and a struct from 15 on (KIP-903)."""
+    """The replica is a number up to version 14, and a struct from 15 on (KIP-903)."""
 
     replica_state: _ReplicaState = field(default_factory=_ReplicaState)
 
@@ -210,7 +180,7 @@ def _fetch_request(wire: _FetchRequest, version: int) -> m.FetchRequest:
 
 
 def _diverging_epoch(partition: m.FetchPartitionResponse) -> m.EpochEndOffset | None:
-    """What ours says beside OFFSET_OUT_OF_RANGE is for our own clients."""
+    """The epoch beside OFFSET_OUT_OF_RANGE is for minibroker's own clients, so it is left out with an error."""
     return None if partition.error_code else partition.diverging_epoch
 
 
@@ -219,13 +189,13 @@ FETCH = KafkaApi(
     4,
     17,
     first_flexible=12,
-    request=Layout(
+    request=Schema(
         _FetchRequest,
         Field("cluster_id", STRING, "12+", nullable="12+", tag=0, default=None),
         Field("replica_id", INT32, "0-14", default=-1),
         Field(
             "replica_state",
-            Layout(_ReplicaState, Field("replica_id", INT32), Field("replica_epoch", INT64)),
+            Schema(_ReplicaState, Field("replica_id", INT32), Field("replica_epoch", INT64)),
             "15+",
             tag=1,
             default=_NO_REPLICA,
@@ -234,91 +204,81 @@ FETCH = KafkaApi(
         Field("min_bytes", INT32),
         Field("max_bytes", INT32),
         Field("isolation_level", INT8),
-        # Sessions (KIP-227) are declined: the answer's session id is 0, so nobody continues one.
+        # Fetch sessions (KIP-227) are declined with a session id of 0 in the response.
         Field("session_id", INT32, "7+", default=0),
         Field("session_epoch", INT32, "7+", default=-1),
         Field(
             "topics",
-            Array(
-                Layout(
-                    m.FetchTopic,
-                    Field("topic", STRING, "0-12", default=""),
-                    Field("topic_id", UUID, "13+", default=""),
-                    Field(
-                        "partitions",
-                        Array(
-                            Layout(
-                                m.FetchPartition,
-                                Field("partition", INT32),
-                                Field("current_leader_epoch", INT32, "9+", default=-1),
-                                Field("fetch_offset", INT64),
-                                Field("last_fetched_epoch", INT32, "12+", default=-1),
-                                Field("log_start_offset", INT64, "5+", default=-1),
-                                Field("partition_max_bytes", INT32),
-                            )
-                        ),
+            structs(
+                m.FetchTopic,
+                Field("topic", STRING, "0-12", default=""),
+                Field("topic_id", UUID, "13+", default=""),
+                Field(
+                    "partitions",
+                    structs(
+                        m.FetchPartition,
+                        Field("partition", INT32),
+                        Field("current_leader_epoch", INT32, "9+", default=-1),
+                        Field("fetch_offset", INT64),
+                        Field("last_fetched_epoch", INT32, "12+", default=-1),
+                        Field("log_start_offset", INT64, "5+", default=-1),
+                        Field("partition_max_bytes", INT32),
                     ),
-                )
+                ),
             ),
         ),
         Field(
             "forgotten_topics_data",
-            Array(
-                Layout(
-                    None,
-                    Field("topic", STRING, "0-12", default=""),
-                    Field("topic_id", UUID, "13+", default=""),
-                    Field("partitions", Array(INT32)),
-                )
+            structs(
+                None,
+                Field("topic", STRING, "0-12", default=""),
+                Field("topic_id", UUID, "13+", default=""),
+                Field("partitions", Array(INT32)),
             ),
             "7+",
             default=(),
         ),
         Field("rack_id", STRING, "11+", default=""),
     ),
-    response=Layout(
+    response=Schema(
         m.FetchResponse,
         Field("throttle_time_ms", INT32),
         Field("error_code", INT16, "7+", default=0),
         Field("session_id", INT32, "7+", default=0),
         Field(
             "responses",
-            Array(
-                Layout(
-                    m.FetchTopicResponse,
-                    Field("topic", STRING, "0-12", default=""),
-                    Field("topic_id", UUID, "13+", default=""),
-                    Field(
-                        "partitions",
-                        Array(
-                            Layout(
-                                m.FetchPartitionResponse,
-                                Field("partition_index", INT32),
-                                Field("error_code", INT16),
-                                Field("high_watermark", INT64),
-                                Field("last_stable_offset", INT64),
-                                Field("log_start_offset", INT64, "5+"),
-                                Field(
-                                    "diverging_epoch",
-                                    Layout(m.EpochEndOffset, Field("epoch", INT32), Field("end_offset", INT64)),
-                                    "12+",
-                                    tag=0,
-                                    default=None,
-                                    get=_diverging_epoch,
-                                ),
-                                _current_leader("12+", tag=1),
-                                Field(
-                                    "aborted_transactions",
-                                    Array(Layout(None, Field("producer_id", INT64), Field("first_offset", INT64))),
-                                    nullable="4+",
-                                    default=(),
-                                ),
-                                Field("preferred_read_replica", INT32, "11+", default=-1),
-                                Field("records", RECORDS, nullable="0+", on_null=NO_RECORDS),
-                            )
+            structs(
+                m.FetchTopicResponse,
+                Field("topic", STRING, "0-12", default=""),
+                Field("topic_id", UUID, "13+", default=""),
+                Field(
+                    "partitions",
+                    structs(
+                        m.FetchPartitionResponse,
+                        Field("partition_index", INT32),
+                        Field("error_code", INT16),
+                        Field("high_watermark", INT64),
+                        Field("last_stable_offset", INT64),
+                        Field("log_start_offset", INT64, "5+"),
+                        Field(
+                            "diverging_epoch",
+                            Schema(m.EpochEndOffset, Field("epoch", INT32), Field("end_offset", INT64)),
+                            "12+",
+                            tag=0,
+                            default=None,
+                            get=_diverging_epoch,
                         ),
+                        _current_leader("12+", tag=1),
+                        Field(
+                            "aborted_transactions",
+                            structs(None, Field("producer_id", INT64), Field("first_offset", INT64)),
+                            nullable="4+",
+                            default=(),
+                        ),
+                        Field("preferred_read_replica", INT32, "11+", default=-1),
+                        Field("records", RECORDS, nullable="0+", on_null=NO_RECORDS),
                     ),
-                )
+                ),
             ),
         ),
         _node_endpoints("16+"),
@@ -347,54 +307,46 @@ LIST_OFFSETS = KafkaApi(
     1,
     9,
     first_flexible=6,
-    request=Layout(
+    request=Schema(
         m.ListOffsetsRequest,
         Field("replica_id", INT32),
         Field("isolation_level", INT8, "2+", default=0),
         Field(
             "topics",
-            Array(
-                Layout(
-                    m.ListOffsetsTopic,
-                    Field("name", STRING),
-                    Field(
-                        "partitions",
-                        Array(
-                            Layout(
-                                m.ListOffsetsPartition,
-                                Field("partition_index", INT32),
-                                Field("current_leader_epoch", INT32, "4+", default=-1),
-                                Field("timestamp", INT64),
-                            )
-                        ),
+            structs(
+                m.ListOffsetsTopic,
+                Field("name", STRING),
+                Field(
+                    "partitions",
+                    structs(
+                        m.ListOffsetsPartition,
+                        Field("partition_index", INT32),
+                        Field("current_leader_epoch", INT32, "4+", default=-1),
+                        Field("timestamp", INT64),
                     ),
-                )
+                ),
             ),
         ),
     ),
-    response=Layout(
+    response=Schema(
         m.ListOffsetsResponse,
         Field("throttle_time_ms", INT32, "2+", default=0),
         Field(
             "topics",
-            Array(
-                Layout(
-                    m.ListOffsetsTopicResponse,
-                    Field("name", STRING),
-                    Field(
-                        "partitions",
-                        Array(
-                            Layout(
-                                m.ListOffsetsPartitionResponse,
-                                Field("partition_index", INT32),
-                                Field("error_code", INT16),
-                                Field("timestamp", INT64),
-                                Field("offset", INT64),
-                                Field("leader_epoch", INT32, "4+"),
-                            )
-                        ),
+            structs(
+                m.ListOffsetsTopicResponse,
+                Field("name", STRING),
+                Field(
+                    "partitions",
+                    structs(
+                        m.ListOffsetsPartitionResponse,
+                        Field("partition_index", INT32),
+                        Field("error_code", INT16),
+                        Field("timestamp", INT64),
+                        Field("offset", INT64),
+                        Field("leader_epoch", INT32, "4+"),
                     ),
-                )
+                ),
             ),
         ),
     ),
@@ -423,52 +375,44 @@ OFFSET_FOR_LEADER_EPOCH = KafkaApi(
     2,
     4,
     first_flexible=4,
-    request=Layout(
+    request=Schema(
         m.OffsetForLeaderEpochRequest,
         Field("replica_id", INT32, "3+", default=-1),
         Field(
             "topics",
-            Array(
-                Layout(
-                    m.OffsetForLeaderTopic,
-                    Field("topic", STRING),
-                    Field(
-                        "partitions",
-                        Array(
-                            Layout(
-                                m.OffsetForLeaderPartition,
-                                Field("partition", INT32),
-                                Field("current_leader_epoch", INT32),
-                                Field("leader_epoch", INT32),
-                            )
-                        ),
+            structs(
+                m.OffsetForLeaderTopic,
+                Field("topic", STRING),
+                Field(
+                    "partitions",
+                    structs(
+                        m.OffsetForLeaderPartition,
+                        Field("partition", INT32),
+                        Field("current_leader_epoch", INT32),
+                        Field("leader_epoch", INT32),
                     ),
-                )
+                ),
             ),
         ),
     ),
-    response=Layout(
+    response=Schema(
         m.OffsetForLeaderEpochResponse,
         Field("throttle_time_ms", INT32),
         Field(
             "topics",
-            Array(
-                Layout(
-                    m.OffsetForLeaderTopicResponse,
-                    Field("topic", STRING),
-                    Field(
-                        "partitions",
-                        Array(
-                            Layout(
-                                m.OffsetForLeaderPartitionResponse,
-                                Field("error_code", INT16),
-                                Field("partition", INT32),
-                                Field("leader_epoch", INT32),
-                                Field("end_offset", INT64),
-                            )
-                        ),
+            structs(
+                m.OffsetForLeaderTopicResponse,
+                Field("topic", STRING),
+                Field(
+                    "partitions",
+                    structs(
+                        m.OffsetForLeaderPartitionResponse,
+                        Field("error_code", INT16),
+                        Field("partition", INT32),
+                        Field("leader_epoch", INT32),
+                        Field("end_offset", INT64),
                     ),
-                )
+                ),
             ),
         ),
     ),
@@ -482,14 +426,14 @@ INIT_PRODUCER_ID = KafkaApi(
     0,
     5,
     first_flexible=2,
-    request=Layout(
+    request=Schema(
         m.InitProducerIdRequest,
         Field("transactional_id", STRING, nullable="0+"),
         Field("transaction_timeout_ms", INT32),
         Field("producer_id", INT64, "3+"),
         Field("producer_epoch", INT16, "3+"),
     ),
-    response=Layout(
+    response=Schema(
         m.InitProducerIdResponse,
         Field("throttle_time_ms", INT32),
         Field("error_code", INT16),

@@ -1,7 +1,4 @@
-"""Kafka's schemas of groups: membership, committed offsets, and what administrators ask of them.
-
-(OffsetCommitRequest.json and its like in Kafka's `clients/src/main/resources/common/message`.)
-"""
+"""Kafka's schemas of groups: membership, committed offsets and administration."""
 
 from __future__ import annotations
 
@@ -13,18 +10,8 @@ from msgspec import Meta
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.kafka.schema import (
-    BOOL,
-    BYTES,
-    INT16,
-    INT32,
-    INT64,
-    STRING,
-    Array,
-    Field,
-    KafkaApi,
-    Layout,
-)
+from minibroker.protocol.kafka.schema import Field, KafkaApi, Schema, structs
+from minibroker.protocol.kafka.types import BOOL, BYTES, INT16, INT32, INT64, STRING, Array
 from minibroker.protocol.messages import groups as g
 
 NEVER = 2**15
@@ -45,12 +32,12 @@ def _offset_commit_failed(request: g.OffsetCommitRequest, code: ErrorCode, messa
     )
 
 
-_COMMITTED_TOPIC = Layout(
+_COMMITTED_TOPIC = Schema(
     g.OffsetCommitTopicResponse,
     Field("name", STRING),
     Field(
         "partitions",
-        Array(Layout(g.OffsetCommitPartitionResponse, Field("partition_index", INT32), Field("error_code", INT16))),
+        structs(g.OffsetCommitPartitionResponse, Field("partition_index", INT32), Field("error_code", INT16)),
     ),
 )
 
@@ -59,7 +46,7 @@ OFFSET_COMMIT = KafkaApi(
     2,
     9,
     first_flexible=8,
-    request=Layout(
+    request=Schema(
         g.OffsetCommitRequest,
         Field("group_id", STRING),
         Field("generation_id", INT32),
@@ -68,27 +55,23 @@ OFFSET_COMMIT = KafkaApi(
         Field("retention_time_ms", INT64, "2-4", default=-1),
         Field(
             "topics",
-            Array(
-                Layout(
-                    g.OffsetCommitTopic,
-                    Field("name", STRING),
-                    Field(
-                        "partitions",
-                        Array(
-                            Layout(
-                                g.OffsetCommitPartition,
-                                Field("partition_index", INT32),
-                                Field("committed_offset", INT64),
-                                Field("committed_leader_epoch", INT32, "6+", default=-1),
-                                Field("committed_metadata", STRING, nullable="0+"),
-                            )
-                        ),
+            structs(
+                g.OffsetCommitTopic,
+                Field("name", STRING),
+                Field(
+                    "partitions",
+                    structs(
+                        g.OffsetCommitPartition,
+                        Field("partition_index", INT32),
+                        Field("committed_offset", INT64),
+                        Field("committed_leader_epoch", INT32, "6+", default=-1),
+                        Field("committed_metadata", STRING, nullable="0+"),
                     ),
-                )
+                ),
             ),
         ),
     ),
-    response=Layout(
+    response=Schema(
         g.OffsetCommitResponse,
         Field("throttle_time_ms", INT32, "3+", default=0),
         Field("topics", Array(_COMMITTED_TOPIC)),
@@ -129,21 +112,19 @@ def _offset_fetch_failed(request: g.OffsetFetchRequest, code: ErrorCode, message
     return g.OffsetFetchResponse(0, [g.refused_offset_fetch(group, code) for group in request.groups])
 
 
-_OFFSET_FETCH_TOPIC = Layout(g.OffsetFetchTopic, Field("name", STRING), Field("partition_indexes", Array(INT32)))
-_FETCHED_TOPIC = Layout(
+_OFFSET_FETCH_TOPIC = Schema(g.OffsetFetchTopic, Field("name", STRING), Field("partition_indexes", Array(INT32)))
+_FETCHED_TOPIC = Schema(
     g.OffsetFetchTopicResponse,
     Field("name", STRING),
     Field(
         "partitions",
-        Array(
-            Layout(
-                g.OffsetFetchPartition,
-                Field("partition_index", INT32),
-                Field("committed_offset", INT64),
-                Field("committed_leader_epoch", INT32, "5+", default=-1),
-                Field("metadata", STRING, nullable="0+"),
-                Field("error_code", INT16),
-            )
+        structs(
+            g.OffsetFetchPartition,
+            Field("partition_index", INT32),
+            Field("committed_offset", INT64),
+            Field("committed_leader_epoch", INT32, "5+", default=-1),
+            Field("metadata", STRING, nullable="0+"),
+            Field("error_code", INT16),
         ),
     ),
 )
@@ -153,40 +134,36 @@ OFFSET_FETCH = KafkaApi(
     1,
     9,
     first_flexible=6,
-    request=Layout(
+    request=Schema(
         _OffsetFetchRequest,
         Field("group_id", STRING, "0-7", default=""),
         Field("topics", Array(_OFFSET_FETCH_TOPIC), "0-7", nullable="2-7", default=None),
         Field(
             "groups",
-            Array(
-                Layout(
-                    g.OffsetFetchGroup,
-                    Field("group_id", STRING),
-                    Field("member_id", STRING, "9+", nullable="9+", default=None),  # of KIP-848's groups
-                    Field("member_epoch", INT32, "9+", default=-1),
-                    Field("topics", Array(_OFFSET_FETCH_TOPIC), nullable="8+"),
-                )
+            structs(
+                g.OffsetFetchGroup,
+                Field("group_id", STRING),
+                Field("member_id", STRING, "9+", nullable="9+", default=None),  # for KIP-848's groups
+                Field("member_epoch", INT32, "9+", default=-1),
+                Field("topics", Array(_OFFSET_FETCH_TOPIC), nullable="8+"),
             ),
             "8+",
             default=[],
         ),
         Field("require_stable", BOOL, "7+", default=False),
     ),
-    response=Layout(
+    response=Schema(
         _OffsetFetchResponse,
         Field("throttle_time_ms", INT32, "3+", default=0),
         Field("topics", Array(_FETCHED_TOPIC), "0-7", default=[]),
         Field("error_code", INT16, "2-7", default=0),
         Field(
             "groups",
-            Array(
-                Layout(
-                    g.OffsetFetchGroupResponse,
-                    Field("group_id", STRING),
-                    Field("topics", Array(_FETCHED_TOPIC)),
-                    Field("error_code", INT16),
-                )
+            structs(
+                g.OffsetFetchGroupResponse,
+                Field("group_id", STRING),
+                Field("topics", Array(_FETCHED_TOPIC)),
+                Field("error_code", INT16),
             ),
             "8+",
             default=[],
@@ -203,7 +180,7 @@ OFFSET_FETCH = KafkaApi(
 def _join_group_request(ours: g.JoinGroupRequest, version: int) -> g.JoinGroupRequest:
     if version == 0:
         ours.rebalance_timeout_ms = ours.session_timeout_ms
-    ours.requires_known_member_id = version >= 4  # KIP-394: those before it do not ask a second time
+    ours.requires_known_member_id = version >= 4  # KIP-394: older clients do not join a second time
     return ours
 
 
@@ -218,7 +195,7 @@ JOIN_GROUP = KafkaApi(
     0,
     9,
     first_flexible=6,
-    request=Layout(
+    request=Schema(
         g.JoinGroupRequest,
         Field("group_id", STRING),
         Field("session_timeout_ms", INT32),
@@ -226,10 +203,10 @@ JOIN_GROUP = KafkaApi(
         Field("member_id", STRING),
         Field("group_instance_id", STRING, "5+", nullable="5+", default=None),
         Field("protocol_type", STRING),
-        Field("protocols", Array(Layout(g.JoinGroupProtocol, Field("name", STRING), Field("metadata", BYTES)))),
+        Field("protocols", structs(g.JoinGroupProtocol, Field("name", STRING), Field("metadata", BYTES))),
         Field("reason", STRING, "8+", nullable="8+", default=None),
     ),
-    response=Layout(
+    response=Schema(
         g.JoinGroupResponse,
         Field("throttle_time_ms", INT32, "2+", default=0),
         Field("error_code", INT16),
@@ -241,13 +218,11 @@ JOIN_GROUP = KafkaApi(
         Field("member_id", STRING),
         Field(
             "members",
-            Array(
-                Layout(
-                    g.JoinGroupMember,
-                    Field("member_id", STRING),
-                    Field("group_instance_id", STRING, "5+", nullable="5+", default=None),
-                    Field("metadata", BYTES),
-                )
+            structs(
+                g.JoinGroupMember,
+                Field("member_id", STRING),
+                Field("group_instance_id", STRING, "5+", nullable="5+", default=None),
+                Field("metadata", BYTES),
             ),
         ),
     ),
@@ -263,14 +238,14 @@ HEARTBEAT = KafkaApi(
     0,
     4,
     first_flexible=4,
-    request=Layout(
+    request=Schema(
         g.HeartbeatRequest,
         Field("group_id", STRING),
         Field("generation_id", INT32),
         Field("member_id", STRING),
         Field("group_instance_id", STRING, "3+", nullable="3+", default=None),
     ),
-    response=Layout(g.HeartbeatResponse, Field("throttle_time_ms", INT32, "1+", default=0), Field("error_code", INT16)),
+    response=Schema(g.HeartbeatResponse, Field("throttle_time_ms", INT32, "1+", default=0), Field("error_code", INT16)),
     failed=lambda request, code, message: g.HeartbeatResponse(0, code),
 )
 
@@ -301,37 +276,33 @@ LEAVE_GROUP = KafkaApi(
     0,
     5,
     first_flexible=4,
-    request=Layout(
+    request=Schema(
         _LeaveGroupRequest,
         Field("group_id", STRING),
         Field("member_id", STRING, "0-2", default=""),
         Field(
             "members",
-            Array(
-                Layout(
-                    g.LeavingMember,
-                    Field("member_id", STRING),
-                    Field("group_instance_id", STRING, nullable="3+"),
-                    Field("reason", STRING, "5+", nullable="5+", default=None),
-                )
+            structs(
+                g.LeavingMember,
+                Field("member_id", STRING),
+                Field("group_instance_id", STRING, nullable="3+"),
+                Field("reason", STRING, "5+", nullable="5+", default=None),
             ),
             "3+",
             default=[],
         ),
     ),
-    response=Layout(
+    response=Schema(
         g.LeaveGroupResponse,
         Field("throttle_time_ms", INT32, "1+", default=0),
         Field("error_code", INT16),
         Field(
             "members",
-            Array(
-                Layout(
-                    g.LeavingMemberResponse,
-                    Field("member_id", STRING),
-                    Field("group_instance_id", STRING, nullable="3+"),
-                    Field("error_code", INT16),
-                )
+            structs(
+                g.LeavingMemberResponse,
+                Field("member_id", STRING),
+                Field("group_instance_id", STRING, nullable="3+"),
+                Field("error_code", INT16),
             ),
             "3+",
             default=[],
@@ -349,7 +320,7 @@ SYNC_GROUP = KafkaApi(
     0,
     5,
     first_flexible=4,
-    request=Layout(
+    request=Schema(
         g.SyncGroupRequest,
         Field("group_id", STRING),
         Field("generation_id", INT32),
@@ -357,12 +328,9 @@ SYNC_GROUP = KafkaApi(
         Field("group_instance_id", STRING, "3+", nullable="3+", default=None),
         Field("protocol_type", STRING, "5+", nullable="5+", default=None),
         Field("protocol_name", STRING, "5+", nullable="5+", default=None),
-        Field(
-            "assignments",
-            Array(Layout(g.SyncGroupAssignment, Field("member_id", STRING), Field("assignment", BYTES))),
-        ),
+        Field("assignments", structs(g.SyncGroupAssignment, Field("member_id", STRING), Field("assignment", BYTES))),
     ),
-    response=Layout(
+    response=Schema(
         g.SyncGroupResponse,
         Field("throttle_time_ms", INT32, "1+", default=0),
         Field("error_code", INT16),
@@ -380,40 +348,36 @@ DESCRIBE_GROUPS = KafkaApi(
     0,
     5,
     first_flexible=5,
-    request=Layout(
+    request=Schema(
         g.DescribeGroupsRequest,
         Field("groups", Array(STRING)),
         Field("include_authorized_operations", BOOL, "3+", default=False),
     ),
-    response=Layout(
+    response=Schema(
         g.DescribeGroupsResponse,
         Field("throttle_time_ms", INT32, "1+", default=0),
         Field(
             "groups",
-            Array(
-                Layout(
-                    g.DescribedGroup,
-                    Field("error_code", INT16),
-                    Field("group_id", STRING),
-                    Field("group_state", STRING),
-                    Field("protocol_type", STRING),
-                    Field("protocol_data", STRING),
-                    Field(
-                        "members",
-                        Array(
-                            Layout(
-                                g.DescribedGroupMember,
-                                Field("member_id", STRING),
-                                Field("group_instance_id", STRING, "4+", nullable="4+", default=None),
-                                Field("client_id", STRING),
-                                Field("client_host", STRING),
-                                Field("member_metadata", BYTES),
-                                Field("member_assignment", BYTES),
-                            )
-                        ),
+            structs(
+                g.DescribedGroup,
+                Field("error_code", INT16),
+                Field("group_id", STRING),
+                Field("group_state", STRING),
+                Field("protocol_type", STRING),
+                Field("protocol_data", STRING),
+                Field(
+                    "members",
+                    structs(
+                        g.DescribedGroupMember,
+                        Field("member_id", STRING),
+                        Field("group_instance_id", STRING, "4+", nullable="4+", default=None),
+                        Field("client_id", STRING),
+                        Field("client_host", STRING),
+                        Field("member_metadata", BYTES),
+                        Field("member_assignment", BYTES),
                     ),
-                    Field("authorized_operations", INT32, "3+", default=m.NO_OPERATIONS),
-                )
+                ),
+                Field("authorized_operations", INT32, "3+", default=m.NO_OPERATIONS),
             ),
         ),
     ),
@@ -427,25 +391,21 @@ LIST_GROUPS = KafkaApi(
     0,
     5,
     first_flexible=3,
-    request=Layout(
-        g.ListGroupsRequest,
-        Field("states_filter", Array(STRING), "4+"),
-        Field("types_filter", Array(STRING), "5+"),
+    request=Schema(
+        g.ListGroupsRequest, Field("states_filter", Array(STRING), "4+"), Field("types_filter", Array(STRING), "5+")
     ),
-    response=Layout(
+    response=Schema(
         g.ListGroupsResponse,
         Field("throttle_time_ms", INT32, "1+", default=0),
         Field("error_code", INT16),
         Field(
             "groups",
-            Array(
-                Layout(
-                    g.ListedGroup,
-                    Field("group_id", STRING),
-                    Field("protocol_type", STRING),
-                    Field("group_state", STRING, "4+", default=""),
-                    Field("group_type", STRING, "5+", default=g.CLASSIC),
-                )
+            structs(
+                g.ListedGroup,
+                Field("group_id", STRING),
+                Field("protocol_type", STRING),
+                Field("group_state", STRING, "4+", default=""),
+                Field("group_type", STRING, "5+", default=g.CLASSIC),
             ),
         ),
     ),
@@ -457,11 +417,11 @@ DELETE_GROUPS = KafkaApi(
     0,
     2,
     first_flexible=2,
-    request=Layout(g.DeleteGroupsRequest, Field("groups_names", Array(STRING))),
-    response=Layout(
+    request=Schema(g.DeleteGroupsRequest, Field("groups_names", Array(STRING))),
+    response=Schema(
         g.DeleteGroupsResponse,
         Field("throttle_time_ms", INT32),
-        Field("results", Array(Layout(g.DeletableGroupResult, Field("group_id", STRING), Field("error_code", INT16)))),
+        Field("results", structs(g.DeletableGroupResult, Field("group_id", STRING), Field("error_code", INT16))),
     ),
     failed=lambda request, code, message: g.DeleteGroupsResponse(
         0, [g.DeletableGroupResult(group_id, code) for group_id in request.groups_names]
@@ -497,21 +457,19 @@ OFFSET_DELETE = KafkaApi(
     0,
     0,
     first_flexible=NEVER,
-    request=Layout(
+    request=Schema(
         _OffsetDeleteRequest,
         Field("group_id", STRING),
         Field(
             "topics",
-            Array(
-                Layout(
-                    _OffsetDeleteTopic,
-                    Field("name", STRING),
-                    Field("partitions", Array(Layout(_OffsetDeletePartition, Field("partition_index", INT32)))),
-                )
+            structs(
+                _OffsetDeleteTopic,
+                Field("name", STRING),
+                Field("partitions", structs(_OffsetDeletePartition, Field("partition_index", INT32))),
             ),
         ),
     ),
-    response=Layout(
+    response=Schema(
         g.OffsetDeleteResponse,
         Field("error_code", INT16),
         Field("throttle_time_ms", INT32),

@@ -1,4 +1,4 @@
-"""Kafka's schemas of what a client asks first: ApiVersions, Metadata, FindCoordinator."""
+"""Kafka's schemas of the cluster: ApiVersions, Metadata, FindCoordinator, DescribeCluster; and DescribeProducers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,8 @@ from msgspec import Meta
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
-from minibroker.protocol.kafka.schema import (
-    BOOL,
-    INT8,
-    INT16,
-    INT32,
-    STRING,
-    UUID,
-    Array,
-    Field,
-    KafkaApi,
-    Layout,
-)
+from minibroker.protocol.kafka.schema import Field, KafkaApi, Schema, error_message, structs
+from minibroker.protocol.kafka.types import BOOL, INT8, INT16, INT32, INT64, STRING, UUID, Array
 from minibroker.protocol.messages import groups as g
 
 # --- ApiVersions (18) ----------------------------------------------------------------------------------------
@@ -30,24 +20,17 @@ API_VERSIONS = KafkaApi(
     0,
     4,
     first_flexible=3,
-    request=Layout(
+    request=Schema(
         m.ApiVersionsRequest,
         Field("client_software_name", STRING, "3+"),
         Field("client_software_version", STRING, "3+"),
     ),
-    response=Layout(
+    response=Schema(
         m.ApiVersionsResponse,
         Field("error_code", INT16),
         Field(
             "api_keys",
-            Array(
-                Layout(
-                    m.ApiVersion,
-                    Field("api_key", INT16),
-                    Field("min_version", INT16),
-                    Field("max_version", INT16),
-                )
-            ),
+            structs(m.ApiVersion, Field("api_key", INT16), Field("min_version", INT16), Field("max_version", INT16)),
         ),
         Field("throttle_time_ms", INT32, "1+", default=0),
     ),
@@ -72,7 +55,7 @@ class _MetadataRequest(m.Message):
 def _metadata_request(wire: _MetadataRequest, version: int) -> m.MetadataRequest:
     names: list[str] | None = None
     topic_ids: list[str] = []
-    if wire.topics or (wire.topics is not None and version > 0):  # the first version has no null
+    if wire.topics or (wire.topics is not None and version > 0):  # version 0 has no null
         names = [topic.name for topic in wire.topics if topic.name is not None]
         if version < 12 and len(names) < len(wire.topics):
             raise InvalidMessage(
@@ -99,16 +82,12 @@ METADATA = KafkaApi(
     0,
     12,
     first_flexible=9,
-    request=Layout(
+    request=Schema(
         _MetadataRequest,
         Field(
             "topics",
-            Array(
-                Layout(
-                    _MetadataRequestTopic,
-                    Field("topic_id", UUID, "10+", default=""),
-                    Field("name", STRING, nullable="10+"),
-                )
+            structs(
+                _MetadataRequestTopic, Field("topic_id", UUID, "10+", default=""), Field("name", STRING, nullable="10+")
             ),
             nullable="1+",
         ),
@@ -116,49 +95,43 @@ METADATA = KafkaApi(
         Field("include_cluster_authorized_operations", BOOL, "8-10", default=False),
         Field("include_topic_authorized_operations", BOOL, "8+", default=False),
     ),
-    response=Layout(
+    response=Schema(
         m.MetadataResponse,
         Field("throttle_time_ms", INT32, "3+", default=0),
         Field(
             "brokers",
-            Array(
-                Layout(
-                    m.MetadataBroker,
-                    Field("node_id", INT32),
-                    Field("host", STRING),
-                    Field("port", INT32),
-                    Field("rack", STRING, "1+", nullable="1+"),
-                )
+            structs(
+                m.MetadataBroker,
+                Field("node_id", INT32),
+                Field("host", STRING),
+                Field("port", INT32),
+                Field("rack", STRING, "1+", nullable="1+"),
             ),
         ),
         Field("cluster_id", STRING, "2+", nullable="2+", default=None),
         Field("controller_id", INT32, "1+", default=-1),
         Field(
             "topics",
-            Array(
-                Layout(
-                    m.MetadataTopic,
-                    Field("error_code", INT16),
-                    Field("name", STRING, nullable="12+", on_null=""),
-                    Field("topic_id", UUID, "10+", default=""),
-                    Field("is_internal", BOOL, "1+", default=False),
-                    Field(
-                        "partitions",
-                        Array(
-                            Layout(
-                                m.MetadataPartition,
-                                Field("error_code", INT16),
-                                Field("partition_index", INT32),
-                                Field("leader_id", INT32),
-                                Field("leader_epoch", INT32, "7+", default=-1),
-                                Field("replica_nodes", Array(INT32)),
-                                Field("isr_nodes", Array(INT32)),
-                                Field("offline_replicas", Array(INT32), "5+", default=[]),
-                            )
-                        ),
+            structs(
+                m.MetadataTopic,
+                Field("error_code", INT16),
+                Field("name", STRING, nullable="12+", on_null=""),
+                Field("topic_id", UUID, "10+", default=""),
+                Field("is_internal", BOOL, "1+", default=False),
+                Field(
+                    "partitions",
+                    structs(
+                        m.MetadataPartition,
+                        Field("error_code", INT16),
+                        Field("partition_index", INT32),
+                        Field("leader_id", INT32),
+                        Field("leader_epoch", INT32, "7+", default=-1),
+                        Field("replica_nodes", Array(INT32)),
+                        Field("isr_nodes", Array(INT32)),
+                        Field("offline_replicas", Array(INT32), "5+", default=[]),
                     ),
-                    Field("topic_authorized_operations", INT32, "8+", default=m.NO_OPERATIONS),
-                )
+                ),
+                Field("topic_authorized_operations", INT32, "8+", default=m.NO_OPERATIONS),
             ),
         ),
         Field("cluster_authorized_operations", INT32, "8-10", default=m.NO_OPERATIONS),
@@ -189,7 +162,7 @@ class _FindCoordinatorResponse(m.Message):
 
 
 def _find_coordinator_request(wire: _FindCoordinatorRequest, version: int) -> g.FindCoordinatorRequest:
-    # Version 4 is that of franz-go; librdkafka, whose last is 2, is the opposite.
+    # franz-go, which sends version 4, gives up at InitProducerId alone; librdkafka, which sends at most 2, retries it.
     return g.FindCoordinatorRequest(
         wire.key_type, wire.coordinator_keys if version >= 4 else [wire.key], gives_up_at_init=version >= 4
     )
@@ -221,13 +194,13 @@ FIND_COORDINATOR = KafkaApi(
     0,
     6,
     first_flexible=3,
-    request=Layout(
+    request=Schema(
         _FindCoordinatorRequest,
         Field("key", STRING, "0-3", default=""),
         Field("key_type", INT8, "1+", default=0),
         Field("coordinator_keys", Array(STRING), "4+", default=[]),
     ),
-    response=Layout(
+    response=Schema(
         _FindCoordinatorResponse,
         Field("throttle_time_ms", INT32, "1+", default=0),
         Field("error_code", INT16, "0-3", default=0),
@@ -237,16 +210,14 @@ FIND_COORDINATOR = KafkaApi(
         Field("port", INT32, "0-3", default=-1),
         Field(
             "coordinators",
-            Array(
-                Layout(
-                    g.Coordinator,
-                    Field("key", STRING),
-                    Field("node_id", INT32),
-                    Field("host", STRING),
-                    Field("port", INT32),
-                    Field("error_code", INT16),
-                    Field("error_message", STRING, nullable="4+"),
-                )
+            structs(
+                g.Coordinator,
+                Field("key", STRING),
+                Field("node_id", INT32),
+                Field("host", STRING),
+                Field("port", INT32),
+                Field("error_code", INT16),
+                Field("error_message", STRING, nullable="4+"),
             ),
             "4+",
             default=[],
@@ -257,4 +228,95 @@ FIND_COORDINATOR = KafkaApi(
     failed=_find_coordinator_failed,
 )
 
-APIS = (API_VERSIONS, METADATA, FIND_COORDINATOR)
+# --- DescribeCluster (60) ------------------------------------------------------------------------------------
+
+DESCRIBE_CLUSTER = KafkaApi(
+    apis.DESCRIBE_CLUSTER,
+    0,
+    1,
+    first_flexible=0,
+    request=Schema(
+        m.DescribeClusterRequest,
+        Field("include_cluster_authorized_operations", BOOL, default=False),
+        Field("endpoint_type", INT8, "1+", default=m.BROKER_ENDPOINTS),
+    ),
+    response=Schema(
+        m.DescribeClusterResponse,
+        Field("throttle_time_ms", INT32),
+        Field("error_code", INT16),
+        error_message("0+"),
+        Field("endpoint_type", INT8, "1+", default=m.BROKER_ENDPOINTS),
+        Field("cluster_id", STRING),
+        Field("controller_id", INT32),
+        Field(
+            "brokers",
+            structs(
+                m.DescribeClusterBroker,
+                Field("broker_id", INT32),
+                Field("host", STRING),
+                Field("port", INT32),
+                Field("rack", STRING, nullable="0+"),
+            ),
+        ),
+        Field("cluster_authorized_operations", INT32, default=m.NO_OPERATIONS),
+    ),
+    failed=lambda request, code, message: m.DescribeClusterResponse(0, code, message),
+)
+
+# --- DescribeProducers (61) ----------------------------------------------------------------------------------
+
+DESCRIBE_PRODUCERS = KafkaApi(
+    apis.DESCRIBE_PRODUCERS,
+    0,
+    0,
+    first_flexible=0,
+    request=Schema(
+        m.DescribeProducersRequest,
+        Field(
+            "topics", structs(m.DescribeProducersTopic, Field("name", STRING), Field("partition_indexes", Array(INT32)))
+        ),
+    ),
+    response=Schema(
+        m.DescribeProducersResponse,
+        Field("throttle_time_ms", INT32),
+        Field(
+            "topics",
+            structs(
+                m.DescribeProducersTopicResponse,
+                Field("name", STRING),
+                Field(
+                    "partitions",
+                    structs(
+                        m.DescribeProducersPartition,
+                        Field("partition_index", INT32),
+                        Field("error_code", INT16),
+                        error_message("0+"),
+                        Field(
+                            "active_producers",
+                            structs(
+                                m.ActiveProducer,
+                                Field("producer_id", INT64),
+                                Field("producer_epoch", INT32),
+                                Field("last_sequence", INT32),
+                                Field("last_timestamp", INT64),
+                                Field("coordinator_epoch", INT32, default=-1),
+                                Field("current_txn_start_offset", INT64, default=-1),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    ),
+    failed=lambda request, code, message: m.DescribeProducersResponse(
+        0,
+        [
+            m.DescribeProducersTopicResponse(
+                topic.name, [m.DescribeProducersPartition(index, code, message) for index in topic.partition_indexes]
+            )
+            for topic in request.topics
+        ],
+    ),
+)
+
+APIS = (API_VERSIONS, METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER, DESCRIBE_PRODUCERS)

@@ -1,9 +1,9 @@
 """Kafka's primitive types: reading and writing numbers, strings, bytes, arrays' lengths and tagged fields.
 
-The problem: every length in a request is a claim by whoever sent it. The choice: a `Reader` compares each with the
-bytes that are left, and with a bound of its own, before memory is taken for what follows. An array claims at least as
-many bytes as its smallest elements take, and all arrays of a request together may have MAX_ELEMENTS: an object costs
-some fifty bytes of memory, whatever few bytes it came in.
+The problem: a client may claim any length in a request. The choice: a `Reader` compares each length with the bytes left
+in the frame and with a bound before it allocates memory. An array must have enough bytes left for its smallest possible
+elements, and all arrays of a request together may have MAX_ELEMENTS, since each element becomes an object of about
+fifty bytes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from minibroker.protocol.messages import Buffer
 from minibroker.protocol.topic_ids import NO_TOPIC
 
 MAX_ELEMENTS = 250_000
-"""Of all arrays of a message together."""
+"""Elements of all arrays of a message together."""
 
 MAX_STRING_BYTES = 32_767
 MAX_TAGS = 64
-"""Of one struct."""
+"""Tagged fields of one struct."""
 MAX_ALL_TAGS = 10_000
-"""Of a message. Two bytes of a frame would otherwise take a microsecond each, which large frames have many of."""
+"""Tagged fields of a message. Each takes only two bytes of the frame, but a microsecond to skip."""
 
 UUID_BYTES = 16
 
@@ -38,19 +38,19 @@ _ZERO_UUID = bytes(UUID_BYTES)
 class FrameWriter(bytearray):
     """A frame, which begins with room for its length.
 
-    Records are by far the most of an answer to Fetch, and lie in memory of their own. They take their place when the
-    frame is sent, rather than be copied into it: that took 8 % of the time of a broker that a client reads from."""
+    Records make up most of a response to Fetch and lie in other buffers. `pieces` puts them between the frame's own
+    bytes instead of copying them, which took 8 % of a broker's time while a client read from it."""
 
     def __init__(self) -> None:
         super().__init__(LENGTH32.size)
         self._referred: list[tuple[int, Buffer]] = []
 
     def refer(self, data: Buffer) -> None:
-        """`data` comes next. It must not change until the frame has been sent."""
+        """Append `data` without a copy. It must not change until the frame has been sent."""
         self._referred.append((len(self), data))
 
     def pieces(self) -> list[Buffer]:
-        """The whole frame, to be sent in this order. Nothing can be added afterwards."""
+        """Return the buffers of the whole frame, in order. Nothing can be appended afterwards."""
         LENGTH32.pack_into(self, 0, len(self) + sum(len(data) for _, data in self._referred) - LENGTH32.size)
         if not self._referred:
             return [self]
@@ -62,7 +62,7 @@ class FrameWriter(bytearray):
 
 
 class Reader:
-    """A cursor over one frame. Every method raises InvalidMessage, naming the position, for what is not there."""
+    """A cursor over one frame. Its methods raise InvalidMessage, with the position, for missing or invalid bytes."""
 
     __slots__ = ("_elements_left", "_tags_left", "data", "end", "position")
 
@@ -86,7 +86,7 @@ class Reader:
 
     def unsigned_varint(self) -> int:
         data, position = self.data, self.position
-        if position < self.end and data[position] < 0x80:  # as nearly always
+        if position < self.end and data[position] < 0x80:  # nearly always
             self.position = position + 1
             return data[position]
         value = shift = 0
@@ -107,7 +107,7 @@ class Reader:
         return value
 
     def take(self, length: int) -> Buffer:
-        """The next bytes, not copied where the frame is a memoryview."""
+        """Return the next bytes; not a copy if the frame is a memoryview."""
         position = self.position
         if not 0 <= length <= self.end - position:
             raise self.problem(f"a length of {length}, {self.end - position} bytes are left")
@@ -115,7 +115,7 @@ class Reader:
         return self.data[position : position + length]
 
     def view(self, length: int) -> memoryview:
-        """The next bytes, not copied."""
+        """Return a view of the next bytes."""
         position = self.position
         if not 0 <= length <= self.end - position:
             raise self.problem(f"a length of {length}, {self.end - position} bytes are left")
@@ -139,7 +139,7 @@ class Reader:
         return text
 
     def count(self, count: int, least_bytes: int, max_count: int) -> int:
-        """The length of an array whose elements take `least_bytes` or more."""
+        """Return `count`, the length of an array whose elements take at least `least_bytes` each."""
         if count < 0 or count * least_bytes > self.end - self.position:
             raise self.problem(f"an array of {count} elements, {self.end - self.position} bytes are left")
         self._elements_left -= count
@@ -148,7 +148,7 @@ class Reader:
         return count
 
     def skip_tagged_fields(self) -> None:
-        if self.position < self.end and not self.data[self.position]:  # none, as nearly always
+        if self.position < self.end and not self.data[self.position]:  # nearly always
             self.position += 1
             return
         for _ in range(self.tag_count()):
@@ -175,7 +175,7 @@ def write_unsigned_varint(out: bytearray, value: int) -> None:
 
 
 def uuid_of(topic_id: str) -> bytes:
-    """16 bytes. Zeroes for an empty id, and for one that somebody made up by hand."""
+    """Return the 16 bytes of an id; zeroes for an empty id or one that is not base64 of 16 bytes."""
     try:
         data = base64.b64decode(topic_id + "==", altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
@@ -184,6 +184,6 @@ def uuid_of(topic_id: str) -> bytes:
 
 
 def topic_id_of(uuid: Buffer) -> str:
-    """Empty for zeroes, which is Kafka's way of saying that there is none."""
+    """Return the id; an empty one for zeroes, by which Kafka means no id."""
     topic_id = base64.urlsafe_b64encode(uuid).rstrip(b"=").decode()
     return "" if topic_id == NO_TOPIC else topic_id

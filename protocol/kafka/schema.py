@@ -1,237 +1,64 @@
 """How the messages of Kafka's protocol are declared: once for all versions, and compiled for each version in use.
 
-The problem: an API has up to thirteen versions, whose fields come and go, and from some version on lengths are varints
-and structs end in tagged fields. A class by hand for each would be thousands of lines.
+The problem: an API has up to thirteen versions. Fields come and go between them, and from some version on lengths are
+varints and structs end in tagged fields. A handwritten class for each version would be thousands of lines.
 
-The choice. A `Layout` says how one of our structs lies on the wire: its fields, in the order of Kafka's schema. What it
-decodes to is the struct of `protocol.messages` or `group_messages` itself; their fields have Kafka's names.
+The choice: a `Schema` lists the fields of one of our structs as they lie on the wire, in the order of Kafka's schema.
+Messages are decoded into the structs of `protocol.messages`, whose fields have Kafka's names.
 
-    PARTITION = Layout(
+    PARTITION = Schema(
         m.ListOffsetsPartition,
         Field("partition_index", INT32),
         Field("current_leader_epoch", INT32, "4+", default=-1),
         Field("timestamp", INT64),
     )
 
-- `versions`: in which the field is there ("0+", "4+", "8-10"). In the others a decoded struct has `default`, or else
+- `versions`: the versions that have the field ("0+", "4+", "8-10"). In the others a decoded struct has `default`, or
   the default of the class.
-- `nullable`: the versions in which it may be null. Null is None; `on_null` is what it becomes where ours is never None.
-- `tag`: a tagged field (KIP-482) of that number, in the versions that are flexible. It is written where it differs from
-  `default`, which is needed.
-- A field that our struct does not have: it is skipped when a message is decoded, and written as `default`, or as what
-  `get` returns of the struct. (`get` may also override a field that our struct has.)
-- What is nested is a Layout, or an `Array` of one or of a primitive. `Layout(None, ...)` is of something that is
-  skipped.
+- `nullable`: the versions in which the field may be null. Null is decoded as None, or as `on_null` if our field is
+  never None.
+- `tag`: the number of a tagged field (KIP-482) in the flexible versions. A tagged field needs a `default`, and is
+  written only if its value differs from it.
+- A field that our struct lacks is skipped when a message is decoded. It is written as `default`, or as the result of
+  `get(struct)`. (`get` may also override a field that our struct has.)
+- A nested struct is a Schema, an array of them `structs(...)`, an array of primitives an `Array`. `Schema(None, ...)`
+  describes a struct that is skipped.
 
-Bounds of strings, bytes and arrays are those of our structs' annotations (`Meta(max_length=...)`): they are not
-declared again. What is over one is an InvalidMessage.
+Strings, bytes and arrays have the bounds of our structs' annotations (`Meta(max_length=...)`), which are not repeated
+here. A value over its bound raises InvalidMessage.
 
-A `KafkaApi` is a row of the table in `apis`: our API, the versions that are served, the first flexible one, the layouts
-of request and response, and what the answer is when the request fails as a whole. Where the shape differs and not only
-the names, request or response is a struct of its own, declared beside its layout, and `to_ours(wire, version)` or
-`from_ours(ours, version)` makes the one of the other:
+A `KafkaApi` is a row of the table in `apis`: our API, the versions served, the first flexible version, the schemas of
+request and response, and the response to a request that fails as a whole. If Kafka's message has another shape than
+ours, and not only other names, it is declared as a struct of its own beside its schema. `to_ours(wire, version)` or
+`from_ours(ours, version)` then converts it:
 
     KafkaApi(apis.HEARTBEAT, 0, 4, first_flexible=4, request=..., response=..., failed=lambda request, code, message:
         g.HeartbeatResponse(0, code))
 
-`failed` returns our response struct (before `from_ours`), with the error wherever clients look for it in that API.
+`failed` returns our response struct (before `from_ours`), with the error where clients of that API look for it.
 
-Compiled means: a list of small functions, one for each field, and one for each run of fields of fixed size. Rejected:
-generated source for `exec` (faster by a half, and nobody can step through it).
+A compiled version is a list of small functions, one for each field and one for each run of fields of fixed size.
+Rejected: generated source for `exec`, which is twice as fast but cannot be read in a debugger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import attrgetter, itemgetter
 from struct import Struct
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
 from minibroker.protocol.apis import Api
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.kafka.primitives import (
-    LENGTH16,
-    LENGTH32,
-    MAX_ELEMENTS,
-    MAX_STRING_BYTES,
-    UUID_BYTES,
-    FrameWriter,
-    Reader,
-    topic_id_of,
-    uuid_of,
-    write_unsigned_varint,
-)
-from minibroker.protocol.messages import Buffer, Message
+from minibroker.protocol.kafka.primitives import Reader, write_unsigned_varint
+from minibroker.protocol.kafka.types import NO_BOUND, STRING, Array, Bounds, CompiledType, Decode, Encode, Fixed, Type
+from minibroker.protocol.messages import Message
 
-Decode = Callable[[Reader], Any]
-Encode = Callable[[bytearray, Any], None]
 Failed = Callable[[Any, ErrorCode, str], Message]
 
-NO_BOUND = 2**31 - 1
-
 _PRESENCE = Struct(">b")
-_NO_STRING = b"\xff\xff"
-
-
-class Codec(NamedTuple):
-    """A type, compiled for a version."""
-
-    decode: Decode
-    encode: Encode
-    least_bytes: int
-    """What the smallest value takes on the wire."""
-
-
-class Bounds(NamedTuple):
-    """Of a value, and of the elements of an array, as our struct's annotations have them."""
-
-    max_length: int = NO_BOUND
-    of_items: Bounds | None = None
-
-
-class Type(Protocol):
-    def compiled(self, version: int, flexible: bool, nullable: bool, bounds: Bounds, /) -> Codec: ...
-
-
-class Fixed:
-    """A number or a bool."""
-
-    def __init__(self, character: str) -> None:
-        self.character = character
-        self._struct = Struct(f">{character}")
-
-    def compiled(self, version: int, flexible: bool, nullable: bool, bounds: Bounds) -> Codec:
-        layout = self._struct
-        pack = layout.pack
-
-        def decode(reader: Reader) -> Any:
-            return reader.unpack(layout)[0]
-
-        def encode(out: bytearray, value: Any) -> None:
-            out += pack(value)
-
-        return Codec(decode, encode, layout.size)
-
-
-class _Uuid:
-    """A topic id: empty is all zeroes."""
-
-    def compiled(self, version: int, flexible: bool, nullable: bool, bounds: Bounds) -> Codec:
-        def decode(reader: Reader) -> str:
-            return topic_id_of(reader.take(UUID_BYTES))
-
-        def encode(out: bytearray, value: str) -> None:
-            out += uuid_of(value)
-
-        return Codec(decode, encode, UUID_BYTES)
-
-
-class _String:
-    def compiled(self, version: int, flexible: bool, nullable: bool, bounds: Bounds) -> Codec:
-        max_length = min(bounds.max_length, MAX_STRING_BYTES)
-        read_length = _read_length(flexible, LENGTH16, nullable)
-        pack = LENGTH16.pack
-
-        def decode(reader: Reader) -> str | None:
-            length = read_length(reader)
-            return None if length < 0 else reader.string(length, max_length)
-
-        def encode_compact(out: bytearray, value: str | None) -> None:
-            if value is None:
-                out.append(0)
-            else:
-                data = value.encode()
-                write_unsigned_varint(out, len(data) + 1)
-                out += data
-
-        def encode_plain(out: bytearray, value: str | None) -> None:
-            if value is None:
-                out += _NO_STRING
-            else:
-                data = value.encode()
-                out += pack(len(data)) + data
-
-        return Codec(decode, encode_compact if flexible else encode_plain, 1 if flexible else 2)
-
-
-_REFERRED_BYTES = 16 * 1024
-"""A piece of a frame that is smaller is copied faster than it is sent by itself."""
-
-
-class _Bytes:
-    """`copied`: it outlives the frame that it came in."""
-
-    def __init__(self, copied: bool) -> None:
-        self._copied = copied
-
-    def compiled(self, version: int, flexible: bool, nullable: bool, bounds: Bounds) -> Codec:
-        max_length = bounds.max_length
-        read_length = _read_length(flexible, LENGTH32, nullable)
-        write_length = _write_length(flexible, LENGTH32)
-        copied = self._copied
-
-        def decode(reader: Reader) -> bytes | memoryview | None:
-            length = read_length(reader)
-            if length < 0:
-                return None
-            if length > max_length:
-                raise reader.problem(f"{length} bytes; {max_length} are allowed")
-            view = reader.view(length)
-            return bytes(view) if copied else view
-
-        def encode(out: bytearray, value: Buffer | None) -> None:
-            if value is None:
-                write_length(out, -1)
-            else:
-                write_length(out, len(value))
-                if not copied and len(value) >= _REFERRED_BYTES and isinstance(out, FrameWriter):
-                    out.refer(value)
-                else:
-                    out += value
-
-        return Codec(decode, encode, 1 if flexible else 4)
-
-
-class Array:
-    def __init__(self, of: Type) -> None:
-        self.of = of
-
-    def compiled(self, version: int, flexible: bool, nullable: bool, bounds: Bounds) -> Codec:
-        item_decode, item_encode, least_bytes = self.of.compiled(version, flexible, False, bounds.of_items or Bounds())
-        max_count = min(bounds.max_length, MAX_ELEMENTS)
-        read_length = _read_length(flexible, LENGTH32, nullable)
-        write_length = _write_length(flexible, LENGTH32)
-
-        def decode(reader: Reader) -> list[Any] | None:
-            count = read_length(reader)
-            if count < 0:
-                return None
-            return [item_decode(reader) for _ in range(reader.count(count, least_bytes, max_count))]
-
-        def encode(out: bytearray, value: Sequence[Any] | None) -> None:
-            if value is None:
-                write_length(out, -1)
-                return
-            write_length(out, len(value))
-            for item in value:
-                item_encode(out, item)
-
-        return Codec(decode, encode, 1 if flexible else 4)
-
-
-INT8 = Fixed("b")
-INT16 = Fixed("h")
-INT32 = Fixed("i")
-INT64 = Fixed("q")
-BOOL = Fixed("?")
-UUID = _Uuid()
-STRING = _String()
-BYTES = _Bytes(copied=True)
-RECORDS = _Bytes(copied=False)
-"""Bytes that stay in the frame (see `messages`)."""
-
 _NOT_GIVEN: Any = object()
 
 
@@ -247,7 +74,7 @@ NO_VERSIONS = Versions(1, 0)
 
 
 def versions_of(text: str) -> Versions:
-    """ "4+", "8-10", "3"; empty: none."""
+    """Parse "4+", "8-10" or "3"; an empty text means no version."""
     if not text:
         return NO_VERSIONS
     if text.endswith("+"):
@@ -257,7 +84,7 @@ def versions_of(text: str) -> Versions:
 
 
 class Field:
-    """See the module's essay."""
+    """One field of a `Schema` (see the module)."""
 
     NOT_GIVEN = _NOT_GIVEN
 
@@ -283,43 +110,45 @@ class Field:
         self.on_null = on_null
 
 
+_CompiledField = tuple[Field, CompiledType]
 Step = Callable[[Reader, list[Any]], None]
-"""Reads some of the fields, and appends their values."""
+"""Reads some of the fields and appends their values."""
 
 
-class Layout:
-    """How a struct of ours lies on the wire (see the module's essay). Also the type of a nested struct."""
+class Schema:
+    """The fields of one of our structs as they lie on the wire (see the module). Also the type of a nested struct."""
 
     def __init__(self, cls: type[msgspec.Struct] | None, *fields: Field) -> None:
         self.cls = cls
         self.fields = fields
         self._ours = {} if cls is None else {field.name: field for field in msgspec.structs.fields(cls)}
         self._bounds = _bounds_of_fields(cls)
-        self._compiled: dict[tuple[int, bool], Codec] = {}
+        self._compiled: dict[tuple[int, bool], CompiledType] = {}
 
-    def compiled(self, version: int, flexible: bool, nullable: bool = False, bounds: Bounds | None = None) -> Codec:
+    def compiled(
+        self, version: int, flexible: bool, nullable: bool = False, bounds: Bounds | None = None
+    ) -> CompiledType:
         key = (version, flexible)
         if key not in self._compiled:
             present = [field for field in self.fields if version in field.versions]
-            plain = [field for field in present if field.tag is None]
-            tagged = [field for field in present if field.tag is not None]
-            parts = [self._of(field, version, flexible) for field in plain]
-            tags = [self._of(field, version, flexible) for field in tagged]
-            decode = self._decoder(list(zip(plain, parts, strict=True)), list(zip(tagged, tags, strict=True)), flexible)
-            encode = self._encoder(list(zip(plain, parts, strict=True)), list(zip(tagged, tags, strict=True)), flexible)
-            least_bytes = sum(codec.least_bytes for codec in parts) + flexible
-            self._compiled[key] = Codec(decode, encode, least_bytes)
-        codec = self._compiled[key]
-        return _nullable_struct(codec) if nullable else codec
+            plain = [self._of(field, version, flexible) for field in present if field.tag is None]
+            tagged = [self._of(field, version, flexible) for field in present if field.tag is not None]
+            self._compiled[key] = CompiledType(
+                self._decoder(plain, tagged, flexible),
+                self._encoder(plain, tagged, flexible),
+                sum(compiled.least_bytes for _, compiled in plain) + flexible,
+            )
+        compiled = self._compiled[key]
+        return _nullable_struct(compiled) if nullable else compiled
 
-    def _of(self, field: Field, version: int, flexible: bool) -> Codec:
+    def _of(self, field: Field, version: int, flexible: bool) -> _CompiledField:
         bounds = self._bounds.get(field.name, Bounds())
-        return field.type.compiled(version, flexible, version in field.nullable, bounds)
+        return field, field.type.compiled(version, flexible, version in field.nullable, bounds)
 
     # -- decoding --
 
-    def _decoder(self, plain: list[tuple[Field, Codec]], tagged: list[tuple[Field, Codec]], flexible: bool) -> Decode:
-        names: list[str] = []  # of the values, in the order in which the steps append them
+    def _decoder(self, plain: list[_CompiledField], tagged: list[_CompiledField], flexible: bool) -> Decode:
+        names: list[str] = []  # in the order in which the steps append the values
         steps: list[Step] = []
         run = ""
 
@@ -329,18 +158,18 @@ class Layout:
                 steps.append(_fixed_run(Struct(f">{run}")))
                 run = ""
 
-        for field, codec in plain:
+        for field, compiled in plain:
             is_ours = field.name in self._ours
             if isinstance(field.type, Fixed):
-                run += field.type.character if is_ours else f"{codec.least_bytes}x"
+                run += field.type.character if is_ours else f"{compiled.least_bytes}x"
             else:
                 end_run()
-                steps.append(_value_step(codec.decode, field.on_null) if is_ours else _skip_step(codec.decode))
+                steps.append(_value_step(compiled.decode, field.on_null) if is_ours else _skip_step(compiled.decode))
             if is_ours:
                 names.append(field.name)
         end_run()
         if flexible:
-            ours = [(field, codec) for field, codec in tagged if field.name in self._ours]
+            ours = [(field, compiled) for field, compiled in tagged if field.name in self._ours]
             names += [field.name for field, _ in ours]
             steps.append(_tagged_step(ours) if ours else _no_tags_step)
         cls = self.cls
@@ -355,7 +184,7 @@ class Layout:
 
     # -- encoding --
 
-    def _encoder(self, plain: list[tuple[Field, Codec]], tagged: list[tuple[Field, Codec]], flexible: bool) -> Encode:
+    def _encoder(self, plain: list[_CompiledField], tagged: list[_CompiledField], flexible: bool) -> Encode:
         steps: list[Encode] = []
         characters = ""
         names: list[str] = []
@@ -367,16 +196,16 @@ class Layout:
                 characters = ""
                 names.clear()
 
-        for field, codec in plain:
+        for field, compiled in plain:
             if isinstance(field.type, Fixed) and field.get is None and field.name in self._ours:
                 characters += field.type.character
                 names.append(field.name)
                 continue
             end_run()
-            steps.append(self._write_step(field, codec))
+            steps.append(self._write_step(field, compiled))
         end_run()
         if flexible:
-            steps.append(_write_tagged([(field, self._getter(field), codec) for field, codec in tagged]))
+            steps.append(_write_tagged([(field, self._getter(field), compiled) for field, compiled in tagged]))
 
         def encode(out: bytearray, value: Any) -> None:
             for step in steps:
@@ -392,8 +221,8 @@ class Layout:
         default = field.default
         return lambda value: default
 
-    def _write_step(self, field: Field, codec: Codec) -> Encode:
-        encode = codec.encode
+    def _write_step(self, field: Field, compiled: CompiledType) -> Encode:
+        encode = compiled.encode
         if field.get is None and field.name not in self._ours:
             if field.default is _NOT_GIVEN:
                 return _never_written(field.name)
@@ -412,8 +241,26 @@ class Layout:
         return write
 
 
+def structs(cls: type[msgspec.Struct] | None, *fields: Field) -> Array:
+    """An array of structs with these fields."""
+    return Array(Schema(cls, *fields))
+
+
+def error_message(versions: str) -> Field:
+    """A message that is empty in our struct and null in Kafka's if there is none."""
+    return Field(
+        "error_message",
+        STRING,
+        versions,
+        nullable=versions,
+        get=lambda result: result.error_message or None,
+        default="",
+        on_null="",
+    )
+
+
 class KafkaApi:
-    """One row of the table: an API as Kafka's clients know it. See the module's essay."""
+    """An API as Kafka's clients know it (see the module)."""
 
     def __init__(
         self,
@@ -422,8 +269,8 @@ class KafkaApi:
         max_version: int,
         *,
         first_flexible: int,
-        request: Layout,
-        response: Layout,
+        request: Schema,
+        response: Schema,
         failed: Failed,
         to_ours: Callable[[Any, int], Any] | None = None,
         from_ours: Callable[[Any, int], Any] | None = None,
@@ -435,7 +282,7 @@ class KafkaApi:
         self.min_version = min_version
         self.max_version = max_version
         self.advertised_from = min_version if advertised_from is None else advertised_from
-        """The lowest version in ApiVersions. Where it is lower than `min_version`, those between are refused."""
+        """The lowest version in ApiVersions. Requests below `min_version` are rejected even if they are advertised."""
         self.first_flexible = first_flexible
         self.failed = failed
         self.request = request
@@ -452,7 +299,7 @@ class KafkaApi:
         return version >= self.first_flexible
 
     def read_request(self, reader: Reader, version: int) -> Any:
-        """Our request struct. Raises InvalidMessage."""
+        """Return our request struct. Raises InvalidMessage."""
         decode = self._decoders.get(version)
         if decode is None:
             decode = self._decoders[version] = self.request.compiled(version, self.is_flexible(version)).decode
@@ -466,53 +313,20 @@ class KafkaApi:
         encode(out, body if self._from_ours is None else self._from_ours(body, version))
 
 
-# -- lengths --
-
-
-def _read_length(flexible: bool, fixed: Struct, nullable: bool) -> Callable[[Reader], int]:
-    """-1 is null."""
-
-    def compact(reader: Reader) -> int:
-        length = reader.unsigned_varint() - 1
-        if length < 0 and not nullable:
-            raise reader.problem("null, where a value is needed")
-        return length
-
-    def plain(reader: Reader) -> int:
-        length: int = reader.unpack(fixed)[0]
-        if length < 0 and not (nullable and length == -1):
-            raise reader.problem(f"a length of {length}")
-        return length
-
-    return compact if flexible else plain
-
-
-def _write_length(flexible: bool, fixed: Struct) -> Callable[[bytearray, int], None]:
-    pack = fixed.pack
-
-    def compact(out: bytearray, length: int) -> None:
-        write_unsigned_varint(out, length + 1)
-
-    def plain(out: bytearray, length: int) -> None:
-        out += pack(length)
-
-    return compact if flexible else plain
-
-
-def _nullable_struct(codec: Codec) -> Codec:
-    """A byte before it says whether it is there."""
+def _nullable_struct(compiled: CompiledType) -> CompiledType:
+    """A struct behind a byte: 1 if the struct follows, -1 if it is null."""
 
     def decode(reader: Reader) -> Any:
-        return None if reader.unpack(_PRESENCE)[0] < 0 else codec.decode(reader)
+        return None if reader.unpack(_PRESENCE)[0] < 0 else compiled.decode(reader)
 
     def encode(out: bytearray, value: Any) -> None:
         if value is None:
             out.append(0xFF)
         else:
             out.append(1)
-            codec.encode(out, value)
+            compiled.encode(out, value)
 
-    return Codec(decode, encode, 1)
+    return CompiledType(decode, encode, 1)
 
 
 # -- steps of decoding --
@@ -557,8 +371,8 @@ def _no_tags_step(reader: Reader, values: list[Any]) -> None:
     reader.skip_tagged_fields()
 
 
-def _tagged_step(fields: list[tuple[Field, Codec]]) -> Step:
-    places = {field.tag: (index, field, codec) for index, (field, codec) in enumerate(fields)}
+def _tagged_step(fields: list[_CompiledField]) -> Step:
+    places = {field.tag: (index, field, compiled) for index, (field, compiled) in enumerate(fields)}
     defaults = [field.default for field, _ in fields]
 
     def step(reader: Reader, values: list[Any]) -> None:
@@ -571,10 +385,10 @@ def _tagged_step(fields: list[tuple[Field, Codec]]) -> Step:
                 reader.view(size)
                 continue
             end = reader.position + size
-            index, field, codec = place
-            value = codec.decode(reader)
+            index, field, compiled = place
+            value = compiled.decode(reader)
             if reader.position != end:
-                raise reader.problem(f"tagged field {tag} has {size} bytes, and its value ends elsewhere")
+                raise reader.problem(f"tagged field {tag} has {size} bytes, but its value ends elsewhere")
             found[index] = field.on_null if value is None else value
         values += found
 
@@ -582,7 +396,7 @@ def _tagged_step(fields: list[tuple[Field, Codec]]) -> Step:
 
 
 def _default_step(cls: type[msgspec.Struct], ours: msgspec.structs.FieldInfo, declared: Field | None) -> Step:
-    """For a field that this version does not have."""
+    """Append the default of a field that this version does not have."""
     if declared is not None and declared.default is not _NOT_GIVEN:
         value = declared.default
     elif ours.default is not msgspec.NODEFAULT:
@@ -598,7 +412,7 @@ def _default_step(cls: type[msgspec.Struct], ours: msgspec.structs.FieldInfo, de
         name = f"{cls.__name__}.{ours.name}"
 
         def fail(reader: Reader, values: list[Any]) -> None:
-            raise AssertionError(f"{name} is not in this version, and has no default")
+            raise AssertionError(f"{name} is not in this version and has no default")
 
         return fail
     if isinstance(value, list):
@@ -655,12 +469,12 @@ def _write_run(layout: Struct, names: list[str]) -> Encode:
 
 def _never_written(name: str) -> Encode:
     def write(out: bytearray, value: Any) -> None:
-        raise AssertionError(f"{name} is only read: our struct does not have it, and there is no default")
+        raise AssertionError(f"{name} cannot be written: our struct does not have it, and it has no default")
 
     return write
 
 
-def _write_tagged(fields: list[tuple[Field, Callable[[Any], Any], Codec]]) -> Encode:
+def _write_tagged(fields: list[tuple[Field, Callable[[Any], Any], CompiledType]]) -> Encode:
     fields = sorted(fields, key=lambda entry: entry[0].tag or 0)
     assert all(field.default is not _NOT_GIVEN for field, _, _ in fields), "a tagged field needs a default"
 
@@ -669,11 +483,11 @@ def _write_tagged(fields: list[tuple[Field, Callable[[Any], Any], Codec]]) -> En
 
     def write(out: bytearray, value: Any) -> None:
         present: list[tuple[int, bytearray]] = []
-        for field, get, codec in fields:
+        for field, get, compiled in fields:
             item = get(value)
             if item != field.default:
                 data = bytearray()
-                codec.encode(data, item)
+                compiled.encode(data, item)
                 assert field.tag is not None
                 present.append((field.tag, data))
         write_unsigned_varint(out, len(present))

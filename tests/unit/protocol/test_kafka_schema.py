@@ -16,7 +16,8 @@ from minibroker.protocol.errors import InvalidMessage
 from minibroker.protocol.kafka import apis as kafka
 from minibroker.protocol.kafka.data import FETCH
 from minibroker.protocol.kafka.primitives import MAX_ELEMENTS, Reader, write_unsigned_varint
-from minibroker.protocol.kafka.schema import INT32, INT64, RECORDS, STRING, Array, Field, KafkaApi, Layout
+from minibroker.protocol.kafka.schema import Field, KafkaApi, Schema
+from minibroker.protocol.kafka.types import INT32, INT64, RECORDS, STRING, Array
 from tests.kafka_messages import (
     THEIRS,
     in_words,
@@ -36,17 +37,17 @@ ROWS = [
 ]
 
 
-def layout_of(api: KafkaApi, kind: str) -> Layout:
+def schema_of(api: KafkaApi, kind: str) -> Schema:
     return api.request if kind == "request" else api.response
 
 
-def names_of(layout: Layout) -> tuple[str, ...]:
-    return () if layout.cls is None else layout.cls.__struct_fields__
+def names_of(schema: Schema) -> tuple[str, ...]:
+    return () if schema.cls is None else schema.cls.__struct_fields__
 
 
-def encoded(layout: Layout, value: object, version: int, flexible: bool) -> bytes:
+def encoded(schema: Schema, value: object, version: int, flexible: bool) -> bytes:
     out = bytearray()
-    layout.compiled(version, flexible).encode(out, value)
+    schema.compiled(version, flexible).encode(out, value)
     return bytes(out)
 
 
@@ -54,18 +55,18 @@ def encoded(layout: Layout, value: object, version: int, flexible: bool) -> byte
 def test_a_message_has_the_fields_that_kafkas_schema_says(api: KafkaApi, kind: str, version: int) -> None:
     theirs = THEIRS[api.key, kind]
     if version >= oldest_of(theirs):  # what Kafka 4 has forgotten is as we remember it
-        ours = in_words(layout_of(api, kind), version)
+        ours = in_words(schema_of(api, kind), version)
         assert ours == without_tags_beside(theirs_in_words(theirs._json["fields"], version), ours)
     assert theirs.flexible_version_q(version) == api.is_flexible(version)
 
 
 @pytest.mark.parametrize(("api", "kind", "version"), ROWS)
 def test_a_message_comes_back_as_it_went(api: KafkaApi, kind: str, version: int) -> None:
-    layout, flexible = layout_of(api, kind), api.is_flexible(version)
-    codec = layout.compiled(version, flexible)
+    schema, flexible = schema_of(api, kind), api.is_flexible(version)
+    codec = schema.compiled(version, flexible)
     for seed in range(10):
-        value = random_struct(Random(seed), layout, version)
-        data = encoded(layout, value, version, flexible)
+        value = random_struct(Random(seed), schema, version)
+        data = encoded(schema, value, version, flexible)
         reader = Reader(data)
         assert codec.decode(reader) == value
         reader.check_end()
@@ -90,12 +91,12 @@ def test_a_frame_in_pieces_is_the_frame_and_large_records_in_it_are_not_copied(s
 
 @pytest.mark.parametrize(("api", "kind", "version"), ROWS)
 def test_kafka_python_reads_what_we_write_and_writes_the_same(api: KafkaApi, kind: str, version: int) -> None:
-    theirs, layout, flexible = THEIRS[api.key, kind], layout_of(api, kind), api.is_flexible(version)
+    theirs, schema, flexible = THEIRS[api.key, kind], schema_of(api, kind), api.is_flexible(version)
     for seed in range(5) if version >= api.min_version else ():
-        value = random_struct(Random(seed), layout, version)
+        value = random_struct(Random(seed), schema, version)
         if isinstance(value, m.ApiVersionsResponse):
             value.error_code = 0  # an error is taken to be in version 0
-        data = encoded(layout, value, version, flexible)
+        data = encoded(schema, value, version, flexible)
         message = theirs.decode(data, version=version)
         message._header = None
         assert bytes(message.encode(version=version)) == data
@@ -108,15 +109,15 @@ def test_kafka_python_reads_what_we_write_and_writes_the_same(api: KafkaApi, kin
 def test_a_damaged_message_is_refused_or_read_and_takes_no_more_than_its_bytes(
     api: KafkaApi, kind: str, version: int, data: st.DataObject
 ) -> None:
-    layout, flexible = layout_of(api, kind), api.is_flexible(version)
-    frame = bytearray(encoded(layout, random_struct(Random(1), layout, version), version, flexible))
+    schema, flexible = schema_of(api, kind), api.is_flexible(version)
+    frame = bytearray(encoded(schema, random_struct(Random(1), schema, version), version, flexible))
     for _ in range(data.draw(st.integers(1, 3))):
         if frame:
             position = data.draw(st.integers(0, len(frame) - 1))
             frame[position] = data.draw(st.integers(0, 255))
     frame = frame[: data.draw(st.integers(0, len(frame)))]
     with contextlib.suppress(InvalidMessage):
-        layout.compiled(version, flexible).decode(Reader(bytes(frame)))
+        schema.compiled(version, flexible).decode(Reader(bytes(frame)))
 
 
 @pytest.mark.slow
@@ -142,7 +143,7 @@ def test_as_many_smallest_elements_as_a_request_may_have_take_bounded_memory(api
         assert peak < 32 * 1024 * 1024, f"{field.name}: {count} elements in {len(data)} bytes took {peak} bytes"
 
 
-NAMES = Layout(None, Field("names", Array(STRING)))
+NAMES = Schema(None, Field("names", Array(STRING)))
 
 
 @pytest.mark.parametrize("count", [2**31 - 1, 1_000_000, -2])
@@ -158,7 +159,7 @@ def test_an_array_that_claims_more_than_is_left_is_refused_before_memory_is_take
 
 
 def test_all_arrays_of_a_message_together_have_a_bound() -> None:
-    nested = Layout(None, Field("outer", Array(Layout(None, Field("inner", Array(STRING))))))
+    nested = Schema(None, Field("outer", Array(Schema(None, Field("inner", Array(STRING))))))
     inner = (1_000).to_bytes(4, "big") + bytes(2_000)
     data = (MAX_ELEMENTS // 1_000 + 1).to_bytes(4, "big") + inner * (MAX_ELEMENTS // 1_000 + 1)
     with pytest.raises(InvalidMessage, match="too long"):
@@ -166,26 +167,26 @@ def test_all_arrays_of_a_message_together_have_a_bound() -> None:
 
 
 def test_our_structs_say_how_long_things_may_be() -> None:
-    layout = Layout(
+    schema = Schema(
         m.MetadataBroker,
         Field("node_id", INT32),
         Field("host", STRING),
         Field("port", INT32),
         Field("rack", STRING, nullable="0+"),
     )
-    fine = encoded(layout, m.MetadataBroker(1, "host", 9092, "r" * 249), 0, False)
-    assert layout.compiled(0, False).decode(Reader(fine)).rack == "r" * 249
+    fine = encoded(schema, m.MetadataBroker(1, "host", 9092, "r" * 249), 0, False)
+    assert schema.compiled(0, False).decode(Reader(fine)).rack == "r" * 249
     with pytest.raises(InvalidMessage, match="250 characters; 249 are allowed"):
-        layout.compiled(0, False).decode(
-            Reader(encoded(layout, m.MetadataBroker(1, "host", 9092, "r" * 250), 0, False))
+        schema.compiled(0, False).decode(
+            Reader(encoded(schema, m.MetadataBroker(1, "host", 9092, "r" * 250), 0, False))
         )
 
 
 def test_unknown_tagged_fields_are_skipped_and_known_ones_must_fill_their_size() -> None:
-    layout = Layout(m.EpochEndOffset, Field("epoch", INT32), Field("end_offset", INT64, tag=1, default=-1))
-    assert encoded(layout, m.EpochEndOffset(7), 0, True) == b"\0\0\0\x07\0"
-    assert encoded(layout, m.EpochEndOffset(7, 8), 0, True) == b"\0\0\0\x07\x01\x01\x08" + bytes(7) + b"\x08"
-    codec = layout.compiled(0, True)
+    schema = Schema(m.EpochEndOffset, Field("epoch", INT32), Field("end_offset", INT64, tag=1, default=-1))
+    assert encoded(schema, m.EpochEndOffset(7), 0, True) == b"\0\0\0\x07\0"
+    assert encoded(schema, m.EpochEndOffset(7, 8), 0, True) == b"\0\0\0\x07\x01\x01\x08" + bytes(7) + b"\x08"
+    codec = schema.compiled(0, True)
     with_unknown = b"\0\0\0\x07\x03\0\x01?\x01\x08" + bytes(7) + b"\x08" + b"\x63\x02??"
     assert codec.decode(Reader(with_unknown)) == m.EpochEndOffset(7, 8)
     with pytest.raises(InvalidMessage, match="tagged field 1 has 9 bytes"):
@@ -196,8 +197,8 @@ def test_unknown_tagged_fields_are_skipped_and_known_ones_must_fill_their_size()
 
 def test_records_are_not_copied() -> None:
     frame = bytearray(b"\0\0\0\x07" + b"\0\0\0\x03abc")
-    layout = Layout(m.ProducePartition, Field("index", INT32), Field("records", RECORDS))
-    partition = layout.compiled(0, False).decode(Reader(memoryview(frame)))
+    schema = Schema(m.ProducePartition, Field("index", INT32), Field("records", RECORDS))
+    partition = schema.compiled(0, False).decode(Reader(memoryview(frame)))
     assert partition == m.ProducePartition(7, memoryview(b"abc"))
     frame[-1:] = b"d"
     assert partition.records == b"abd"

@@ -14,7 +14,7 @@ from minibroker.broker.replication import transcoding
 from minibroker.client.producer import Producer
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.kafka import admin, data, groups, metadata
+from minibroker.protocol.kafka import configs, data, groups, metadata
 from minibroker.protocol.kafka.primitives import MAX_ALL_TAGS, MAX_TAGS, write_unsigned_varint
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.records.transcoding import as_records
@@ -96,10 +96,10 @@ async def test_a_request_may_name_an_item_with_a_large_answer_only_once(
     answer = await connection.request(groups.OFFSET_FETCH, 8, offsets)
     assert [each.error_code for each in answer.groups] == [ErrorCode.INVALID_REQUEST] * 2
     resource = m.DescribeConfigsResource(2, ORDERS)
-    described = await connection.request(admin.DESCRIBE_CONFIGS, 4, m.DescribeConfigsRequest([resource] * 2))
+    described = await connection.request(configs.DESCRIBE_CONFIGS, 4, m.DescribeConfigsRequest([resource] * 2))
     assert [each.error_code for each in described.results] == [ErrorCode.INVALID_REQUEST] * 2
     topics = [m.DescribeProducersTopic(ORDERS, [0, 0])]
-    producers = await connection.request(admin.DESCRIBE_PRODUCERS, 0, m.DescribeProducersRequest(topics))
+    producers = await connection.request(metadata.DESCRIBE_PRODUCERS, 0, m.DescribeProducersRequest(topics))
     assert {each.error_code for each in producers.topics[0].partitions} == {ErrorCode.INVALID_REQUEST}
 
 

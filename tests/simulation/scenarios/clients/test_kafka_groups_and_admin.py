@@ -13,7 +13,7 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.kafka import admin, data, groups, metadata
+from minibroker.protocol.kafka import configs, data, groups, metadata, topics
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, decode_batch, iterate_batches
@@ -177,7 +177,7 @@ async def test_authorized_operations_of_topics_groups_and_the_cluster_are_report
         assert found == [told(OPERATIONS_ON_TOPIC)] * 2
         of_cluster = told(OPERATIONS_ON_CLUSTER) if version <= 10 else m.NO_OPERATIONS
         assert answer.cluster_authorized_operations == of_cluster
-    described = await connection.request(admin.DESCRIBE_CLUSTER, 1, m.DescribeClusterRequest(1, asks))
+    described = await connection.request(metadata.DESCRIBE_CLUSTER, 1, m.DescribeClusterRequest(1, asks))
     assert described.cluster_authorized_operations == told(OPERATIONS_ON_CLUSTER)
     while True:
         answer = await connection.request(groups.DESCRIBE_GROUPS, 5, g.DescribeGroupsRequest([GROUP], asks))
@@ -192,15 +192,15 @@ async def test_authorized_operations_of_topics_groups_and_the_cluster_are_report
 async def test_a_topic_is_deleted_by_its_id_and_no_other(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     connection = await connect(world.network, host_name(1), PORT)
     known = (await connection.request(metadata.METADATA, 12, about(ORDERS))).topics[0]
-    state = admin.DELETE_TOPICS.request.fields[0].type.of.cls  # type: ignore[attr-defined]
+    state = topics.DELETE_TOPICS.request.fields[0].type.of.cls  # type: ignore[attr-defined]
     other = make(1, 2, b"others")
     asked = wire(
-        admin.DELETE_TOPICS,
+        topics.DELETE_TOPICS,
         topics=[state(None, known.topic_id), state(None, other)],
         topic_names=[],
         timeout_ms=10_000,
     )
-    answer = await connection.request(admin.DELETE_TOPICS, 6, asked)
+    answer = await connection.request(topics.DELETE_TOPICS, 6, asked)
     found = {result.topic_id: (result.name, result.error_code) for result in answer.responses}
     assert found == {known.topic_id: (ORDERS, ErrorCode.NONE), other: ("", ErrorCode.UNKNOWN_TOPIC_ID)}
     gone = (await connection.request(metadata.METADATA, 12, about(ORDERS))).topics[0]
@@ -241,15 +241,15 @@ async def test_alter_configs_removes_unnamed_settings_but_keeps_the_durability(
     path = znodes.topic_config_path(ORDERS)
     zookeeper = cluster.simulation.zookeeper
     zookeeper.make(path, znodes.encode_config(is_set))
-    for configs in (
+    for pairs in (
         [("retention.ms", "1000"), ("segment.bytes", "600"), ("durability", "replicated")],
         [("segment.bytes", "700")],
     ):
-        replaced = m.ReplacedConfigs(2, ORDERS, [m.CreatableConfig(*pair) for pair in configs])
-        answer = await connection.request(admin.ALTER_CONFIGS, 2, m.AlterConfigsRequest([replaced]))
+        replaced = m.ReplacedConfigs(2, ORDERS, [m.CreatableConfig(*pair) for pair in pairs])
+        answer = await connection.request(configs.ALTER_CONFIGS, 2, m.AlterConfigsRequest([replaced]))
         assert [one.error_code for one in answer.responses] == [ErrorCode.NONE]
     asked = m.DescribeConfigsRequest([m.DescribeConfigsResource(2, ORDERS, ["retention.ms", "segment.bytes"])])
-    described = await connection.request(admin.DESCRIBE_CONFIGS, 4, asked)
+    described = await connection.request(configs.DESCRIBE_CONFIGS, 4, asked)
     found = {entry.name: (entry.value, entry.config_source) for entry in described.results[0].configs}
     assert found["segment.bytes"] == ("700", 1)
     assert found["retention.ms"] == ("604800000", 5)
@@ -263,10 +263,10 @@ async def test_a_setting_named_twice_in_alter_configs_is_refused_whatever_its_va
 ) -> None:
     connection = await connect(world.network, host_name(2), PORT)
     for values in (["9"], ["9", "10"], ["10", "9"], ["9", "9"]):
-        configs = [m.CreatableConfig("retention.ms", value) for value in values]
-        request = m.AlterConfigsRequest([m.ReplacedConfigs(2, ORDERS, configs)])
-        (answer,) = (await connection.request(admin.ALTER_CONFIGS, 2, request)).responses
+        entries = [m.CreatableConfig("retention.ms", value) for value in values]
+        request = m.AlterConfigsRequest([m.ReplacedConfigs(2, ORDERS, entries)])
+        (answer,) = (await connection.request(configs.ALTER_CONFIGS, 2, request)).responses
         assert answer.error_code == (ErrorCode.NONE if len(values) == 1 else ErrorCode.INVALID_REQUEST)
     asked = m.DescribeConfigsRequest([m.DescribeConfigsResource(2, ORDERS, [])])  # no names: all settings
-    (described,) = (await connection.request(admin.DESCRIBE_CONFIGS, 4, asked)).results
+    (described,) = (await connection.request(configs.DESCRIBE_CONFIGS, 4, asked)).results
     assert {entry.name: entry.value for entry in described.configs}["retention.ms"] == "9"

@@ -9,7 +9,7 @@ import pytest
 
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.kafka import admin, data, groups, metadata
+from minibroker.protocol.kafka import brokers, configs, data, groups, metadata, topics
 from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.messages import groups as g
 from tests.kafka_connection import connect
@@ -60,14 +60,14 @@ def for_leader(name: str) -> list[tuple[KafkaApi, int, Any, set[int]]]:
         (data.FETCH, 12, fetched, {0, UNKNOWN}),
         (data.LIST_OFFSETS, 7, m.ListOffsetsRequest(-1, 0, listed), {0, UNKNOWN}),
         (data.OFFSET_FOR_LEADER_EPOCH, 4, m.OffsetForLeaderEpochRequest(-1, ends), {0, UNKNOWN}),
-        (admin.DELETE_RECORDS, 2, m.DeleteRecordsRequest(deleted, 5_000), {0, UNKNOWN}),
-        (admin.DESCRIBE_PRODUCERS, 0, m.DescribeProducersRequest(described), {0, UNKNOWN}),
+        (topics.DELETE_RECORDS, 2, m.DeleteRecordsRequest(deleted, 5_000), {0, UNKNOWN}),
+        (metadata.DESCRIBE_PRODUCERS, 0, m.DescribeProducersRequest(described), {0, UNKNOWN}),
     ]
 
 
 def for_anybody(name: str) -> list[tuple[KafkaApi, int, Any, set[int]]]:
     created = m.CreateTopicsRequest([m.CreatableTopic(name, 1, 1)], 5_000, validate_only=True)
-    deleted = wire(admin.DELETE_TOPICS, topics=[], topic_names=[name], timeout_ms=5_000)
+    deleted = wire(topics.DELETE_TOPICS, topics=[], topic_names=[name], timeout_ms=5_000)
     grown = m.CreatePartitionsRequest([m.CreatePartitionsTopic(name, 9)], 5_000, validate_only=True)
     described = [m.DescribeConfigsResource(TOPIC, topic) for topic in (name, ORDERS)]
     altered = [m.AlterConfigsResource(TOPIC, topic, []) for topic in (name, ORDERS)]
@@ -78,21 +78,21 @@ def for_anybody(name: str) -> list[tuple[KafkaApi, int, Any, set[int]]]:
     return [
         (metadata.METADATA, 1, about(name, ORDERS), {0, INVALID}),
         (metadata.METADATA, 12, about(name, ORDERS, creates=True), {0, INVALID}),
-        (admin.CREATE_TOPICS, 5, created, {INVALID}),
-        (admin.DELETE_TOPICS, 5, deleted, {UNKNOWN}),
-        (admin.CREATE_PARTITIONS, 3, grown, {UNKNOWN}),
-        (admin.DESCRIBE_CONFIGS, 4, m.DescribeConfigsRequest(described), {0, INVALID}),
+        (topics.CREATE_TOPICS, 5, created, {INVALID}),
+        (topics.DELETE_TOPICS, 5, deleted, {UNKNOWN}),
+        (topics.CREATE_PARTITIONS, 3, grown, {UNKNOWN}),
+        (configs.DESCRIBE_CONFIGS, 4, m.DescribeConfigsRequest(described), {0, INVALID}),
         (
-            admin.INCREMENTAL_ALTER_CONFIGS,
+            configs.INCREMENTAL_ALTER_CONFIGS,
             1,
             m.IncrementalAlterConfigsRequest(altered, validate_only=True),
             {0, INVALID},
         ),
-        (admin.ALTER_CONFIGS, 2, m.AlterConfigsRequest(replaced, validate_only=True), {0, INVALID}),
-        (admin.ELECT_LEADERS, 2, elected, {0, UNKNOWN}),
-        (admin.ALTER_PARTITION_REASSIGNMENTS, 0, m.AlterPartitionReassignmentsRequest(5_000, moved), {0, UNKNOWN}),
-        (admin.LIST_PARTITION_REASSIGNMENTS, 0, m.ListPartitionReassignmentsRequest(5_000, moving), {0}),
-        (admin.DESCRIBE_LOG_DIRS, 4, m.DescribeLogDirsRequest([m.DescribableLogDirTopic(name, [0])]), {0}),
+        (configs.ALTER_CONFIGS, 2, m.AlterConfigsRequest(replaced, validate_only=True), {0, INVALID}),
+        (topics.ELECT_LEADERS, 2, elected, {0, UNKNOWN}),
+        (topics.ALTER_PARTITION_REASSIGNMENTS, 0, m.AlterPartitionReassignmentsRequest(5_000, moved), {0, UNKNOWN}),
+        (topics.LIST_PARTITION_REASSIGNMENTS, 0, m.ListPartitionReassignmentsRequest(5_000, moving), {0}),
+        (brokers.DESCRIBE_LOG_DIRS, 4, m.DescribeLogDirsRequest([m.DescribableLogDirTopic(name, [0])]), {0}),
     ]
 
 

@@ -17,7 +17,7 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.kafka import admin as kafka
+from minibroker.protocol.kafka import brokers
 from minibroker.protocol.model import TopicPartition
 from tests.kafka_connection import connect
 from tests.running import run_by
@@ -257,7 +257,7 @@ async def test_a_kafka_client_moves_a_replica_and_sees_its_progress(cluster: Vir
         connection = await connect(world.network, host_name(1), PORT)
         topics = [m.AlterReplicaLogDirTopic(topic, [index]) for topic, index in partitions]
         request = m.AlterReplicaLogDirsRequest([m.AlterReplicaLogDir(path, topics)])
-        answer = await connection.request(kafka.ALTER_REPLICA_LOG_DIRS, version, request)
+        answer = await connection.request(brokers.ALTER_REPLICA_LOG_DIRS, version, request)
         connection.close()
         assert [(result.topic_name, result.partitions[0].partition_index) for result in answer.results] == [*partitions]
         return [result.partitions[0].error_code for result in answer.results]
@@ -266,7 +266,7 @@ async def test_a_kafka_client_moves_a_replica_and_sees_its_progress(cluster: Vir
         """In which directories the replica is: whether as a future one, and whether that lacks something."""
         connection = await connect(world.network, host_name(1), PORT)
         topics = [m.DescribableLogDirTopic(TOPIC, [0])]
-        answer = await connection.request(kafka.DESCRIBE_LOG_DIRS, 4, m.DescribeLogDirsRequest(topics))
+        answer = await connection.request(brokers.DESCRIBE_LOG_DIRS, 4, m.DescribeLogDirsRequest(topics))
         connection.close()
         return {
             result.log_dir: (partition.is_future_key, partition.offset_lag > 0)
