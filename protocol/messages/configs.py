@@ -5,7 +5,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from minibroker.protocol.messages.fields import (
+    ANY_VERSION,
     MAX_TOPICS,
+    NO_VERSION,
     Int8,
     Int16,
     Int32,
@@ -16,15 +18,13 @@ from minibroker.protocol.messages.fields import (
     TopicId,
     TopicName,
 )
-from minibroker.protocol.messages.topics import ANY_VERSION, NO_VERSION, CreatableConfig
+from minibroker.protocol.messages.topics import CreatableConfig
 
 # --- DescribeConfigs (32), AlterConfigs (33), IncrementalAlterConfigs (44) ----------------------------------------
 
 
 MAX_CONFIGS = 1_000
 """Of one resource."""
-MAX_PRODUCERS = 1_000_000
-"""That a log knows, in one message."""
 
 
 class DescribeConfigsResource(Message):

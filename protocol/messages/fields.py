@@ -35,6 +35,11 @@ MAX_RECORD_ERRORS = 10_000
 MAX_FETCH_SLOTS = 32
 """Of one connection."""
 
+ANY_VERSION = -1
+"""The known version in a change that is not conditional."""
+NO_VERSION = -2
+"""A known version that no znode has: the change is rejected, and the response has the current version."""
+
 NO_OPERATIONS = -(2**31)
 """Authorized operations (KIP-430) that were not asked for."""
 

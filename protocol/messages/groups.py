@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from minibroker.protocol.messages import (
+from minibroker.protocol.messages.fields import (
     MAX_PARTITIONS,
     MAX_TOPICS,
     NO_OPERATIONS,

@@ -4,7 +4,6 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from minibroker.protocol.messages.configs import MAX_PRODUCERS
 from minibroker.protocol.messages.fields import (
     MAX_BROKERS,
     MAX_PARTITIONS,
@@ -98,6 +97,8 @@ class ApiVersionsResponse(Message):
 # --- DescribeCluster (60), DescribeProducers (61) ------------------------------------------------------------------
 
 
+MAX_PRODUCERS = 1_000_000
+"""Producers of a log in one message."""
 BROKER_ENDPOINTS = 1
 """What clients come to; 2 is for controllers that are brokers no longer (KIP-919)."""
 

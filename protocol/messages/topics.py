@@ -5,8 +5,10 @@ from typing import Annotated
 from msgspec import Meta
 
 from minibroker.protocol.messages.fields import (
+    ANY_VERSION,
     MAX_PARTITIONS,
     MAX_TOPICS,
+    NO_VERSION,
     Int8,
     Int16,
     Int32,
@@ -223,12 +225,6 @@ class ReassignablePartition(Message):
     partition_index: Int32
     replicas: Replicas | None = None
     """None: cancel the reassignment that is under way."""
-
-
-ANY_VERSION = -1
-"""In a change: it is not conditional."""
-NO_VERSION = -2
-"""What nothing has, so that the answer says which version there is."""
 
 
 class ReassignableTopic(Message):
