@@ -1,13 +1,16 @@
 """The producer's order and numbers against a log that checks sequences as the broker does, over any order of faults.
 
-Nothing here touches a socket: a machine adds records, takes batches, and answers them as a broker and a network might:
-appended, refused before or after the append, connection lost before or after it; and requests of a lost connection that
-the broker carries out much later. The topic is deleted and created again, with as many partitions or others, and the
-producer hears of it later. In the end everything is delivered, and then must hold: no record is in the log of a topic
-twice, whatever its Delivery said; delivered records are where they were said to be, and in the order of their `send`
-within a topic (of all in a partition, as long as the number of partitions stays; else of each key, and of those for
-which the caller chose the partition); a key is where the number of partitions puts it; only a record whose partition
-was chosen can fail because there is none; every record has had an ending; and the buffer is empty.
+The test uses no sockets. A state machine adds records, takes batches, and answers them as a broker and a network might:
+appended, refused before or after the append, connection lost before or after it. The broker may carry out a request of
+a lost connection much later. The topic is deleted and created again, with the same number of partitions or another, and
+the producer learns of it later. In the end everything is delivered, and these rules hold:
+
+- No record is in the log of a topic twice, whatever its Delivery says.
+- Delivered records are at the offsets reported, in the order of their `send` within a topic: all records of a partition
+  while the number of partitions stays, otherwise the records of each key and those whose partition the caller chose.
+- A key is in the partition that follows from the number of partitions.
+- Only a record whose partition the caller chose can fail because that partition does not exist.
+- Every record has an outcome, and the buffer is empty.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ MAX_IN_FLIGHT = 5
 
 
 class ModelLog:
-    """A partition: the values, and the broker's own decision about sequences."""
+    """A partition: its values, and the broker's own check of sequences."""
 
     def __init__(self) -> None:
         self.values: list[bytes | None] = []
@@ -68,7 +71,7 @@ class Topic:
 
 
 class Sent:
-    """A request as the network has it: what is in it does not change any more."""
+    """A request as the network holds it: its content no longer changes."""
 
     def __init__(self, batch: Batch) -> None:
         assert batch.identity is not None
@@ -85,16 +88,16 @@ class ProducerMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.topics = [Topic(1, PARTITIONS)]
         self.told = self.topics[0]
-        """What the producer knows."""
+        """The topic as the producer knows it."""
         self.placed: dict[Batch, ModelLog] = {}
-        """The logs in which delivered batches are."""
+        """The logs that contain delivered batches."""
         self.wire: deque[Sent] = deque()
         self.late: list[Sent] = []
         self.records: list[tuple[bytes, Batch, int]] = []
         self.keys: dict[bytes, bytes] = {}
-        """Of records that the partitioner placed by their key."""
+        """Partitions of the records that the partitioner placed by key."""
         self.chosen: dict[bytes, int] = {}
-        """Partitions that were asked for."""
+        """Partitions that the caller chose."""
         self.identities = 0
 
     @initialize(seed=st.integers(0, 1_000), batch_size=st.sampled_from([200, 400, 100_000]), known=st.booleans())
@@ -136,7 +139,7 @@ class ProducerMachine(RuleBasedStateMachine):
             except BufferFull:
                 return
             except BrokerError:
-                continue  # a partition that the topic does not have
+                continue  # a partition that does not exist
             self.records.append((value, *handle))
             if partition is not None:
                 self.chosen[value] = partition
@@ -150,7 +153,7 @@ class ProducerMachine(RuleBasedStateMachine):
         longest=st.sampled_from([1, 30, 300]),
     )
     def add_many(self, kinds: list[bool], has_keys: bool, partition: int | None, longest: int) -> None:
-        """`kinds`: whether each record has a key, if any has."""
+        """Add records. `kinds` says for each whether it has a key, or is None if none has."""
         first = len(self.records)
         values = [str(first + number).encode().ljust(1 + number * 37 % longest, b".") for number in range(len(kinds))]
         keys = [b"%d" % (number % 7) if kind else None for number, kind in enumerate(kinds)] if has_keys else None
@@ -205,7 +208,7 @@ class ProducerMachine(RuleBasedStateMachine):
         )
     )
     def answer(self, code: ErrorCode) -> None:
-        """The broker answers the oldest request: its own way, or with `code`."""
+        """Let the broker answer the oldest request: with its own result, or with `code`."""
         sent = self.wire.popleft()
         after_append = code in (
             ErrorCode.NONE,
@@ -223,7 +226,7 @@ class ProducerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.wire)
     @rule(appended=st.integers(0, MAX_IN_FLIGHT), late=st.integers(0, MAX_IN_FLIGHT))
     def lose_connection(self, appended: int, late: int) -> None:
-        """Some of what is in flight was carried out, some will be, some never is."""
+        """Lose a connection. Some requests in flight were carried out, some will be later, some never are."""
         lost = list(self.wire)
         self.wire.clear()
         for sent in lost[:appended]:

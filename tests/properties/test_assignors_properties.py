@@ -26,7 +26,7 @@ some_topics = st.frozensets(st.sampled_from((*TOPICS, "gone")), min_size=1)
 
 @st.composite
 def groups(draw: st.DrawFn, equal: bool = False) -> Members:
-    """Members with claims of any kind: contradictory, of old generations, of what does not exist."""
+    """Members with any claims: contradictory, of old generations, of partitions that do not exist."""
     ids = draw(st.lists(st.integers(0, 99), min_size=1, max_size=7, unique=True))
     common = draw(some_topics)
     return {
@@ -45,7 +45,7 @@ every_assignor = pytest.mark.parametrize("assignor", ASSIGNORS.values(), ids=ASS
 
 
 def after(members: Members, assignment: Assignment, generation: int) -> Members:
-    """The members in the next rebalance: they have what they were given."""
+    """The members in the next rebalance, each claiming its assignment."""
     return {
         member_id: member._replace(
             owned_partitions=assignment[member_id],
@@ -57,7 +57,7 @@ def after(members: Members, assignment: Assignment, generation: int) -> Members:
 
 
 def settled(assignor: Assignor, members: Members, partitions: Mapping[str, int]) -> Assignment:
-    """What a group without a past has in the end."""
+    """The final assignment of a group without a past."""
     without_past = {
         member_id: member._replace(owned_partitions=(), user_data=None) for member_id, member in members.items()
     }
@@ -140,7 +140,7 @@ CHAIN = {
 
 @given(small_groups(), st.dictionaries(st.sampled_from(TOPICS[:3]), st.integers(1, 2), min_size=1))
 @example(CHAIN, {"a": 2, "b": 2})
-def test_sticky_is_the_most_even_that_subscriptions_allow(members: Members, partitions: dict[str, int]) -> None:
+def test_sticky_is_as_even_as_subscriptions_allow(members: Members, partitions: dict[str, int]) -> None:
     assignment = STICKY.assign(members, partitions)
     unevenness = sum(len(mine) ** 2 for mine in assignment.values())
     choices = [
@@ -154,7 +154,7 @@ def test_sticky_is_the_most_even_that_subscriptions_allow(members: Members, part
 
 @pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE], ids=["sticky", "cooperative-sticky"])
 @given(groups(), partition_counts)
-def test_nothing_moves_where_nothing_changed(assignor: Assignor, members: Members, partitions: dict[str, int]) -> None:
+def test_nothing_moves_if_nothing_changed(assignor: Assignor, members: Members, partitions: dict[str, int]) -> None:
     before = settled(assignor, members, partitions)
     assert assignor.assign(after(members, before, 1), partitions) == before
 
@@ -182,7 +182,7 @@ def test_for_a_member_that_joins_no_more_moves_than_it_gets(members: Members, pa
 
 
 @given(groups(), partition_counts)
-def test_in_a_cooperative_rebalance_nobody_gets_what_another_one_still_has(
+def test_in_a_cooperative_rebalance_no_member_gets_a_partition_that_another_still_has(
     members: Members, partitions: dict[str, int]
 ) -> None:
     assignment = COOPERATIVE.assign(members, partitions)
@@ -207,7 +207,7 @@ def test_a_cooperative_group_is_settled_after_two_rounds(members: Members, parti
 @every_assignor
 @pytest.mark.parametrize("topics", [1, 100])
 def test_a_thousand_partitions_and_a_hundred_members_take_less_than_a_second(assignor: Assignor, topics: int) -> None:
-    """The worst for sticky: one member has everything, and 99 join; some with fewer topics."""
+    """Measure the worst case for sticky: one member has everything, 99 join, and some subscribe to fewer topics."""
     partitions = {f"topic-{number}": 1000 // topics for number in range(topics)}
     everything = [TopicPartition(topic, index) for topic, count in partitions.items() for index in range(count)]
     some = frozenset(list(partitions)[: topics // 2 + 1])

@@ -1,4 +1,4 @@
-"""The questions that `send_batch` asks of whole columns have the answers that a look at each record would give."""
+"""The functions with which `send_batch` examines whole columns agree with a look at each record."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_the_end_of_a_batch_is_where_adding_one_by_one_would_find_it(
 
 
 @given(st.lists(st.integers(0, 5)))
-def test_groups_are_the_indexes_of_each_target_in_order(targets: list[int]) -> None:
+def test_groups_are_the_indexes_of_each_target_in_order_of_records(targets: list[int]) -> None:
     assert grouped(targets) == {
         target: [index for index, each in enumerate(targets) if each == target] for target in set(targets)
     }
 
 
 @given(COLUMN, st.data())
-def test_picked_records_are_those_that_were_asked_for(values: list[bytes | None], data: st.DataObject) -> None:
+def test_pick_returns_the_requested_records(values: list[bytes | None], data: st.DataObject) -> None:
     indexes = sorted(data.draw(st.sets(st.integers(0, len(values) - 1), min_size=1)))
     picked = Columns(values, values[::-1], list(range(len(values)))).pick(indexes)
     assert picked.values == [values[index] for index in indexes]
@@ -62,7 +62,7 @@ def test_many_keys_are_hashed_as_each_of_them(keys: list[bytes], count: int) -> 
 
 
 @given(COLUMN, st.sampled_from(["binary", "large_binary"]), st.data())
-def test_an_arrow_array_gives_what_its_own_list_has(column: list[bytes | None], kind: str, data: st.DataObject) -> None:
+def test_an_arrow_array_equals_its_list(column: list[bytes | None], kind: str, data: st.DataObject) -> None:
     array = pyarrow.array(column, kind)
     start = data.draw(st.integers(0, len(column)))
     for part in (array, array[start:], array[:start], pyarrow.chunked_array([array[start:], array[:start]], kind)):

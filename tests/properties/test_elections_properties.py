@@ -1,4 +1,4 @@
-"""Elections, and the states that follow from them, for whatever assignment, ISR, eligible replicas and survivors."""
+"""Elections, and the states that follow from them, for any assignment, ISR, eligible replicas and survivors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ epochs = st.integers(1, 6)
 
 @st.composite
 def brokers(draw: st.DrawFn, broker_id: int) -> RegisteredBroker:
-    """In some epoch, with some trust in what it had in earlier ones."""
+    """A live broker in some epoch, trusted with some earlier one."""
     epoch = draw(epochs)
     return RegisteredBroker(broker_id, epoch, (), trusted_since=draw(st.integers(0, epoch)))
 
@@ -31,8 +31,8 @@ lives = st.sets(st.integers(0, 9)).flatmap(
 
 @st.composite
 def partitions(draw: st.DrawFn) -> tuple[list[int], LeaderAndIsr]:
-    """An assignment and a state as they occur: the ISR and the eligible are apart and part of the assignment, in any
-    order; the ISR is never empty. Epochs may be unknown."""
+    """An assignment and a possible state: ISR and eligible replicas are disjoint parts of the assignment, in any order;
+    the ISR is never empty; epochs may be unknown."""
     assignment = draw(assignments)
     on_record = draw(st.lists(st.sampled_from(assignment), min_size=1, unique=True))
     in_sync = draw(st.integers(1, len(on_record)))
@@ -77,7 +77,7 @@ def test_a_new_partition_is_led_by_its_first_live_replica_with_all_live_ones_in_
 
 
 @given(partitions(), lives, st.booleans(), log_ends)
-def test_an_elected_replica_is_trusted_wherever_any_is(
+def test_an_elected_replica_is_trusted_if_any_is(
     partition: tuple[list[int], LeaderAndIsr], live: elections.Live, unclean: bool, ends: dict[int, LogEnd]
 ) -> None:
     assignment, state = partition
@@ -101,7 +101,7 @@ def test_an_elected_replica_is_trusted_wherever_any_is(
 
 
 @given(partitions(), lives)
-def test_the_next_state_never_gives_up_a_replica_that_has_what_was_acknowledged(
+def test_the_next_state_never_drops_a_replica_with_all_acknowledged_records(
     partition: tuple[list[int], LeaderAndIsr], live: elections.Live
 ) -> None:
     assignment, state = partition
@@ -122,15 +122,15 @@ def test_the_next_state_never_gives_up_a_replica_that_has_what_was_acknowledged(
         assert (after.leader, live[after.leader].epoch) in after.in_sync_members or election is None
         lossy = any(m.broker_id in live and not is_trusted(m, live) for m in state.in_sync_members)
         if state.to_commit == 0 or len(after.isr) < state.to_commit or state.eligible or lossy:
-            # Nothing is committed from here on: one that had everything, and may have it still, can lead later; and
-            # where one host has lost its power, all may have.
+            # Nothing is committed from here on. A replica that had everything may still have it and can lead later; if
+            # one host has lost its power, all may have.
             assert set(on_record(after)) == set(on_record(state))
         else:
             assert after.eligible == ()
 
 
 @given(partitions(), lives, st.booleans(), log_ends)
-def test_whoever_stays_on_record_keeps_the_epoch_in_which_it_had_everything_but_the_new_leader(
+def test_replicas_on_record_keep_their_epoch_except_the_new_leader(
     partition: tuple[list[int], LeaderAndIsr],
     live: elections.Live,
     unclean: bool,
@@ -180,7 +180,7 @@ def test_deciding_twice_decides_nothing_new(
 
 
 @given(st.data(), minimums)
-def test_one_loss_after_the_other_leaves_a_leader_to_the_last_and_whoever_of_the_last_returns_leads_again(
+def test_successive_losses_leave_a_leader_to_the_last_and_any_of_the_last_leads_again(
     data: st.DataObject, to_commit: int
 ) -> None:
     assignment = data.draw(assignments)

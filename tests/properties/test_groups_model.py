@@ -1,7 +1,7 @@
 """Any order of joins, syncs, heartbeats, departures, silences and changes of the coordinator, against a simple model.
 
-In each generation one assignment is given, to its members alone, each its own part of it; a member's generations only
-grow; and when everybody does what it should, there is soon one generation that has them all.
+Each generation has one assignment; only its members receive it, each its own part; a member's generations only grow;
+and once all members follow the protocol, one generation soon has them all.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ steps = st.lists(st.sampled_from(COMMON * 12 + RARE), min_size=60, max_size=120)
 
 
 class Model:
-    """What has been given in each generation."""
+    """The assignments received in each generation."""
 
     def __init__(self) -> None:
         self.brought = itertools.count()
         self.given: dict[int, int] = {}
-        """Which of the assignments that leaders have brought is that of the generation."""
+        """Which of the leaders' assignments is that of the generation."""
 
     def gives(self, generation: int, member_id: str, assignment: bytes) -> None:
         if not assignment:
-            return  # it was left out, as the leader did not know it
+            return  # the leader did not know this member
         number, in_generation, owner = assignment.decode().split(":", 2)
         assert owner == member_id
         assert int(in_generation) == generation
@@ -62,7 +62,7 @@ class Client:
         self.waits: asyncio.Future[g.JoinGroupResponse] | asyncio.Future[g.SyncGroupResponse] | None = None
 
     def forget(self) -> None:
-        """As a process that was killed: the next one knows nothing."""
+        """Close the coordinator as a kill does: the next one starts without its memory."""
         self.member_id, self.generation, self.joined, self.waits = "", -1, None, None
 
     def join(self) -> None:
@@ -107,7 +107,7 @@ class Client:
     def _sync_answered(self, future: asyncio.Future[g.SyncGroupResponse], member_id: str, generation: int) -> None:
         answer = future.result()
         if not answer.error_code and self.name is None:
-            # (The part of a static member that has come back bears its former id.)
+            # The assignment of a static member that has come back names its former id as the owner.
             self.model.gives(generation, member_id, bytes(answer.assignment))
         if self.waits is future:
             self.waits = None
@@ -177,7 +177,7 @@ async def carry_out(groups: CoordinatedGroups, todo: list[tuple[str, int]]) -> N
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps)
-def test_whatever_members_do_there_is_one_assignment_in_a_generation_and_they_settle(
+def test_a_generation_has_one_assignment_and_members_settle_in_any_order_of_events(
     todo: list[tuple[str, int]],
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""The ISR rules against what they must never do."""
+"""Rules that decisions about the ISR never break."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ def test_the_high_watermark_never_exceeds_any_member_of_the_maximal_isr(
 
 
 @given(st.integers(50, 60), followers, isrs)
-def test_the_leader_never_lags_and_so_the_last_member_never_leaves(
+def test_the_leader_never_lags_so_the_last_member_never_leaves(
     leader_end: int, known: dict[int, Follower], isr: tuple[int, ...]
 ) -> None:
     out = lagging(1, isr, known, leader_end, 1_000.0, 10.0)
@@ -41,8 +41,8 @@ def test_the_leader_never_lags_and_so_the_last_member_never_leaves(
 
 
 @given(st.lists(st.tuples(offsets, st.integers(0, 3)), min_size=1))
-def test_a_follower_is_caught_up_only_at_times_when_it_had_all_there_was(steps: list[tuple[int, int]]) -> None:
-    """Against the definition: the latest fetch time t at which some fetch so far covered the leader's end at t."""
+def test_a_follower_is_caught_up_only_at_times_when_it_had_every_record(steps: list[tuple[int, int]]) -> None:
+    """Compare with the definition: the latest fetch time t at which some fetch so far covered the leader's end at t."""
     follower = Follower()
     ends: list[int] = []
     best = float("-inf")
@@ -74,7 +74,7 @@ def test_a_late_fetch_of_a_former_run_says_nothing_about_the_present_one() -> No
     assert (follower.log_end_offset, follower.broker_epoch) == (8, 6)
 
 
-def test_nobody_joins_before_the_epoch_start_nor_with_what_was_deleted_nor_under_a_former_broker_epoch() -> None:
+def test_no_follower_joins_before_the_epoch_start_with_deleted_records_or_in_a_former_epoch() -> None:
     follower = Follower(log_end_offset=10, log_start_offset=3, broker_epoch=7)
     assert may_join(follower, 3, high_watermark=10, epoch_start_offset=10, alive_epoch=7)
     assert not may_join(follower, 4, high_watermark=10, epoch_start_offset=10, alive_epoch=7)
@@ -84,7 +84,7 @@ def test_nobody_joins_before_the_epoch_start_nor_with_what_was_deleted_nor_under
     assert not may_join(follower, 0, high_watermark=0, epoch_start_offset=0, alive_epoch=None)
 
 
-def test_the_low_watermark_is_the_lowest_start_of_the_leader_and_of_those_who_may_lead() -> None:
+def test_the_low_watermark_is_the_lowest_start_of_the_replicas_that_may_lead() -> None:
     followers = {2: Follower(log_start_offset=5), 3: Follower(log_start_offset=0), 4: Follower()}
     assert low_watermark(7, {}, (1,)) == 7
     assert low_watermark(7, followers, (1, 2)) == 5

@@ -1,4 +1,5 @@
-"""Where replicas are placed, for any brokers and racks: different racks, even leaders, even replicas."""
+"""Replica placement for any brokers and racks: different racks, an even number of leaders and of replicas on each
+broker."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def clusters(draw: st.DrawFn) -> dict[int, str | None]:
 
 @st.composite
 def even_clusters(draw: st.DrawFn) -> dict[int, str | None]:
-    """Racks of one size; or none at all."""
+    """Racks of equal size, or none."""
     racks, size = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     ids = draw(st.permutations(range(racks * size)))
     return {broker_id: chr(FIRST_RACK + place % racks) for place, broker_id in enumerate(ids)}
@@ -55,7 +56,7 @@ def test_leaders_are_even(racks: Racks, partitions: int, seed: int, is_mixed: bo
 
 
 @given(even_clusters(), st.integers(1, 4), seeds, st.booleans(), st.data())
-def test_replicas_are_even_where_racks_are_of_one_size(
+def test_replicas_are_even_if_racks_are_of_one_size(
     racks: Racks, rounds: int, seed: int, has_racks: bool, data: st.DataObject
 ) -> None:
     racks = racks if has_racks else dict.fromkeys(racks)
@@ -74,13 +75,13 @@ def test_partitions_that_are_added_are_placed_as_if_they_had_been_there_from_the
     whole = assign_replicas(racks, before + more, factor, Random(seed))
     existing = {number: replicas for number, replicas in whole.items() if number < before}
     added = assign_more_replicas(racks, existing, range(before, before + more), Random(another))
-    # Which of several distances it was cannot always be seen; what counts can.
+    # The distance used cannot always be derived from the placement; the counts can.
     assert [replicas[0] for replicas in added.values()] == [whole[number][0] for number in added]
     if not has_racks:
         assert existing | added == whole
 
 
-def test_partitions_of_a_topic_whose_brokers_are_gone_are_added_on_those_that_are_there() -> None:
+def test_partitions_of_a_topic_whose_brokers_are_gone_are_added_on_live_ones() -> None:
     added = assign_more_replicas({4: None, 5: None, 6: None}, {0: (1, 2)}, [1, 2, 3], Random(3))
     assert {broker_id for replicas in added.values() for broker_id in replicas} == {4, 5, 6}
 

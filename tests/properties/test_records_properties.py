@@ -1,4 +1,4 @@
-"""Batches come back as they went in, damage is found, and whatever is wrong is one error."""
+"""Batches decode to the records encoded, damage is found, and every fault is one error."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def with_honest_crc(batch: bytes | bytearray) -> bytes:
 
 
 def with_body(body: bytes, count: int, magic: int, codec: Compression) -> bytes:
-    """A batch of one record, its body replaced, with an honest length and CRC."""
+    """Return a batch of one record with this body and the length and CRC that match it."""
     batch = encode_batch([b""], base_timestamp=0, magic=magic)[:61] + body
     struct.pack_into(">i", batch, 8, len(batch) - 12)
     struct.pack_into(">hi", batch, 21, codec, max(count - 1, 0))
@@ -76,7 +76,7 @@ def with_body(body: bytes, count: int, magic: int, codec: Compression) -> bytes:
 
 
 def decoded_or_corrupt(batch: bytes) -> None:
-    """Any error but CorruptRecord fails the test; what does decode has columns of the right length."""
+    """Decode the batch. Any error but CorruptRecord fails the test; a decoded batch has columns of the right length."""
     try:
         decoded = decode_batch(batch, max_body_bytes=LIMIT)
     except CorruptRecord:
@@ -87,7 +87,7 @@ def decoded_or_corrupt(batch: bytes) -> None:
 
 
 @given(batches())
-def test_a_batch_decodes_to_what_was_encoded(arguments: dict[str, Any]) -> None:
+def test_a_batch_decodes_to_the_records_encoded(arguments: dict[str, Any]) -> None:
     batch = encode_batch(**arguments)
     decoded = decode_batch(batch)
     count = len(arguments["values"])
@@ -247,7 +247,7 @@ def test_damaged_compressed_data_never_raises_another_error_or_passes_the_limit(
     kept_by=st.lists(st.booleans(), min_size=12, max_size=12),
     horizon_ms=st.none() | st.integers(0, 1 << 45),
 )
-def test_a_batch_that_lost_records_has_the_others_as_they_were(
+def test_a_batch_that_lost_records_keeps_the_others_unchanged(
     arguments: dict[str, Any], kept_by: list[bool], horizon_ms: int | None
 ) -> None:
     content = bytes(encode_batch(**arguments))

@@ -1,10 +1,10 @@
 """Three replicas on data directories, the real elections, an abstract ZooKeeper, any order of what can happen to them.
 
-Processes are killed, as many as there are; sessions are lost and replaced; power cuts take what was not flushed from
-one replica at a time, that is, not from another before it has everything again. The controller notices late which
-came and went, its messages arrive when hypothesis says so, ISR writes reach ZooKeeper late or in conflict. Whatever the
-order: what was acknowledged with acks=all, or could be read by a consumer, is in the log of every broker that could be
-elected, and there is one.
+Any number of processes is killed; sessions are lost and replaced. A power cut takes unflushed records from one replica
+at a time: the next cut comes once that replica has everything again. The controller learns late which brokers came and
+went, hypothesis decides when its messages arrive, and ISR writes reach ZooKeeper late or in conflict. In any order,
+records that were acknowledged with acks=all or readable by a consumer are in the log of every broker that could be
+elected, and such a broker exists.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ brokers = st.sampled_from(BROKERS)
 
 
 class FakeClock:
-    """Time that passes when the test says so. (The World's clock is an interface made to be replaced.)"""
+    """A clock that the test advances. (The World's clock is an interface made to be replaced.)"""
 
     now_s = 0.0
 
@@ -69,7 +69,7 @@ class Replication(RuleBasedStateMachine):
         self.managers: dict[int, LogManager] = {}
         self.logs: dict[int, Log] = {}
         self.left: dict[int, dict[int, bytes | None]] = {}
-        """What the logs of killed processes hold."""
+        """The content of killed processes' logs."""
         self.partitions: dict[int, Partition] = {}
         self.broker_epochs = dict.fromkeys(BROKERS, 0)
         self.epochs_given = 0
@@ -77,16 +77,16 @@ class Replication(RuleBasedStateMachine):
         self.alive: set[int] = set()
         self.stopped_cleanly: set[int] = set()
         self.lossy: set[int] = set()
-        """Lost something in a power cut, and are not known to have everything again."""
+        """Brokers that lost records in a power cut and are not known to have everything again."""
         self.cluster: dict[int, RegisteredBroker] = {}
-        """Those that live, as far as the controller knows."""
+        """The brokers that live, as far as the controller knows."""
         self.log_ends: dict[int, tuple[int, LogEnd]] = {}
-        """With the leader epoch in which they were reported."""
+        """Where brokers' logs end, each with the leader epoch in which that was reported."""
         self.zookeeper = LeaderAndIsr(1, 0, BROKERS, 1, 0, BROKERS)
         self.proposals: list[tuple[Partition, LeaderAndIsr]] = []
         self.pending: list[Pending] = []
         self.promised: dict[int, bytes] = {}
-        """Acknowledged, or below the high watermark of a broker that leads."""
+        """The records acknowledged, or below the high watermark of a broker that leads."""
         self.values = 0
 
     @initialize()
@@ -120,7 +120,7 @@ class Replication(RuleBasedStateMachine):
 
     @rule(broker_id=brokers)
     def restart(self, broker_id: int) -> None:
-        """A new process. Its high watermark checkpoint may be as old as can be."""
+        """Start a new process. Its high watermark checkpoint may be of any age."""
         if broker_id in self.alive:
             return
         manager = self.managers[broker_id] = LogManager(
@@ -142,13 +142,13 @@ class Replication(RuleBasedStateMachine):
 
     @rule(broker_id=brokers)
     def lose_the_session(self, broker_id: int) -> None:
-        """The same process registers again."""
+        """Register the same process again."""
         if broker_id in self.alive:
             self.register(broker_id)
 
     @rule(broker_id=brokers, clean=st.booleans())
     def stop(self, broker_id: int, clean: bool) -> None:
-        """Killed, or stopped in order."""
+        """End the process by a kill or in order."""
         if broker_id not in self.alive:
             return
         self.left[broker_id] = self.read(self.logs[broker_id])
@@ -173,7 +173,7 @@ class Replication(RuleBasedStateMachine):
 
     @rule(power_fails=st.booleans(), seed=st.integers(0, 1_000))
     def the_leader_is_back_before_anybody_notices(self, power_fails: bool, seed: int) -> None:
-        """As when the controller goes down with it."""
+        """End the session late, as when the controller goes down with the broker."""
         leader = self.zookeeper.leader
         if leader not in self.alive or (power_fails and self.lossy - {leader}):
             return
@@ -193,7 +193,7 @@ class Replication(RuleBasedStateMachine):
 
     @rule()
     def notice(self) -> None:
-        """The controller sees which are registered: first it settles without those that are gone, or another run."""
+        """Let the controller see which brokers are registered. It first removes those that are gone or run anew."""
         registered = {b: self.registration(b) for b in sorted(self.alive)}
         if registered == self.cluster:
             return
@@ -205,14 +205,14 @@ class Replication(RuleBasedStateMachine):
 
     @rule()
     def change_controller(self) -> None:
-        """The next one sees only how things are."""
+        """Start the next controller, which sees only the present state."""
         self.cluster = {b: self.registration(b) for b in sorted(self.alive)}
         self.log_ends.clear()
         self.settle()
 
     @rule()
     def settle(self) -> None:
-        """As after the notification of an ISR change."""
+        """Let the controller read the state, as after the notification of an ISR change."""
         before = self.zookeeper
         log_ends = {b: end for b, (epoch, end) in self.log_ends.items() if epoch == before.leader_epoch}
         after, election = elections.decide(BROKERS, before, self.cluster, 1, log_ends=log_ends)
@@ -222,7 +222,7 @@ class Replication(RuleBasedStateMachine):
 
     @rule(broker_id=brokers)
     def deliver(self, broker_id: int) -> None:
-        """LeaderAndIsr reaches a broker, if it is of the broker epoch for which it was sent."""
+        """Deliver LeaderAndIsr to a broker if it is in the broker epoch for which the request was sent."""
         known = self.cluster.get(broker_id)
         if broker_id not in self.alive or known is None or known.epoch != self.broker_epochs[broker_id]:
             return
@@ -254,7 +254,7 @@ class Replication(RuleBasedStateMachine):
 
     @rule(broker_id=brokers, count=st.integers(1, 3))
     def produce(self, broker_id: int, count: int) -> None:
-        """To a broker that believes it leads."""
+        """Produce to a broker that believes it leads."""
         partition = self.partitions[broker_id]
         if broker_id not in self.alive or not partition.is_leader:
             return
@@ -271,7 +271,7 @@ class Replication(RuleBasedStateMachine):
 
     @rule(broker_id=brokers, times=st.integers(1, 3))
     def fetch(self, broker_id: int, times: int) -> None:
-        """A follower fetches from the broker that it takes for the leader."""
+        """Let a follower fetch from the broker that it considers the leader."""
         partition = self.partitions[broker_id]
         for _ in range(times):
             if broker_id not in self.alive or partition.is_leader or partition.leader_id not in self.alive:
@@ -302,7 +302,7 @@ class Replication(RuleBasedStateMachine):
     @precondition(lambda self: self.proposals)
     @rule(data=st.data())
     def write_isr(self, data: st.DataObject) -> None:
-        """A proposal reaches ZooKeeper, whether its leader still lives or not."""
+        """Let a proposal reach ZooKeeper, whether or not its leader still lives."""
         index = data.draw(st.integers(0, len(self.proposals) - 1))
         self.carry_out(*self.proposals.pop(index))
 
@@ -316,7 +316,7 @@ class Replication(RuleBasedStateMachine):
 
     @rule(times=st.integers(1, 3))
     def all_goes_well(self, times: int) -> None:
-        """For those that live: everything arrives, and records too."""
+        """Deliver every message and record to the brokers that live."""
         for _ in range(times):
             self.notice()
             self.settle()
@@ -332,7 +332,7 @@ class Replication(RuleBasedStateMachine):
 
     @rule()
     def heal(self) -> None:
-        """All are back, and everything arrives: then all are in sync, and what was promised is there."""
+        """Start all brokers and deliver everything: then all are in sync and have the promised records."""
         for broker_id in BROKERS:
             self.restart(broker_id)
         self.all_goes_well(6)
@@ -406,7 +406,7 @@ class Replication(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_a_replica_that_was_stopped_before_it_had_a_record_opens_after_a_power_cut(seed: int) -> None:
+def test_a_replica_stopped_before_its_first_record_opens_after_a_power_cut(seed: int) -> None:
     replication = Replication()
     replication.open()
     replication.stop(broker_id=1, clean=True)

@@ -1,4 +1,4 @@
-"""The timing wheel against a plain dict of what is pending, for any sequence of calls."""
+"""The timing wheel against a plain dict of pending entries, for any sequence of calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from minibroker.broker.scheduling.timing_wheel import TimerEntry, TimingWheel
 
-# Delays that fall into each of the first wheels and onto their borders, and some that are past.
+# Delays that fall into each of the first wheels and onto their borders, and negative ones.
 DELAYS_MS = st.one_of(
     st.integers(-30, 25),
     st.integers(380, 420),
@@ -23,11 +23,11 @@ class WheelAgainstModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.now_ms = 0  # the last time the wheel was told of
-        self.clock_ms = 0  # what it has handled: behind now_ms when its driver stopped halfway
+        self.now_ms = 0  # the last time given to the wheel
+        self.clock_ms = 0  # the time up to which it has worked: behind now_ms if its driver stopped halfway
         self.wheel: TimingWheel[int] = TimingWheel(0)
         self.inserted = 0
-        # By value, unique: from when on the entry is to be handed out.
+        # The deadline of each value. Values are unique.
         self.due_ms: dict[int, int] = {}
 
     def expect_expired(self, entry: TimerEntry[int]) -> None:

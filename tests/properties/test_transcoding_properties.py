@@ -1,4 +1,4 @@
-"""What Kafka's clients read of a batch of columns is what native clients read: values, offsets, progress, producer."""
+"""Kafka's clients read the same values, offsets, progress and producer from a batch of columns as native clients do."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ def test_a_compacted_batch_is_the_same_batch_of_records(arguments: dict[str, Any
     check_same(compacted)
 
 
-# Lengths and offsets on both sides of where a varint grows by a byte, and of what is looked up in a table.
+# Lengths and offsets on both sides of where a varint grows by a byte, and of the size of lookup tables.
 EDGES = [0, 1, 55, 56, 57, 62, 63, 64, 65, 8_180, 8_185, 8_191, 8_192, 16_370, 16_383, 16_384, 16_390]
 SOURCE = random.Random(7)
 
 
 def column(draw: Callable[[Any], Any], count: int) -> list[bytes | None]:
-    """Of one length, of two, or of many, some of them null."""
+    """Values of one length, of two lengths or of many; some are null."""
     lengths = draw(st.lists(st.sampled_from(EDGES) | st.integers(0, 300), min_size=1, max_size=4))
     nulls = draw(st.sampled_from([0, 0, 2, 7]))
     return [
@@ -141,13 +141,13 @@ def test_a_batch_with_log_append_time_keeps_it() -> None:
     assert decoded.timestamps == [99_000, 99_000]
 
 
-def test_a_batch_that_compaction_has_emptied_stays_empty() -> None:
+def test_a_batch_emptied_by_compaction_stays_empty() -> None:
     native = without_records(parse_header(encode_batch([b"a", b"b"], base_timestamp=0, base_offset=5)))
     batch = check_same(native)
     assert len(batch) == HEADER_SIZE
 
 
-def test_the_leader_s_stamp_on_a_native_batch_is_not_part_of_kafka_s_crc() -> None:
+def test_the_leaders_stamp_on_a_native_batch_is_not_part_of_kafkas_crc() -> None:
     native = encode_batch([b"a"], base_timestamp=0)
     native[:21] = stamp(parse_header(native), 77, 3)
     header = parse_header(check_same(native))
@@ -161,7 +161,7 @@ def test_damage_is_found_and_not_covered_by_a_new_crc() -> None:
         transcode(native)
 
 
-def test_a_body_that_compression_enlarges_is_sent_without() -> None:
+def test_a_body_that_compression_enlarges_is_sent_uncompressed() -> None:
     native = encode_batch([SOURCE.randbytes(50)], base_timestamp=0, compression=Compression.ZSTD)
     assert parse_header(check_same(native)).compression is Compression.NONE
 
@@ -170,7 +170,7 @@ def test_a_body_that_compression_enlarges_is_sent_without() -> None:
 
 
 def said_once(value: bytes, count: int, **header: int) -> bytes:
-    """A batch of as many records with this value, which is in it once."""
+    """Return a batch of `count` records with this value, which it contains once."""
     one = decode_batch(encode_batch([value], base_timestamp=5))
     fields = {"last_offset_delta": count - 1, **header}
     many = msgspec.structs.replace(one.header, **fields)
@@ -190,8 +190,8 @@ def said_once(value: bytes, count: int, **header: int) -> bytes:
     )
 
 
-def test_a_batch_that_stands_for_too_much_is_read_part_by_part() -> None:
-    """The value is written once in the batch of columns, and would take 200 MB as records."""
+def test_a_batch_that_expands_to_too_much_is_read_part_by_part() -> None:
+    """The batch of columns contains the value once; as records it would take 200 MB."""
     count = 2_000
     native = said_once(
         b"v" * 100_000,
@@ -209,7 +209,7 @@ def test_a_batch_that_stands_for_too_much_is_read_part_by_part() -> None:
         batch = transcode(native, offset)
         header = parse_header(batch)
         assert len(batch) < 2 * PART_BYTES < LARGEST_BODY_BYTES
-        assert header.base_offset == offset  # what was asked for, and nothing twice
+        assert header.base_offset == offset  # the requested records, each once
         assert header.base_sequence == (0x7FFFFFFF - 5 + offset - 1_000) & 0x7FFFFFFF
         decoded = decode_batch(batch)
         assert list(decoded.offsets) == list(range(offset, offset + decoded.count))
@@ -224,7 +224,7 @@ def test_a_batch_that_stands_for_too_much_is_read_part_by_part() -> None:
 
 def kafka_python(batch: bytes) -> list[Row]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its import calls what Python has deprecated
+        warnings.simplefilter("ignore")  # importing it uses a deprecated part of Python
         from kafka.record.memory_records import MemoryRecords
 
     records = MemoryRecords(batch)
@@ -273,7 +273,7 @@ def test_other_clients_accept_an_empty_batch(reader: Callable[[bytes], list[Row]
 
 @pytest.mark.parametrize("codec", list(Compression))
 @pytest.mark.parametrize("size", [10, 5_000], ids=["small", "of several blocks"])
-def test_native_clients_read_what_other_clients_write(codec: Compression, size: int) -> None:
+def test_native_clients_read_batches_of_other_clients(codec: Compression, size: int) -> None:
     builder = AiokafkaBuilder(
         magic=2,
         compression_type=codec,

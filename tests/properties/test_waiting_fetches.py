@@ -1,4 +1,5 @@
-"""A fetch that waits looks only at partitions that were checked, and is answered when a look at all would do it."""
+"""A waiting fetch looks only at the partitions that were checked, and is answered when a look at all of them would do
+it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ FOLLOWER, CONSUMER = 2, -1
 
 
 class Event(NamedTuple):
-    """To a partition: an append, a new epoch of the same leader, another leader."""
+    """An event at a partition: an append, a new epoch of the same leader, or another leader."""
 
     what: str
     number: int
@@ -36,7 +37,7 @@ events = st.builds(
     reader=st.sampled_from([FOLLOWER, CONSUMER]),
     turns=st.lists(st.lists(events, max_size=3), max_size=6),
 )
-def test_a_waiting_fetch_is_answered_as_soon_as_a_look_at_all_of_it_would_do(
+def test_a_waiting_fetch_is_answered_as_soon_as_a_full_look_would_allow(
     asked: list[int], reader: int, turns: list[list[Event]]
 ) -> None:
     async def scenario(broker: OneBroker) -> None:
@@ -59,7 +60,7 @@ def test_a_waiting_fetch_is_answered_as_soon_as_a_look_at_all_of_it_would_do(
             return lost or any(held[index] and readable[index] for index in asked)
 
         for turn in turns:
-            was_due = False  # while an order is carried out, what came before it may be looked at
+            was_due = False  # while an order is carried out, earlier records may be looked at
             for what, index in turn:
                 if what == "append" and led[index]:
                     broker.produce(RECORDS, acks=1, partition=TopicPartition(TOPIC, index))

@@ -1,5 +1,8 @@
-"""Whatever is sent and whenever a log is compacted, cut, killed or loses its power: of each key the latest record is
-there, at its offset, in order; tombstones stay as long as they must; control batches stay; producers are remembered."""
+"""A compacted log under any order of appends, compactions, truncations, kills and power cuts.
+
+The latest record of each key stays at its offset and in order, tombstones stay for as long as they must, control
+batches stay, and producers are remembered.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def cuts(driver: CompactedLog) -> list[Callable[[], None]]:
 
 
 def do_later(driver: CompactedLog, action: Callable[[], None], calls: int) -> None:
-    """Before the worker threads' call after so many more."""
+    """Run `action` before one of the next calls of the worker threads: `calls` of them come first."""
 
     def before() -> None:
         if calls:
@@ -42,7 +45,7 @@ def do_later(driver: CompactedLog, action: Callable[[], None], calls: int) -> No
 
 
 async def step(driver: CompactedLog) -> None:
-    """One thing, in the midst of which the machine may die."""
+    """Do one random thing, during which the machine may die."""
     random = driver.random
     kind = random.randrange(24)
     dies = random.random() < 0.1
@@ -67,7 +70,7 @@ async def step(driver: CompactedLog) -> None:
             await driver.open()
         elif kind > 16:
             if random.random() < 0.3 and not dies:
-                # While a worker thread reads and writes, the event loop goes on.
+                # The event loop goes on while a worker thread reads and writes.
                 action = random.choice((driver.append, driver.log.roll, *cuts(driver)))
                 do_later(driver, action, random.randrange(30))
             await driver.compact()
@@ -82,9 +85,9 @@ async def step(driver: CompactedLog) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(10, 80), keys=st.integers(1, 12))
-@example(seed=108_443, steps=19, keys=3)  # cut while a cleaned segment was removed that nobody wanted
-@example(seed=641, steps=63, keys=1)  # index files were written anew, and it died between the two
-def test_the_latest_record_of_each_key_survives_whatever_happens(seed: int, steps: int, keys: int) -> None:
+@example(seed=108_443, steps=19, keys=3)  # cut while an unneeded cleaned segment was removed
+@example(seed=641, steps=63, keys=1)  # died while index files were rebuilt
+def test_the_latest_record_of_each_key_survives_any_order_of_events(seed: int, steps: int, keys: int) -> None:
     asyncio.run(live(seed, steps, keys))
 
 
@@ -111,11 +114,11 @@ def test_a_compaction_that_dies_at_any_step_leaves_the_log_as_before_or_after(po
 
 
 def die_at_each_step(seed: int, power_cut: bool, outcomes: Counter[str]) -> list[tuple[str, str]]:
-    """What was struck: each change of the disk that a compaction makes."""
+    """Kill a compaction before each change of the disk that it makes; return these changes."""
     struck: list[tuple[str, str]] = []
 
     async def run(changes: int) -> bool:
-        """Whether the compaction came to its end before so many changes of the disk."""
+        """Return whether the compaction ended within so many changes of the disk."""
         driver = await with_segments_to_merge(seed)
         before = driver.read()
         driver.random.seed(f"{seed} {changes}")
@@ -144,12 +147,12 @@ def die_at_each_step(seed: int, power_cut: bool, outcomes: Counter[str]) -> list
     changes = 0
     while not asyncio.run(run(changes)):
         changes += 1
-    assert len(struck) + 1 == changes  # so each was the one that the process did not live to make
+    assert len(struck) + 1 == changes  # the last change listed is the one that the kill prevented
     return struck
 
 
 async def with_segments_to_merge(seed: int) -> CompactedLog:
-    """Four of them, of which three are committed, and small enough to become one."""
+    """Return a log of four segments; three are committed, and small enough to be merged."""
     driver = CompactedLog(Random(seed), keys=3)
     await driver.open()
     while len(driver.log.extents()) < 4:
@@ -169,14 +172,14 @@ async def offsets_once_compacted(seed: int) -> list[int]:
     return found
 
 
-def test_a_swap_that_is_not_crash_safe_would_be_seen() -> None:
+def test_a_swap_that_is_not_crash_safe_is_detected() -> None:
     with planted("swap-without-marker"), pytest.raises(AssertionError):
         die_at_each_step(0, power_cut=False, outcomes=Counter())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", ["tombstone-removed-early", "control-batches-compacted"])
-def test_what_compaction_must_not_remove_would_be_missed(bug: str) -> None:
+def test_wrong_removals_by_compaction_are_detected(bug: str) -> None:
     def storm() -> None:
         for seed in range(50):
             asyncio.run(live(seed, steps=80, keys=4))

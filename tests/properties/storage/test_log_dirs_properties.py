@@ -1,8 +1,9 @@
-"""Whatever becomes of a broker's log directories, it is never believed to have what it does not have.
+"""For any fate of a broker's log directories, the cluster never trusts it to have records that it lacks.
 
-A model of what the cluster does with one broker: for each partition it is on record with the epoch in which it was
-known to have everything, and with how much that was. As long as it is trusted by that record (`elections.is_trusted`)
-it may be made leader; so by then it has it all, or refuses because a directory is offline.
+The test models how the cluster treats one broker. For each partition the cluster records the epoch in which the broker
+was known to have everything, and where its log ended. While the broker is trusted by that record
+(`elections.is_trusted`), it may be elected; it must then have all those records, or refuse because a directory is
+offline.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ CONFIG = LogConfig()
 
 
 class Life(NamedTuple):
-    """Of the broker, from a start to its end."""
+    """One life of the broker, from a start to its end."""
 
     configured: tuple[str, ...]
     broken: set[str]
     emptied: set[str]
     used: list[TopicPartition]
     fails: tuple[str, str] | None
-    """A directory, and what of it."""
+    """The directory that fails during this life, and which of its calls fail."""
     used_after: list[TopicPartition]
     ends: str
 
@@ -61,16 +62,16 @@ lives = st.lists(
 
 
 class Cluster:
-    """What it knows of the broker, which it told of every partition, once, that it is new."""
+    """The cluster's knowledge of the broker. Each partition is announced to the broker as new exactly once."""
 
     def __init__(self) -> None:
         self.host = StorageHost(Random(0))
         self.random = Random(1)
         self.epoch = 0
         self.opened: set[str] = set()
-        """In the life before."""
+        """The directories opened in the previous life."""
         self.record: dict[TopicPartition, tuple[int, int]] = {}
-        """The epoch on record, and where the log ended that it then had."""
+        """The epoch on record, and the end of the log in that epoch."""
 
     async def life(self, life: Life) -> None:
         disk = self.host.start_process()
@@ -79,7 +80,7 @@ class Cluster:
                 disk.remove_tree(path)
         old = {path for path in {*life.configured} - life.broken if disk.exists(path)}
         if old and self.opened and not old & self.opened:
-            return  # see `continuity`: what is not noticed
+            return  # see `continuity`, which says what goes unnoticed
         for path in life.broken:
             self.host.medium.faults.break_directory(path, errno.EIO)
         world = StorageWorld(disk)
@@ -115,7 +116,7 @@ class Cluster:
             self.host.kill()
 
     async def use(self, logs: LogDirs, partitions: list[TopicPartition]) -> None:
-        """Replicas that catch up, and then append something that is acknowledged."""
+        """Let replicas catch up, then append an acknowledged batch."""
         for partition in partitions:
             before, end = self.record.get(partition, (None, 0))
             try:
@@ -146,7 +147,7 @@ class Cluster:
 @pytest.mark.slow
 @given(lives=lives)
 @settings(max_examples=300, deadline=None)
-def test_a_broker_that_is_believed_has_what_it_had_or_refuses(lives: list[Life]) -> None:
+def test_a_trusted_broker_has_its_records_or_refuses(lives: list[Life]) -> None:
     async def run() -> None:
         cluster = Cluster()
         for life in lives:

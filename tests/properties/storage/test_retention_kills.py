@@ -1,9 +1,9 @@
-"""Wherever the machine dies while old records are deleted, the log reads as before or as after that.
+"""If the machine dies while old records are deleted, the log reads as before or as after the deletion.
 
-A pass is played once to its end, which lists the changes it makes on the disk; then once for each of them, and the
-process dies just before that one. (A call that only reads makes no difference: the disk is as after the change before.)
-Afterwards the log begins where it did or where it was to begin, everything above is there, and so are the producers of
-what is gone and the leader epochs; no file is left that nobody knows.
+The test plays each pass once to its end and lists the changes that it makes on the disk. It then plays the pass once
+for each change, and the process dies just before it. (Calls that only read need no death of their own: the disk is as
+after the previous change.) Afterwards the log begins at the old or the new start; every record above it is there; the
+leader epochs and the producers of deleted records are known; and no unknown file is left.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ HOUR_MS = 3_600_000
 DIRECTORY = "/data/orders-0"
 SEEDS = 1
 STRIDE = 9
-"""Of the steps of a start that follows a death; the deaths begin at each of them in turn. All take nine times as long,
-and have been taken."""
+"""Distance between the tested deaths of a start that follows a death; the tests begin at different steps. Testing every
+step takes nine times as long, and passed when it was tried."""
 
 
 class Sent(NamedTuple):
@@ -74,12 +74,13 @@ class RetainedLog:
         self.sent: list[Sent] = []
         self.appended_end = 0
         self.safe_end = 0
-        """What is below is not lost in a power cut."""
+        """Where the records end that a power cut must not take."""
         self.safe_start = 0
-        """What is below does not come back: somebody was told that it is gone."""
+        """Where the log begins at the latest deletion that was acknowledged; records below must not return."""
 
     async def open(self, *, dies_before: int | None = None) -> None:
-        """Raises LogDirectoryFailed, BrokerError where it dies before so many changes and does not come to its end."""
+        """Start the broker. Raises LogDirectoryFailed or BrokerError if it dies after so many changes, before the start
+        ends."""
         self.world = StorageWorld(self.host.start_process())
         if dies_before is not None:
             self.host.medium.faults.die_after(dies_before)
@@ -89,7 +90,7 @@ class RetainedLog:
         self.log: Log = await self.manager.get_or_create(PARTITION, "topic", self.config)
 
     async def fill(self) -> None:
-        """Six segments, all of them flushed, though the recovery point on file says so of the first ones alone."""
+        """Append six segments and flush them; the stored recovery point covers only the first ones."""
         while len(self.log.extents()) < 6:
             self.append()
             self.epoch += self.random.random() < 0.2
@@ -111,7 +112,7 @@ class RetainedLog:
             producer_id=producer_id,
             sequence=0 if known is None else known.batches[-1].last_sequence + 1,
         )
-        # It may be there though the call fails.
+        # The batch may be in the log even if the call fails.
         self.sent.append(Sent(end, end + count, self.epoch, producer_id, stamped(record_set, end, self.epoch)))
         self.log.append_as_leader(record_set, self.epoch, self.now_ms)
         self.appended_end = self.log.log_end_offset
@@ -121,7 +122,7 @@ class RetainedLog:
         self.safe_end = self.log.log_end_offset
 
     async def expire(self, *, retention_ms: int | None = None, retention_bytes: int | None = None) -> None:
-        """As `Partition.expire` and `LogRetention.run_once` do."""
+        """Delete old records as `Partition.expire` and `LogRetention.run_once` do."""
         start = expired(
             self.log.extents(),
             log_start_offset=self.log.log_start_offset,
@@ -162,7 +163,7 @@ class RetainedLog:
                 assert (info.duplicate, info.first_offset) == (True, sent.first_offset)
 
     def check_files(self) -> None:
-        """None is there that the log does not know."""
+        """Check that the log knows every file in its directory."""
         log = self.log
         bases = {extent.base_offset for extent in log.extents()}
         for name in self.world.disk.list(DIRECTORY):
@@ -186,7 +187,7 @@ async def by_size(driver: RetainedLog) -> None:
 
 
 async def delete_records(driver: RetainedLog) -> None:
-    """In the midst of a segment, or of a batch. Whoever asked for it is told once it is written down."""
+    """Delete records up to the middle of a segment or batch. The request is answered once the new start is stored."""
     driver.log.move_log_start_offset(driver.middle)
     await driver.manager.checkpoints.checkpoint_log_start_offsets()
     driver.safe_start = driver.middle
@@ -194,7 +195,7 @@ async def delete_records(driver: RetainedLog) -> None:
 
 
 async def roll_by_time(driver: RetainedLog) -> None:
-    """What comes is so much younger that a segment begins; then all but that is old."""
+    """Roll to a new segment by appending a much younger record, then delete everything older."""
     if driver.log.log_end_offset == driver.safe_end:
         driver.append()
         await driver.flush()
@@ -202,7 +203,7 @@ async def roll_by_time(driver: RetainedLog) -> None:
 
 
 async def everything_goes(driver: RetainedLog) -> None:
-    """The active segment is sealed for it."""
+    """Delete all records. This seals the active segment."""
     driver.log.move_log_start_offset(driver.log.log_end_offset)
     await driver.flush()
     await driver.manager.checkpoints.remove_old_segments()
@@ -213,7 +214,7 @@ PASSES: list[Pass] = [by_age, by_size, delete_records, roll_by_time, everything_
 
 
 async def filled(seed: int, retain: Pass) -> RetainedLog:
-    """An hour later, so that all of it is old; but `by_age` is to leave something."""
+    """Return a log whose records are all an hour old. For `by_age` it has newer ones as well, which stay."""
     driver = RetainedLog(seed)
     await driver.open()
     await driver.fill()
@@ -229,11 +230,11 @@ async def filled(seed: int, retain: Pass) -> RetainedLog:
 
 
 class Played(NamedTuple):
-    """A pass that nothing disturbed."""
+    """The changes and the result of a pass that nothing disturbed."""
 
     changes: list[tuple[str, str]]
     starts: tuple[int, int]
-    """Where the log began before and after it."""
+    """Where the log began before the pass and after it."""
 
 
 async def play(seed: int, retain: Pass) -> Played:
@@ -251,10 +252,10 @@ async def play(seed: int, retain: Pass) -> Played:
 
 
 async def die_before(change: int, seed: int, retain: Pass, played: Played, *, power_cut: bool) -> bool:
-    """Whether the log is then as it was after the pass, and not as before."""
+    """Kill the process before this change. Return True if the log is then as after the pass, False if as before it."""
     driver = await filled(seed, retain)
     driver.host.medium.faults.die_after(change)
-    with suppress(BrokerError):  # it may notice, and say so
+    with suppress(BrokerError):  # the broker may report the failure
         await retain(driver)
     assert driver.host.medium.faults.is_dead
     await driver.die(power_cut=power_cut)
@@ -273,7 +274,7 @@ async def die_before(change: int, seed: int, retain: Pass, played: Played, *, po
     await retain(driver)
     assert driver.log.log_start_offset >= played.starts[1]
     driver.check()
-    # What it lost may keep files from being removed before there is something new.
+    # The lost batch may have kept files from being removed; append a new one.
     driver.append()
     await everything_goes(driver)
     driver.check()
@@ -288,7 +289,7 @@ async def die_before(change: int, seed: int, retain: Pass, played: Played, *, po
 
 
 def die_at_each_step(seed: int, retain: Pass, *, power_cut: bool) -> tuple[Counter[str], list[tuple[str, str]]]:
-    """As what the log was found, and what was struck."""
+    """Return how often the log was as before and as after the pass, and the changes before which the process died."""
     played = asyncio.run(play(seed, retain))
     outcomes: Counter[str] = Counter()
     for change in range(len(played.changes)):
@@ -318,7 +319,7 @@ def test_a_retention_that_dies_at_any_step_leaves_the_log_as_before_or_after(ret
 async def die_twice(
     change: int, change_of_start: int, seed: int, retain: Pass, played: Played, *, power_cut: bool
 ) -> bool:
-    """Whether the start after that died, too."""
+    """Kill the pass and then the start after it. Return whether that start died."""
     driver = await filled(seed, retain)
     driver.host.medium.faults.die_after(change)
     with suppress(BrokerError):
@@ -342,7 +343,7 @@ async def die_twice(
 @pytest.mark.slow
 @pytest.mark.parametrize("power_cut", [False, True], ids=["killed", "power cut"])
 @pytest.mark.parametrize("retain", [by_size, roll_by_time])
-def test_the_start_after_that_may_die_at_any_step_too(retain: Pass, power_cut: bool) -> None:
+def test_the_start_after_that_may_also_die_at_any_step(retain: Pass, power_cut: bool) -> None:
     played = asyncio.run(play(0, retain))
     deaths = 0
     for change in range(len(played.changes)):
@@ -354,7 +355,7 @@ def test_the_start_after_that_may_die_at_any_step_too(retain: Pass, power_cut: b
     assert deaths > len(played.changes)
 
 
-# --- Bugs that this would see --------------------------------------------------------------------------------------
+# --- Bugs that this test sees --------------------------------------------------------------------------------------
 
 
 def start_written_after_the_removal(patches: Patches) -> None:
@@ -408,7 +409,7 @@ def snapshot_not_synced(patches: Patches) -> None:
         (snapshot_not_synced, by_size, True),
     ],
 )
-def test_a_retention_in_the_wrong_order_would_be_seen(
+def test_a_retention_in_the_wrong_order_is_detected(
     bug: Callable[[Patches], None], retain: Pass, power_cut: bool
 ) -> None:
     def die_with_several_seeds() -> None:

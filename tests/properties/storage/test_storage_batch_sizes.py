@@ -1,4 +1,4 @@
-"""What a leader accepts a restart keeps and readers take, whatever its size."""
+"""A batch that a leader accepts survives a restart and is read by clients, whatever its size."""
 
 import asyncio
 import tempfile
@@ -66,8 +66,8 @@ def test_recovery_keeps_every_batch_that_validation_accepts(sizes: list[int], li
         asyncio.run(run(Path(directory) / "orders-0"))
 
 
-async def test_recovery_keeps_a_batch_that_is_larger_than_any_that_is_accepted_today(tmp_path: Path) -> None:
-    """An earlier release acknowledged it."""
+async def test_recovery_keeps_a_batch_larger_than_any_accepted_today(tmp_path: Path) -> None:
+    """An earlier release may have acknowledged such a batch."""
 
     path = str(tmp_path / "orders-0")
     log = open_log(path).log
@@ -89,7 +89,7 @@ def _of_any_size(size: int, base_offset: int) -> bytes:
 
 
 def _records(values: Sequence[bytes], codec: Compression, magic: int, header: bytes | None) -> bytes:
-    """A batch as any producer may send it, whatever readers take."""
+    """A batch as any producer may send it, readable or not."""
     headers = None if header is None else [[("h", header)]] * len(values)
     keys = [b"key"] * len(values)
     if magic == MAGIC_COLUMNS:
@@ -114,7 +114,7 @@ def _records(values: Sequence[bytes], codec: Compression, magic: int, header: by
         (Compression.ZSTD, MAGIC_COLUMNS, False),
     ],
 )
-async def test_readers_take_what_is_acknowledged_and_the_rest_is_too_large(
+async def test_readers_accept_acknowledged_batches_and_others_are_too_large(
     tmp_path: Path, codec: Compression, magic: int, compact: bool
 ) -> None:
     config = LogConfig(max_message_bytes=2**31 - 1, compact=compact)

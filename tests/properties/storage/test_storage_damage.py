@@ -1,9 +1,9 @@
-"""A bit of any file flips, a tail is cut or overwritten, a file is gone: the broker starts, and serves nothing wrong.
+"""A bit of a file flips, a tail is cut or overwritten, a file is gone: the broker starts and serves no wrong record.
 
-What may become of a replica: all is as it was; or less is there, and the directory says so (nothing in it is believed
-before its broker has caught up); or it is set aside, which says so, too; or a reader meets bytes that it can tell from
-a batch. Never may a reader find what was not written there, be told less of producers and epochs in silence, or be
-kept from what is there by a number that has changed in a file.
+Four outcomes are allowed: the replica is as it was; it has fewer records and the directory reports the loss (so the
+broker is not trusted before it has caught up); it is set aside and reported; or a reader meets bytes that are visibly
+no batch. A reader must never find records that were not written, and must not miss existing ones because a number in a
+file changed. Knowledge of producers and epochs must not shrink silently.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200)
 TOPIC_ID = "aGVsbG8gd29ybGQhISEhIQ"
 BATCHES = 70
 FLUSHED = 50
-"""So many batches were there when the log was flushed last, before the crash."""
+"""Number of batches at the last flush before the crash."""
 FLIPS = 1_000
-"""Ten thousand take four minutes, and have been tried."""
+"""Number of flipped bits. Ten thousand take four minutes, and passed when they were tried."""
 TAIL_BYTES = 64 * 1024
-"""What was appended since the last flush."""
+"""Bytes appended since the last flush, at least."""
 
 
 class UnsyncedDisk(RealDisk):
-    """Nothing is synced: here no power is lost."""
+    """A disk that syncs nothing, since no power cut happens in these tests."""
 
     def write_atomically(self, path: str, data: bytes) -> None:
         Path(path).write_bytes(data)
 
     def sync_directory(self, path: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Origin:
-    """A data directory as a broker has left it, and what is in it."""
+    """A data directory as a broker left it, and its expected content."""
 
     def __init__(self, path: Path, *, clean: bool, batches: int = BATCHES, size: int = 20) -> None:
         self.path = path
@@ -123,12 +123,12 @@ def sequences_of(log: Log) -> dict[int, list[tuple[int, int]]]:
 
 
 def epochs_of(log: Log, begin: int) -> list[tuple[int, int]]:
-    """Of all epochs with records from `begin` on: where they end, as a follower is told."""
+    """Return where each epoch with records from `begin` on ends, as a follower would ask."""
     return [log.end_offset_for(epoch) for epoch in range(5) if log.end_offset_for(epoch)[1] > begin]
 
 
 def what_becomes_of(origin: Origin, path: Path) -> str:
-    """Start on the directory and read. Raises AssertionError where something wrong is served."""
+    """Start a broker on the directory and read everything. Raises AssertionError if it serves something wrong."""
     return asyncio.run(_what_becomes_of(origin, path))
 
 
@@ -145,7 +145,7 @@ async def _what_becomes_of(origin: Origin, path: Path) -> str:
             assert PARTITION in manager.damaged or not (path / str(PARTITION)).exists()
             assert not is_believed
             return "set aside"
-        assert log.topic_id == origin_topic_id(), "the replica is of another topic"
+        assert log.topic_id == TOPIC_ID, "the replica is of another topic"
         assert manager.checkpoints.high_watermark(PARTITION) <= origin.end
         assert log.log_end_offset <= origin.end
         assert log.recovery_point <= log.log_end_offset
@@ -163,12 +163,8 @@ async def _what_becomes_of(origin: Origin, path: Path) -> str:
         await manager.close(clean=False)
 
 
-def origin_topic_id() -> str:
-    return TOPIC_ID
-
-
 def _read_everything(origin: Origin, log: Log) -> bool:
-    """Whether a reader was told, or could tell, that something is damaged. Readers go on behind it."""
+    """Read everything. Return whether the damage was reported or visible to a reader; readers go on behind it."""
     noticed = False
     offset = max(log.log_start_offset, origin.begin)
     while offset < log.log_end_offset:
@@ -247,7 +243,7 @@ def flips(origins: list[Origin], tmp_path: Path, times: int, seed: int) -> Count
 
         try:
             ends[kind, damaged(origin, tmp_path / f"{number}", flip)] += 1
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told with what has led to it
+        except Exception as error:  # noqa: BLE001 - the failure names its cause
             wrong.append(f"{origin.path.name} {file} at {position}, {bit:#04x}: {str(error).splitlines()[0]}")
     assert not wrong, f"{len(wrong)} of {times}:\n" + "\n".join(wrong[:40])
     return ends
@@ -271,7 +267,7 @@ def test_a_thousand_flipped_bits_are_never_served(origins: list[Origin], tmp_pat
 
 
 class Tail:
-    """A log whose last TAIL_BYTES, at least, came after the recovery point."""
+    """A log with at least TAIL_BYTES behind its recovery point."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -293,7 +289,7 @@ class Tail:
             yield size
 
     def check(self, content: bytes, intact: int) -> None:
-        """What a start makes of `content`, of which the first `intact` bytes are as they were."""
+        """Return the log as a start recovers it from `content`; the first `intact` bytes are unchanged."""
         self.file.write_bytes(content)
         recovered = recover(
             UnsyncedDisk(),
@@ -334,9 +330,9 @@ def test_a_tail_that_is_cut_or_overwritten_leaves_the_batches_before_it(tail: Ta
 
 @pytest.mark.timeout(600)  # hundreds of logs, on a disk that may be busy
 @pytest.mark.slow
-def test_a_tail_that_is_cut_or_overwritten_anywhere_in_a_header_leaves_the_batches_before_it(tail: Tail) -> None:
-    """At every seventh byte of the headers, so that each offset within a header has its turn in one of the batches, and
-    at every 77th of the records, which are all under one checksum."""
+def test_a_tail_cut_or_overwritten_anywhere_in_a_header_leaves_the_batches_before_it(tail: Tail) -> None:
+    """Cut at every seventh byte of the headers, so that each offset within a header is tried in one of the batches, and
+    at every 77th byte of the records, which are all under one checksum."""
     assert len(tail.content) - tail.begin >= TAIL_BYTES
     places = range(tail.begin, len(tail.content), 7)
     headers = {place for place in places if place - tail.ends[bisect_right(tail.ends, place) - 1] < HEADER_SIZE}

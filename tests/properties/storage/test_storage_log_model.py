@@ -32,7 +32,7 @@ PRODUCERS = 3
 
 
 class Model:
-    """What the log must hold: its batches as bytes, one after the other."""
+    """The expected content of the log: its batches as bytes, in order."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[BatchHeader, bytes]] = []
@@ -52,7 +52,7 @@ class Model:
         self.batches = [entry for entry in self.batches if entry[0].last_offset < offset]
 
     def read(self, offset: int, max_bytes: int, up_to: int) -> bytes:
-        """Without regard to segments, across which one read does not go."""
+        """The expected result of a read if the log had one segment; a read ends at the end of a segment."""
         data = b""
         for header, content in self.batches:
             if header.last_offset >= offset and header.last_offset < up_to:
@@ -69,13 +69,13 @@ class Model:
         return found
 
     def producer(self, producer_id: int) -> list[tuple[int, int]]:
-        """Sequence and offset of the last batches of a producer."""
+        """Sequence and offset of a producer's last batches."""
         mine = [h for h, _ in self.batches if h.producer_id == producer_id]
         return [(h.base_sequence, h.base_offset) for h in mine][-RETAINED_BATCHES:]
 
 
 class Driver:
-    """Does the same to a log and to the model, in a directory of real files."""
+    """Applies each operation to a log in a directory of real files and to the model."""
 
     def __init__(self, path: str, random: Random) -> None:
         self.path = path
@@ -219,7 +219,7 @@ class Driver:
         await self._reopen(recovery_point=self.random.randint(0, self.log.recovery_point), clean=False)
 
     async def crash_with_a_damaged_tail(self) -> None:
-        """What was not flushed is cut or overwritten somewhere; what comes before must survive."""
+        """Cut or overwrite the log somewhere in its unflushed part; the flushed part must survive."""
         recovery_point = self.log.recovery_point
         await self._finish()
         self._damage_the_tail(recovery_point)
@@ -299,7 +299,7 @@ _ASYNCHRONOUS = (Driver.flush, Driver.restart, Driver.crash, Driver.crash_with_a
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 60))
-def test_a_log_holds_what_a_plain_list_of_batches_would(seed: int, steps: int) -> None:
+def test_a_log_holds_the_same_batches_as_a_plain_list(seed: int, steps: int) -> None:
     async def run() -> None:
         random = Random(seed)
         with tempfile.TemporaryDirectory() as directory:

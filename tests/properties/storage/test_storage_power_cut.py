@@ -1,11 +1,11 @@
-"""Whatever a power cut, a killed process or a dying disk leaves, a log keeps its promises.
+"""After a power cut, a kill or a disk failure, a log keeps its promises.
 
-- Killed process: everything that was appended is there.
-- Power cut: everything below the recovery point is there, which is what a replica with durability=synced counts for;
-  and what comes above is the beginning of what had been written, never a mixture.
+- Killed process: every appended record is there.
+- Power cut: every record below the recovery point is there (a replica with durability=synced counts no further), and
+  the records above it are a prefix of those written, never a mixture.
 - Leader epochs, producer state and lookups say what the batches say.
-- What was removed as too old stays gone once that is on disk, its producers are remembered, and nothing else goes. So
-  are those that a log is told of when it is emptied.
+- Records removed as too old stay gone once the removal is on disk; their producers are remembered; nothing else goes.
+- Producers that an emptied log receives from its leader are remembered as well.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from tests.storage_support import (
 State = tuple[bytes, ...]
 
 TOLD = 9
-"""A producer of which a log is told, and that does not write to it."""
+"""Id of the producer that an emptied log receives from its leader, and that does not write to it."""
 
 TOLD_REMOVALS = 1
-"""How often that is removed before a log is emptied that is told nothing."""
+"""How often that producer is removed before a log is emptied without receiving any producer."""
 
 
 def split(data: bytes) -> State:
@@ -64,7 +64,7 @@ def header_of(content: bytes) -> BatchHeader:
 
 
 def is_run_of(run: State, state: State) -> bool:
-    """The batches of `run` follow each other in `state`."""
+    """Return whether the batches of `run` follow each other in `state`."""
     return any(state[start : start + len(run)] == run for start in range(len(state) - len(run) + 1))
 
 
@@ -79,32 +79,32 @@ class Driver:
             synced=random.random() < 0.3,
         )
         self.state: State = ()
-        """What was appended, and not truncated; also what is too old, below `start`."""
+        """The batches appended and not truncated, those below `start` included."""
         self.history: set[State] = {()}
-        """Every state since the last one known to be on disk, which is in it."""
+        """Every state since the last one known to be on disk, including that one."""
         self.promised = 0
-        """What lies below is on disk."""
+        """Every offset below it is on disk."""
         self.base = 0
-        """Where the log began when it was empty."""
+        """The offset at which the log began when it was empty."""
         self.start = 0
-        """Where it begins for readers."""
+        """The offset at which the log begins for readers."""
         self.durable_start = 0
         self.knows_what_is_gone = True
-        """`state` has all that there was since the log was empty."""
+        """`state` has every batch since the log was empty."""
         self.may_begin_anew = False
-        """It was read back after an interrupted emptying, so not even its topic id need be on disk: without that its
-        directory is another log's, as long as nothing is promised."""
+        """The log was read back after an interrupted emptying. Not even its topic id need be on disk, and without the
+        id its directory belongs to another log, as long as nothing is promised."""
         self.emptied = False
-        """The log was told to begin elsewhere, so of older states any part may reappear while that is not on disk."""
+        """The log was emptied to begin elsewhere. Until that is on disk, any part of older states may reappear."""
         self.epoch = 0
         self.topic = 0
         self.log: Log = None  # type: ignore[assignment]  # until `open`
         self.told: Producer | None = None
-        """What the log was told, when it was emptied, of a producer that writes no more."""
+        """The producer state that the emptied log received, of a producer that no longer writes."""
         self.told_start = 0
-        """Where the log said that it would begin after a crash, before it was opened again."""
+        """Where the log reported, before it was opened again, that it would begin after a crash."""
         self.lowered_to: int | None = None
-        """Where it begins once the truncation that is under way has come to its end."""
+        """Where the log begins once the truncation under way has ended."""
 
     async def open(self) -> None:
         self.told_start = 0 if self.log is None else self.log.stored_start_offset
@@ -123,7 +123,7 @@ class Driver:
         return header_of(self.state[-1]).next_offset if self.state else self.base
 
     def readable(self, state: State, start: int | None = None) -> State:
-        """What a reader of it finds."""
+        """The batches that a reader of `state` finds."""
         start = self.start if start is None else start
         return tuple(b for b in state if header_of(b).last_offset >= start)
 
@@ -151,7 +151,7 @@ class Driver:
 
     def truncate(self) -> None:
         self.epoch += 1
-        # Mostly what was not flushed.
+        # Mostly within the unflushed part.
         lowest = self.random.choice((self.start, max(self.start, min(self.promised, self.end))))
         offset = self.random.randint(lowest, self.end)
         changed = tuple(b for b in self.state if header_of(b).last_offset < offset)
@@ -190,7 +190,7 @@ class Driver:
         self._flushed(before < self.log.recovery_point)
 
     async def expire(self) -> None:
-        """Let the log begin later, and remove what that leaves over, while the event loop goes on."""
+        """Move the log's start and remove old segments, while the event loop goes on."""
         self.start = self.random.randint(self.start, self.end)
         self.log.move_log_start_offset(self.start)
         start = self.start
@@ -238,31 +238,31 @@ class Driver:
     async def _end_process(self) -> None:
         self.host.kill()
         assert self.log.recovery_point <= self.end
-        self.promised = max(self.promised, self.log.recovery_point)  # it flushes by itself, too
+        self.promised = max(self.promised, self.log.recovery_point)  # it also flushes by itself
         if self.config.synced:
             assert self.log.safe_end_offset == self.log.recovery_point
         self.world.executor.before = None
         await self.host.end_process()
 
     async def kill(self) -> None:
-        """All but the process survives."""
+        """Kill the process. Everything else survives."""
         history = self.history
         await self.open()
         found, state = self._found(), self.state
         if self.emptied:
             assert any(is_run_of(found, s) for s in history)
         else:
-            # Possibly with the append that had no answer yet, or without the truncation.
+            # The append without an answer may be there, and the truncation may be missing.
             assert found == state or (found[: len(state)] == state and found in history) or self._cut_halfway(found)
         if found == state and not self.emptied:
             report = self.manager.reports[PARTITION]
-            # A disk that dies tears an append anywhere, not at the end of a page alone.
+            # A dying disk tears an append at any byte, not only at the end of a page.
             assert report.bytes_cut or not report.lost_more_than_an_incomplete_batch
         self._adopt(found)
         self.history |= history
 
     def _found(self) -> State:
-        """What was read back, with what is too old in front of it."""
+        """The batches read back, preceded by those that are too old."""
         start = self.log.log_start_offset
         durable_start = max(self.durable_start, self.told_start)
         assert self.emptied or min(durable_start, self.log.log_end_offset) <= start <= self.start
@@ -289,7 +289,7 @@ class Driver:
 
     def _adopt(self, found: State) -> None:
         self.state = found
-        # What was read back may still not be on disk.
+        # The batches read back may still not be on disk.
         self.history.add(found)
         self.history = {s for s in self.history if s[: len(found)] == found} | {found[:n] for n in range(len(found))}
         promised, self.promised = self.promised, self.log.recovery_point
@@ -301,7 +301,7 @@ class Driver:
             self.knows_what_is_gone = False
             self.base = self.start if not found else header_of(found[0]).base_offset
         self.epoch = max([self.epoch, *(header_of(b).partition_leader_epoch for b in found)])
-        # Opening has put on disk what segments there are.
+        # Opening the log syncs the names of its segments.
         whole, self.emptied = not self.emptied, False
         if not whole:
             self.told = self.log._producers.get(TOLD)
@@ -340,7 +340,7 @@ class Driver:
                 assert self.log._producers.get(producer_id) is None
 
     async def step(self) -> None:
-        """One thing, in the midst of which the machine may die."""
+        """Do one random thing, during which the machine may die."""
         dies = self.random.random() < 0.15
         if dies:
             self.host.medium.faults.die_after(self.random.randrange(8))
@@ -381,7 +381,7 @@ class Driver:
 
 @pytest.mark.slow
 def test_a_segment_whose_removal_a_kill_interrupted_does_not_come_back() -> None:
-    """The next process takes the names that it finds for granted, so it must make sure that they stay."""
+    """The next process relies on the names that it finds, so it must make sure that they are on disk."""
 
     async def run(seed: int) -> None:
         driver = Driver(Random(seed))
@@ -411,7 +411,7 @@ def test_a_segment_whose_removal_a_kill_interrupted_does_not_come_back() -> None
 
 
 def test_a_log_whose_emptying_a_power_cut_interrupted_has_no_gap() -> None:
-    """Of the names that were removed, the power cut keeps any, also those of segments behind one that is gone."""
+    """A power cut keeps any of the removed names, also those of segments behind one that is gone."""
 
     async def run(seed: int) -> None:
         driver = Driver(Random(seed))
@@ -433,7 +433,8 @@ def test_a_log_whose_emptying_a_power_cut_interrupted_has_no_gap() -> None:
 
 
 def test_a_log_that_was_rolled_before_its_first_flush_begins_where_it_began() -> None:
-    """It would be empty and end where its second segment begins: behind all that others have, though it has nothing."""
+    """Otherwise it would be empty and end where its second segment begins: ahead of all other replicas, though it has
+    no records."""
 
     async def run(seed: int) -> None:
         driver = Driver(Random(seed))
@@ -452,7 +453,7 @@ def test_a_log_that_was_rolled_before_its_first_flush_begins_where_it_began() ->
 
 
 def test_a_log_whose_start_was_stored_before_its_first_flush_still_knows_its_producers() -> None:
-    """Made anew it would begin there, and pass for one that knows all that was before."""
+    """Otherwise it would begin there and claim to know every earlier producer."""
 
     async def run(seed: int) -> None:
         driver = Driver(Random(seed))
@@ -471,7 +472,7 @@ def test_a_log_whose_start_was_stored_before_its_first_flush_still_knows_its_pro
         asyncio.run(run(seed))
 
 
-async def test_a_log_that_cannot_begin_another_segment_for_want_of_descriptors_begins_where_it_did() -> None:
+async def test_a_log_without_descriptors_for_another_segment_begins_where_it_did() -> None:
     driver = Driver(Random(0))
     await driver.open()
     for _ in range(3):
@@ -487,9 +488,9 @@ async def test_a_log_that_cannot_begin_another_segment_for_want_of_descriptors_b
 
 @pytest.mark.parametrize("by", ["recovery", "a truncation"])
 @pytest.mark.slow
-def test_what_was_cut_does_not_come_back_behind_a_segment_that_was_rolled_at_once(by: str) -> None:
-    """The recovery point is where the next segment begins: the one before it counts as flushed, and what came back in
-    it as damage."""
+def test_cut_batches_do_not_come_back_behind_a_segment_rolled_at_once(by: str) -> None:
+    """The recovery point is where the next segment begins: the previous one counts as flushed, and old bytes that
+    return in it count as damage."""
 
     async def run(seed: int) -> None:
         driver = Driver(Random(seed))
@@ -511,11 +512,11 @@ def test_what_was_cut_does_not_come_back_behind_a_segment_that_was_rolled_at_onc
 
 
 @pytest.mark.parametrize("changes", range(6))
-def test_index_entries_that_were_cut_do_not_come_back_though_a_process_died_before_that_was_synced(
+def test_cut_index_entries_do_not_come_back_if_the_process_dies_before_the_sync(
     changes: int,
 ) -> None:
-    """The next process finds them gone, and the power cut after it brings them back: they fit what was written since,
-    but for its timestamps."""
+    """The next process finds the entries gone, and the power cut after it brings them back: they fit the new batches,
+    except for their timestamps."""
 
     async def run(seed: int) -> None:
         host = StorageHost(Random(seed))
@@ -541,7 +542,7 @@ def test_index_entries_that_were_cut_do_not_come_back_though_a_process_died_befo
         await manager.checkpoints.checkpoint_recovery_points()
         for number in range(5, 10):
             log.append_as_leader(batch(timestamp=NOW + (1_000 if number == 6 else number)), 2, NOW)
-        await log.flush()  # of batches, and of the index only where something else may be in its file
+        await log.flush()  # of batches, and of the index only if something else may be in its file
         await manager.checkpoints.note_recovery_points()
         await host.end_process()
         host.power_cut()
@@ -565,15 +566,16 @@ async def live(seed: int, steps: int) -> None:
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 40))
 @example(seed=2_584, steps=7)  # an interrupted emptying, whose log had no topic id on disk
-def test_power_cuts_kills_and_dying_disks_take_nothing_that_was_promised(seed: int, steps: int) -> None:
+def test_power_cuts_kills_and_dying_disks_break_no_promise(seed: int, steps: int) -> None:
     asyncio.run(live(seed, steps))
 
 
 @pytest.mark.parametrize("cuts_power", [False, True])
-def test_a_log_that_is_told_to_begin_earlier_has_what_it_was_told_first_or_now_or_begins_at_zero(
+def test_a_log_emptied_again_to_an_earlier_start_has_either_state_or_begins_at_zero(
     cuts_power: bool,
 ) -> None:
-    """Where its leader begins within a batch, and the whole of that comes. At 0 it would be told once more."""
+    """The leader may begin within a batch, and the follower then gets the whole batch. At offset 0 the log would be
+    emptied once more."""
 
     async def run(seed: int, steps: int) -> None:
         driver = Driver(Random(seed))
@@ -596,7 +598,7 @@ def test_a_log_that_is_told_to_begin_earlier_has_what_it_was_told_first_or_now_o
 
 
 def flush_in_two_epochs(bug: str | None) -> None:
-    """The bug comes with the second one. A file that is torn is built again: only the older one, whole, does harm."""
+    """The bug needs two snapshots. A torn file is rebuilt; only the older, whole one does harm."""
 
     async def run(seed: int) -> None:
         driver = Driver(Random(seed))
@@ -623,7 +625,7 @@ def test_a_flush_makes_leader_epochs_durable() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", ["recovery-point-without-sync", "directories-not-synced", "recovery-without-crc"])
-def test_what_is_not_synced_or_not_checked_would_be_missed(bug: str) -> None:
+def test_a_missing_sync_or_check_is_detected(bug: str) -> None:
     def lives() -> None:
         for seed in range(500):
             asyncio.run(live(seed, 60))

@@ -1,4 +1,4 @@
-"""Which attempts come too late: a pure decision."""
+"""Which numbered attempts of a client are late: a pure decision."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ def test_an_attempt_below_the_latest_of_its_client_is_late() -> None:
     ]
 
 
-def test_clients_are_counted_each_by_itself() -> None:
+def test_each_client_has_its_own_count() -> None:
     latest = LatestAttempts(0)
     assert latest.take(attempt(7, "one"), 5) == latest.take(attempt(1, "other"), 5) == E.NONE
 
 
-def test_an_attempt_that_was_meant_for_an_earlier_term_is_refused_and_not_noted() -> None:
+def test_an_attempt_meant_for_an_earlier_term_is_refused_and_not_recorded() -> None:
     latest = LatestAttempts(5)
     assert latest.take(attempt(9, epoch=4), 5) is E.NOT_COORDINATOR
     assert latest.take(attempt(1, epoch=5), 5) is E.NONE
     assert latest.take(attempt(2, epoch=6), 6) is E.NONE, "a later epoch of the same leadership"
 
 
-def test_an_attempt_that_is_meant_for_a_later_epoch_is_refused_and_not_noted() -> None:
+def test_an_attempt_meant_for_a_later_epoch_is_refused_and_not_recorded() -> None:
     latest = LatestAttempts(5)
     assert latest.take(attempt(9, epoch=7), 6) is E.NOT_COORDINATOR
     assert latest.take(attempt(1, epoch=6), 6) is E.NONE
 
 
-def test_who_does_not_say_which_attempt_it_is_is_believed() -> None:
+def test_an_attempt_without_a_number_is_accepted() -> None:
     latest = LatestAttempts(5)
     assert [latest.take(None, 5), latest.take(None, 5), latest.take(attempt(1), 5)] == [E.NONE] * 3
 
 
-def test_no_more_clients_are_remembered_than_there_is_room_for_the_latest_stay() -> None:
+def test_as_many_clients_are_remembered_as_there_is_room_and_the_latest_stay() -> None:
     latest = LatestAttempts(0, max_clients=2)
     for client in ("one", "two", "one", "three"):
         assert latest.take(attempt(9, client), 5) is E.NONE

@@ -1,4 +1,4 @@
-"""Committed offsets at one coordinator: who may commit what, when it is shown, what becomes of it."""
+"""Committed offsets at one coordinator: who may commit, when a commit becomes visible, and when it is deleted."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ E = ErrorCode
 NEWER_ID = make(1, 3, b"orders")
 UNIT_S = 6.0
 SHORT = {"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "6000"}
-"""Offsets are kept for ten units, and looked at once in each."""
+"""Offsets are kept for ten units, and the check runs once in each."""
 
 
 def log_of(groups: CoordinatedGroups) -> list[tuple[bytes, bytes | None]]:
-    """Keys and values of all records."""
+    """Return keys and values of all records."""
     log = groups.broker.partition(OFFSETS).log
     data = log.read(0, 1 << 20, log.log_end_offset)
     found: list[tuple[bytes, bytes | None]] = []
@@ -64,7 +64,7 @@ def log_of(groups: CoordinatedGroups) -> list[tuple[bytes, bytes | None]]:
     ],
 )
 @run_by(with_groups)
-async def test_a_commit_that_is_not_taken_says_why(
+async def test_a_rejected_commit_returns_the_reason(
     groups: CoordinatedGroups, /, change: dict[str, object], expected: ErrorCode
 ) -> None:
     (member,) = await groups.stable()
@@ -75,7 +75,7 @@ async def test_a_commit_that_is_not_taken_says_why(
 
 @pytest.mark.parametrize("offset", [-1, -2, -5, -(2**63)])
 @run_by(with_groups)
-async def test_a_negative_offset_is_stored_and_returned_as_it_is(groups: CoordinatedGroups, /, offset: int) -> None:
+async def test_a_negative_offset_is_stored_and_returned_unchanged(groups: CoordinatedGroups, /, offset: int) -> None:
     """kafkajs resets offsets by committing -1 or -2."""
 
     assert await groups.commit(7) == E.NONE
@@ -109,21 +109,21 @@ async def test_members_commit_while_the_group_gathers_and_not_while_it_is_shared
 
 
 @run_by(with_groups)
-async def test_one_that_is_no_member_commits_to_a_group_without_members(groups: CoordinatedGroups, /) -> None:
+async def test_a_client_that_is_no_member_commits_to_a_group_without_members(groups: CoordinatedGroups, /) -> None:
     assert await groups.commit(3) == E.NONE
     (member,) = await groups.stable()
     assert await groups.committed() == 3
     assert await groups.commit(4) == E.UNKNOWN_MEMBER_ID
     groups.leave(member)
     assert await groups.commit(2) == E.NONE
-    assert await groups.committed() == 2  # it may go back, where somebody wants that
+    assert await groups.committed() == 2  # such a client may move the offset back
 
 
-# --- when it is shown --------------------------------------------------------------------------------------------
+# --- when a commit becomes visible ----------------------------------------------------------------------------------
 
 
 @run_by(with_groups, lead=False)
-async def test_a_commit_is_answered_and_shown_when_it_is_replicated(groups: CoordinatedGroups, /) -> None:
+async def test_a_commit_is_answered_and_visible_when_it_is_replicated(groups: CoordinatedGroups, /) -> None:
     await groups.lead(isr=(ME, 2, 3))
     committing = groups.commit(7)
     fetching = groups.fetch()
@@ -138,10 +138,11 @@ async def test_a_commit_is_answered_and_shown_when_it_is_replicated(groups: Coor
 
 
 @run_by(with_groups, lead=False)
-async def test_a_commit_that_is_not_replicated_in_time_fails_and_is_shown_once_it_is_replicated(
+async def test_a_commit_not_replicated_in_time_fails_and_is_visible_once_replicated(
     groups: CoordinatedGroups, /
 ) -> None:
-    """The next coordinator would find it in the log; so whoever goes on from what was before would set it back."""
+    """The next coordinator would find it in the log; a member that went on from the earlier offset would set it
+    back."""
 
     await groups.lead(isr=(ME, 2, 3))
     assert await groups.commit(7) == E.COORDINATOR_NOT_AVAILABLE
@@ -154,7 +155,7 @@ async def test_a_commit_that_is_not_replicated_in_time_fails_and_is_shown_once_i
     assert await groups.committed() == 7
 
 
-def test_writes_that_fail_over_and_over_are_one_warning_in_a_while(
+def test_writes_that_keep_failing_log_one_warning_per_interval(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(groups: CoordinatedGroups) -> None:
@@ -170,9 +171,7 @@ def test_writes_that_fail_over_and_over_are_one_warning_in_a_while(
 
 
 @run_by(with_groups, lead=False)
-async def test_a_deletion_that_is_not_replicated_in_time_fails_and_counts_once_it_is_replicated(
-    groups: CoordinatedGroups, /
-) -> None:
+async def test_a_deletion_not_replicated_in_time_fails_and_counts_once_replicated(groups: CoordinatedGroups, /) -> None:
     await groups.lead(isr=(ME, 2, 3))
     committing = groups.commit(7)
     groups.replicate(2, 3)
@@ -185,7 +184,7 @@ async def test_a_deletion_that_is_not_replicated_in_time_fails_and_counts_once_i
 
 
 @run_by(with_groups, lead=False)
-async def test_of_a_commit_that_failed_and_the_next_one_the_next_counts(groups: CoordinatedGroups, /) -> None:
+async def test_the_commit_after_a_failed_one_counts(groups: CoordinatedGroups, /) -> None:
     await groups.lead(isr=(ME, 2, 3))
     assert await groups.commit(7) == E.COORDINATOR_NOT_AVAILABLE
     committing = groups.commit(5)
@@ -197,7 +196,7 @@ async def test_of_a_commit_that_failed_and_the_next_one_the_next_counts(groups: 
 
 
 @run_by(with_groups, lead=False)
-async def test_a_commit_that_failed_and_that_the_next_leader_lacks_is_never_shown(groups: CoordinatedGroups, /) -> None:
+async def test_a_failed_commit_that_the_next_leader_lacks_is_never_visible(groups: CoordinatedGroups, /) -> None:
     await groups.lead(isr=(ME, 2, 3))
     assert await groups.commit(7) == E.COORDINATOR_NOT_AVAILABLE
     (old,) = groups.groups.terms.loaded()
@@ -209,8 +208,8 @@ async def test_a_commit_that_failed_and_that_the_next_leader_lacks_is_never_show
 
 
 @run_by(with_groups, lead=False)
-async def test_a_coordinator_whose_followers_are_gone_tells_no_offset(groups: CoordinatedGroups, /) -> None:
-    """It cannot know whether it is one still: the offsets that it knows may be of old."""
+async def test_a_coordinator_without_followers_returns_no_offset(groups: CoordinatedGroups, /) -> None:
+    """It cannot know whether it still coordinates the group, so its offsets may be out of date."""
 
     await groups.lead(isr=(ME, 2, 3))
     committing = groups.commit(7)
@@ -220,7 +219,7 @@ async def test_a_coordinator_whose_followers_are_gone_tells_no_offset(groups: Co
 
 
 @run_by(with_groups, lead=False)
-async def test_all_who_ask_at_the_same_time_are_told_by_one_record(groups: CoordinatedGroups, /) -> None:
+async def test_one_record_confirms_all_concurrent_offset_requests(groups: CoordinatedGroups, /) -> None:
     await groups.lead(isr=(ME, 2, 3))
     fetches = [groups.fetch()]
     fetches += [groups.fetch() for _ in range(9)]
@@ -232,7 +231,7 @@ async def test_all_who_ask_at_the_same_time_are_told_by_one_record(groups: Coord
 
 
 @run_by(with_groups)
-async def test_a_broker_that_can_have_no_successor_writes_nothing_to_tell_an_offset(
+async def test_a_broker_without_a_possible_successor_writes_no_record_to_return_an_offset(
     groups: CoordinatedGroups, /
 ) -> None:
     assert await groups.commit(7) == E.NONE
@@ -241,7 +240,7 @@ async def test_a_broker_that_can_have_no_successor_writes_nothing_to_tell_an_off
 
 
 @run_by(with_groups)
-async def test_a_group_that_is_not_known_has_no_offsets(groups: CoordinatedGroups, /) -> None:
+async def test_an_unknown_group_has_no_offsets(groups: CoordinatedGroups, /) -> None:
     assert await groups.committed(group_id="other") == -1
     assert (await groups.fetch(group_id="")).error_code == E.NONE
 
@@ -267,7 +266,7 @@ async def test_the_offsets_of_a_deleted_topic_go_and_the_next_one_of_its_name_ha
 
 
 @run_by(with_groups)
-async def test_offsets_of_a_topic_that_was_deleted_unseen_go_when_the_next_of_its_name_is_seen(
+async def test_offsets_of_a_topic_deleted_unseen_go_when_its_next_namesake_appears(
     groups: CoordinatedGroups, /
 ) -> None:
     assert await groups.commit(7) == E.NONE
@@ -277,18 +276,18 @@ async def test_offsets_of_a_topic_that_was_deleted_unseen_go_when_the_next_of_it
 
 @run_by(with_groups, lead=False)
 async def test_a_topic_that_this_broker_has_not_heard_of_yet_keeps_its_offsets(groups: CoordinatedGroups, /) -> None:
-    """They were committed at another coordinator, which had."""
+    """They were committed at another coordinator, which knew the topic."""
 
     await groups.lead()
     assert await groups.commit(7) == E.NONE
     await groups.follow(1)
     metadata = groups.broker.metadata
-    metadata._topics.pop("orders")  # as if the request that told of it had gone to others alone
+    metadata._topics.pop("orders")  # as if the request that announced it had gone only to other brokers
     await groups.lead(2)
     await asyncio.sleep(1)
     fetched = (await groups.fetch()).topics[0]
     assert (fetched.topic_id, fetched.partitions[0].committed_offset) == (ORDERS_ID, 7)
-    # The next controller names all topics, and this one is not among them: it cannot read the topic's znode.
+    # The next controller names all topics except this one, whose znode it cannot read.
     groups.announce({OFFSETS_TOPIC: OFFSETS_ID}, epoch=2)
     await asyncio.sleep(1)
     assert await groups.committed() == 7
@@ -329,7 +328,9 @@ async def test_offsets_of_a_topic_that_a_member_reads_are_not_deleted(groups: Co
     await groups.commit(7)
     member = groups.join(protocols=subscribed_to("orders")).result().member_id
     joined = await groups.join(member, protocols=subscribed_to("orders"))
-    assert await delete_offset(groups) == E.GROUP_SUBSCRIBED_TO_TOPIC  # while nobody knows who reads what
+    assert (
+        await delete_offset(groups) == E.GROUP_SUBSCRIBED_TO_TOPIC
+    )  # while it is unknown which member reads which topic
     await groups.sync(member, joined.generation_id, {})
     assert await delete_offset(groups) == E.GROUP_SUBSCRIBED_TO_TOPIC
     groups.join(member, protocols=subscribed_to("other"))
@@ -355,7 +356,7 @@ async def test_a_group_without_members_is_deleted_with_its_offsets(groups: Coord
 @pytest.mark.parametrize("deletes", ["the group", "the offset"])
 @pytest.mark.parametrize("times_out", [False, True])
 @run_by(with_groups, lead=False)
-async def test_what_is_deleted_does_not_come_back_with_a_commit_that_was_on_its_way(
+async def test_a_deleted_offset_does_not_come_back_with_a_commit_in_flight(
     groups: CoordinatedGroups, /, deletes: str, times_out: bool
 ) -> None:
     await groups.lead(isr=(ME, 2, 3))
@@ -381,9 +382,7 @@ async def test_what_is_deleted_does_not_come_back_with_a_commit_that_was_on_its_
 
 
 @run_by(with_groups, lead=False)
-async def test_a_group_whose_deletion_is_in_doubt_is_not_shown_until_it_is_certain(
-    groups: CoordinatedGroups, /
-) -> None:
+async def test_a_group_whose_deletion_is_in_doubt_is_hidden_until_it_is_certain(groups: CoordinatedGroups, /) -> None:
     await groups.lead(isr=(ME, 2, 3))
     committing = groups.commit(7)
     groups.replicate(2, 3)
@@ -411,11 +410,11 @@ async def test_a_group_whose_deletion_is_in_doubt_is_not_shown_until_it_is_certa
 
 
 @run_by(with_groups, settings=SHORT)
-async def test_offsets_are_kept_from_when_their_group_has_been_without_members(groups: CoordinatedGroups, /) -> None:
+async def test_retention_of_offsets_begins_when_the_group_loses_its_last_member(groups: CoordinatedGroups, /) -> None:
     (member,) = await groups.stable(session_timeout_ms=1_800_000)
     await groups.commit(7, member_id=member, generation_id=1)
     await asyncio.sleep(20 * UNIT_S)
-    assert await groups.committed() == 7  # nobody can tell what these members read
+    assert await groups.committed() == 7  # the coordinator cannot know what these members read
     groups.leave(member)
     await asyncio.sleep(8 * UNIT_S)
     assert await groups.committed() == 7
@@ -427,7 +426,7 @@ async def test_offsets_are_kept_from_when_their_group_has_been_without_members(g
 
 @run_by(with_groups, settings=SHORT)
 async def test_offsets_of_a_loaded_group_are_kept_as_long_as_those_of_any_other(groups: CoordinatedGroups, /) -> None:
-    """KAFKA-8069: the time since when a group has been empty is in the log."""
+    """KAFKA-8069: the log records since when a group has been empty."""
 
     (member,) = await groups.stable(session_timeout_ms=1_800_000)
     await groups.commit(7, member_id=member, generation_id=1)
@@ -442,10 +441,10 @@ async def test_offsets_of_a_loaded_group_are_kept_as_long_as_those_of_any_other(
 
 
 @run_by(with_groups, settings=SHORT)
-async def test_what_members_read_is_kept_while_they_rebalance_too_and_what_they_do_not_read_is_not(
+async def test_offsets_of_topics_in_use_are_kept_during_a_rebalance_and_others_are_not(
     groups: CoordinatedGroups, /
 ) -> None:
-    """KAFKA-13636: in the middle of a rebalance nobody knows what the members read."""
+    """KAFKA-13636: during a rebalance the coordinator does not know what the members read."""
 
     other = TopicPartition("other", 0)
     groups.announce({"other": make(1, 9, b"others")}, last=False)
@@ -477,7 +476,7 @@ async def test_what_members_read_is_kept_while_they_rebalance_too_and_what_they_
 
 
 @run_by(with_groups, settings=SHORT)
-async def test_what_members_read_is_kept_from_when_they_ceased_to_read_it_however_old_its_commit_is(
+async def test_retention_begins_when_members_stop_reading_a_topic_however_old_the_commit_is(
     groups: CoordinatedGroups, /
 ) -> None:
     other = TopicPartition("other", 0)

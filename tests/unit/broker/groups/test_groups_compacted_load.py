@@ -1,5 +1,7 @@
-"""What compaction leaves at the end of `__consumer_offsets` is not always a record: a load must end all the same
-(KAFKA-9065, in which it went on for ever, and the groups of no other partition were loaded)."""
+"""A load of groups ends even if compaction left no record at the end of `__consumer_offsets`.
+
+(In KAFKA-9065 such a load never ended, and the groups of no other partition were loaded.)
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ PAYMENTS = TopicPartition("payments", 0)
 
 
 async def compact(groups: CoordinatedGroups) -> None:
-    """All that is there, and what was deleted is gone."""
+    """Compact the whole log and drop all tombstones."""
     partition = groups.broker.partition(OFFSETS)
     log = partition.log
     log.configure(structs.replace(log.config, delete_retention_ms=0))
     log.roll()
-    for _ in range(2):  # what is deleted goes in the pass after the one that found it
+    for _ in range(2):  # a pass drops the tombstones that the pass before it found
         for manager in groups.broker.logs.online:
             await manager.checkpoints.checkpoint_recovery_points()
         what = log.candidate(partition.high_watermark, groups.broker.world.clock.wall_ms()).cleanable
@@ -78,7 +80,7 @@ CASES = [the_last_batch_is_empty, the_last_batch_has_lost_its_last_record]
 
 
 @pytest.mark.parametrize("scenario", CASES)
-def test_a_load_ends_where_compaction_has_left_no_record_at_the_end(tmp_path: Path, scenario: Scenario) -> None:
+def test_a_load_ends_if_compaction_left_no_record_at_the_end(tmp_path: Path, scenario: Scenario) -> None:
     with_groups(tmp_path, scenario)
 
 

@@ -1,4 +1,4 @@
-"""The coordinator on one broker: joins, generations, assignments, sessions, and each error that it has for them."""
+"""The coordinator on one broker: joins, generations, assignments, sessions, and each error that it returns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_members_that_come_within_the_initial_delay_are_one_generation(gro
     joins = []
     for _ in range(4):
         joins.append(groups.join_new()[1])
-        await asyncio.sleep(0.03)  # each one within the delay of 50 ms after the one before it
+        await asyncio.sleep(0.03)  # each joins within 50 ms after the one before it
     answers = [await join for join in joins]
     assert {answer.generation_id for answer in answers} == {1}
     leaders = [answer for answer in answers if answer.leader == answer.member_id]
@@ -78,7 +78,7 @@ async def test_the_initial_delay_does_not_outlast_the_rebalance_timeout(groups: 
     ],
 )
 @run_by(with_groups)
-async def test_who_cannot_join_is_told_why(
+async def test_a_rejected_join_returns_the_reason(
     groups: CoordinatedGroups, /, change: dict[str, object], expected: ErrorCode
 ) -> None:
     await groups.stable()
@@ -88,7 +88,7 @@ async def test_who_cannot_join_is_told_why(
 
 
 @run_by(with_groups)
-async def test_who_has_no_assignor_in_common_with_the_others_is_told_both_sides(groups: CoordinatedGroups, /) -> None:
+async def test_a_member_without_a_common_assignor_is_rejected_with_both_lists(groups: CoordinatedGroups, /) -> None:
     await groups.stable()
     answer = groups.join(protocols=(("sticky", b""), ("cooperative-sticky", b""))).result()
     assert answer.error_message is not None
@@ -108,17 +108,17 @@ async def test_a_broker_that_does_not_coordinate_the_group_says_so(groups: Coord
 
 
 @run_by(with_groups)
-async def test_a_group_that_nobody_joins_after_all_is_forgotten(groups: CoordinatedGroups, /) -> None:
+async def test_a_group_that_no_member_joins_is_forgotten(groups: CoordinatedGroups, /) -> None:
     groups.join(session_timeout_ms=6_000)
     assert GROUP in groups.groups.terms.loaded()[0].groups
     forgotten = groups.group()
     await asyncio.sleep(6.1)
     assert groups.groups.terms.loaded()[0].groups == {}
-    assert forgotten.is_in(GroupState.DEAD)  # for whoever was about to do something with it
+    assert forgotten.is_in(GroupState.DEAD)  # for a caller that was about to use it
 
 
 @run_by(with_groups, settings={"group.max.size": "2"})
-async def test_a_full_group_takes_nobody_else(groups: CoordinatedGroups, /) -> None:
+async def test_a_full_group_rejects_further_members(groups: CoordinatedGroups, /) -> None:
     (one, other) = await groups.stable(2)
     assert code(groups.join().result()) is E.GROUP_MAX_SIZE_REACHED
     assert code(groups.join(instance="x").result()) is E.GROUP_MAX_SIZE_REACHED
@@ -128,7 +128,7 @@ async def test_a_full_group_takes_nobody_else(groups: CoordinatedGroups, /) -> N
 
 
 @run_by(with_groups)
-async def test_a_member_whose_answer_was_lost_is_told_again_without_a_rebalance(groups: CoordinatedGroups, /) -> None:
+async def test_a_member_whose_answer_was_lost_gets_it_again_without_a_rebalance(groups: CoordinatedGroups, /) -> None:
     joins = [groups.join_new() for _ in range(2)]
     answers = [await join for _, join in joins]
     for answer in answers:
@@ -160,7 +160,9 @@ async def test_a_member_with_another_subscription_rebalances_the_group(groups: C
 
 
 @run_by(with_groups)
-async def test_who_does_not_join_within_the_rebalance_timeout_is_put_out(groups: CoordinatedGroups, /) -> None:
+async def test_a_member_that_does_not_join_within_the_rebalance_timeout_is_removed(
+    groups: CoordinatedGroups, /
+) -> None:
     leader, follower = await groups.stable(2)
     groups.leave(leader)
     began = asyncio.get_running_loop().time()
@@ -173,7 +175,7 @@ async def test_who_does_not_join_within_the_rebalance_timeout_is_put_out(groups:
 
 
 @run_by(with_groups)
-async def test_one_that_hung_up_before_its_first_generation_is_not_in_it(groups: CoordinatedGroups, /) -> None:
+async def test_a_member_that_disconnects_before_its_first_generation_is_not_in_it(groups: CoordinatedGroups, /) -> None:
     ghost = groups.join().result().member_id
     groups.join(ghost, is_gone=lambda: True)
     _, joining = groups.join_new()
@@ -185,7 +187,7 @@ async def test_one_that_hung_up_before_its_first_generation_is_not_in_it(groups:
 
 
 @run_by(with_groups, lead=False)
-async def test_an_assignment_is_given_to_nobody_before_it_is_replicated(groups: CoordinatedGroups, /) -> None:
+async def test_no_member_gets_an_assignment_before_it_is_replicated(groups: CoordinatedGroups, /) -> None:
     async def scenario(groups: CoordinatedGroups) -> None:
         member, joining = groups.join_new()
         assert (await joining).generation_id == 1
@@ -202,7 +204,7 @@ async def test_an_assignment_is_given_to_nobody_before_it_is_replicated(groups: 
 
 
 @run_by(with_groups, lead=False)
-async def test_where_the_assignment_cannot_be_stored_the_members_join_again(groups: CoordinatedGroups, /) -> None:
+async def test_if_the_assignment_cannot_be_stored_the_members_join_again(groups: CoordinatedGroups, /) -> None:
     await groups.lead(isr=(ME, 2, 3))
     member, joining = groups.join_new()
     await joining
@@ -216,9 +218,7 @@ async def test_where_the_assignment_cannot_be_stored_the_members_join_again(grou
 
 
 @run_by(with_groups, lead=False)
-async def test_an_assignment_that_is_stored_when_the_next_generation_has_begun_is_nobodys(
-    groups: CoordinatedGroups, /
-) -> None:
+async def test_an_assignment_stored_after_the_next_generation_began_is_discarded(groups: CoordinatedGroups, /) -> None:
     await groups.lead(isr=(ME, 2, 3))
     leader, joining = groups.join_new()
     await joining
@@ -238,8 +238,8 @@ async def test_an_assignment_that_is_stored_when_the_next_generation_has_begun_i
 
 
 @run_by(with_groups, lead=False)
-async def test_a_leader_that_comes_again_gets_and_gives_what_it_brought_first(groups: CoordinatedGroups, /) -> None:
-    """Both may be in the log by then, and the next coordinator would give another one than this."""
+async def test_a_leader_that_syncs_twice_gets_the_assignment_of_its_first_request(groups: CoordinatedGroups, /) -> None:
+    """Both may be in the log by then, and the next coordinator would return the later one."""
 
     await groups.lead(isr=(ME, 2, 3))
     leader, joining = groups.join_new()
@@ -258,7 +258,9 @@ async def test_a_leader_that_comes_again_gets_and_gives_what_it_brought_first(gr
 
 
 @run_by(with_groups)
-async def test_the_others_wait_for_the_leader_and_who_it_left_out_has_nothing(groups: CoordinatedGroups, /) -> None:
+async def test_followers_wait_for_the_leader_and_a_member_it_left_out_gets_nothing(
+    groups: CoordinatedGroups, /
+) -> None:
     (leader, first), (other, second) = groups.join_new(), groups.join_new()
     assert (await first).leader == leader
     await second
@@ -283,7 +285,7 @@ async def test_the_others_wait_for_the_leader_and_who_it_left_out_has_nothing(gr
     ],
 )
 @run_by(with_groups)
-async def test_who_cannot_have_an_assignment_is_told_why(
+async def test_a_rejected_sync_returns_the_reason(
     groups: CoordinatedGroups, /, change: dict[str, object], expected: ErrorCode
 ) -> None:
     (member,) = await groups.stable()
@@ -292,16 +294,14 @@ async def test_who_cannot_have_an_assignment_is_told_why(
 
 
 @run_by(with_groups)
-async def test_a_member_that_asks_while_the_group_rebalances_is_to_join(groups: CoordinatedGroups, /) -> None:
+async def test_a_sync_during_a_rebalance_is_answered_with_rebalance_in_progress(groups: CoordinatedGroups, /) -> None:
     one, other = await groups.stable(2)
     groups.leave(other)
     assert code(groups.sync(one, 1).result()) is E.REBALANCE_IN_PROGRESS
 
 
 @run_by(with_groups)
-async def test_a_leader_that_brings_no_assignment_is_put_out_though_it_sends_heartbeats(
-    groups: CoordinatedGroups, /
-) -> None:
+async def test_a_leader_without_an_assignment_is_removed_despite_its_heartbeats(groups: CoordinatedGroups, /) -> None:
     (leader, first), (other, second) = groups.join_new(), groups.join_new()
     await first
     await second
@@ -316,7 +316,7 @@ async def test_a_leader_that_brings_no_assignment_is_put_out_though_it_sends_hea
 
 
 @run_by(with_groups)
-async def test_a_follower_that_does_not_ask_for_its_assignment_is_put_out(groups: CoordinatedGroups, /) -> None:
+async def test_a_follower_that_does_not_sync_is_removed(groups: CoordinatedGroups, /) -> None:
     (leader, first), (other, second) = groups.join_new(), groups.join_new()
     await first
     await second
@@ -350,9 +350,7 @@ async def test_a_member_that_comes_while_the_leader_is_at_work_begins_another_re
 
 
 @run_by(with_groups)
-async def test_a_member_that_is_silent_for_its_session_is_put_out_and_one_that_is_not_stays(
-    groups: CoordinatedGroups, /
-) -> None:
+async def test_a_member_silent_for_its_session_timeout_is_removed_and_others_stay(groups: CoordinatedGroups, /) -> None:
     loud, silent = await groups.stable(2)
     for _ in range(9):
         await asyncio.sleep(1)
@@ -376,7 +374,7 @@ async def test_the_last_member_that_goes_leaves_an_empty_group_in_a_generation_o
 
 
 @run_by(with_groups)
-async def test_one_that_waits_for_a_rebalance_sends_no_heartbeats_and_stays(groups: CoordinatedGroups, /) -> None:
+async def test_a_member_that_waits_for_a_rebalance_stays_without_heartbeats(groups: CoordinatedGroups, /) -> None:
     waiting, slow = await groups.stable(2)
     _, new = groups.join_new()
     joining = groups.join(waiting)
@@ -406,7 +404,7 @@ async def test_a_commit_keeps_a_session_up_as_a_heartbeat_does(groups: Coordinat
     ],
 )
 @run_by(with_groups)
-async def test_a_heartbeat_that_is_nobodys_is_told_why(
+async def test_a_rejected_heartbeat_returns_the_reason(
     groups: CoordinatedGroups, /, change: dict[str, object], expected: ErrorCode
 ) -> None:
     (member,) = await groups.stable()
@@ -418,7 +416,7 @@ async def test_a_heartbeat_that_is_nobodys_is_told_why(
 
 
 @run_by(with_groups)
-async def test_several_leave_at_once_static_ones_by_their_names(groups: CoordinatedGroups, /) -> None:
+async def test_several_members_leave_at_once_and_static_ones_by_instance_id(groups: CoordinatedGroups, /) -> None:
     static = groups.join(instance="one")
     _, dynamic = groups.join_new()
     stays = groups.join_new()
@@ -434,7 +432,7 @@ async def test_several_leave_at_once_static_ones_by_their_names(groups: Coordina
 
 
 @run_by(with_groups)
-async def test_a_static_member_that_comes_back_has_what_it_had_and_nobody_rebalances(
+async def test_a_static_member_that_comes_back_keeps_its_assignment_without_a_rebalance(
     groups: CoordinatedGroups, /
 ) -> None:
     first, second = groups.join(instance="one"), groups.join(instance="two")
@@ -499,7 +497,7 @@ async def test_a_static_member_that_comes_back_with_another_subscription_rebalan
 
 @pytest.mark.parametrize(("assigned", "rebalances"), [([ORDERS], False), ([], True), ([ORDERS, GONE], True)])
 @run_by(with_groups)
-async def test_a_static_leader_that_comes_back_assigns_anew_where_its_topics_have_other_partitions(
+async def test_a_returning_static_leader_assigns_anew_if_its_topics_have_other_partitions(
     groups: CoordinatedGroups, /, assigned: list[TopicPartition], rebalances: bool
 ) -> None:
     joined = await groups.join(instance="one", protocols=consumer_of("orders", "unknown"))
@@ -511,10 +509,11 @@ async def test_a_static_leader_that_comes_back_assigns_anew_where_its_topics_hav
 
 @pytest.mark.parametrize("is_loaded", [False, True])
 @run_by(with_groups)
-async def test_a_static_leader_that_came_back_is_asked_again_when_its_coordinator_hears_of_more_partitions(
+async def test_a_returned_static_leader_assigns_anew_when_its_coordinator_learns_of_partitions(
     groups: CoordinatedGroups, /, is_loaded: bool
 ) -> None:
-    """It may have seen them when it came back, and have taken them for assigned, as it was to assign nothing."""
+    """It may have seen the new partitions when it came back, and considered them assigned, as it had nothing to
+    assign."""
 
     given = encode_assignment(ConsumerProtocolAssignment([ORDERS]))
     joined = await groups.join(instance="one", protocols=consumer_of("orders"))
@@ -530,19 +529,21 @@ async def test_a_static_leader_that_came_back_is_asked_again_when_its_coordinato
     again = await groups.join(back.member_id, instance="one", protocols=consumer_of("orders"))
     assert again.generation_id > 1
     assert not again.skip_assignment
-    await groups.sync(back.member_id, again.generation_id, {back.member_id: given})  # it has not seen the second
+    await groups.sync(
+        back.member_id, again.generation_id, {back.member_id: given}
+    )  # it has not seen the second partition
     groups.announce({"orders": ORDERS_ID}, partitions=3)
-    assert groups.heartbeat(back.member_id, again.generation_id) is E.NONE  # it has its own eyes now
+    assert groups.heartbeat(back.member_id, again.generation_id) is E.NONE  # as leader it now watches partitions itself
 
 
 @pytest.mark.parametrize(
     ("kept", "passed_on", "rebalances"), [(True, False, False), (False, True, False), (False, False, True)]
 )
 @run_by(with_groups)
-async def test_a_static_member_that_was_to_give_up_what_others_wait_for_rebalances_its_group_when_it_comes_back(
+async def test_a_returning_static_member_that_owed_a_revocation_rebalances_its_group(
     groups: CoordinatedGroups, /, kept: bool, passed_on: bool, rebalances: bool
 ) -> None:
-    """It was to join once more after that, and knows nothing of it: nobody would ever get the partition."""
+    """It had to join once more after the revocation and does not remember: the partition would stay unassigned."""
 
     first = groups.join(instance="one", protocols=consumer_of("orders"))
     second = groups.join(instance="two", protocols=consumer_of("orders", owned=(ORDERS,)))
@@ -560,9 +561,7 @@ async def test_a_static_member_that_was_to_give_up_what_others_wait_for_rebalanc
 
 
 @run_by(with_groups, lead=False)
-async def test_a_static_member_whose_return_cannot_be_stored_goes_on_under_its_old_id(
-    groups: CoordinatedGroups, /
-) -> None:
+async def test_a_static_member_whose_return_cannot_be_stored_keeps_its_old_id(groups: CoordinatedGroups, /) -> None:
     await groups.lead(isr=(ME, 2, 3))
     joined = await groups.join(instance="one")
     syncing = groups.sync(joined.member_id, 1, {joined.member_id: b"all"})
@@ -639,7 +638,7 @@ async def test_static_members_that_are_away_are_not_waited_for_in_a_loop(
     member, joining = groups.join_new(rebalance_timeout_ms=2_000)
     answer = await joining
     await groups.sync(member, answer.generation_id, {away.member_id: b"A"})
-    groups.group().members[away.member_id].rebalance_timeout_ms = 0  # with which nobody else can ever sync
+    groups.group().members[away.member_id].rebalance_timeout_ms = 0  # with it no other member can ever sync
     monkeypatch.setattr(Group, "elect_joined_leader", elect_joined_leader)
     groups.leave(member)
     await asyncio.sleep(10)
@@ -653,7 +652,9 @@ async def test_static_members_that_are_away_are_not_waited_for_in_a_loop(
 
 
 @run_by(with_groups)
-async def test_who_waits_when_the_leadership_ends_is_sent_to_another_coordinator(groups: CoordinatedGroups, /) -> None:
+async def test_members_that_wait_when_the_leadership_ends_must_find_the_new_coordinator(
+    groups: CoordinatedGroups, /
+) -> None:
     waiting, _ = await groups.stable(2)
     joining = groups.join(waiting)
     (_, one), (_, two) = groups.join_new(group_id="other"), groups.join_new(group_id="other")
@@ -662,7 +663,7 @@ async def test_who_waits_when_the_leadership_ends_is_sent_to_another_coordinator
     await groups.follow(1)
     assert code(joining.result()) is code(syncing.result()) is E.NOT_COORDINATOR
     assert groups.heartbeat(waiting, 1) is E.NOT_COORDINATOR
-    await asyncio.sleep(60)  # no session ends any more, nothing is written
+    await asyncio.sleep(60)  # sessions no longer expire, and no record is written
     assert groups.groups.members.purgatories()[0].delayed() == 0
     assert groups.groups.members.purgatories()[1].delayed() == 0
 
@@ -678,9 +679,7 @@ async def test_a_later_epoch_of_the_same_leadership_leaves_groups_as_they_are(gr
 
 
 @run_by(with_groups, lead=False)
-async def test_while_the_groups_are_loaded_requests_wait_for_it_and_heartbeats_are_well(
-    groups: CoordinatedGroups, /
-) -> None:
+async def test_while_groups_load_requests_wait_and_heartbeats_succeed(groups: CoordinatedGroups, /) -> None:
     await groups.lead(isr=(ME, 2, 3))
     member, joining = groups.join_new()
     await joining
@@ -692,7 +691,7 @@ async def test_while_the_groups_are_loaded_requests_wait_for_it_and_heartbeats_a
     await groups.follow(1)
     await groups.lead(2, (ME, 2, 3), wait=False)
     for _ in range(10):
-        # The last commit is in the log, but another leader might take it back: nobody may be told of it.
+        # The last commit is in the log, but another leader might truncate it: it must not be returned yet.
         assert code(groups.join().result()) is E.COORDINATOR_LOAD_IN_PROGRESS
         assert code(groups.sync(member, 1).result()) is E.REBALANCE_IN_PROGRESS
         assert groups.heartbeat(member, 1) is E.NONE
@@ -715,7 +714,7 @@ async def test_a_load_that_ends_after_the_leadership_changes_nothing(groups: Coo
     groups.sync(member, 1, {member: b"all"})
     groups.replicate(2, 3)
     await until(lambda: groups.group().is_in(GroupState.STABLE))
-    groups.commit(7, member_id=member, generation_id=1)  # for which every load has to wait
+    groups.commit(7, member_id=member, generation_id=1)  # every load has to wait for it
     await groups.follow(1)
     for epoch in (2, 4, 6):
         await groups.lead(epoch, (ME, 2, 3), wait=False)
@@ -738,7 +737,7 @@ async def test_a_load_that_ends_after_the_leadership_changes_nothing(groups: Coo
 
 
 @run_by(with_groups)
-async def test_a_member_that_is_silent_after_its_group_was_loaded_is_put_out(groups: CoordinatedGroups, /) -> None:
+async def test_a_member_that_is_silent_after_its_group_was_loaded_is_removed(groups: CoordinatedGroups, /) -> None:
     silent, _ = await groups.stable(2, session_timeout_ms=10_000)
     await groups.follow(1)
     await groups.lead(2)
@@ -748,8 +747,8 @@ async def test_a_member_that_is_silent_after_its_group_was_loaded_is_put_out(gro
 
 
 @run_by(with_groups)
-async def test_what_a_former_term_writes_late_is_not_written(groups: CoordinatedGroups, /) -> None:
-    """It knows nothing of what another coordinator has written since."""
+async def test_a_late_write_of_a_former_term_is_not_written(groups: CoordinatedGroups, /) -> None:
+    """It does not know what another coordinator has written since."""
 
     (former,) = groups.groups.terms.loaded()
     await groups.follow(1)
@@ -765,7 +764,7 @@ async def test_what_a_former_term_writes_late_is_not_written(groups: Coordinated
 async def test_the_number_of_a_generation_that_was_not_stored_is_not_used_again(groups: CoordinatedGroups, /) -> None:
     leader, follower = await groups.stable(2)
     joins = [groups.join(member) for member in (leader, follower)]
-    assert [(await join).generation_id for join in joins] == [2, 2]  # and nobody brings its assignment
+    assert [(await join).generation_id for join in joins] == [2, 2]  # no member brings its assignment
     await groups.follow(1)
     await groups.lead(2)
     assert groups.heartbeat(follower, 2) is E.ILLEGAL_GENERATION

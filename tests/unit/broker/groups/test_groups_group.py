@@ -30,7 +30,7 @@ LEGAL = {
     ("Stable", "PreparingRebalance"),
     ("Stable", "Dead"),
 }
-"""As Kafka's GroupState has them."""
+"""The transitions of Kafka's GroupState."""
 
 
 def member(name: str, *protocols: str, instance: str | None = None) -> MemberMetadata:
@@ -46,7 +46,7 @@ def group_of(*members: MemberMetadata) -> Group:
 
 
 def begun(*members: MemberMetadata) -> Group:
-    """In its first generation, all having joined."""
+    """Return a group in its first generation, which all members have joined."""
     group = group_of(*members)
     for one in members:
         one.join_waiter = lambda response: None
@@ -66,7 +66,7 @@ def test_a_group_moves_as_the_table_says_and_in_no_other_way(old: GroupState, ne
             check_transition("g", old, new)
 
 
-def test_the_protocol_is_one_that_all_know_and_most_like_best() -> None:
+def test_the_protocol_is_known_to_all_and_preferred_by_most() -> None:
     group = group_of(member("a", "sticky", "range"), member("b", "range", "sticky"), member("c", "range", "sticky"))
     assert group.select_protocol() == "range"
     group.add(member("d", "sticky"), "consumer")
@@ -96,7 +96,7 @@ def test_an_empty_group_takes_any_protocol_type_but_none() -> None:
     assert not group.supports("connect", [])
 
 
-def test_the_leader_stays_where_it_has_joined_and_is_another_that_has_otherwise() -> None:
+def test_the_leader_stays_if_it_has_joined_and_otherwise_another_member_leads() -> None:
     first, second = member("a"), member("b")
     group = group_of(first, second)
     assert not group.elect_joined_leader()
@@ -147,20 +147,20 @@ def test_a_static_member_that_has_not_joined_is_not_waited_for_to_sync() -> None
         (GroupState.PREPARING_REBALANCE, "", False),
     ],
 )
-def test_a_full_group_takes_its_members_and_no_others(state: GroupState, who: str, accepted: bool) -> None:
+def test_a_full_group_accepts_its_members_and_no_others(state: GroupState, who: str, accepted: bool) -> None:
     group = begun(member("a"), member("b"))
     if state is not GroupState.COMPLETING_REBALANCE:
         group.transition_to(state, 3)
     assert group.accepts(who, None, 2) is accepted
 
 
-def test_a_full_group_takes_a_static_member_that_comes_back() -> None:
+def test_a_full_group_accepts_a_static_member_that_comes_back() -> None:
     group = begun(member("a", instance="one"), member("b"))
     assert group.accepts("", "one", 2)
     assert not group.accepts("", "two", 2)
 
 
-def test_a_group_whose_given_out_ids_are_as_many_as_its_members_may_be_gives_out_no_more() -> None:
+def test_a_group_gives_out_as_many_member_ids_as_it_may_have_members() -> None:
     group = Group("g")
     group.pending_members = dict.fromkeys(("p", "q"))
     assert not group.accepts("", None, 2)
@@ -180,7 +180,7 @@ def test_a_stored_group_comes_back_stable_with_what_it_had() -> None:
     assert back.members["b"].session_timeout_ms == 500
 
 
-def test_what_members_read_is_known_while_the_group_is_stable_and_they_are_consumers() -> None:
+def test_subscribed_topics_are_known_while_the_group_is_stable_and_has_consumers() -> None:
     subscription = encode_subscription(ConsumerProtocolSubscription(["orders"]))
     reader = MemberMetadata("a", None, "client", "host", 1_000, 500, (("range", subscription),))
     group = begun(reader)

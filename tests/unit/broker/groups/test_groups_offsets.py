@@ -1,4 +1,4 @@
-"""What a group has committed: memory follows the log, in the log's order; and what need not be kept."""
+"""A group's committed offsets: memory follows the log, in the log's order; and which offsets expire."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_commit_that_fails_changes_nothing() -> None:
     assert offsets.is_unused
 
 
-def test_of_two_commits_the_one_that_was_written_last_counts_in_whatever_order_they_complete() -> None:
+def test_the_commit_written_last_counts_in_any_order_of_completion() -> None:
     offsets = GroupOffsets()
     offsets.begin([ORDERS])
     offsets.begin([ORDERS])
@@ -96,11 +96,11 @@ def test_an_offset_that_is_being_committed_does_not_expire() -> None:
     assert offsets.settled() == []
 
 
-def test_a_topic_is_gone_where_a_newer_one_has_its_name() -> None:
+def test_a_topic_is_gone_if_a_newer_one_has_its_name() -> None:
     of_old = value(1, topic_id=OLD)
     assert is_of_gone_topic(of_old, NEW)
     assert not is_of_gone_topic(of_old, OLD)
-    assert not is_of_gone_topic(value(1, topic_id=NEW), OLD)  # this broker has not heard of the newer one yet
+    assert not is_of_gone_topic(value(1, topic_id=NEW), OLD)  # this broker has not yet learned of the newer one
     assert not is_of_gone_topic(of_old, None)  # nor perhaps of this one
     assert not is_of_gone_topic(value(1), NEW)
 
@@ -111,7 +111,7 @@ def test_the_newest_of_the_topics_of_a_name_is_found() -> None:
     assert newest_topic_id([]) == ""
 
 
-def test_a_commit_that_was_written_before_a_tombstone_stays_deleted_in_whatever_order_they_complete() -> None:
+def test_a_commit_written_before_a_tombstone_stays_deleted_in_any_order_of_completion() -> None:
     offsets = GroupOffsets()
     offsets.begin([ORDERS])
     offsets.begin([ORDERS])
@@ -121,7 +121,7 @@ def test_a_commit_that_was_written_before_a_tombstone_stays_deleted_in_whatever_
     assert offsets.is_unused
 
 
-def test_what_is_on_its_way_or_in_doubt_is_to_be_deleted_like_what_is_known() -> None:
+def test_offsets_in_flight_or_in_doubt_are_deleted_like_known_ones() -> None:
     offsets = GroupOffsets()
     offsets.load(ORDERS, value(3), 1, 0)
     offsets.begin([ORDERS, OTHER])

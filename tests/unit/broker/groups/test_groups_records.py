@@ -1,4 +1,5 @@
-"""The records of `__consumer_offsets` are Kafka's, byte for byte, and a group's partition is the one that Kafka has."""
+"""The records of `__consumer_offsets` are Kafka's, byte for byte, and a group belongs to the same partition as in
+Kafka."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ def test_nonsense_is_malformed_and_nothing_else(data: bytes) -> None:
 @given(
     st.builds(GroupValue, TEXT, INT32, TEXT, TEXT, INT64, st.lists(MEMBERS, min_size=1, max_size=2)), st.integers(1, 20)
 )
-def test_what_is_cut_off_is_malformed(value: GroupValue, cut: int) -> None:
+def test_a_truncated_record_is_malformed(value: GroupValue, cut: int) -> None:
     with pytest.raises(MalformedRecord):
         decode_group_value(encode_group_value(value)[:-cut])
 

@@ -1,4 +1,4 @@
-"""Topics that come by themselves."""
+"""Automatic topic creation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Hanging:
         await asyncio.Event().wait()
 
 
-def test_the_log_says_why_a_topic_did_not_come_in_time(
+def test_the_log_says_why_a_topic_was_not_created_in_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(auto_topic_creation, "TIMEOUT_S", 0.0)

@@ -1,4 +1,4 @@
-"""Who may ask what, as a table."""
+"""Which peer may call which API: the table."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_a_caller_that_names_itself_a_replica_has_to_be_that_broker_whatever_it_
 
 
 @pytest.mark.parametrize("principal", [ANONYMOUS, Principal(2)], ids=str)
-def test_everybody_may_produce_and_read_as_a_consumer(principal: Principal) -> None:
+def test_every_client_may_produce_and_read_as_a_consumer(principal: Principal) -> None:
     assert why_refused(PRODUCE, m.ProduceRequest(None, 1, 1, []), principal) is None
     assert why_refused(FETCH, fetch(-1), principal) is None
 
 
-def test_a_broker_may_do_in_its_own_name_what_nobody_else_may() -> None:
+def test_a_broker_may_call_broker_apis_in_its_own_name() -> None:
     for broker_id in (0, 2):
         assert why_refused(FETCH, fetch(broker_id), Principal(broker_id)) is None
         assert why_refused(LEADER_AND_ISR, order(broker_id), Principal(broker_id)) is None

@@ -43,14 +43,14 @@ MEBIBYTE = 1024 * 1024
 
 
 def response(peer: Peer, api: apis.Api[Any, Any]) -> Any:
-    """Of any size."""
+    """A fetch request without a size limit."""
     frame = peer.answers[-1]
     assert frame is not None
     return apis.decode_response(api, apis.decode_response_envelope(frame[4:]))
 
 
 async def lead_all(broker: OneBroker, batches: int, size: int) -> None:
-    """Every partition holds some batches of one record."""
+    """Produce some batches of one record to every partition."""
     await broker.told(*(state(isr=(1,), replicas=(1, 2), index=index) for index in range(PARTITIONS)))
     records = batch(1, size=size)
     for index in range(PARTITIONS):
@@ -60,7 +60,7 @@ async def lead_all(broker: OneBroker, batches: int, size: int) -> None:
 
 @pytest.mark.parametrize(("reader", "most"), [(CONSUMER, MOST_TO_CONSUMERS_BYTES), (2, MOST_AT_ONCE_BYTES)])
 @run_by(with_one_broker)
-async def test_one_answer_holds_no_more_than_is_read_in_one_go(broker: OneBroker, /, reader: int, most: int) -> None:
+async def test_one_response_holds_no_more_than_one_read(broker: OneBroker, /, reader: int, most: int) -> None:
     peer = Peer(broker)
     if reader != CONSUMER:
         peer.session.principal = Principal(reader)
@@ -87,13 +87,13 @@ async def test_a_smaller_limit_of_the_request_holds(broker: OneBroker, /) -> Non
 
 
 def emptied(base_offset: int) -> bytes:
-    """What compaction leaves of a batch of one record."""
+    """Return the batch as compaction leaves it once its only record is gone."""
     sent = encode_batch([], base_timestamp=NOW, base_offset=base_offset, last_offset_delta=0)
     return stamped(bytes(sent), base_offset, 0)
 
 
 async def fetched(broker: OneBroker, peer: Peer, *offsets: int, reader: int = CONSUMER, most: int = MEBIBYTE) -> Any:
-    """Base offset and number of records of each batch, partition by partition."""
+    """Return base offset and number of records of each batch, for each partition."""
     epochs = [0 if offset and reader != CONSUMER else -1 for offset in offsets]
     asked = [fetch_of(offset, index=index, last_epoch=epochs[index]) for index, offset in enumerate(offsets)]
     before = len(peer.answers)
@@ -106,7 +106,7 @@ async def fetched(broker: OneBroker, peer: Peer, *offsets: int, reader: int = CO
 
 
 @pytest.mark.parametrize("run", [1, 300])
-def test_consumers_get_records_where_compaction_has_left_batches_without_any_before_them(
+def test_consumers_get_records_behind_batches_that_compaction_has_emptied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: int
 ) -> None:
     """kafka-go would ask for the same offset for ever. Followers get all batches."""
@@ -132,7 +132,7 @@ def test_consumers_get_records_where_compaction_has_left_batches_without_any_bef
         assert await fetched(broker, peer, 0) == [[(run, 1)]]
         assert (len(slices_begun) > run // 100) == (run > 100)
         assert await fetched(broker, peer, run - 1, run) == [[(run, 1)]] * 2
-        assert await fetched(broker, peer, 0, 0, most=1) == [[(run, 1)], []], "the limits hold for what is sent"
+        assert await fetched(broker, peer, 0, 0, most=1) == [[(run, 1)], []], "the limits hold for the bytes sent"
 
     with_one_broker(tmp_path, scenario)
 
@@ -147,7 +147,7 @@ def counting(original: Any, calls: list[None]) -> Any:
 
 @pytest.mark.parametrize("api", [apis.LIST_OFFSETS, apis.OFFSET_FOR_LEADER_EPOCH])
 @run_by(with_one_broker)
-async def test_others_get_their_turn_between_the_partitions_of_an_offset_request(
+async def test_the_loop_runs_other_work_between_the_partitions_of_an_offset_request(
     broker: OneBroker, /, monkeypatch: pytest.MonkeyPatch, api: apis.Api[Any, Any]
 ) -> None:
     peer = Peer(broker)
@@ -180,7 +180,7 @@ async def test_others_get_their_turn_between_the_partitions_of_an_offset_request
 
 
 @run_by(with_one_broker)
-async def test_others_get_their_turn_while_a_segment_is_searched(
+async def test_the_loop_runs_other_work_while_a_segment_is_searched(
     broker: OneBroker, /, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = Peer(broker)
@@ -211,7 +211,7 @@ async def test_others_get_their_turn_while_a_segment_is_searched(
 
 
 @run_by(with_one_broker)
-async def test_the_offsets_of_an_earlier_topic_of_that_name_are_not_told(broker: OneBroker, /) -> None:
+async def test_the_offsets_of_an_earlier_topic_of_that_name_are_not_returned(broker: OneBroker, /) -> None:
     peer = Peer(broker)
     await lead_all(broker, batches=3, size=100)
     wanted = [ListOffsetsPartition(0, -1, LATEST_TIMESTAMP)]

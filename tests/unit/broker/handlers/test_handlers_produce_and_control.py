@@ -49,7 +49,7 @@ RECORDS = batch(3)
 
 
 class Peer:
-    """Where requests come from, and their answers go."""
+    """The connection that requests come from and responses go to."""
 
     def __init__(self, broker: OneBroker, secret: bytes | None = None) -> None:
         self.session = Session()
@@ -143,7 +143,7 @@ async def test_partitions_succeed_and_fail_one_by_one(broker: OneBroker, /) -> N
 
 
 class Thread:
-    """A worker that notes what it is asked, and waits until it may begin."""
+    """A worker that records its calls and waits until it may begin."""
 
     def __init__(self) -> None:
         self.asked: list[object] = []
@@ -173,10 +173,10 @@ def with_compacted_topic(tmp_path: Path, scenario: Callable[[OneBroker, Peer, Th
 
 @pytest.mark.parametrize("magic", [MAGIC_RECORDS, MAGIC_COLUMNS])
 @run_by(with_compacted_topic)
-async def test_the_records_of_a_large_batch_for_a_compacted_topic_are_looked_at_in_a_thread_alone(
+async def test_records_of_a_large_batch_for_a_compacted_topic_are_checked_only_in_a_thread(
     broker: OneBroker, peer: Peer, thread: Thread, /, monkeypatch: pytest.MonkeyPatch, magic: int
 ) -> None:
-    """A million records took seconds, in which nobody had the event loop."""
+    """Checking a million records took seconds, during which the event loop stood still."""
     looked_at: list[bool] = []
 
     def decode_batch(*arguments: Any, **named: Any) -> Any:
@@ -199,7 +199,7 @@ async def test_the_records_that_a_batch_is_refused_for_are_named(
     broker: OneBroker, peer: Peer, thread: Thread, /
 ) -> None:
     def errors(peer: Peer) -> list[list[int]]:
-        """Of each partition, which records are named, and why."""
+        """Return for each partition which records are named, and why."""
         parts = peer.answer(apis.PRODUCE).responses[0].partition_responses
         assert {part.error_code for part in parts} == {ErrorCode.INVALID_RECORD}
         messages = {error.batch_index_error_message for part in parts for error in part.record_errors}
@@ -219,7 +219,7 @@ async def test_the_records_that_a_batch_is_refused_for_are_named(
 
 
 @run_by(with_compacted_topic)
-async def test_what_a_thread_finds_wrong_with_records_is_the_answer(
+async def test_the_response_carries_the_faults_that_a_thread_finds_in_records(
     broker: OneBroker, peer: Peer, thread: Thread, /
 ) -> None:
     thread.may_begin.set()
@@ -246,7 +246,7 @@ async def test_what_a_thread_finds_wrong_with_records_is_the_answer(
 
 
 def zeros(mebibytes: int) -> memoryview:
-    """A batch of one record, 4 bytes for 128 KiB of it."""
+    """Return a batch of one record, 4 bytes for each 128 KiB of it."""
     blocks = mebibytes << 3
     block = (131_072 << 3 | 1 << 1).to_bytes(3, "little") + b"\0"
     frame = b"\x28\xb5\x2f\xfd\x00\x38" + block * blocks + b"\1\0\0"
@@ -281,8 +281,8 @@ async def test_a_batch_that_readers_may_refuse_is_decompressed_in_a_thread_and_n
 
 
 @run_by(with_one_broker)
-async def test_a_repetition_is_neither_looked_at_nor_converted_by_the_settings_of_now(broker: OneBroker, /) -> None:
-    """They may refuse what is in the log already."""
+async def test_a_repeated_batch_is_neither_checked_nor_converted_by_the_present_settings(broker: OneBroker, /) -> None:
+    """The present settings may refuse batches that are already in the log."""
 
     peer, thread = Peer(broker), Thread()
     broker.replicas.appender._checks = thread
@@ -307,7 +307,7 @@ async def test_a_repetition_is_neither_looked_at_nor_converted_by_the_settings_o
     assert len(thread.asked) == 1, "when it came first"
     await peer.send(apis.PRODUCE, produce(0, records=RECORDS))
     answer = peer.answer(apis.PRODUCE).responses[0].partition_responses[0]
-    assert answer.error_code == ErrorCode.INVALID_RECORD, "the settings hold for what is new"
+    assert answer.error_code == ErrorCode.INVALID_RECORD, "the settings hold for new batches"
 
 
 @run_by(with_one_broker)
@@ -356,7 +356,7 @@ async def test_a_produce_that_waits_for_replicas_does_not_keep_its_records_in_me
     frame = bytearray(RECORDS)
     await peer.send(apis.PRODUCE, produce(0, records=frame))
     assert peer.answers == []
-    frame.append(0)  # raises BufferError as long as anybody looks into it
+    frame.append(0)  # raises BufferError while a view of it exists
     broker.follower_has(3, 2, 3)
     await asyncio.sleep(0.01)
     assert peer.answer(apis.PRODUCE).responses[0].partition_responses[0].error_code == ErrorCode.NONE
@@ -410,7 +410,7 @@ async def test_an_order_waits_until_the_broker_knows_its_own_epoch(broker: OneBr
 
 
 @run_by(with_one_broker)
-async def test_an_order_that_was_overtaken_by_a_new_registration_is_refused_as_a_whole(broker: OneBroker, /) -> None:
+async def test_an_order_overtaken_by_a_new_registration_is_refused_as_a_whole(broker: OneBroker, /) -> None:
     peer = Peer(broker)
     session, broker.session = broker.session, None
     sent = asyncio.ensure_future(peer.send(apis.LEADER_AND_ISR, leader_and_isr(1)))

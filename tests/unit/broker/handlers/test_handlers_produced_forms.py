@@ -1,4 +1,4 @@
-"""What a leader makes of producers' batches before it appends them."""
+"""The batches that a leader appends, made from producers' batches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def answer_to(broker: OneBroker, records: bytes | bytearray) -> ProducePar
 
 
 def fetched(broker: OneBroker, offset: int = 0) -> list[tuple[BatchHeader, bytes]]:
-    """All from there on, as the log has them."""
+    """Return all batches from `offset` on, as the log has them."""
     [response] = broker.fetch(fetch_of(offset)).result()
     found = []
     for header, start, end in iterate_batches(response.records):
@@ -84,7 +84,7 @@ def with_times(content: bytes | bytearray, base_timestamp: int, max_timestamp: i
     ],
 )
 @run_by(with_topic, configs={})
-async def test_negative_timestamps_are_taken_and_the_header_gets_the_largest_that_there_is(
+async def test_negative_timestamps_are_accepted_and_the_header_gets_the_largest(
     broker: OneBroker, /, magic: int, base: int, claimed: int, largest: int
 ) -> None:
     sent = encode_batch([b"a", b"b"], base_timestamp=NOW, timestamp_deltas=[0, 5], magic=magic)
@@ -136,7 +136,7 @@ def test_a_batch_gets_the_codec_of_its_topic_and_a_repetition_is_still_known(
 
 
 @run_by(with_topic, configs={"compression.type": "gzip", "record.format": "kafka"})
-async def test_columns_that_become_records_get_the_codec_of_their_topic_too(broker: OneBroker, /) -> None:
+async def test_columns_that_become_records_also_get_the_codec_of_their_topic(broker: OneBroker, /) -> None:
     for sent in (Compression.NONE, Compression.ZSTD):
         assert not (await answer_to(broker, encode_batch([b"x"], base_timestamp=NOW, compression=sent))).error_code
     assert [(h.magic, h.compression) for h, _ in fetched(broker)] == [(MAGIC_RECORDS, Compression.GZIP)] * 2
@@ -155,7 +155,7 @@ async def test_a_batch_is_measured_before_and_after_it_is_compressed_anew(broker
 
 @every_magic
 @run_by(with_topic, configs={"compression.type": "zstd"})
-async def test_what_cannot_be_decompressed_is_refused_and_what_is_damaged_is_said_to_be(
+async def test_an_undecompressable_batch_is_refused_and_a_damaged_one_is_reported(
     broker: OneBroker, /, magic: int
 ) -> None:
     whole = encode_batch([b"x" * 100], base_timestamp=NOW, compression=Compression.GZIP, magic=magic)
@@ -165,7 +165,7 @@ async def test_what_cannot_be_decompressed_is_refused_and_what_is_damaged_is_sai
     assert (await answer_to(broker, whole)).base_offset == 0
 
 
-def test_a_level_says_how_hard_the_leader_compresses(tmp_path: Path) -> None:
+def test_a_level_sets_how_hard_the_leader_compresses(tmp_path: Path) -> None:
     words = [b"%d" % (number * 7919 % 10_007) for number in range(3_000)]
 
     async def size(broker: OneBroker) -> int:
@@ -186,7 +186,7 @@ def test_a_level_says_how_hard_the_leader_compresses(tmp_path: Path) -> None:
 
 @every_magic
 @pytest.mark.parametrize("compression", ["producer", "zstd"])
-def test_with_log_append_time_all_records_have_the_time_of_the_leader_and_the_producer_is_told(
+def test_log_append_time_stamps_all_records_and_is_returned_to_the_producer(
     tmp_path: Path, magic: int, compression: str
 ) -> None:
     async def scenario(broker: OneBroker) -> None:

@@ -1,4 +1,4 @@
-"""What a peer that knows no columns is sent: records of magic 2, within the limits of its fetch."""
+"""The batches sent to a peer that knows no columns: records of magic 2, within the limits of its fetch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Reader:
         partition_max_bytes: int = 1 << 22,
         knows_zstd: bool = True,
     ) -> list[FetchPartitionResponse]:
-        """From that offset of partition 0, of partition 1, ..."""
+        """Fetch from these offsets of partition 0, 1, ..."""
         fetches = [fetch_of(offset, index=index) for index, offset in enumerate(offsets)]
         for fetch in fetches:
             fetch.partition_max_bytes = partition_max_bytes
@@ -84,7 +84,7 @@ def native(*contents: bytes, compression: Compression = Compression.NONE, magic:
 
 
 def with_reader(tmp_path: Path, scenario: Callable[[OneBroker, Reader], Awaitable[None]], partitions: int = 1) -> None:
-    """This broker leads, with no followers."""
+    """Run the scenario on a broker that leads all partitions, without followers."""
 
     async def run(broker: OneBroker) -> None:
         reader = Reader(broker)
@@ -97,7 +97,7 @@ def with_reader(tmp_path: Path, scenario: Callable[[OneBroker, Reader], Awaitabl
 def with_record_format(
     tmp_path: Path, record_format: str, scenario: Callable[[OneBroker, Reader], Awaitable[None]]
 ) -> None:
-    """The topic has that setting; this broker leads nothing of it yet."""
+    """Run the scenario on a broker where the topic has this setting and no leader yet."""
 
     async def run(broker: OneBroker) -> None:
         broker.zookeeper.make(znodes.topic_config_path(TOPIC), znodes.encode_config({"record.format": record_format}))
@@ -127,7 +127,7 @@ async def write(broker: OneBroker, records: Sequence[bytes], partition: TopicPar
 
 
 @run_by(with_reader)
-async def test_batches_of_both_kinds_arrive_as_kafka_s(broker: OneBroker, reader: Reader, /) -> None:
+async def test_batches_of_both_kinds_arrive_as_kafkas(broker: OneBroker, reader: Reader, /) -> None:
     await write(broker, [native(b"a", b"b"), native(b"c", magic=MAGIC_RECORDS), native(b"d")])
     [response] = await reader.fetch(0)
     assert [header.magic for header in headers(response)] == [MAGIC_RECORDS] * 3
@@ -139,7 +139,7 @@ async def test_batches_of_both_kinds_arrive_as_kafka_s(broker: OneBroker, reader
 @pytest.mark.parametrize("codec", list(Compression))
 @pytest.mark.parametrize("size", [10, 900_000, 3_000_000], ids=["on the loop", "codec in a thread", "all in a thread"])
 @run_by(with_reader)
-async def test_small_and_large_batches_are_the_same_whichever_way_they_go(
+async def test_small_and_large_batches_are_transcoded_equally(
     broker: OneBroker, reader: Reader, /, codec: Compression, size: int
 ) -> None:
     contents = [b"%08d" % index * (size // 1_000 // 8 + 1) for index in range(1_000)]
@@ -153,7 +153,7 @@ async def test_small_and_large_batches_are_the_same_whichever_way_they_go(
 
 @run_by(with_reader)
 async def test_the_limits_of_a_fetch_hold_for_what_is_sent(broker: OneBroker, reader: Reader, /) -> None:
-    """Batches grow when they become records: those that do not fit any more are left for the next fetch."""
+    """Batches grow when they become records: those that no longer fit are left for the next fetch."""
     batch = native(*[b"x"] * 1_000)
 
     await write(broker, [batch] * 4)
@@ -176,7 +176,7 @@ async def test_all_partitions_share_what_a_fetch_allows_and_the_first_gets_one_b
         await write(broker, [native(*[b"x"] * 1_000)], TopicPartition(TOPIC, index))
     size = len((await reader.fetch(0))[0].records)
 
-    # The log has room for more within these limits than what is sent has.
+    # Within these limits the log has room for more than the records sent.
     found = await reader.fetch(0, 0, 0, max_bytes=2 * size)
     assert [len(headers(response)) for response in found] == [1, 1, 0]
     found = await reader.fetch(1_000, 0, 0, max_bytes=10)
@@ -184,7 +184,7 @@ async def test_all_partitions_share_what_a_fetch_allows_and_the_first_gets_one_b
 
 
 @run_by(with_reader)
-async def test_a_consumer_gets_past_a_batch_that_stands_for_more_than_can_be_sent(
+async def test_a_consumer_gets_past_a_batch_that_expands_beyond_what_can_be_sent(
     broker: OneBroker, reader: Reader, /
 ) -> None:
     value = b"v" * 100_000
@@ -203,7 +203,7 @@ async def test_a_consumer_gets_past_a_batch_that_stands_for_more_than_can_be_sen
 
 
 @run_by(with_reader)
-async def test_damage_on_the_disk_is_not_sent_as_something_whole(
+async def test_damage_on_the_disk_is_not_sent_under_a_valid_crc(
     broker: OneBroker, reader: Reader, /, tmp_path: Path
 ) -> None:
     await write(broker, [native(b"fine"), native(b"some value")])
@@ -219,7 +219,7 @@ async def test_damage_on_the_disk_is_not_sent_as_something_whole(
 
 
 @run_by(with_reader)
-async def test_a_body_that_never_was_columns_is_an_error_and_costs_nobody_the_leadership(
+async def test_a_body_that_never_was_columns_is_an_error_and_costs_no_leadership(
     broker: OneBroker, reader: Reader, /
 ) -> None:
     whole = bytearray(native(b"some value"))
@@ -231,7 +231,7 @@ async def test_a_body_that_never_was_columns_is_an_error_and_costs_nobody_the_le
     assert broker.partition().is_leader
 
 
-# -- what is kept --
+# -- the cache --
 
 
 def test_a_batch_is_transcoded_once_for_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_a_batch_is_transcoded_once_for_many_readers(tmp_path: Path, monkeypatch
 
 
 @run_by(with_reader)
-async def test_what_is_kept_is_bounded_and_the_latest(broker: OneBroker, reader: Reader, /) -> None:
+async def test_the_cache_is_bounded_and_keeps_the_latest(broker: OneBroker, reader: Reader, /) -> None:
     await write(broker, [native(*[b"%04d" % index * 200] * 1_000) for index in range(CACHE_BYTES // 800_000 + 10)])
     offset = 0
     while offset < broker.partition().high_watermark:
@@ -279,7 +279,7 @@ async def test_nothing_is_kept_of_a_partition_that_is_led_elsewhere_or_deleted(
 
 
 @run_by(with_reader, partitions=2)
-async def test_what_two_partitions_have_at_one_offset_is_told_apart(broker: OneBroker, reader: Reader, /) -> None:
+async def test_the_cache_tells_two_partitions_at_one_offset_apart(broker: OneBroker, reader: Reader, /) -> None:
     await write(broker, [native(b"a")])
     await write(broker, [native(b"b")], TopicPartition(TOPIC, 1))
     for _ in range(2):  # the second answer is from the cache
@@ -287,8 +287,10 @@ async def test_what_two_partitions_have_at_one_offset_is_told_apart(broker: OneB
 
 
 @run_by(with_reader)
-async def test_a_topic_of_the_same_name_has_nothing_of_the_one_before(broker: OneBroker, reader: Reader, /) -> None:
-    """Offset, epoch and even the CRC are the same; what was kept is known by the topic's id."""
+async def test_a_topic_does_not_get_cached_batches_of_its_earlier_namesake(
+    broker: OneBroker, reader: Reader, /
+) -> None:
+    """Offset, epoch and even the CRC are the same; the cache tells the topics apart by id."""
 
     await write(broker, [native(b"a")])
     [response] = await reader.fetch(0)
@@ -316,7 +318,7 @@ def test_columns_are_searched_for_in_steps_among_tens_of_thousands_of_batches(ha
 
 
 @run_by(with_reader)
-async def test_a_client_older_than_zstd_gets_gzip_of_what_is_made_for_it(broker: OneBroker, reader: Reader, /) -> None:
+async def test_a_client_older_than_zstd_gets_transcoded_batches_as_gzip(broker: OneBroker, reader: Reader, /) -> None:
     sent = [
         native(b"a" * 1_000, compression=Compression.ZSTD),
         native(b"b" * 1_000, compression=Compression.ZSTD, magic=MAGIC_RECORDS),
@@ -331,9 +333,7 @@ async def test_a_client_older_than_zstd_gets_gzip_of_what_is_made_for_it(broker:
 
 
 @run_by(with_reader)
-async def test_what_is_transcoded_is_counted_and_what_comes_from_the_cache_beside_it(
-    broker: OneBroker, reader: Reader, /
-) -> None:
+async def test_transcoded_and_cached_batches_are_counted_separately(broker: OneBroker, reader: Reader, /) -> None:
     await write(broker, [native(b"a", b"b"), native(b"c"), native(b"d", magic=MAGIC_RECORDS)])
     [response] = await reader.fetch(0)
     made = sum(header.size for header in headers(response)[:2])
@@ -358,7 +358,7 @@ def produce_answers(peer: Peer) -> list[ProduceResponse]:
 
 
 @run_by(with_record_format, record_format="kafka")
-async def test_in_a_topic_for_kafka_s_clients_the_log_has_records_whatever_was_sent(
+async def test_with_record_format_kafka_the_log_has_records_whatever_was_sent(
     broker: OneBroker, reader: Reader, /
 ) -> None:
     await broker.told(state(1, isr=(1,), replicas=(1,)))
@@ -376,7 +376,7 @@ async def test_in_a_topic_for_kafka_s_clients_the_log_has_records_whatever_was_s
 
 
 @run_by(with_record_format, record_format="kafka")
-async def test_what_cannot_become_records_is_refused_by_itself(broker: OneBroker, reader: Reader, /) -> None:
+async def test_a_batch_that_cannot_become_records_is_refused_alone(broker: OneBroker, reader: Reader, /) -> None:
     whole = native(b"some value")
     damaged = whole[:-1] + b"?"
     nonsense = with_honest_crc(whole[:61] + b"\xff" * (len(whole) - 61))
@@ -401,7 +401,7 @@ async def test_what_cannot_become_records_is_refused_by_itself(broker: OneBroker
 
 @pytest.mark.parametrize("magic", [0, 1])
 @run_by(with_reader)
-async def test_records_of_old_are_refused_with_the_code_that_kafka_4_has_for_them(
+async def test_old_record_formats_are_refused_with_the_error_code_of_kafka_4(
     broker: OneBroker, reader: Reader, /, magic: int
 ) -> None:
     message = bytes(8) + (22).to_bytes(4, "big") + bytes(4) + bytes([magic]) + bytes(17)

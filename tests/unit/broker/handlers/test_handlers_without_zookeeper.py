@@ -1,4 +1,4 @@
-"""One broker of a virtual cluster whose ZooKeeper, disk or tasks fail: which requests it serves, and how it stops."""
+"""One broker of a virtual cluster loses its ZooKeeper, disk or tasks: which requests it serves, and how it stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.simulation.simulator.zookeeper import VirtualSession
 
 HANDLERS = 8
-"""num.io.threads"""
+"""The broker's num.io.threads."""
 
 
 async def one_broker(brokers: int = 1) -> VirtualCluster:
@@ -58,7 +58,7 @@ async def test_requests_that_wait_for_zookeeper_do_not_keep_others_waiting(api: 
         async with asyncio.timeout(0.5):
             await connections[-1].request(METADATA, m.MetadataRequest(None))
         assert not any(future.done() for future in waiting)
-        for future in waiting:  # nor do they wait for ever
+        for future in waiting:  # and these do not wait for ever
             with pytest.raises(BrokerError) as raised:
                 await asyncio.wait_for(future, 5.5)
             assert raised.value.code is ErrorCode.REQUEST_TIMED_OUT
@@ -96,7 +96,7 @@ async def test_a_registration_that_cannot_be_read_stops_no_other_broker() -> Non
     zookeeper.make(znodes.broker_path(controller), b"not JSON")
     other = next(b for b in cluster.broker_ids if b != controller)
     cluster.kill_broker(other)
-    await cluster.start_broker(other)  # it has to find out where the controller is
+    await cluster.start_broker(other)  # it has to look up the controller
     await asyncio.sleep(1)
     assert cluster.living() == [0, 1, 2]
 
@@ -137,7 +137,7 @@ async def test_a_stop_during_which_something_fails_is_not_marked_clean(fails: bo
         broker._supervisor.start(break_when_told_to_end(), "a task of the broker")
         served = asyncio.ensure_future(broker.serve())
         await asyncio.sleep(0.01)
-        served.cancel()  # as the process does when it is told to stop
+        served.cancel()  # as the process does on a signal
         await asyncio.sleep(0.01)
         await broker.stop()
 

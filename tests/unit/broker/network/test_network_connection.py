@@ -1,4 +1,4 @@
-"""Connections under any order of events: no request is lost, doubled or overtaken, and nobody waits for ever."""
+"""Connections under any order of events: no request is lost, doubled or overtaken, and no peer waits for ever."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTINGS = NetworkSettings(
 
 
 class MemoryTransport(asyncio.Transport):
-    """What the connection writes, and whether it wants to read."""
+    """A transport that keeps the bytes written and whether it reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class MemoryTransport(asyncio.Transport):
         self.closed = False
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """The test says when the buffer is full."""
+        """Do nothing: the test decides when the buffer is full."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         assert not self.closed
@@ -80,7 +80,7 @@ class MemoryTransport(asyncio.Transport):
 
 @dataclass
 class Peer:
-    """One connection, the bytes that its peer sends, and what became of them."""
+    """One connection, the bytes that its peer sends, and the requests handled."""
 
     connection: ServerConnection
     transport: MemoryTransport
@@ -128,7 +128,7 @@ class Peer:
 
 
 class InOrder(NativeDialect):
-    """The dialect of a peer that takes answers only in the order of its requests."""
+    """The dialect of a peer that accepts responses only in the order of its requests."""
 
     answers_in_order = True
 
@@ -137,7 +137,7 @@ class InOrder(NativeDialect):
 
 
 class InOrderAndOverlapping(InOrder):
-    """And sends what may be handled before the answer to the request before it is there, but for some requests."""
+    """A dialect that also overlaps: most requests may be handled before the previous response is ready."""
 
     def may_overlap(self, frame: Frame) -> bool:
         return overlaps(apis.decode_request_envelope(frame).correlation_id)
@@ -148,7 +148,7 @@ def overlaps(correlation_id: int) -> bool:
 
 
 class InPieces(InOrderAndOverlapping):
-    """And has some answers that leave in pieces."""
+    """A dialect that also sends some responses in pieces."""
 
     def encode_response(self, asked: Asked, body: m.Message) -> Answer:
         [frame] = super().encode_response(asked, body)
@@ -156,7 +156,7 @@ class InPieces(InOrderAndOverlapping):
 
 
 class Cluster:
-    """Some connections on one channel, and handlers that return and answer when they are told to."""
+    """Connections on one channel, with handlers that return and answer when the test says so."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Cluster:
             connection.connection_made(transport)
 
     def wrong_about(self, request: Request) -> Iterator[str]:
-        """That it is handled now."""
+        """Yield each rule that handling this request now would break."""
         peer = self.peers[request.peer]
         if peer.running:
             yield "a connection's requests are handled one at a time"
@@ -231,17 +231,17 @@ class Cluster:
             self.parked.pop(index % len(self.parked)).respond(m.MetadataResponse(0, [], None, -1, []))
 
     async def finish(self, deliver: int = 0) -> None:
-        """Let everything return and be answered, for as long as that can take, and end the handlers."""
+        """Let every handler return and answer, for as long as that can take, then end the handlers."""
         for turn in range(20 * CONNECTIONS * REQUESTS):
             for peer in self.peers.values():
                 peer.deliver(deliver)
             self.let_return(0)
-            if turn % 3 == 0:  # later than they return
+            if turn % 3 == 0:  # later than the handlers return
                 self.answer(0)
             await asyncio.sleep(0)
         self.channel.close()
         await self.pool.close(1)
-        assert not self.wrong  # not asserted in the handler, where it would be an answer to the request
+        assert not self.wrong  # an assertion in the handler would become its response
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ actions = st.one_of(
     answers_in_handler=st.lists(st.booleans(), min_size=REQUESTS, max_size=REQUESTS),
     dialect=st.sampled_from([NativeDialect, InOrder, InOrderAndOverlapping, InPieces]),
 )
-def test_every_request_is_handled_once_in_order_and_answered_whatever_happens_when(
+def test_every_request_is_handled_once_in_order_and_answered_in_any_order_of_events(
     script: list[Action], lost_at: int | None, answers_in_handler: list[bool], dialect: type[NativeDialect]
 ) -> None:
     async def main() -> None:
@@ -302,7 +302,7 @@ def test_every_request_is_handled_once_in_order_and_answered_whatever_happens_wh
             live = [peer for peer in cluster.peers.values() if not peer.lost]
             if len(live) == CONNECTIONS:
                 assert cluster.channel.in_line <= sum(not peer.transport.reading for peer in live)
-        # Everything that was in the way goes out of the way, and then everything must get through.
+        # Remove every obstacle: then all requests must get through.
         for peer in cluster.peers.values():
             peer.resume_writing()
         await cluster.finish(deliver=1_000)
@@ -323,7 +323,7 @@ def test_every_request_is_handled_once_in_order_and_answered_whatever_happens_wh
     asyncio.run(main())
 
 
-async def test_a_peer_is_not_called_slow_for_the_time_that_it_was_not_read_from() -> None:
+async def test_a_peer_is_not_called_slow_for_the_time_when_it_was_not_read() -> None:
     cluster = Cluster([True] * REQUESTS, NetworkSettings(frame_timeout_ms=1_000))
     cluster.pool.start()
     await asyncio.sleep(0)
@@ -345,13 +345,13 @@ async def test_a_peer_is_not_called_slow_for_the_time_that_it_was_not_read_from(
     await cluster.finish()
 
 
-async def test_what_a_peer_sent_is_handled_even_if_it_is_lost_while_it_was_not_reading_its_responses() -> None:
+async def test_requests_of_a_peer_lost_while_it_read_no_responses_are_handled() -> None:
     cluster = Cluster([True] * REQUESTS)
     cluster.pool.start()
     await asyncio.sleep(0)
     peer = cluster.peers["0"]
     peer.pause_writing()
-    peer.transport.reading = True  # what had been received before the pause
+    peer.transport.reading = True  # received before the pause
     peer.deliver(1_000)
     assert peer.handled == []
     peer.lose()
@@ -403,7 +403,7 @@ async def test_responses_that_are_given_in_the_same_turn_leave_in_one_write() ->
         await cluster.finish()
 
 
-async def test_what_a_lost_peer_had_sent_is_handled_even_where_answers_are_held_back_for_others() -> None:
+async def test_requests_of_a_lost_peer_are_handled_even_while_answers_are_held_back() -> None:
     cluster = Cluster([False] + [True] * REQUESTS, dialect=InOrderAndOverlapping)
     cluster.returns_at_once = True
     cluster.pool.start()

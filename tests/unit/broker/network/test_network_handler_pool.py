@@ -13,7 +13,7 @@ from tests.unit.broker.network.test_network_request_channel import Clock, Source
 
 
 class Ended(Source):
-    """Notes what becomes of its requests."""
+    """A source that records the outcome of its requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Ended(Source):
 
 
 class Pool:
-    """One handler task. Requests of more than one byte leave a rest, which `gate` holds up."""
+    """One handler task. Requests of more than one byte leave unfinished work, which waits for `gate`."""
 
     def __init__(self) -> None:
         clock = Clock()
@@ -55,7 +55,7 @@ class Pool:
 
 
 @run_by(run)
-async def test_what_is_left_of_a_request_holds_up_its_own_connection_alone() -> None:
+async def test_unfinished_work_of_a_request_holds_up_only_its_own_connection() -> None:
     pool = Pool()
     await turn()
     long = [pool.offer(size=10) for _ in range(20)]
@@ -63,7 +63,7 @@ async def test_what_is_left_of_a_request_holds_up_its_own_connection_alone() -> 
     while not short.is_handled:
         await turn()
     assert not any(source.is_handled for source in long)
-    assert pool.channel.bytes == 0, "nobody else waits for room because of them"
+    assert pool.channel.bytes == 0, "nobody else waits for room because of it"
     pool.gate.set()
     while not all(source.is_handled for source in long):
         await turn()
@@ -74,7 +74,7 @@ async def test_what_is_left_of_a_request_holds_up_its_own_connection_alone() -> 
 
 
 @run_by(run)
-async def test_what_is_left_of_a_request_may_fail_and_is_answered_then() -> None:
+async def test_unfinished_work_of_a_request_may_fail_and_is_answered_then() -> None:
     pool = Pool()
     pool.error = BrokerError(ErrorCode.CORRUPT_MESSAGE, "as it came")
     pool.gate.set()
@@ -88,7 +88,7 @@ async def test_what_is_left_of_a_request_may_fail_and_is_answered_then() -> None
 
 
 @run_by(run)
-async def test_the_end_waits_for_what_is_left_and_then_cancels_it() -> None:
+async def test_the_end_waits_for_unfinished_work_and_then_cancels_it() -> None:
     pool, other = Pool(), Pool()
     late, in_time = pool.offer(size=10), other.offer(size=10)
     asyncio.get_running_loop().call_later(0.01, other.gate.set)

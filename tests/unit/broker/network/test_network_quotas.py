@@ -9,7 +9,7 @@ def quotas(total: int = 100, per_address: int = 100, rate: int = 100) -> Connect
     return ConnectionQuotas(total, per_address, rate)
 
 
-def test_connections_up_to_the_limit_are_counted_and_the_next_is_refused_with_the_settings_name() -> None:
+def test_a_connection_above_the_limit_is_refused_with_the_settings_name() -> None:
     limited = quotas(total=3)
     assert [limited.try_open(f"10.0.0.{n}", 0.0) for n in range(3)] == [None, None, None]
     assert limited.try_open("10.0.0.9", 0.0) == "max.connections=3 is reached"
@@ -37,7 +37,7 @@ def test_addresses_without_connections_are_forgotten() -> None:
     assert limited.total == 0
 
 
-def test_a_seconds_worth_of_connections_may_come_at_once_and_then_only_as_many_as_the_rate_allows() -> None:
+def test_a_seconds_worth_of_connections_may_come_at_once_and_then_the_rate_applies() -> None:
     limited = quotas(rate=10)
     assert [limited.try_open("a", 5.0) for _ in range(10)] == [None] * 10
     assert limited.try_open("a", 5.0) == "max.connection.creation.rate=10 per second is exceeded"

@@ -23,7 +23,7 @@ class Clock:
 
 
 class Source:
-    """A source of requests which does with room whatever the test says."""
+    """A source of requests that does with room whatever the test says."""
 
     peer = "127.0.0.1:1"
     listener = "DATA"
@@ -35,13 +35,13 @@ class Source:
         self._on_room = on_room
 
     def introduced(self, name: str, version: str) -> None:
-        raise AssertionError("nobody says anything here")
+        raise AssertionError("no peer introduces itself here")
 
     def answered(self, request: Request, answer: Answer | None) -> None:
         raise AssertionError("nothing is answered here")
 
     def handled(self, *, wake: bool) -> None:
-        """Nothing more comes from here."""
+        """Do nothing: this source sends no more."""
 
     def close_connection(self, reason: str) -> None:
         raise AssertionError("nothing is closed here")
@@ -124,7 +124,7 @@ async def test_sources_that_find_the_channel_full_are_called_in_turn_once_there_
 
 
 @run_by(run)
-async def test_a_place_that_its_owner_does_not_want_any_more_goes_to_the_next_in_line() -> None:
+async def test_a_place_that_its_owner_gives_up_goes_to_the_next_in_line() -> None:
     clock = Clock()
     channel = RequestChannel(1, 1_000, clock)
     channel.woken(clock.now)
@@ -148,7 +148,7 @@ async def test_bytes_count_until_the_request_is_handled_and_a_large_request_gets
     assert not channel.has_room(41)
     large = request(2, size=500)
     channel.get_in_line(Source(lambda: channel.offer(large, wake=True)), 500)
-    assert not channel.has_room(1)  # or the large one would wait for ever
+    assert not channel.has_room(1)  # otherwise the large one would wait for ever
     assert channel.poll(clock.now) is first
     assert channel.poll(clock.now) is None
     channel.handled(first)
@@ -159,7 +159,7 @@ async def test_bytes_count_until_the_request_is_handled_and_a_large_request_gets
 
 
 @run_by(run)
-async def test_handlers_share_a_slice_and_rest_until_the_loop_has_been_round() -> None:
+async def test_handlers_share_a_slice_and_rest_for_one_turn_of_the_loop() -> None:
     clock = Clock()
     channel = RequestChannel(100, 1_000, clock)
     first = channel.wait()
@@ -172,7 +172,7 @@ async def test_handlers_share_a_slice_and_rest_until_the_loop_has_been_round() -
     clock.now += SLICE_S * 0.6
     assert channel.poll(clock.now) is None
     waiting = [channel.wait(), channel.wait()]
-    channel.offer(request(10), wake=True)  # which nobody gets before those that wait
+    channel.offer(request(10), wake=True)  # waiting handlers get it before any other
     assert not waiting[0].done()
     await turn()
     assert [number_of(await future) for future in waiting] == [2, 3]
@@ -210,8 +210,8 @@ async def test_control_work_comes_first() -> None:
     control.offer(request_of(control), wake=True)
     while len(handled) < 52:
         await turn()
-    # Both data handlers had been handed a request when the first control request came, one of them when the
-    # second came; they finish that, and nothing else goes before.
+    # Both data handlers held a request when the first control request came, one of them when the second came. They
+    # finish it; no other request goes before the control requests.
     assert handled[:4] == ["data", "data", "control", "data"]
     assert "control" in handled[20:22]
     for channel in (control, data):
@@ -221,7 +221,7 @@ async def test_control_work_comes_first() -> None:
 
 
 @run_by(run)
-async def test_a_closed_channel_gives_out_what_it_has_and_then_ends_its_handlers() -> None:
+async def test_a_closed_channel_empties_its_queue_and_then_ends_its_handlers() -> None:
     clock = Clock()
     channel = RequestChannel(1, 1_000, clock)
     channel.woken(clock.now)

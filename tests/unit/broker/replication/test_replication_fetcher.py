@@ -1,4 +1,4 @@
-"""A ReplicaFetcher on virtual time. The leader is the test: it sees the requests, and answers when it likes."""
+"""A ReplicaFetcher on virtual time. The test plays the leader: it sees the requests and answers when it likes."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ WAIT_MS = 500
 
 
 class Leader:
-    """Every fetch it was sent, until it is answered."""
+    """A leader that keeps every fetch it receives until the test answers it."""
 
     def __init__(self, world: VirtualWorld, path: Path) -> None:
         self.waiting: list[Request] = []
         self.asked: list[list[int]] = []
         """The partitions of each request so far."""
         self.set_aside: dict[int, str] = {}
-        """By partition, the reason."""
+        """The reason for each partition."""
         self._path = path
         self._server = SocketServer(world, NetworkSettings(), self._handle)
         self._partitions: dict[int, Partition] = {}
@@ -97,7 +97,7 @@ class Leader:
         code: ErrorCode = ErrorCode.NONE,
         diverging: EpochEndOffset | None = None,
     ) -> None:
-        """Give each partition of the request the records that there are for it."""
+        """Answer each partition of the request with its records."""
         self.waiting.remove(request)
         answers = [
             FetchPartitionResponse(
@@ -111,12 +111,12 @@ class Leader:
         return len(self.waiting) == count
 
     def request_for(self, *indices: int) -> Request:
-        """The waiting request that names just these."""
+        """Return the waiting request for exactly these partitions."""
         [found] = [request for request in self.waiting if sorted(partitions_of(request)) == sorted(indices)]
         return found
 
     async def asks_for(self, *expected: list[int]) -> None:
-        """Wait until there are requests for just these, each exactly once; and nothing more comes."""
+        """Wait until there are requests for exactly these partitions, each once, and no others."""
         wanted = sorted(map(sorted, expected))
         await until(lambda: sorted(sorted(partitions_of(request)) for request in self.waiting) == wanted, 5.0)
         await asyncio.sleep(0.001)
@@ -312,7 +312,7 @@ async def test_no_more_requests_are_out_than_allowed_and_of_many_the_later_ones_
     assert max(waits[:MANY_REQUESTS]) > 2 * SHORT_WAIT_MS
     leader.answer(leader.waiting[-1], {})
     await until(lambda: len(leader.waiting) == MAX_REQUESTS and len(leader.asked) > MAX_REQUESTS)
-    # Those that found no place come with the first that is free.
+    # The refused ones come with the next free request.
     newest = leader.asked[-1]
     assert set(range(MAX_REQUESTS, MAX_REQUESTS + 3)) <= set(newest)
 
@@ -354,7 +354,7 @@ async def test_after_an_error_everything_is_asked_for_anew(leader: Leader, fetch
     leader.waiting.clear()
     refused.respond_error(ErrorCode.UNKNOWN_SERVER_ERROR, "a bug")
     await leader.asks_for([0], [1, 2])
-    assert lost.closed  # nothing is outstanding twice
+    assert lost.closed  # no partition is in two requests
 
 
 @run_by(with_leader)

@@ -1,5 +1,5 @@
-"""A replica moves to another log directory while it is appended to, and the machine dies, or a directory fails, at any
-point of it."""
+"""A replica moves to another log directory during appends; the machine dies or a directory fails at any point of the
+move."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ CONFIG = LogConfig(segment_bytes=1_000, index_interval_bytes=200)
 SYNCED = LogConfig(segment_bytes=1_000, index_interval_bytes=200, synced=True)
 PRODUCERS = 3
 ELSEWHERE = TopicPartition("elsewhere", 0)
-"""It has replicas on other brokers."""
+"""The replica of a topic that has replicas on other brokers."""
 
 T = TypeVar("T")
 STRUCK = ("open", "pwrite", "fdatasync", "rename", "sync_directory")
 
 
 class YieldingExecutor(InlineExecutor):
-    """The loop goes on while a worker thread is busy."""
+    """Let the loop go on while a worker thread is busy."""
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
         for _ in range(3):
@@ -60,7 +60,7 @@ class YieldingExecutor(InlineExecutor):
 
 
 class Moving:
-    """A broker's log directories with one replica, in HERE unless told otherwise, that can be moved."""
+    """A broker's log directories with one movable replica, in HERE by default."""
 
     def __init__(self, host: StorageHost) -> None:
         self.host = host
@@ -148,7 +148,7 @@ async def test_a_replica_that_is_moved_has_all_that_it_had_and_is_where_it_was_m
     moving.log.move_log_start_offset(7)
     moving.append(1, epoch=3)
     old = moving.log
-    old.assign_epoch_start(5, 41)  # it leads, and nothing was written in this epoch yet
+    old.assign_epoch_start(5, 41)  # it leads without a record in this epoch
     moving.mover.move(ORDERS, THERE)
     for _ in range(3):
         moving.append(1, epoch=5)
@@ -182,8 +182,8 @@ async def test_a_replica_that_is_moved_has_all_that_it_had_and_is_where_it_was_m
 async def test_whenever_the_broker_dies_one_directory_has_all_that_the_replica_had(
     config: LogConfig, power: bool, seed: int
 ) -> None:
-    """Of a broker that is killed, all; where the power fails, what was flushed. It dies at each change of a disk, one
-    in five of them for each seed."""
+    """A kill keeps every record, a power cut the flushed ones. The broker dies at one in five changes of a disk for
+    each seed."""
 
     async def dies_after(number: int) -> bool:
         host = StorageHost(Random(number))
@@ -288,7 +288,7 @@ async def test_a_replica_whose_old_directory_fails_after_the_move_is_served_on(m
     assert not moving.logs.is_offline(ORDERS)
     moving.append(5)
     assert offsets(moving.log) == list(range(35))
-    # What is left there would be back with the directory.
+    # Records left there would be back with the directory.
     with refused(ErrorCode.KAFKA_STORAGE_ERROR):
         await moving.logs.delete(ORDERS)
     await moving.close()
@@ -306,7 +306,7 @@ async def test_a_log_that_is_cut_while_it_is_moved_is_copied_anew(moving: Moving
     while not moving.mover.futures_in(THERE)[0].size:
         await asyncio.sleep(0)
     moving.log.truncate_to(2)
-    for number in range(30):  # others, of another leader, until it is as long as before
+    for number in range(30):  # other records, of another leader, until it is as long as before
         moving.log.append_as_leader(batch(timestamp=NOW - 1 - number), 1, NOW)
     kept = everything(moving.log)
     await moving.until_moved()

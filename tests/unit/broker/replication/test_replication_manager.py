@@ -144,7 +144,7 @@ async def test_acks_all_ends_with_an_error_when_the_leader_itself_is_left_alone(
     answer = broker.produce(RECORDS, timeout_ms=600_000)
     await asyncio.sleep(1)
     assert not answer.done()
-    await asyncio.sleep(2 * LAG_S)  # nobody fetches
+    await asyncio.sleep(2 * LAG_S)  # no follower fetches
     assert broker.partition().isr == (1,)
     assert answer.result().error_code == ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
     found = broker.in_zookeeper()
@@ -162,7 +162,7 @@ async def test_acks_one_is_answered_where_nothing_can_be_committed(broker: OneBr
 async def test_a_replica_that_nobody_leads_tells_how_its_log_ends(broker: OneBroker, /) -> None:
     await broker.told(state(epoch=3, isr=(1, 2)))
     broker.produce(RECORDS, acks=1)
-    assert await broker.told(state(epoch=4, isr=(1, 2))) == []  # an epoch in which nothing is written
+    assert await broker.told(state(epoch=4, isr=(1, 2))) == []  # an epoch without records
     [answer] = await broker.told(state(leader=-1, epoch=5, isr=(1,)))
     assert answer == PartitionError(TOPIC, 0, ErrorCode.NONE, leader_epoch=5, last_epoch=3, log_end_offset=3)
 
@@ -229,7 +229,7 @@ async def test_records_for_another_topic_of_the_same_name_are_refused_before_any
 @run_by(with_one_broker)
 async def test_a_finished_produce_does_not_keep_its_request_in_memory(broker: OneBroker, /) -> None:
     class Frame:
-        """What the answer's callback holds on to: the request with its records."""
+        """Return the object that the callback keeps: the request with its records."""
 
     await broker.told(state(), state(index=1))
     frame = Frame()
@@ -247,14 +247,14 @@ async def test_a_finished_produce_does_not_keep_its_request_in_memory(broker: On
 async def test_the_high_watermark_moves_when_a_follower_outside_of_the_isr_that_it_waited_for_is_given_up(
     broker: OneBroker, /
 ) -> None:
-    broker.announce_brokers({1: 1, 3: 1})  # 2 is caught up, but nobody has announced it: it cannot join
+    broker.announce_brokers({1: 1, 3: 1})  # 2 is caught up but not announced, so it cannot join
     await broker.told(state(isr=(1, 3)))
     broker.follower_has(0, 2, 3)
     answer = broker.produce(RECORDS, timeout_ms=60_000)
     broker.follower_has(3, 3)
     await asyncio.sleep(0.01)
     assert not answer.done()
-    for _ in range(int(2 * LAG_S)):  # 3 has all there is, and goes on asking; 2 is never heard of again
+    for _ in range(int(2 * LAG_S)):  # 3 has every record and goes on fetching; 2 stays silent
         await asyncio.sleep(1)
         if answer.done():
             break
@@ -324,7 +324,7 @@ async def test_a_deletion_does_not_wait_for_who_has_left_the_isr_but_for_who_is_
     broker.follower_has(3, 2, start=2)
     await asyncio.sleep(1)
     assert not answer.done()
-    broker.zookeeper.cut("broker-1")  # or it would strike 3 off
+    broker.zookeeper.cut("broker-1")  # otherwise it would remove 3 from the record
     await broker.told(state(epoch=1, isr=(1, 2), eligible={3: 1}))
     broker.follower_has(3, 2, start=2)
     await asyncio.sleep(0.01)
@@ -395,7 +395,7 @@ async def test_a_fetch_that_waited_in_vain_is_answered_with_what_there_is(broker
 @run_by(with_one_broker)
 async def test_a_finished_fetch_does_not_keep_its_request_in_memory(broker: OneBroker, /) -> None:
     class Frame:
-        """What the answer's callback holds on to."""
+        """Return the object that the callback keeps."""
 
     await broker.told(state(), state(index=1))
     frame = Frame()
@@ -614,7 +614,7 @@ async def test_a_fetch_for_another_topic_of_the_same_name_is_refused(broker: One
     await broker.told(state())
     [found] = broker.fetch(fetch_of(0), topic_id="another").result()
     assert found.error_code == ErrorCode.INCONSISTENT_TOPIC_ID
-    assert found.current_leader_id == -1, "nobody is sent to the leader of another topic"
+    assert found.current_leader_id == -1, "no client is sent to the leader of another topic"
 
 
 @pytest.mark.parametrize("max_bytes", [-1, 0, 1])
@@ -732,7 +732,7 @@ async def test_the_state_of_the_next_topic_of_the_name_is_not_adopted_after_a_lo
         session.suspend()
         broker.zookeeper.remove(znodes.topic_path(TOPIC))
         broker.topic_znodes(TOPIC, "another")
-        for isr in ((1,), (1,), (1,)):  # as this broker would lead it
+        for isr in ((1,), (1,), (1,)):  # the same state that this broker would write
             state_of_another = znodes.encode_state(LeaderAndIsr(1, 0, isr, 1, -1))
             broker.zookeeper.make(znodes.state_path(ORDERS), state_of_another)
         session.resume()
@@ -786,7 +786,7 @@ async def test_a_state_znode_that_cannot_be_read_does_not_stop_the_broker(broker
     assert not broker.supervisor.failure.done()
     assert broker.partition().isr == (1, 2)
     good = znodes.encode_state(LeaderAndIsr(1, 0, (1, 2), 1, -1))
-    broker.zookeeper.make(znodes.state_path(ORDERS), good)  # mended by hand
+    broker.zookeeper.make(znodes.state_path(ORDERS), good)  # repaired by hand
     await until(lambda: broker.in_zookeeper().isr == (1, 2, 3))
 
 
@@ -840,7 +840,7 @@ async def test_stop_replica_of_another_topic_of_the_same_name_stops_and_deletes_
     following = TopicPartition(TOPIC, 1)
     assert broker.replicas.fetchers.follows(following, 2, ("broker-2", 9092))
     assert broker.logs.get(ORDERS) is broker.partition().log
-    # Nor of a log that nobody has asked for since the start.
+    # The same holds for a log that no request has opened since the start.
     del broker.replicas.partitions[following]
     await broker.stop_replica(epoch=9, delete=True, index=1, topic_id="of an earlier topic")
     assert broker.logs.get(following) is not None
@@ -970,11 +970,11 @@ async def test_many_isr_changes_are_announced_in_nodes_that_zookeeper_takes(brok
     assert announced == changed
 
 
-# -- what is told of roles --
+# -- role listeners --
 
 
 class Listener:
-    """Writes down what it is told, and how the partition stands then."""
+    """Records each call and the state of the partition at that time."""
 
     def __init__(self, broker: OneBroker, told: list[tuple[object, ...]], name: str = "") -> None:
         self.broker = broker
@@ -1129,9 +1129,9 @@ async def test_a_replica_that_has_moved_to_other_brokers_is_deleted_where_that_i
     ("epoch_of_known", "partition", "partitions", "replicas", "is_deleted"),
     [
         (6, 0, 1, [2, 3], True),
-        (6, 1, 2, [2, 3], False),  # nobody has said yet who has the other partition
-        (6, 0, 2, [2, 3, 1], False),  # an order is about to come, which sets the old replica aside
-        (4, 0, 1, [2, 3], False),  # that is the older topic
+        (6, 1, 2, [2, 3], False),  # no LeaderAndIsr has named the replicas of the other partition yet
+        (6, 0, 2, [2, 3, 1], False),  # the next LeaderAndIsr sets the old replica aside
+        (4, 0, 1, [2, 3], False),  # this is the older topic
     ],
 )
 @run_by(with_one_broker)

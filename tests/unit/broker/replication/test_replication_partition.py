@@ -34,12 +34,12 @@ def refusal(call: Callable[[], object]) -> ErrorCode:
 
 
 def append(partition: Partition, count: int = 1, acks: int = 1) -> int:
-    """The offset after the batch."""
+    """Append a batch as leader. Returns the offset after it."""
     return partition.append(batch(count), required_acks=acks, now_ms=NOW).next_offset
 
 
 def fetches(partition: Partition, follower: int, offset: int, broker_epoch: int = 1, start: int = 0) -> bool:
-    """The follower fetches in the leader's epoch. True if the high watermark moved."""
+    """Let the follower fetch in the leader's epoch. Returns whether the high watermark moved."""
     last_epoch = partition.log.epoch_at(offset - 1) if offset else -1
     asked = fetch_of(offset, epoch=partition.leader_epoch, last_epoch=last_epoch, start=start)
     assert partition.check_fetch(asked, follower) is None
@@ -57,7 +57,7 @@ def answered(
 def out_of_range(
     start: int, previous_epoch: int | None = None, producers: bytes | memoryview = b""
 ) -> FetchPartitionResponse:
-    """To a follower whose log ends before its leader's begins."""
+    """Answer a follower whose log ends before its leader's begins."""
     previous = None if previous_epoch is None else EpochEndOffset(previous_epoch, start)
     return FetchPartitionResponse(
         0,
@@ -86,7 +86,7 @@ def test_a_leader_begins_its_epoch_at_its_logs_end(tmp_path: Path) -> None:
     assert partition.end_offset_for_epoch(0, -1) == (0, 3)
     assert partition.end_offset_for_epoch(3, -1) == (0, 3)
     assert partition.end_offset_for_epoch(4, -1) == (4, 5)
-    # An answer would pass for a truncation: a later leader knows this epoch.
+    # The answer would count as a truncation: a later leader knows this epoch.
     assert refusal(lambda: partition.end_offset_for_epoch(5, -1)) is ErrorCode.UNKNOWN_LEADER_EPOCH
     assert [h.partition_leader_epoch for h in headers(everything(partition.log))] == [0, 4]
 
@@ -124,11 +124,11 @@ def test_the_same_epoch_told_again_changes_the_isr_if_it_is_newer_and_nothing_el
     fetches(partition, 2, end)
     partition.become_leader(state(epoch=3, isr=(1,), version=6))
     assert partition.isr == (1, 2, 3)
-    clock.now_ms += int((LAG_S + 1) * 1_000)  # or 3 would count as one that is about to join
+    clock.now_ms += int((LAG_S + 1) * 1_000)  # otherwise 3 would count as about to join
     partition.become_leader(state(epoch=3, isr=(1, 2), version=8))
     assert list(partition.isr) == [1, 2]
     assert partition.partition_epoch == 8
-    assert partition.high_watermark == end  # what 2 had fetched is not forgotten
+    assert partition.high_watermark == end  # the fetch position of 2 is kept
     assert partition.leading_since_epoch == 3
 
 
@@ -195,7 +195,7 @@ def test_an_append_has_three_endings(tmp_path: Path) -> None:
     assert partition.acknowledgement(end, 0) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
     partition.become_follower(state(leader=2, epoch=2))
     assert partition.acknowledgement(end, 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
-    partition.become_leader(state(epoch=3))  # leader again: what was appended then may have been cut meanwhile
+    partition.become_leader(state(epoch=3))  # leader again: the records of then may have been cut since
     assert partition.acknowledgement(end, 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
@@ -402,7 +402,7 @@ def test_replicas_join_with_the_epoch_they_fetch_in_and_enough_of_them_end_all_e
 
 
 def test_what_others_could_not_have_is_not_committed_while_they_are_on_record(tmp_path: Path) -> None:
-    """As when the controller's broker and this one have different settings."""
+    """This happens while the controller's broker and this one have different settings."""
     partition, clock = open_partition(tmp_path, min_insync_replicas=1)
     partition.become_leader(state(isr=(1,), eligible={2: 12}))
     clock.now_ms += int((LAG_S + 1) * 1_000)
@@ -432,7 +432,7 @@ def test_with_fewer_replicas_required_nothing_is_committed_before_those_who_are_
     assert partition.isr_to_propose() == (1,)
     proposal = partition.propose_isr((1,))
     assert proposal.eligible == ()
-    set_min_insync_replicas(partition, 2)  # on its way to ZooKeeper, where it is carried out all the same
+    set_min_insync_replicas(partition, 2)  # on its way to ZooKeeper, which carries it out despite the error
     assert not partition.isr_written(proposal, 1)
     assert (partition.high_watermark, partition.eligible) == (0, ())
     set_min_insync_replicas(partition, 1)
@@ -452,7 +452,7 @@ def test_with_more_replicas_required_nothing_more_is_committed_and_who_waits_is_
 
 
 def test_a_higher_number_goes_on_record_before_anything_is_committed_by_it_and_a_lower_one_too(tmp_path: Path) -> None:
-    """Whoever shrinks the ISR goes by what is on record, also where an earlier write of it comes late."""
+    """A controller that shrinks the ISR reads the record; an earlier write of it may come late."""
     partition, _ = open_partition(tmp_path, min_insync_replicas=1)
     partition.become_leader(state(to_commit=1))
     assert partition.isr_to_propose() is None
@@ -479,7 +479,7 @@ def test_a_higher_number_goes_on_record_before_anything_is_committed_by_it_and_a
 
 
 def test_a_number_that_is_not_on_record_is_put_there_and_nothing_waits_for_that(tmp_path: Path) -> None:
-    """As in Kafka's znodes: then whoever leaves the ISR stays eligible."""
+    """Kafka's znodes have no such number: then a replica that leaves the ISR stays eligible."""
     partition, _ = open_partition(tmp_path)
     partition.become_leader(state(to_commit=0))
     end = append(partition)
@@ -491,7 +491,7 @@ def test_a_number_that_is_not_on_record_is_put_there_and_nothing_waits_for_that(
 
 
 def test_who_is_on_record_beside_a_large_isr_is_struck_off_once_all_of_that_have_fetched(tmp_path: Path) -> None:
-    """Of those that have not, nobody knows whether they live: then nothing would be committed without the others."""
+    """The leader does not know whether the silent ones live; without the others it could then commit nothing."""
     partition, _ = open_partition(tmp_path)
     partition.become_leader(state(isr=(1, 2), eligible={3: 13}))
     end = append(partition)
@@ -537,7 +537,7 @@ def test_what_is_over_the_rate_is_kept_from_those_that_the_high_watermark_does_n
     assert gets(3)
     quota.record(10_000)
     assert not gets(3)
-    # It has all that there is: what comes now is not committed before it has that, too.
+    # It has every record: new ones are not committed before it has them.
     fetches(partition, 3, 4)
     append(partition, 1)
     assert gets(3, 4)
@@ -559,7 +559,7 @@ def test_latest_is_not_available_until_the_high_watermark_has_reached_the_epochs
     assert refusal(latest) is ErrorCode.OFFSET_NOT_AVAILABLE
     assert at_once(offset_for(partition, EARLIEST_TIMESTAMP, -1, CONSUMER)) == (-1, 0)
     assert at_once(offset_for(partition, LATEST_TIMESTAMP, -1, 2)) == (-1, 4)
-    # Between the high watermark and the log's end a consumer waits, it is not out of range.
+    # Between the high watermark and the log's end a consumer waits; this offset is not out of range.
     found = partition.read(fetch_of(4), CONSUMER, max_bytes=100, at_least_one=True)
     assert (found.error_code, len(found.records)) == (ErrorCode.NONE, 0)
     fetches(partition, 2, 4)
@@ -732,7 +732,7 @@ def test_the_high_watermark_is_never_past_the_end_of_a_truncated_log(tmp_path: P
     partition, _ = open_partition(tmp_path)
     partition.become_follower(state(leader=2, epoch=1))
     copying.apply_fetched(partition, answered(stamped(batch(10), 0, 0), high_watermark=10))
-    # In the middle of the batch: it goes as a whole.
+    # In the middle of the batch: the whole batch goes.
     assert copying.apply_fetched(partition, answered(diverging=EpochEndOffset(0, 5))).truncated_to == 0
     assert (partition.log.log_end_offset, partition.high_watermark) == (0, 0)
     partition.become_leader(state(epoch=2))
@@ -794,7 +794,7 @@ def test_a_partition_without_a_leader_follows_nobody(tmp_path: Path) -> None:
 
 
 def leader_of_five(path: Path) -> Partition:
-    """With everything committed."""
+    """Return a leader whose records are all committed."""
     partition, _ = open_partition(path)
     partition.become_leader(state())
     append(partition, 5)
@@ -868,7 +868,7 @@ def test_a_follower_tells_where_its_log_would_begin_after_a_crash(tmp_path: Path
     store_start(partition)
     assert copying.next_fetch(partition, 1_000).log_start_offset == 3
     copying.restart(partition, out_of_range(7))
-    assert copying.next_fetch(partition, 1_000).log_start_offset == 7  # a log that is empty has no earlier file
+    assert copying.next_fetch(partition, 1_000).log_start_offset == 7  # an empty log has no earlier file
     assert len(asked) == 1
 
 

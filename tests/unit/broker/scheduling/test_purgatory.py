@@ -22,7 +22,7 @@ from minibroker.broker.scheduling.purgatory import (
 )
 from tests.running import run_by
 
-START_SECONDS = 1.0  # soon after which come 1.001 s, which times 1000 is less than 1001
+START_SECONDS = 1.0  # soon after it come 1.001 s, which times 1000 is less than 1001
 
 
 class JumpingSelector(selectors.SelectSelector):
@@ -68,13 +68,13 @@ def run(main: Callable[[VirtualLoop], Coroutine[Any, Any, None]]) -> None:
 
 
 async def next_turn() -> None:
-    """Return after everything that was scheduled for the loop's next turn has run."""
+    """Return after everything scheduled for the loop's next turn has run."""
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
 
 class Waiter(DelayedOperation):
-    """Completes when told that it may, and writes down what happens to it."""
+    """An operation that completes when the test allows it, and records its events."""
 
     def __init__(self, journal: list[str], name: str, timeout_ms: int = 1_000) -> None:
         super().__init__(timeout_ms)
@@ -701,7 +701,7 @@ async def test_a_check_of_a_key_that_nobody_waits_for_is_not_scheduled(loop: Vir
     operation = Waiter([], "a")
     purgatory.try_complete_else_watch(operation, ["key"])
     await next_turn()
-    assert operation.tries == 1  # when it was watched, with the state of then
+    assert operation.tries == 1  # when it was watched, with the state of that time
     timer.close()
 
 
@@ -754,6 +754,6 @@ async def test_closing_drops_what_waits_without_completing_it(loop: VirtualLoop,
         purgatory.try_complete_else_watch(Waiter(journal, "late"), ["key"])
     await asyncio.sleep(10)
     assert journal == ["completed completed", "sibling's completed", "sibling's expired"]
-    assert dropped.force_complete()  # its owner may still do so
+    assert dropped.force_complete()  # its owner may still complete it
     assert (purgatory.watched(), purgatory.delayed()) == (0, 0)
     assert loop.errors == []

@@ -1,4 +1,4 @@
-"""How far a recovery is, while it lasts: of one log, of a directory, and on the page of metrics of a broker."""
+"""The progress of a recovery: of one log, of a directory, and on a broker's page of metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOGS = 12
 
 
 class Recorded(LogProgress):
-    """Keeps what remained each time that it was told of something."""
+    """Records how much remained at each report."""
 
     def __init__(self, told: LogProgress) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def test_of_a_directory_without_segments_nothing_is_to_be_read(tmp_path: Path) -
 
 
 async def logs_left_by_a_crash(data: Path, *, clean: bool = False) -> list[int]:
-    """The sizes of their segments, in the order in which they are opened."""
+    """Sizes of the logs' segments, in the order in which the logs are opened."""
     manager = LogManager(StorageWorld(), str(data), 1)
     await manager.open("cluster")
     manager.registered(1)
@@ -121,7 +121,7 @@ async def logs_left_by_a_crash(data: Path, *, clean: bool = False) -> list[int]:
 
 
 async def opened(data: Path, look: Callable[[LogManager], object]) -> LogManager:
-    """`look` is called before each thing that a worker thread does."""
+    """Call `look` before each task of a worker thread."""
     world = StorageWorld()
     executor = world.executor = GatedExecutor()
     manager = LogManager(world, str(data), 1)
@@ -166,7 +166,7 @@ def test_a_log_that_cannot_be_opened_is_not_left_to_do(tmp_path: Path) -> None:
 # --- Of a broker ---------------------------------------------------------------------------------------------------
 
 SLOW_S = 3.0
-"""What each log takes, of which the worker threads open a few at a time."""
+"""Seconds that each log takes; the worker threads open a few logs at a time."""
 
 
 def test_a_broker_tells_of_its_recovery_while_it_lasts_in_metrics_and_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -41,7 +41,8 @@ def test_offset_checkpoints_are_kafkas_lines_sorted_by_partition() -> None:
 def test_the_event_loop_and_a_worker_thread_may_write_the_same_file_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first flush of a log writes its topic's id, and so does the loop where it empties the log meanwhile."""
+    """The first flush of a log writes its topic's id, and so does the event loop if it empties the log during the
+    flush."""
     disk, path = RealDisk(), str(tmp_path / "partition.metadata")
     synced, go_on = threading.Event(), threading.Event()
     fsync = os.fsync

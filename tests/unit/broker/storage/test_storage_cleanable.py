@@ -1,4 +1,4 @@
-"""What may be compacted, whose turn it is, and what becomes one segment."""
+"""What may be compacted, which log is next, and which segments are merged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOG = [
     SegmentExtent(20, 30, 300, NOW - 200),
     SegmentExtent(30, 40, 400, NOW - 100),
 ]
-"""The last one is the active one."""
+"""Return extents of these sizes; the last is the active segment."""
 
 
 def of_log(

@@ -1,4 +1,4 @@
-"""Compaction of logs whose records were chosen for it: what stays of them, byte by byte and file by file."""
+"""Compaction of logs with hand-made records: the result, byte by byte and file by file."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ Pair = tuple[bytes, bytes | None]
 
 
 class SetClock(Clock):
-    """Its wall clock can be set."""
+    """A world whose wall clock the test can set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def keyed(pairs: Sequence[Pair], *, magic: int = MAGIC_COLUMNS, producer_id: int
 
 
 def segments_of(path: Path, *contents: Sequence[bytes], config: LogConfig = CONFIG) -> Opened:
-    """A log with a sealed and flushed segment for each sequence of record sets, and an empty active one."""
+    """Return a log with a sealed and flushed segment for each sequence of record sets, and an empty active one."""
     opened = open_log(str(path), config)
     for batches in contents:
         append_segment(opened.log, batches)
@@ -110,7 +110,7 @@ def append_segment(log: Log, batches: Sequence[bytes]) -> None:
 
 
 async def unpaced(done: int, stopped: asyncio.Event) -> None:
-    """`Pace`."""
+    """A `Pace` that does not wait."""
 
 
 def compact(log: Log, *, room: int = 1_000, end: int | None = None) -> bool:
@@ -186,7 +186,7 @@ def test_a_tombstone_stays_until_its_time_is_up_and_what_it_deletes_goes_at_once
 
 
 def test_what_a_tombstone_deletes_goes_though_the_log_began_after_both_when_it_was_compacted(tmp_path: Path) -> None:
-    """Where it began was not on disk yet: a crash brings both back."""
+    """The new start was not on disk yet: a crash brings both back."""
     log = segments_of(tmp_path, [keyed([(b"a", b"1")]), keyed([(b"a", None)]), keyed([(b"b", b"2")])]).log
     log.move_log_start_offset(2)
     what = log.candidate(log.log_end_offset, NOW).cleanable
@@ -245,7 +245,7 @@ def test_a_producer_is_remembered_by_batches_that_have_no_records_any_more(tmp_p
     assert compact(log)
     data = everything(log)
     assert [(h.base_offset, h.records_count, h.base_sequence) for h, _, _ in iterate_batches(data)] == [
-        (0, 0, 0),  # since the leader epoch begins with it
+        (0, 0, 0),  # the leader epoch begins with it
         *((offset, 0, offset) for offset in range(3, 8)),
         (8, 1, -1),
     ]
@@ -323,7 +323,7 @@ def test_a_log_that_is_closed_or_cut_gives_its_compaction_up(tmp_path: Path, mon
 def test_a_log_may_be_cut_at_any_moment_of_a_compaction_in_another_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Also in the midst of its swap, which the cut then has to wait for."""
+    """The cut may come during the swap, and then waits for its end."""
     monkeypatch.setattr(compaction, "SLICE_BYTES", 200)
     random = Random(seed)
 
@@ -356,7 +356,7 @@ def test_a_log_may_be_cut_at_any_moment_of_a_compaction_in_another_thread(
 
 
 class Threads:
-    """`Executor`, with threads."""
+    """An `Executor` with threads."""
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
@@ -414,7 +414,7 @@ def test_a_marker_that_is_damaged_costs_the_replica_and_no_file(tmp_path: Path) 
 
 
 def test_where_leader_epochs_begin_can_be_told_from_what_is_left(tmp_path: Path) -> None:
-    """By whoever copies the log: deposed leaders are told by that where to cut off what was never acknowledged."""
+    """A broker that copies the log needs them: they show deposed leaders where to cut unacknowledged records."""
     opened = open_log(str(tmp_path / "log"), CONFIG)
     log = opened.log
 
@@ -446,7 +446,7 @@ def test_a_tombstone_that_came_with_another_replicas_word_stays_for_as_long_as_t
 
 
 def said_once(keys: list[bytes], value: bytes, headers: list[Header] | None = None) -> bytes:
-    """What our own producer does not send: a column with one element for all records."""
+    """Return a batch that our own producer does not send: a column with one element for all records."""
     content = bytearray(HEADER_SIZE)
     encode_columns(content, None, None, keys, [value], None if headers is None else [headers])
     return bytes(write_header(content, parse_header(encode_batch([b""] * len(keys), base_timestamp=NOW))))
@@ -472,7 +472,7 @@ def test_a_batch_that_cannot_be_written_anew_stays_as_it_is(
 
 
 def placed(content: bytes, base_timestamp: int) -> bytes:
-    """As it is in the log of a topic that took it."""
+    """Return the batch as the log of a topic that accepted it has it."""
     header = msgspec.structs.replace(
         parse_header(content), base_timestamp=base_timestamp, max_timestamp=base_timestamp, base_offset=0
     )
@@ -507,7 +507,7 @@ def test_a_tombstone_that_is_to_stay_for_longer_than_there_are_numbers_for_stays
 
 
 def test_a_record_set_of_many_batches_is_refused_before_they_are_decoded(tmp_path: Path) -> None:
-    """Each of 73 bytes would hold the event loop for 40 ms."""
+    """Decoding batches of 73 bytes each would hold the event loop for 40 ms."""
     log = open_log(str(tmp_path), CONFIG).log
     header = msgspec.structs.replace(
         parse_header(said_once([b"k"], b"v")), records_count=MAX_RECORDS, last_offset_delta=MAX_RECORDS - 1
@@ -522,7 +522,7 @@ def test_a_record_set_of_many_batches_is_refused_before_they_are_decoded(tmp_pat
 
 
 def test_the_largest_batch_has_room_for_what_compaction_writes() -> None:
-    """Offsets and timestamps, which a batch of columns need not say."""
+    """Compaction adds offsets and timestamps, which a batch of columns may leave out."""
     values = [b"1", bytes(MAX_BODY_BYTES - 40), None, None]
     batch = decode_batch(
         encode_batch(values, keys=[b"a", b"b", b"c", b"d"], timestamps=[NOW, NOW + 1, NOW + 2, NOW + 3])

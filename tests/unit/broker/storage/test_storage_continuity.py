@@ -1,4 +1,4 @@
-"""Since when a data directory has lost nothing: what each stop costs, and that interruptions err on distrust."""
+"""Since when a data directory has lost nothing: the effect of each stop; interruptions only ever reduce trust."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIG = LogConfig()
 
 
 class Host(StorageHost):
-    """A data directory and its starts. Epochs are given in the order of the registrations: 1, 2, ..."""
+    """A data directory and its starts. Epochs are 1, 2, ... in the order of the registrations."""
 
     def __init__(self) -> None:
         super().__init__(Random(0))
@@ -46,7 +46,7 @@ class Host(StorageHost):
         records: int = 1,
         action: Callable[[LogManager], None] = lambda logs: None,
     ) -> int:
-        """One life of the broker. Returns what it had to say when it registered."""
+        """Run one life of the broker. Returns the trust that it reported when it registered."""
 
         async def run() -> int:
             logs = LogManager(StorageWorld(self.start_process()), "/data", 1, checkpoint_interval_ms=10**9)
@@ -67,7 +67,7 @@ class Host(StorageHost):
         return asyncio.run(run())
 
     def crash_while_starting(self, after_changes: int) -> bool:
-        """The process, and its disk with it, dies after so many changes. False: it had started by then."""
+        """Let the process and its disk die after so many changes. Returns False if it had started by then."""
         disk, faults = self.start_process(), self.medium.faults
 
         async def run() -> bool:
@@ -88,7 +88,7 @@ class Host(StorageHost):
         self.power_cut(Random(seed))
 
     def damage_the_middle(self) -> None:
-        """Of three batches or more: what follows is cut by the next start."""
+        """Append at least three batches; the next start cuts what follows."""
         path = f"/data/{PARTITION}/00000000000000000000.log"
         file = self.disk.open(path)
         position = file.size() // 2
@@ -206,7 +206,7 @@ SEEDS = range(20)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_topic_id_that_a_power_cut_has_torn_costs_nothing_that_was_flushed(seed: int) -> None:
-    """It is written when the log is made, and on disk with the first flush."""
+    """It is written when the log is created, and is on disk after the first flush."""
     _tear_the_topic_id(seed)
 
 
@@ -439,7 +439,7 @@ def test_what_cannot_be_written_down_is_not_taken_for_written() -> None:
 
 
 def starts_that_die(prepare: Callable[[Host], None]) -> list[Host]:
-    """Hosts whose broker died after the first, second, ... change of a start, until one start gets through."""
+    """Yield hosts whose broker died after the first, second, ... change of a start, until one start succeeds."""
     hosts = []
     for changes in range(1_000):
         host = Host()
@@ -467,7 +467,7 @@ def with_a_removed_directory(host: Host) -> None:
 
 
 def set_aside_and_stopped(host: Host, how: str) -> None:
-    """A log is set aside shortly before its broker stops in good order."""
+    """Return a host where a log is set aside shortly before its broker stops in order."""
 
     async def run() -> None:
         world = StorageWorld(host.start_process())
@@ -496,7 +496,7 @@ def set_aside_and_stopped(host: Host, how: str) -> None:
 
 
 def next_start(host: Host) -> tuple[int, int, int]:
-    """What it has to say, and where the log begins and ends then."""
+    """Return the trust that the next start reports, and where the log begins and ends then."""
     found: list[tuple[int, int]] = []
 
     def look(logs: LogManager) -> None:
@@ -523,7 +523,7 @@ def test_a_stop_that_leaves_a_log_unflushed_which_was_set_aside_is_not_clean() -
         host = Host()
         set_aside_and_stopped(host, "short of descriptors")
         host.cut_power(seed)
-        # Nothing of it was flushed, so its start is not on disk either: made anew it would not know its producers.
+        # None of it was flushed, so its start is not on disk either: a new log would not know its producers.
         said, start, end = next_start(host)
         assert (said, start) == (SINCE_THIS_REGISTRATION, 0)
         lost += end < 3

@@ -1,4 +1,4 @@
-"""Which errors cost a log directory, and which only the call that met them."""
+"""Errors that cost a log directory, and errors that fail only one call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_error_is_a_shortage_a_bug_or_a_failed_disk() -> None:
 
 
 def opened_on(host: StorageHost) -> Opened:
-    """A log of three sealed segments, all flushed, and one that is appended to."""
+    """Return a log of three sealed segments, all flushed, and one active segment."""
     opened = open_log("/data/orders-0", LogConfig(segment_bytes=250), world=StorageWorld(host.disk))
 
     async def fill() -> None:
@@ -80,7 +80,7 @@ def test_a_read_that_fails_costs_the_directory_only_where_the_disk_has_failed(
     host = StorageHost(Random(1))
     opened = opened_on(host)
     for segment in opened.log._segments:
-        segment._known.clear()  # what was found before does not help
+        segment._known.clear()  # the shortage found before makes no difference
     host.medium.faults.fail(operation, number)
     error = asyncio.run(met(READS[name], opened.log))
     if number in FAILURES:
@@ -94,7 +94,7 @@ def test_a_read_that_fails_costs_the_directory_only_where_the_disk_has_failed(
 
 
 def _is_possible(operation: str, number: int) -> bool:
-    """What writes to an open file needs no descriptor."""
+    """The calls that write to an open file and need no descriptor."""
     return operation not in ("pwrite", "fdatasync") or number not in NO_DESCRIPTORS
 
 

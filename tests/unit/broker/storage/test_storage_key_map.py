@@ -1,4 +1,4 @@
-"""The map of keys: what it remembers, and how much."""
+"""The map of keys: its content and its size."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ CONTROL = bytes(encode_batch([b"x"], base_timestamp=NOW, magic=MAGIC_RECORDS))
 
 
 def with_attributes(content: bytes, attributes: int) -> bytes:
-    """The batch with other attributes, and the CRC to match."""
+    """Return the batch with other attributes and the CRC to match."""
     changed = bytearray(content)
     changed[21:23] = attributes.to_bytes(2, "big")
     changed[17:21] = crc32c(memoryview(changed)[21:]).to_bytes(4, "big")
@@ -423,7 +423,7 @@ def test_the_newest_record_of_a_long_segment_is_found_without_reading_its_header
 
 
 def the_newest_is_gone(path: str, *, segment_bytes: int = 1 << 30) -> Log:
-    """Nothing that an index knows of is left: the first batch, gone, was the newest."""
+    """No indexed batch is left: the first batch, now gone, was the newest."""
     log = open_log(path, LogConfig(index_interval_bytes=300, segment_bytes=segment_bytes)).log
     log.append_as_leader(batch(1, timestamp=NOW + 9_999), 0, NOW)
     for number in range(1, 2_000):
@@ -529,7 +529,7 @@ def test_truncating_within_a_batch_takes_the_whole_batch(path: str) -> None:
 
 
 def test_truncating_at_or_past_the_end_forgets_an_epoch_that_wrote_nothing(path: str) -> None:
-    """Otherwise a leader that lost its office before its first append asks its successor about that epoch for ever."""
+    """Otherwise a leader deposed before its first append asks its successor about that epoch for ever."""
     log = open_log(path).log
     log.append_as_leader(batch(5), 3, NOW)
     log.assign_epoch_start(6, 5)
@@ -627,7 +627,7 @@ def test_a_log_that_is_cut_below_its_start_knows_who_had_written_before_that(pat
 
 
 def test_a_log_whose_recovery_point_was_lowered_for_nothing_knows_who_had_written_before_it(path: str) -> None:
-    """A cut that failed at once leaves no more than that, and no snapshot above the recovery point is believed."""
+    """A cut that failed at once leaves no more than that, and a snapshot above the recovery point is not trusted."""
 
     async def run() -> None:
         log = open_log(path).log
@@ -881,8 +881,8 @@ def test_the_epoch_of_a_new_leader_is_on_disk_with_the_first_records_that_it_wro
 
 
 def test_index_entries_of_truncated_batches_are_gone_before_a_flush_passes_them(path: str) -> None:
-    """Two batches are replaced by others with a seam elsewhere; all later ones are where they were, so that a look at
-    the last entry alone shows nothing."""
+    """Two batches are replaced by others with another boundary; later ones are at their old offsets, so the last entry
+    alone shows no difference."""
     config = LogConfig(index_interval_bytes=1)
     log = open_log(path, config).log
     twice = 2 * len(batch(3))
@@ -975,7 +975,7 @@ def test_after_an_io_error_nothing_is_appended_read_or_flushed_any_more(path: st
         else:
             with pytest.raises(BrokerError):
                 await log.flush()
-        # The disk would take writes again, but what it forgot is not known.
+        # The disk accepts writes again, but which bytes it lost is unknown.
         disk.fail = None
         assert (log.log_end_offset, log.recovery_point) == (2, 0)
         for call in (
@@ -999,7 +999,7 @@ def test_after_an_io_error_nothing_is_appended_read_or_flushed_any_more(path: st
     late: list[str] = []
     opened.directory.on_offline(lambda: late.append("offline"))
     assert late == ["offline"]
-    # The half batch that got there is cut when the log is opened again.
+    # The half batch is cut when the log is opened again.
     reopened = open_log(path)
     assert reopened.log.log_end_offset == 2
 
@@ -1055,7 +1055,7 @@ def test_producers_that_are_silent_for_a_day_are_forgotten_at_a_checkpoint(path:
     ids=["smaller batches", "smaller segments", "compacted", "older records"],
 )
 def test_a_repetition_is_known_whatever_the_settings_are_by_now(path: str, config: LogConfig) -> None:
-    """Its producer would report records as lost that are in the log."""
+    """Otherwise its producer reports records as lost that are in the log."""
     log = open_log(path).log
     sent = batch(20, producer_id=1)
     assert log.append_as_leader(sent, 0, NOW).last_offset == 19
@@ -1074,7 +1074,7 @@ def test_a_clock_that_jumps_between_a_batch_and_its_repetition_does_not_let_it_i
     opened = open_log(path)
     log = opened.log
     first = log.append_as_leader(batch(producer_id=1), 0, NOW)
-    opened.world.clock.now_ms += 30 * 86_400_000  # both clocks: the wall's was set, the monotonic one slept
+    opened.world.clock.now_ms += 30 * 86_400_000  # both clocks: the wall clock was set, the monotonic one slept
     flushed(opened, Log.checkpoint)
     again = log.append_as_leader(batch(producer_id=1), 0, opened.world.clock.now_ms)
     assert (again.first_offset, again.duplicate) == (first.first_offset, True)

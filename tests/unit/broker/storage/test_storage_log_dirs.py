@@ -1,4 +1,4 @@
-"""Several log directories: what fails in one of them stays there, and what they say of each other."""
+"""Several log directories: a failure in one stays there, and how they vouch for each other."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ async def refusal(call: Awaitable[object]) -> ErrorCode:
 
 
 async def changes(fails: Callable[[StorageHost, int], Awaitable[bool]]) -> int:
-    """How many it takes: it is tried on a disk that fails at the first, at the second, ... until it does not fail."""
+    """Try the operation on a disk that fails at the first change, the second, ... until it does not fail; return the
+    number."""
     number = 0
     while await fails(StorageHost(Random(0)), number):
         number += 1
@@ -109,7 +110,7 @@ async def fill(logs: LogDirs, topic_id: str, records: int) -> None:
 
 
 async def filled(host: StorageHost, path: str, topic_id: str, records: int) -> None:
-    """A directory that has had a replica of the topic to itself."""
+    """Return a directory that holds a replica of the topic alone."""
     logs = opened(host, (path,))
     await logs.open("cluster")
     await fill(logs, topic_id, records)
@@ -117,7 +118,7 @@ async def filled(host: StorageHost, path: str, topic_id: str, records: int) -> N
 
 
 def strays(host: StorageHost) -> dict[str, int]:
-    """In which directories they are, and how many bytes of records each has."""
+    """Return the directories of the topic's replicas, with the bytes of records in each."""
     disk = host.start_process()
     found: dict[str, int] = {}
     for path in PATHS:
@@ -277,7 +278,7 @@ async def test_a_new_replica_goes_to_the_directory_with_the_fewest_that_is_onlin
     await logs.close()
 
 
-# --- What they say of each other -------------------------------------------------------------------------------
+# --- How directories vouch for each other -----------------------------------------------------------------------
 
 NEVER = SINCE_THIS_REGISTRATION
 
@@ -295,7 +296,7 @@ def new(name: str) -> Witness:
     [
         ([new("a")], 0, NEVER, "", "a", ""),
         ([new("a"), new("b")], 0, NEVER, "", "ab", ""),
-        ([old("a", "")], 0, 5, "", "a", ""),  # written before there were several
+        ([old("a", "")], 0, 5, "", "a", ""),  # written by a broker with a single directory
         ([old("a", "ab"), old("b", "ab", since=7)], 0, 7, "", "ab", ""),
         ([old("a", "ab"), old("b", "ab", since=NEVER)], 0, NEVER, "", "ab", ""),
         ([old("a", "a"), new("b")], 0, 5, "", "ab", ""),

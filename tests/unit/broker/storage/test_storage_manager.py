@@ -32,7 +32,7 @@ def data(tmp_path: Path) -> Path:
 
 
 class Broker:
-    """One life of a broker, as far as its data directory sees it."""
+    """One life of a broker, as far as its data directory is concerned."""
 
     def __init__(self, data: Path, *, broker_id: int = 1, disk: Disk | None = None, interval_ms: int = 10**9) -> None:
         self.world = StorageWorld(disk)
@@ -227,7 +227,7 @@ def test_a_deleted_log_is_gone_and_a_new_one_of_that_name_is_empty(data: Path) -
         assert not (data / "orders-0").exists()
         await broker.logs.delete(PARTITION)
         log = await broker.log(topic_id="another", records=1)
-        # A crash now must find nothing in the checkpoints about the old log.
+        # After a crash now, the checkpoints must not name the old log.
         assert b"orders 0 0\n" in (data / "recovery-point-offset-checkpoint").read_bytes()
         assert b"orders 0 0\n" in (data / "log-start-offset-checkpoint").read_bytes()
         assert (log.log_start_offset, log.log_end_offset) == (0, 1)
@@ -366,7 +366,8 @@ SEGMENTS = LogConfig(segment_bytes=3 * len(batch()))
 
 
 async def several_segments(broker: Broker) -> None:
-    """Three segments of three batches, that begin at offset 1, are committed up to 8, and flushed but for the last."""
+    """Return a log of three segments of three batches: it begins at offset 1, is committed up to 8, and flushed except
+    for the last."""
     log = await broker.logs.get_or_create(PARTITION, "id", SEGMENTS)
     for number in range(9):
         if number == 8:
@@ -378,7 +379,7 @@ async def several_segments(broker: Broker) -> None:
 
 
 def damage(data: Path) -> Callable[[], None]:
-    """Of the second segment, where a start meets it. Returns what mends it."""
+    """Damage the second segment where a start reads it. Returns a function that repairs it."""
     file = data / "orders-0" / "00000000000000000003.log"
     good = file.read_bytes()
     flip(file, 100)
@@ -453,7 +454,7 @@ def test_what_was_set_aside_is_not_cut_where_it_had_been_safe(data: Path) -> Non
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_what_began_anew_and_was_set_aside_at_once_is_opened_by_the_next_start(data: Path, clean: bool) -> None:
-    """When it was emptied the file began to say that it begins at 0; nothing of it is missing."""
+    """When it was emptied, its file began to say that it begins at 0; no record is missing."""
 
     async def begin_anew(broker: Broker) -> None:
         log = await broker.log(records=3)
@@ -505,7 +506,7 @@ def test_high_watermarks_come_back_as_they_were_written(data: Path) -> None:
 
 
 async def _committed(broker: Broker, mark: int) -> Log:
-    """A log of so many records, all of them committed, as the file says too."""
+    """Return a log of so many records, all committed, with the high watermark on file."""
     log = await broker.log(records=mark)
     broker.logs.checkpoints.write_high_watermarks(broker.logs.checkpoints.stage_high_watermarks({PARTITION: mark}))
     return log
@@ -600,7 +601,7 @@ def test_a_moved_start_is_not_believed_past_a_truncation(data: Path) -> None:
         log.append_as_leader(batch(10), 0, NOW)
         log.move_log_start_offset(5)
         await broker.logs.checkpoints.checkpoint_log_start_offsets()
-        log.truncate_to(6)  # the batch goes as a whole
+        log.truncate_to(6)  # the whole batch goes
         log.append_as_leader(batch(10), 0, NOW)
         assert log.log_start_offset == 0
 

@@ -28,7 +28,7 @@ def header(
 
 
 class Log:
-    """Appends what the state lets through, as a leader does."""
+    """Appends the batches that the state accepts, as a leader does."""
 
     def __init__(self, magic: int = MAGIC_COLUMNS) -> None:
         self.state = ProducerState()

@@ -69,7 +69,7 @@ def report_of(
 def check(
     path: Path, batches: int, *, recovery_point: int = 0, clean: bool = False, time_indexes_are_whole: bool = True
 ) -> None:
-    """The log holds that many of its batches, and everything derived from them fits."""
+    """Check that the log holds this many of its batches and that all derived files match."""
     log = open_log(str(path), CONFIG, recovery_point=recovery_point, clean=clean).log
     assert log.log_end_offset == 2 * batches
     assert everything(log) == b"".join(content(number) for number in range(batches))
@@ -151,7 +151,7 @@ def test_a_flipped_bit_cuts_the_log_there_and_more_than_an_incomplete_batch_is_l
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_flipped_bit_that_is_read_cuts_the_log_where_it_is(path: Path, clean: bool) -> None:
-    """In the first batch too that is read, which the last index entry names: it had been on disk, and may have rotten
+    """Also in the first batch read, which the last index entry names: it had been on disk, and may have rotted
     there."""
     write_log(path)
     last = segments(path)[-1]
@@ -200,7 +200,7 @@ def test_a_missing_segment_takes_the_later_ones_with_it(path: Path) -> None:
 
 
 def test_an_old_tail_behind_new_batches_is_cut(path: Path) -> None:
-    """The log was truncated, and a power cut brought back what had been behind."""
+    """The log was truncated, and a power cut brought the old bytes back."""
     old = b"".join(stamped(batch(2), 2 * number, 1) for number in range(10))
     new = b"".join(stamped(batch(2), 2 * number, 1 if number < 4 else 2) for number in range(6))
     path.mkdir()
@@ -246,7 +246,7 @@ def test_damaged_indexes_are_built_again(path: Path, suffix: str, damage: str, c
             index.write_bytes(b"\x7f\x01\x55\xaa" * (len(data) // 4))
         else:
             index.write_bytes(indexes[0].read_bytes() + indexes[1].read_bytes())
-    is_whole = (damage, suffix) != ("short", ".timeindex")  # which nothing shows
+    is_whole = (damage, suffix) != ("short", ".timeindex")  # without a visible sign
     check(path, BATCHES, recovery_point=2 * BATCHES, clean=clean, time_indexes_are_whole=is_whole)
     # And once more, from what was written.
     check(path, BATCHES, recovery_point=2 * BATCHES, clean=clean, time_indexes_are_whole=is_whole)
@@ -265,7 +265,7 @@ def test_lost_epochs_and_snapshots_are_built_again_from_the_batches(path: Path, 
 
 
 def test_what_a_truncation_left_above_the_recovery_point_is_not_believed(path: Path) -> None:
-    """Index entries, epochs and snapshots of a log that was truncated and written anew before the crash."""
+    """Index entries, epochs and snapshots of a log that was truncated and rewritten before the crash."""
     write_log(path)
     copies = {file.name: file.read_bytes() for file in path.iterdir() if file.suffix != ".log"}
     opened = open_log(str(path), CONFIG, recovery_point=2 * BATCHES, clean=True)
@@ -457,7 +457,7 @@ def test_a_log_whose_records_are_all_deleted_knows_the_last_ones_epoch_at_every_
 
 
 class WatchedDisk(RealDisk):
-    """The real disk. Knows what is open, and what was written to segments."""
+    """The real disk, which records open files and writes to segments."""
 
     def __init__(self) -> None:
         self.is_open: list[str] = []
@@ -501,7 +501,7 @@ def test_later_segments_are_removed_from_the_end_on_so_that_a_crash_leaves_no_ga
 
 
 def test_what_is_read_after_a_crash_is_written_again_as_it_is(path: Path) -> None:
-    """A sync that failed before the crash may have left pages that the kernel takes for clean."""
+    """A sync that failed before the crash may have left pages that the kernel considers clean."""
     log = write_log(path, checkpoint_at=50)
     before = contents_of(path)
     disk = WatchedDisk()
