@@ -1,4 +1,4 @@
-"""`minibroker spark ...`: the jobs as commands. Without pyspark they say what to install; other commands still work."""
+"""`minibroker spark ...`: the jobs as commands. Without pyspark they report the packages to install."""
 
 from __future__ import annotations
 
@@ -116,8 +116,7 @@ def _seconds(text: str) -> float:
 
 
 def _check_finished(once: bool, stop: threading.Event) -> None:
-    """A job that runs until it is stopped succeeds when it is stopped; a job that would end by itself was
-    interrupted."""
+    """Raise KeyboardInterrupt for a stopped job that would have ended by itself; other jobs are meant to be stopped."""
     if once and stop.is_set():
         raise KeyboardInterrupt
 

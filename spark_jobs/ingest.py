@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 CONTENT = {"job": "ingest"}
 DAY = "date_from_unix_date(cast(floor(unix_millis(timestamp) / 86400000) as int))"
-"""The day in UTC, whatever the session's time zone."""
+"""The day in UTC, independent of the session's time zone."""
 DEFAULT_FAN_IN = 16
 
 
 @dataclass(frozen=True)
 class Ingested:
-    """What one run added."""
+    """The rows and batches that one run added."""
 
     rows: int
     batches: int
@@ -51,10 +51,10 @@ def run_ingest(
     fan_in: int = DEFAULT_FAN_IN,
     stop: threading.Event | None = None,
 ) -> Ingested:
-    """Ingest what there is now and return; with `trigger` ("10 seconds"), continue until `stop` is set.
+    """Ingest the records that exist now and return; with `trigger` ("10 seconds"), continue until `stop` is set.
 
-    `fan_in` batches of small files are compacted into one; 0: never. Raises MinibrokerError: another process writes to
-    the output, output and checkpoint do not belong together, records are gone, the query fails.
+    `fan_in` batches of small files are compacted into one; 0: never. Raises MinibrokerError if another process writes
+    to the output, if output and checkpoint do not belong together, if records are gone, or if the query fails.
     """
     from minibroker.spark_jobs.source.initial_offsets import keep_initial_offsets
     from minibroker.spark_jobs.tables.table_writer import TableWriter
@@ -104,7 +104,7 @@ def _backlog(options: dict[str, str], start: Mapping[TopicPartition, int]) -> in
 
 def write_records(batch: DataFrame, directory: Path) -> None:
     """Write rows of the source as Parquet files, each in the order of the partitions' logs."""
-    from pyspark.sql import functions as F  # noqa: N812 (everybody's name for it)
+    from pyspark.sql import functions as F  # noqa: N812 (its usual name)
 
     (
         batch.withColumn("date", F.expr(DAY))
@@ -133,10 +133,10 @@ def _records_schema() -> StructType:
 
 
 def read_ingested(spark: SparkSession, path: str | Path) -> DataFrame:
-    """What has been ingested at this moment: the source's rows with headers, and `date`.
+    """Return the rows ingested so far: the source's rows with headers, and `date`.
 
-    Every record is there once, whatever runs, dies or is compacted meanwhile. To be evaluated within an hour: after
-    that, compactions remove the files that they have replaced.
+    Every record is there once, even if a job runs, dies or compacts meanwhile. Evaluate the DataFrame within an hour:
+    after that, compactions remove the files that they have replaced.
     """
     table = Table(path)
     return read_files(spark, table.data, table.files(), _records_schema())

@@ -1,4 +1,4 @@
-"""What all jobs share: their Spark session, running queries to the end, and reporting progress."""
+"""The common parts of jobs: their Spark session, running queries to the end, and reporting progress."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from minibroker.spark_jobs.progress import TriggerProgress
 
 DEFAULT_MASTER = "local[*,4]"
-"""All cores, and four attempts at each task: with local[*] a Python worker that dies ends the job."""
+"""All cores, and four attempts at each task: with local[*] the death of a Python worker ends the job."""
 
 _LISTENER_PATIENCE_S = 5.0
 _POLL_S = 0.2
@@ -32,7 +32,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Source:
-    """What to read, with the same options for batch and stream."""
+    """The topics to read, with the same options for batch and stream."""
 
     bootstrap: str
     topics: Sequence[str]
@@ -58,7 +58,7 @@ class Source:
 
 @contextmanager
 def job_session(name: str, master: str | None, settings: Mapping[str, str]) -> Iterator[SparkSession]:
-    """A session of a job's own, stopped at the end. Raises MinibrokerError if something is missing."""
+    """Yield a session for one job, and stop it at the end. Raises MinibrokerError if Spark or Java is missing."""
     check_packages()
     from py4j.protocol import Py4JError, Py4JNetworkError
 
@@ -78,21 +78,21 @@ def job_session(name: str, master: str | None, settings: Mapping[str, str]) -> I
 
 
 def prepare_session(session: SparkSession) -> None:
-    """Override those settings of the session on which results depend."""
+    """Override the settings of the session on which results depend."""
     session.sparkContext.setLogLevel("ERROR")
-    # Timestamps that every reader of Parquet understands, in microseconds, of any century.
+    # All readers of Parquet understand timestamps in microseconds, of any century.
     session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     session.conf.set("spark.sql.parquet.datetimeRebaseModeInWrite", "CORRECTED")
     if not session.sparkContext.getConf().contains("spark.sql.shuffle.partitions"):
-        # Spark's default is 200: that many tasks and files of state for each batch.
+        # Spark's default is 200 tasks and files of state for each batch.
         session.conf.set("spark.sql.shuffle.partitions", str(session.sparkContext.defaultParallelism))
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that SIGINT, SIGTERM and SIGHUP set. To be called once there is a session.
+    """Return an event that SIGINT, SIGTERM and SIGHUP set. Call it after the session is created.
 
-    Spark's own handler raises in the middle of whatever is going on, which may be an exchange with its Java process,
-    and talks to that process itself: the connection is unusable after that.
+    Spark's own handler raises at any point, perhaps during an exchange with its Java process, and also uses that
+    connection itself, which is unusable afterwards.
     """
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -106,8 +106,7 @@ def stop_on_signals() -> threading.Event:
 def run_query(
     session: SparkSession, query: StreamingQuery, stop: threading.Event, watch: Callable[[], bool] = lambda: False
 ) -> None:
-    """Wait until the query ends, or until `stop` is set or `watch`, called several times a second, returns True: then
-    the query is stopped.
+    """Wait until the query ends. Stop it if `stop` is set, or if `watch`, called several times a second, returns True.
 
     Raises MinibrokerError with the reason if it fails.
     """
@@ -115,14 +114,14 @@ def run_query(
         while is_running(query) and not watch() and not stop.wait(_POLL_S):
             pass
         if stop.is_set():
-            # Spark logs a thousand lines about a batch that is cut off.
+            # Spark logs a thousand lines about an interrupted batch.
             session.sparkContext.setLogLevel("OFF")
     finally:
         stop_query(query)
 
 
 def is_running(query: StreamingQuery) -> bool:
-    """False: it has ended. Raises MinibrokerError with the reason if it failed."""
+    """Return False if the query has ended. Raises MinibrokerError with the reason if it failed."""
     if query.isActive:
         return True
     error = query.exception()
@@ -134,7 +133,7 @@ def is_running(query: StreamingQuery) -> bool:
 def stop_query(query: StreamingQuery) -> None:
     from py4j.protocol import Py4JNetworkError
 
-    with suppress(Py4JNetworkError, ConnectionError):  # it has died with Spark's Java process
+    with suppress(Py4JNetworkError, ConnectionError):  # the query has died with Spark's Java process
         query.stop()
 
 
@@ -142,7 +141,7 @@ _PYTHON_ERROR = re.compile(r"^\s*(?:[\w]+\.)*([A-Z]\w+): (\S.*)$", re.MULTILINE)
 
 
 def reason_of(error: BaseException) -> str:
-    """One line: the last Python exception that Spark's text quotes, or else the first line of the text."""
+    """Return the last Python exception that Spark's text quotes, or else the first line of the text."""
     text = str(error)
     if "Traceback (most recent call last)" in text:
         quoted = _PYTHON_ERROR.findall(text.rpartition("Traceback (most recent call last)")[2])
@@ -155,14 +154,14 @@ def reason_of(error: BaseException) -> str:
 
 
 def tell(text: str) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 @contextmanager
 def triggers_told(session: SparkSession) -> Iterator[None]:
-    """Prints a line on stderr for each trigger that reads something, of every query: rows, rows a second, lag."""
+    """Print a line on stderr for each trigger of a query that reads records: rows, rows per second, lag."""
     from minibroker.spark_jobs.progress import LagListener
 
     def report(trigger: TriggerProgress) -> None:
@@ -179,7 +178,7 @@ def triggers_told(session: SparkSession) -> Iterator[None]:
 
 
 def _settle(listener: object) -> None:
-    """Spark calls listeners some time after a query has ended: wait until nothing has come for a moment."""
+    """Wait for late calls of the listener: Spark makes them some time after a query has ended."""
     give_up_at = time.monotonic() + _LISTENER_PATIENCE_S
     latest = getattr(listener, "latest", ())
     seen = -1

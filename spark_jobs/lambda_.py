@@ -1,11 +1,11 @@
 """Lambda: a batch job computes the view up to some offsets, a stream continues from there: `minibroker spark lambda`.
 
-The boundary is a vector of offsets, one for each partition, not a time: each record is on one side of it. So the sums
-of both layers add up to those of the whole log, and that is how the serving layer's SQL joins them (`views.merged`).
+The boundary is a vector of offsets, one for each partition, not a time: each record is on one side of it. The sums of
+both layers therefore add up to those of the whole log, and the serving layer's SQL joins them so (`views.merged`).
 
-The stream may leave out what comes too late: its memory is bounded by `lateness`. What it leaves out depends on how
-records fell into its batches. The next batch job corrects that: it computes everything anew, up to new offsets; a new
-stream begins there, and when it has everything that the old one had, both layers are replaced together.
+The stream may leave out late records, since `lateness` bounds its memory. Which records are late depends on its
+batches. The next batch job corrects that: it computes everything again, up to new offsets; a new stream begins there,
+and when it has everything that the old one had, both layers are replaced together.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _WATCH_EVERY_S = 0.2
 
 
 def compute_batch_layer(spark: SparkSession, source: Source, directory: Path, view: str, end: Offsets) -> None:
-    """Compute the view of everything before `end`, as a table of one manifest. Raises MinibrokerError."""
+    """Compute the view of all records before `end`, as a table of one manifest. Raises MinibrokerError."""
     bounds = {
         "bootstrap.servers": source.bootstrap,
-        # Not by name: a partition that was added after `end` was taken is left to the stream.
+        # The stream reads partitions that were added after `end`.
         "assign": json.dumps({topic: sorted(entry.offsets) for topic, entry in end.items()}),
         "includeHeaders": "true",
     }
@@ -91,7 +91,7 @@ class Lambda:
         self._lock.release()
 
     def watch(self) -> bool:
-        """Let some time pass; False: it is time to stop. Raises MinibrokerError if a query has failed."""
+        """Wait for a moment, and return False if it is time to stop. Raises MinibrokerError if a query has failed."""
         for stream in self._streams:
             stream.watch()
         return not self._stop.wait(_WATCH_EVERY_S)
@@ -111,8 +111,7 @@ class Lambda:
             stream.start(self._options(self._boundary(current)), trigger)
 
     def next_generation(self, trigger: str | None) -> ViewStream:
-        """Make both layers anew: run the batch job up to now, then start a stream from there, which takes over by
-        itself."""
+        """Run the batch job up to now, and start a stream from there. Both take over when the stream is ready."""
         current = self._serving.current()
         number = 1 if current is None else current.generation + 1
         batch, speed = f"batch-{number}", f"speed-{number}"
@@ -165,7 +164,7 @@ def run_lambda(
     stop: threading.Event | None = None,
 ) -> None:
     """Run one batch job, and the stream up to now; with `trigger` ("10 seconds"), continue until `stop` is set, with a
-    batch job every `batch_every_s` seconds. Raises MinibrokerError: as `ViewStream`, and if a query fails."""
+    batch job every `batch_every_s` seconds. Raises MinibrokerError as `ViewStream`, and if a query fails."""
     stop = stop or threading.Event()
     with Lambda(spark, source, root, view, lateness, stop) as layers, triggers_told(spark):
         if trigger is None:

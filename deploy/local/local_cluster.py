@@ -227,7 +227,7 @@ class LocalCluster:
 
         Asking for one creates the offsets topic now, not after the pause in which the controller waits for further
         brokers, and a broker may die before the first group is used. After FORMING_TIMEOUT_S the cluster counts as up
-        all the same: `minibroker status` reports the problem.
+        in any case: `minibroker status` reports the problem.
         """
         cluster = self.file()
         addresses = [entry.address for entry in cluster.brokers]

@@ -69,7 +69,7 @@ class ClusterView(NamedTuple):
     """The addresses of answering brokers that have not heard from a controller since their start. Other brokers may
     still report the run before: a registration outlives the process for seconds."""
     min_insync_replicas: Mapping[str, int] = MappingProxyType({})
-    """By topic, for topics that have replicas out of sync, if a broker reported it."""
+    """The setting of each topic that has replicas out of sync, if a broker reported it."""
     reassigning: frozenset[TopicPartition] = frozenset()
     """Partitions whose replicas are being moved, if the controller reported them."""
 

@@ -53,7 +53,7 @@ _LARGEST_SEGMENT = 2**31 - 1
 _RECORDS_PER_KEY = 4
 _SEGMENT_BYTES = 16 * 1024
 _SEGMENT_VALUE_BYTES = 10_000
-"""So large that no two values fit into a segment."""
+"""A size of which no two values fit into a segment."""
 _POLL_S = 0.005
 _COMPACTED = r": compacted from .* (\d+) bytes read and written in ([\d.]+) s"
 

@@ -1,9 +1,9 @@
 """Decoded batches as Arrow batches.
 
-What is read becomes columns in three steps, none of which looks at a single record: a batch is decoded into lists
+Records become columns in three steps without a loop over single records: a batch is decoded into lists
 (`minibroker.protocol.records`), lists are joined until there are MIN_ROWS rows, and each joined list becomes one Arrow
-array. Small batches are joined because an array costs about 20 us however short it is: with ten records each, that was
-40 times as much as everything else.
+array. Small batches are joined because even a short array costs about 20 us: with ten records each, arrays cost 40
+times as much as everything else.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from minibroker.spark_jobs.source.offsets import OffsetRange
 
 MIN_ROWS = 10_000
 ENOUGH_BYTES = 32 * 1024 * 1024
-"""Rows are joined until the first of the two is reached. (Arrow's offsets into a column of bytes have 32 bits.)"""
+"""Rows are joined until one of the two limits is reached. Arrow's offsets into a column of bytes have 32 bits."""
 
 _MICROSECONDS = pyarrow.scalar(1_000, pyarrow.int64())
-"""In a millisecond. (Arrow takes longer to find the type of a Python int than to multiply 10,000 numbers by it.)"""
+"""Microseconds per millisecond. Arrow takes longer to convert a Python int than to multiply 10,000 numbers by it."""
 
 _MOST_MS = ((1 << 63) - 1) // 1_000
-"""Spark counts microseconds in 64 bits."""
+"""The largest timestamp, since Spark counts microseconds in 64 bits."""
 
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
@@ -44,7 +44,7 @@ class BatchBuilder:
         self._include_headers = include_headers
         self._fail_on_timestamp = fail_on_timestamp
         self._constants: list[pyarrow.Array] = []
-        """The columns topic and partition, of as many rows as were ever needed."""
+        """The columns topic and partition, with the largest number of rows needed so far."""
         self._clear()
 
     def _clear(self) -> None:
@@ -66,7 +66,7 @@ class BatchBuilder:
         return self.rows >= MIN_ROWS or self._bytes >= ENOUGH_BYTES
 
     def add(self, batch: DecodedBatch, first_offset: int) -> None:
-        """The records of a batch from that offset to the end of the range."""
+        """Add the records of a batch from `first_offset` to the end of the range."""
         offsets = batch.offsets
         count = len(offsets)
         first = bisect_left(offsets, first_offset)
@@ -93,8 +93,8 @@ class BatchBuilder:
         self._bytes += batch.header.size if batch.header.compression is Compression.NONE else _size(batch)
 
     def build(self) -> pyarrow.RecordBatch:
-        """What was added, as columns in the order of the schema. Raises MinibrokerError for a timestamp out of Spark's
-        range if `fail_on_timestamp` is set; otherwise that row's timestamp is null."""
+        """Return the added records as columns in the order of the schema. Raises MinibrokerError for a timestamp out of
+        Spark's range if `fail_on_timestamp` is set; otherwise that row's timestamp is null."""
         rows = self.rows
         bases = _repeated(self._base_timestamps, pyarrow.int64())
         try:
@@ -120,7 +120,7 @@ class BatchBuilder:
         return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _microseconds_in_range(self, bases: pyarrow.Array) -> pyarrow.Array:
-        """Row by row: null for each timestamp of which 64 bits do not hold the microseconds. Raises as `build`."""
+        """Return the timestamps, null for those whose microseconds exceed 64 bits. Raises as `build`."""
         milliseconds = list(map(sum, zip(bases.to_pylist(), self._timestamp_deltas, strict=True)))
         found = [None if abs(each) > _MOST_MS else each * 1_000 for each in milliseconds]
         if self._fail_on_timestamp:
@@ -154,19 +154,19 @@ def _joined(arrays: list[pyarrow.Array]) -> pyarrow.Array:
 
 
 def _add_run(runs: list[tuple[int, int]], value: int, rows: int) -> None:
-    """Note that so many more rows have the value."""
+    """Add a run of rows that have the same value."""
     if runs and runs[-1][0] == value:
         rows += runs.pop()[1]
     runs.append((value, rows))
 
 
 def _repeated(runs: list[tuple[int, int]], kind: pyarrow.DataType) -> pyarrow.Array:
-    """A column from pairs of a value and how many rows have it."""
+    """Return a column from pairs of a value and its number of rows."""
     return _joined([pyarrow.repeat(pyarrow.scalar(value, kind), rows) for value, rows in runs])
 
 
 def _integers(numbers: list[int]) -> pyarrow.Array:
-    """A column of 64 bits. If every number fits into a byte, as deltas mostly do, it costs a quarter."""
+    """Return a column of 64-bit numbers, four times faster if each fits into a byte, as deltas mostly do."""
     try:
         small = bytes(numbers)
     except ValueError:
@@ -177,5 +177,5 @@ def _integers(numbers: list[int]) -> pyarrow.Array:
 
 
 def _size(batch: DecodedBatch) -> int:
-    """Bytes of keys and values."""
+    """Return the bytes of keys and values."""
     return sum(map(len, filter(None, batch.values))) + sum(map(len, filter(None, batch.keys or ())))

@@ -1,4 +1,4 @@
-"""Where a query begins and ends: its options, resolved to offsets."""
+"""The bounds of a query: its options, resolved to offsets."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from minibroker.spark_jobs.source.options import EARLIEST, Bound, ReadOptions
 
 
 def resolve(client: LogClient, topics: Topics, bound: Bound, *, name: str) -> dict[TopicPartition, int]:
-    """The offset that a bound means for each partition now. `name`: "starting" or "ending", for errors.
+    """Return the offset that a bound means for each partition now. `name`, for errors, is "starting" or "ending".
 
-    Raises MinibrokerError: a partition is named that is not read, an offset is not in the log, a topic was created
-    again, no record is as recent as a timestamp.
+    Raises MinibrokerError if the bound names a partition that is not read, if an offset is not in the log, if a topic
+    was created again, or if no record is as recent as a timestamp.
     """
     for topic, topic_id in bound.topic_ids.items():
         if topic in topics.ids and topics.ids[topic] != topic_id:
@@ -75,7 +75,7 @@ def _is_explicit(bound: Bound, partition: TopicPartition) -> bool:
 
 
 def starting_offsets(client: LogClient, options: ReadOptions) -> dict[str, TopicOffsets]:
-    """Where a query with these options begins if it begins now. Raises as `resolve`."""
+    """Return the offsets at which a query with these options begins now. Raises as `resolve`."""
     topics = client.topics(options.subscription)
     return grouped(topics.ids, resolve(client, topics, options.starting, name="starting"))
 
@@ -83,10 +83,11 @@ def starting_offsets(client: LogClient, options: ReadOptions) -> dict[str, Topic
 def latest_offsets(
     client: LogClient, options: ReadOptions, *, is_lenient: bool = False, since: Offsets | None = None
 ) -> dict[str, TopicOffsets]:
-    """The ends of the logs (the high watermarks) of all that is subscribed to; `is_lenient`: of what exists of it.
+    """Return the ends of the logs (the high watermarks) of all subscribed partitions; missing ones are an error unless
+    `is_lenient`.
 
-    `since`: where the caller is. That a topic of it is gone, has another id, or ends before that, is only reported if
-    it is certain. Until it is, this waits, and at last raises NetworkError or BrokerError.
+    `since` are the caller's offsets. If one of its topics seems to be gone, to have another id, or to end before these
+    offsets, this waits until that is certain. Raises NetworkError or BrokerError if it does not become certain.
     """
     return client.latest(options.subscription, is_lenient=is_lenient, since=since)
 
@@ -94,7 +95,7 @@ def latest_offsets(
 def earliest_offsets(
     client: LogClient, options: ReadOptions, partitions: Collection[TopicPartition], *, is_lenient: bool
 ) -> dict[TopicPartition, int]:
-    """The beginnings of logs; `is_lenient`: of those that exist."""
+    """Return the beginnings of logs; missing partitions are an error unless `is_lenient`."""
     asked = list(partitions)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The client used by Spark's readers, on the driver and in tasks: connects to a cluster patiently."""
+"""The client of Spark's readers, on the driver and in tasks, which connects patiently."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from minibroker.protocol.world import World
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 120.0
-"""How long a leader may be missing: an exception in a task costs an attempt, an exception on the driver the query."""
+"""The time for which a leader may be missing. An exception ends a task's attempt, or on the driver the query."""
 FIRST_CONTACT_PATIENCE_S = 15.0
-"""How long the driver tries to reach any broker at the start of a query: a mistyped address is noticed after that."""
+"""The time in which the driver must reach a broker at the start of a query, so that a mistyped address is reported."""
 
 
 def new_cluster(bootstrap: str, client_id: str, world: World | None) -> ClientRuntime:
@@ -32,7 +32,7 @@ def new_cluster(bootstrap: str, client_id: str, world: World | None) -> ClientRu
 
 
 async def connect(cluster: ClientRuntime, patience_s: float) -> None:
-    """`cluster.start()`, which gives up after 2 s, until `patience_s` has passed: brokers may be failing over now."""
+    """Repeat `cluster.start()`, which gives up after 2 s, for `patience_s`: brokers may be failing over."""
     deadline = cluster.clock.monotonic() + patience_s
     while True:
         try:

@@ -1,9 +1,9 @@
-"""Where a stream began, kept in a file: Spark asks again until its first batch is committed.
+"""A stream's initial offsets, kept in a file, since Spark asks for them again until its first batch is committed.
 
-Spark writes a batch's end to the checkpoint, but its beginning only as the end of the batch before. So the source is
-asked for its initial offset at the start, and again by a restart that finds batch 0 not committed. An answer that
-changes ("latest", and "earliest" where retention deletes) would silently lose what lies between the two. The first
-answer is therefore written to a file in the checkpoint before it is given, and the file is the answer from then on.
+Spark writes a batch's end to the checkpoint, and its beginning only as the end of the batch before. It therefore asks
+the source for the initial offset at the start, and again at a restart if batch 0 is not committed. A different answer
+("latest", or "earliest" after retention) would silently lose the records in between. The first answer is therefore
+written to a file in the checkpoint before it is returned, and the file decides from then on.
 
     options |= keep_initial_offsets(options, checkpoint)   # before the query is started
     spark.readStream.format("minibroker").options(**options)
@@ -27,10 +27,10 @@ FILE_NAME = "minibroker-initial.json"
 
 
 def keep_initial_offsets(options: Mapping[str, str], checkpoint: str | Path) -> dict[str, str]:
-    """The option that makes a stream begin where it would have begun at the first call.
+    """Return the option that makes a stream begin at the offsets of the first call.
 
-    Resolves where to begin, unless `<checkpoint>/minibroker-initial.json` says so already. The checkpoint must be a
-    directory on the driver's machine. Raises InvalidSetting, and as `minibroker.spark_jobs.source.bounds.resolve`.
+    Resolves the offsets, unless `<checkpoint>/minibroker-initial.json` exists. The checkpoint must be a directory on
+    the driver's machine. Raises InvalidSetting, and as `minibroker.spark_jobs.source.bounds.resolve`.
     """
     path = _local(checkpoint) / FILE_NAME
     parsed = parse_read_options(options, is_streaming=True)
@@ -44,7 +44,7 @@ def keep_initial_offsets(options: Mapping[str, str], checkpoint: str | Path) -> 
 
 
 def load_or_store(path: Path, resolve: Callable[[], Mapping[str, TopicOffsets]]) -> Mapping[str, TopicOffsets]:
-    """What the file says; if there is none, what `resolve` returns, which is then written (fsync, rename)."""
+    """Return the offsets in the file. If there is none, write those of `resolve` (fsync, rename) and return them."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the driver asks the cluster, as blocking calls.
+"""The driver's requests to the cluster, as blocking calls.
 
 Spark calls a data source from threads without asyncio, so a client has an event loop of its own, which runs during its
 calls.
@@ -19,7 +19,7 @@ from minibroker.spark_jobs.source.options import Subscription
 
 
 class LogClient:
-    """`LookUps` as blocking calls, which raise as they do. `close` it, or use it in `with`."""
+    """`LookUps` as blocking calls, which raise the same errors. `close` it, or use it in `with`."""
 
     def __init__(
         self, bootstrap: str, client_id: str, *, patience_s: float = PATIENCE_S, world: World | None = None
@@ -59,14 +59,14 @@ class LogClient:
     def offsets(
         self, timestamps: Mapping[TopicPartition, int], known: Mapping[TopicPartition, Known] | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """By time, EARLIEST or LATEST (the high watermark); None: no record is as recent."""
+        """Look up offsets by timestamp, EARLIEST or LATEST (the high watermark). None: no record is as recent."""
         found = self._runner.run(self._look_ups.offsets(timestamps, known)) if timestamps else {}
         return {partition: answer.result for partition, answer in found.items()}
 
     def known_offsets(
         self, timestamps: Mapping[TopicPartition, int], known: Mapping[TopicPartition, Known] | None = None
     ) -> dict[TopicPartition, int]:
-        """As `offsets`, for EARLIEST and LATEST, which every partition has."""
+        """Look up EARLIEST and LATEST, which every partition has."""
         return {
             partition: 0 if found is None else found.offset
             for partition, found in self.offsets(timestamps, known).items()
@@ -86,6 +86,6 @@ class LogClient:
         return self._runner.run(self._look_ups.latest(subscription, is_lenient=is_lenient, since=since))
 
     def leader_epochs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The epochs of the leaders that are known by now: they lead, or have led."""
+        """Return the epochs of the leaders known now; they may have been deposed."""
         leaders = {partition: self._cluster.metadata.cluster.leader(*partition) for partition in partitions}
         return {partition: NO_EPOCH if leader is None else leader.epoch for partition, leader in leaders.items()}

@@ -1,4 +1,4 @@
-"""What there is to read, and how far it goes: topics, partitions and offsets, from brokers that can be trusted."""
+"""Topics, partitions and offsets to read, from brokers that can be trusted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Topics(NamedTuple):
-    """The partitions that a subscription means now."""
+    """The partitions that a subscription matches now."""
 
     ids: Mapping[str, str]
     partitions: tuple[TopicPartition, ...]
@@ -32,16 +32,16 @@ class Topics(NamedTuple):
 class LookUps:
     """Waits for brokers and leaders up to `patience_s`, and then raises NetworkError or BrokerError.
 
-    What is known from before (a topic, an offset) is not given up because one broker denies it: that broker may have
-    been cut off from the others for long, and a driver that reaches no other would lose records that all others have.
-    Another broker must say so, too, and is waited for (`minibroker.client.cluster.metadata.is_denied`, `is_confirmed`).
+    A topic or offset known before is not given up because one broker denies it: that broker may have been cut off from
+    the others for long, and a driver that reaches only it would lose records that all others have. A second broker must
+    confirm the denial, and is waited for (`minibroker.client.cluster.metadata.is_denied`, `is_confirmed`).
     """
 
     def __init__(self, cluster: ClientRuntime, patience_s: float) -> None:
         self._cluster = cluster
         self._patience_s = patience_s
         self._missing: frozenset[str] = frozenset()
-        """Topics and partitions that were waited for in vain."""
+        """Topics and partitions that are missing although they were waited for."""
         self._wanted: set[str] = set()
 
     def _now(self) -> float:
@@ -50,11 +50,11 @@ class LookUps:
     async def topics(
         self, subscription: Subscription, *, is_lenient: bool = False, since: Offsets | None = None
     ) -> Topics:
-        """The topics and partitions that exist of those subscribed to, with all topics of `since` unless those are
+        """Return the existing topics and partitions of the subscription, with all topics of `since` unless those are
         known to be gone.
 
-        Raises BrokerError if a topic or partition that is named does not exist, unless `is_lenient`: then it is left
-        out with a warning. A pattern may match nothing.
+        Raises BrokerError if a named topic or partition does not exist; if `is_lenient`, it is left out with a warning.
+        A pattern may match nothing.
         """
         names = sorted({*subscription.topics, *(partition.topic for partition in subscription.partitions)}) or None
         metadata = self._cluster.metadata
@@ -93,7 +93,7 @@ class LookUps:
         )
 
     async def _are_denied(self, response: m.MetadataResponse) -> bool:
-        """Whether other brokers, too, deny the topics that `response` does not know."""
+        """Return whether other brokers also deny the topics that `response` does not know."""
         unknown = [topic.name for topic in response.topics if not topic.partitions]
         metadata = self._cluster.metadata
         answers = await metadata.ask_everyone(unknown)
@@ -102,7 +102,7 @@ class LookUps:
     async def _hidden(
         self, subscription: Subscription, response: m.MetadataResponse, since: Offsets | None
     ) -> BrokerError | None:
-        """An error for a topic of `since` that `response` lacks, or has under another id, but that may still exist."""
+        """Return an error for a topic of `since` that `response` lacks or has with another id, but may still exist."""
         there = {topic.name: topic.topic_id for topic in response.topics if topic.partitions}
         lacking = {
             topic: entry.topic_id
@@ -121,7 +121,7 @@ class LookUps:
     async def offsets(
         self, timestamps: Mapping[TopicPartition, int], known: Mapping[TopicPartition, Known] | None = None
     ) -> dict[TopicPartition, Found]:
-        """By time, EARLIEST or LATEST (the high watermark), from leaders that are not older than `known`."""
+        """Look up timestamps, EARLIEST or LATEST (the high watermark), at leaders not older than `known`."""
         found: dict[TopicPartition, Found] = {}
         for partition in timestamps:
             self._wanted.add(partition.topic)
@@ -136,7 +136,7 @@ class LookUps:
                 )
                 return found
             except (NetworkError, BrokerError) as error:
-                # The last error of many: a broker that has just started may deny any topic, but not twice in a row.
+                # This is the last of many errors: a broker that has just started denies any topic, but not twice.
                 is_unknown = isinstance(error, BrokerError) and says_unknown(error)
                 is_final = isinstance(error, BrokerError) and not error.retriable
                 if is_final or (is_unknown and was_unknown) or self._now() >= deadline:
@@ -146,8 +146,8 @@ class LookUps:
     async def ends(
         self, known: Mapping[TopicPartition, Known], at_least: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, Found]:
-        """The ends of the logs (the high watermarks), from leaders that are not older than `known`. An end below
-        `at_least`, which was known before, is confirmed by another broker."""
+        """Return the ends of the logs (the high watermarks), from leaders not older than `known`. An end below
+        `at_least`, which was reached before, must be confirmed by another broker."""
         deadline = self._now() + self._patience_s
         while True:
             found = await self.offsets(dict.fromkeys(known, LATEST), known)
@@ -166,8 +166,7 @@ class LookUps:
             await asyncio.sleep(self._cluster.retry_backoff_s)
 
     async def _doubtful(self, epochs: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """Those of the partitions, whose leaders of these epochs deny what was known, whose leaders are not
-        confirmed."""
+        """Return the partitions whose leader of this epoch no other broker confirms."""
         if not epochs:
             return []
         metadata = self._cluster.metadata
@@ -183,7 +182,7 @@ class LookUps:
     async def latest(
         self, subscription: Subscription, *, is_lenient: bool = False, since: Offsets | None = None
     ) -> dict[str, TopicOffsets]:
-        """As `latest_offsets`."""
+        """See `latest_offsets`."""
         deadline = self._now() + self._patience_s
         while True:
             topics = await self.topics(subscription, is_lenient=is_lenient, since=since)
@@ -198,7 +197,7 @@ class LookUps:
                     known, {partition: offsets[partition] for partition in known if partition in offsets}
                 )
             except BrokerError as error:
-                # Deleted between the two requests, or created again.
+                # The topic was deleted between the two requests, or created again.
                 is_gone = is_lenient and says_unknown(error)
                 is_another = error.code is ErrorCode.UNKNOWN_TOPIC_ID and self._now() < deadline
                 if not is_gone and not is_another:
@@ -216,9 +215,9 @@ def offset_of(found: Found) -> int:
 
 
 def _problems(subscription: Subscription, response: m.MetadataResponse) -> dict[str, BrokerError]:
-    """The errors, by the topic or partition that was asked for and is not there."""
+    """Return the errors, by the missing topic or partition."""
     if not response.brokers:
-        # It has just started, and the controller has not told it anything yet.
+        # It has just started, and has no metadata from the controller yet.
         return {"": BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, "a broker that knows of no broker")}
     there = {topic.name: topic for topic in response.topics}
     problems: dict[str, BrokerError] = {}

@@ -1,16 +1,16 @@
-"""Offsets of a stream, and what to read between two of them: JSON, data loss, rate limits, splits. Pure.
+"""Offsets of a stream, and the ranges between two of them: JSON, data loss, rate limits, splits. Pure.
 
 A stream's offset in Spark's checkpoint is one JSON object:
 
     {"orders": {"id": "fVxDVCNMRc6ROdvFGQ0Y0A", "offsets": {"0": 17, "1": 4}, "epochs": {"0": 3, "1": 2}}}
 
 The number is the offset of the next record. Spark considers two offsets equal if their texts are, so topics and
-partitions are always sorted. The topic's id is there because a topic that was deleted and created again has the same
-name but other records under the same offsets: such a stream must fail, not read on in the middle of other data.
+partitions are always sorted. The topic's id makes a stream fail if the topic was deleted and created again: the new
+topic has the same name but other records at the same offsets.
 
-The epochs are those of the leaders that gave the offsets (offsets that users wrote have none): a leader of an older
+The epochs are those of the leaders that returned the offsets (offsets that users wrote have none): a leader of an older
 epoch was deposed, and is not asked, since it may lack records (KIP-320). An offset that has not moved keeps its epoch,
-even if another broker leads by now: otherwise each failover would look like something to read.
+even if another broker leads now: otherwise each failover would look like new records.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from minibroker.protocol.model import NO_EPOCH, TopicPartition
 
 
 class DataLost(MinibrokerError):
-    """Records that should be read are no longer there. `failOnDataLoss=false` goes on without them."""
+    """Records to read are gone. `failOnDataLoss=false` continues without them."""
 
 
 class TopicOffsets(NamedTuple):
     topic_id: str
     offsets: Mapping[int, int]
     epochs: Mapping[int, int] = {}
-    """By partition, where it is known: the epoch of the leader whose log reached that offset."""
+    """The epoch of the leader whose log reached that offset, by partition, if known."""
 
 
 Offsets = Mapping[str, TopicOffsets]
@@ -41,8 +41,8 @@ JsonOffsets = dict[str, dict[str, Any]]
 
 
 class OffsetRange(NamedTuple):
-    """Records `start` to `end` (exclusive) of one partition: what one task reads. Not every offset has a record:
-    compaction and transactions leave gaps."""
+    """Records `start` to `end` (exclusive) of one partition, which one task reads. Compaction and transactions leave
+    offsets without records."""
 
     topic: str
     topic_id: str
@@ -50,7 +50,7 @@ class OffsetRange(NamedTuple):
     start: int
     end: int
     leader_epoch: int = NO_EPOCH
-    """A leader of an older epoch may lack some of the records."""
+    """The oldest epoch of a leader that has all records."""
 
     @property
     def size(self) -> int:
@@ -62,7 +62,7 @@ class OffsetRange(NamedTuple):
 
 
 def to_json(offsets: Offsets) -> JsonOffsets:
-    """Sorted, so that equal offsets have equal texts."""
+    """Return the JSON object, sorted so that equal offsets have equal texts."""
     content: JsonOffsets = {}
     for topic, entry in sorted(offsets.items()):
         content[topic] = {"id": entry.topic_id, "offsets": _by_text(entry.offsets)}
@@ -76,7 +76,7 @@ def _by_text(numbers: Mapping[int, int]) -> dict[str, int]:
 
 
 def from_json(content: Any) -> dict[str, TopicOffsets]:
-    """The opposite of `to_json`. Raises MinibrokerError for anything else."""
+    """Invert `to_json`. Raises MinibrokerError for other content."""
     try:
         return {
             topic: TopicOffsets(
@@ -102,7 +102,7 @@ def by_partition(offsets: Offsets) -> dict[TopicPartition, int]:
 
 
 def epochs_of(offsets: Offsets) -> dict[TopicPartition, int]:
-    """The leader epochs, where they are known."""
+    """Return the known leader epochs."""
     return {
         TopicPartition(topic, index): epoch for topic, entry in offsets.items() for index, epoch in entry.epochs.items()
     }
@@ -113,7 +113,7 @@ def grouped(
     offsets: Mapping[TopicPartition, int],
     epochs: Mapping[TopicPartition, int] | None = None,
 ) -> dict[str, TopicOffsets]:
-    """The opposite of `by_partition` and `epochs_of`."""
+    """Invert `by_partition` and `epochs_of`."""
     by_topic: dict[str, dict[int, int]] = {}
     epochs_by_topic: dict[str, dict[int, int]] = {}
     for partition in sorted(offsets):
@@ -127,7 +127,7 @@ def grouped(
 
 
 def with_kept_epochs(start: Offsets, end: Offsets) -> dict[str, TopicOffsets]:
-    """`end`, with the epoch of `start` for every offset that is the same in both: equal offsets have equal texts."""
+    """Return `end` with the epochs of `start` for offsets that are equal in both, so that their texts are equal."""
     found = {}
     for topic, entry in end.items():
         known = start.get(topic)
@@ -140,8 +140,8 @@ def with_kept_epochs(start: Offsets, end: Offsets) -> dict[str, TopicOffsets]:
 
 
 def ranges(start: Offsets, end: Offsets, earliest: Mapping[TopicPartition, int]) -> list[OffsetRange]:
-    """What lies between two offsets, without empty ranges. A partition that `start` does not know, or knows of another
-    topic of the same name, is read from `earliest`."""
+    """Return the ranges between two offsets, without empty ones. A partition that `start` does not have, or has of
+    another topic with the same name, is read from `earliest`."""
     found = []
     for topic, entry in end.items():
         known = start.get(topic)
@@ -157,7 +157,7 @@ def ranges(start: Offsets, end: Offsets, earliest: Mapping[TopicPartition, int])
 
 
 def unknown_partitions(start: Offsets, end: Offsets) -> list[TopicPartition]:
-    """The partitions of `end` that `start` lacks: `ranges` needs their earliest offsets."""
+    """Return the partitions of `end` that `start` lacks: `ranges` needs their earliest offsets."""
     return [
         TopicPartition(topic, index)
         for topic, entry in sorted(end.items())
@@ -167,8 +167,8 @@ def unknown_partitions(start: Offsets, end: Offsets) -> list[TopicPartition]:
 
 
 def up_to(target: Offsets, now: Offsets, start: Offsets) -> dict[str, TopicOffsets]:
-    """The ends of the logs, but none beyond the target, or beyond `start` if that is after the target, since it is
-    looked up later. Partitions that neither of the two knows are left out."""
+    """Return the ends of the logs, limited to the target, or to `start` if that is after the target because it was
+    looked up later. Partitions that neither of the two has are left out."""
     found = {}
     for topic, entry in now.items():
         known: dict[int, int] = {}
@@ -183,8 +183,8 @@ def up_to(target: Offsets, now: Offsets, start: Offsets) -> dict[str, TopicOffse
 
 
 def losses(start: Offsets, now: Offsets) -> list[str]:
-    """What a stream that is at `start` will never read: topics and partitions that are gone or were replaced, and logs
-    that end before it. `now`: the ends of the logs."""
+    """Return the losses of a stream at `start`: topics and partitions that are gone or were replaced, and logs that end
+    before `start`. `now` are the ends of the logs."""
     found = []
     for topic, entry in sorted(start.items()):
         there = now.get(topic)
@@ -210,16 +210,16 @@ def loss_error(problems: Iterable[str]) -> DataLost:
 
 
 def backlog(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """How many offsets are still to be read in each partition that has any."""
+    """Return the number of offsets still to be read, for partitions that have any."""
     sizes = {partition: offset - start[partition] for partition, offset in end.items()}
     return {partition: size for partition, size in sorted(sizes.items()) if size > 0}
 
 
 def prorated(sizes: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:
-    """Shares of `limit` in proportion to `sizes`, which are positive; their sum is the limit, or all there is.
+    """Return shares of `limit` in proportion to `sizes`, which are positive. Their sum is the limit, or all offsets.
 
-    Every partition gets at least one offset if the limit allows: a small one next to a large one must not starve. If it
-    does not, the largest get one each; the others will be among the largest later.
+    Every partition gets at least one offset if the limit allows, so that a small one next to a large one does not
+    starve. Otherwise the largest get one each; the others will be among the largest later.
     """
     total = sum(sizes.values())
     if total <= limit:
@@ -237,9 +237,9 @@ def prorated(sizes: Mapping[TopicPartition, int], limit: int) -> dict[TopicParti
 
 
 def split(whole: Iterable[OffsetRange], min_partitions: int, max_records: int | None) -> list[OffsetRange]:
-    """At least `min_partitions` ranges (if there are as many offsets), none of more than `max_records` offsets.
+    """Split into at least `min_partitions` ranges (if there are enough offsets) of at most `max_records` offsets.
 
-    The largest is divided first, and each range into parts that differ by one offset at most.
+    The largest range is divided first; the parts of a range differ by at most one offset.
     """
     originals = [item for item in whole if item.size > 0]
     parts = [1 if max_records is None else -(-item.size // max_records) for item in originals]

@@ -1,11 +1,10 @@
 """The options of the source and the sink: text in, frozen values out. Pure.
 
 Names and meanings are those of Spark's own Kafka connector (spark-sql-kafka-0-10); Spark passes names in any case.
-Whatever is not understood is refused with name, value and rule: an option that is misspelt and ignored costs somebody
-a day.
+Unknown options and values are rejected with name, value and rule, so that a misspelt option is not silently ignored.
 
-An offset can be given in several ways, which take precedence, for each partition, in this order: the timestamp for all,
-the timestamp for this partition, the offset for this partition, the offset for the rest. (In Kafka's connector the JSON
+An offset can be given in several ways. For each partition the first of these applies: the timestamp for all, the
+timestamp for this partition, the offset for this partition, the offset for the rest. (In Kafka's connector the JSON
 must name every partition.)
 """
 
@@ -26,10 +25,10 @@ from minibroker.protocol.model import TopicPartition, topic_name_problem
 EARLIEST = EARLIEST_TIMESTAMP
 LATEST = LATEST_TIMESTAMP
 REST = "*"
-"""In the JSON of offsets: the partitions that it does not name."""
+"""The key in the JSON of offsets for the partitions that it does not name."""
 
 DEFAULT_MAX_OFFSETS_PER_TRIGGER = 10_000_000
-"""For streams: without a limit the first batch of a query that begins at "earliest" would be the whole topic."""
+"""The default for streams: without a limit the first batch of a query from "earliest" would be the whole topic."""
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1_000
 DEFAULT_CLIENT_ID_PREFIX = "minibroker-spark"
 
@@ -57,12 +56,12 @@ READ_OPTIONS = (
 )
 WRITE_OPTIONS = (*_BOOTSTRAP, "topic")
 _SPARKS_OWN = ("checkpointLocation", "queryName")
-"""Options of Spark itself, which it passes on to sinks."""
+"""Options of Spark itself, which it also passes to sinks."""
 
 
 @dataclass(frozen=True)
 class Subscription:
-    """Which partitions are read: exactly one of the three is set."""
+    """The partitions to read: exactly one of the fields is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -80,18 +79,18 @@ class Subscription:
 
 @dataclass(frozen=True)
 class Bound:
-    """Where to begin, or to end."""
+    """The start or the end of a query."""
 
     rest: int
-    """EARLIEST or LATEST: for the partitions that nothing else names."""
+    """EARLIEST or LATEST, for the partitions that no other field names."""
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     """EARLIEST, LATEST, or an offset."""
     timestamps_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     timestamp_ms: int | None = None
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """The ids of the topics that `offsets` were taken from, if the JSON has them."""
+    """The ids of the topics of `offsets`, if the JSON has them."""
     unmatched_is_latest: bool = False
-    """What to do if no record is as recent as a timestamp: use the end of the log, or fail."""
+    """Whether to use the end of the log, and not to fail, if no record is as recent as a timestamp."""
 
     def timestamp_of(self, partition: TopicPartition) -> int | None:
         return self.timestamps_ms.get(partition) if self.timestamp_ms is None else self.timestamp_ms
@@ -100,7 +99,6 @@ class Bound:
         return self.offsets.get(partition, self.rest)
 
     def named(self) -> list[TopicPartition]:
-        """The partitions that it names."""
         return sorted({*self.offsets, *self.timestamps_ms})
 
 
@@ -128,11 +126,11 @@ class ReadOptions:
 class WriteOptions:
     bootstrap: str
     topic: str | None
-    """The topic of every row; None: that of the column `topic`."""
+    """The topic of every row; None: the column `topic` has it."""
 
 
 def parse_include_headers(options: Mapping[str, str]) -> bool:
-    """`includeHeaders` alone: the schema depends on nothing else. Raises InvalidSetting."""
+    """Parse `includeHeaders` alone, the only option on which the schema depends. Raises InvalidSetting."""
     return _boolean({name.lower(): value for name, value in options.items()}, "includeHeaders", default=False)
 
 
@@ -191,7 +189,7 @@ def _fails_on_timestamp(given: Mapping[str, str]) -> bool:
 
 
 def _given(options: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
-    """The options by their names in lower case. Raises InvalidSetting for a name that is not known."""
+    """Return the options by their names in lower case. Raises InvalidSetting for an unknown name."""
     names = {name.lower(): name for name in (*known, *_SPARKS_OWN)}
     for name, value in options.items():
         if name.lower() not in names:

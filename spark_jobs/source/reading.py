@@ -1,12 +1,12 @@
-"""What a task reads: the records of a range of offsets, fetched from the leader, as Arrow batches.
+"""The records of a range of offsets, fetched from the leader by a task, as Arrow batches.
 
 A reader has an event loop of its own, which runs during calls to the reader and sleeps while Spark processes their
-results. It needs no thread: the next fetch is sent before a batch is handed out, the broker answers it in the meantime,
-and the operating system keeps the answer. A thread would compete for the interpreter with the decoding that it is meant
-to overlap with.
+results. It needs no thread: the next fetch is sent before a batch is returned, the broker answers it in the meantime,
+and the operating system keeps the answer. A thread would compete for the interpreter with the decoding that it should
+overlap with.
 
-Not `minibroker.client.Consumer`, which goes on at the beginning when a topic is created again: that is wrong here; and
-it hands out neither topic ids nor types of timestamps. But its parts are used.
+Rejected: `minibroker.client.Consumer`, which restarts at the beginning when a topic is created again, and returns
+neither topic ids nor types of timestamps. Its parts are used.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FETCH_BYTES = 4 * 1024 * 1024
 
 
 class ReadSettings(NamedTuple):
-    """What a task needs beside its range."""
+    """The settings of a task, beside its range."""
 
     bootstrap: str
     client_id: str
@@ -83,11 +83,11 @@ def read_range(
     patience_s: float = PATIENCE_S,
     world: World | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
-    """All records of a range in order, as batches of at least MIN_ROWS rows (but the last).
+    """Yield all records of a range in order, as batches of at least MIN_ROWS rows except for the last.
 
-    Leaders that move or are missing are waited for, each time up to `patience_s`. Raises DataLost if records are gone
-    (unless `fail_on_data_loss` is off, which reads what is left), CorruptBatch, BrokerError, NetworkError, and
-    MinibrokerError for a timestamp beyond Spark's range (unless `fail_on_timestamp` is off, which makes it null).
+    Waits for leaders that move or are missing, each time up to `patience_s`. Raises DataLost if records are gone
+    (without `fail_on_data_loss` the remaining ones are read), CorruptBatch, BrokerError, NetworkError, and
+    MinibrokerError for a timestamp beyond Spark's range (without `fail_on_timestamp` it becomes null).
     """
     builder = BatchBuilder(wanted, schema, settings.include_headers, settings.fail_on_timestamp)
     with asyncio.Runner() as runner:
@@ -120,7 +120,7 @@ class RangeFetcher:
         self._leader: Leader | None = None
         """The leader that was asked last."""
         self._suspicion: CorruptBatch | None = None
-        """What was fetched last cannot be what a leader has."""
+        """The error of the last fetched bytes, until the leader has checked its log."""
         self._next: asyncio.Task[memoryview | None] | None = None
 
     async def start(self) -> None:
@@ -134,8 +134,8 @@ class RangeFetcher:
         await self._cluster.close()
 
     async def next(self) -> tuple[int, Iterator[DecodedBatch]] | None:
-        """The next batches, decoded as they are iterated over; None at the end of the range. Records before the offset
-        that comes with them do not belong to it: brokers return whole batches."""
+        """Return an offset and the next batches, decoded during iteration; None at the end of the range. Brokers return
+        whole batches: records before the offset do not belong to the range."""
         while True:
             task, self._next = self._next, None
             records = await (self._fetched() if task is None else task)
@@ -143,21 +143,21 @@ class RangeFetcher:
                 return None
             latest = NO_LEADER_EPOCH if self._leader is None else self._leader.epoch
             batches, trouble = placed_batches(records, self._position, LIMIT, latest, self._last_epoch)
-            if batches:  # what comes before the trouble is well, and the next request begins with it
+            if batches:  # those before the trouble are intact, and the next request begins at the trouble
                 self._suspicion = None
                 break
             if self._suspicion is not None:
                 raise self._suspicion
-            # The leader is to look at its log first, and another may lead then.
+            # First the leader checks its log, and another broker may lead afterwards.
             self._suspicion = self._corrupt(self._position, trouble)
         first_offset = self._position
-        # A batch says where the next one begins, which is more than its last record's offset plus one if compaction has
-        # removed its last records: a range ends when that offset is reached, not when a record is seen.
+        # If compaction has removed a batch's last records, the next batch begins later than one after its last record:
+        # a range ends when that offset is reached, not at a record.
         self._position = batches[-1].header.next_offset
         self._last_epoch = batches[-1].header.partition_leader_epoch
         if self._position < self._range.end:
             self._next = asyncio.create_task(self._fetched())
-            await asyncio.sleep(0)  # it sends its request before we go to work
+            await asyncio.sleep(0)  # the task sends its request before this batch is decoded
         return first_offset, self._decoded(records, batches)
 
     def _decoded(self, records: memoryview, batches: list[BatchSlice]) -> Iterator[DecodedBatch]:
@@ -177,7 +177,7 @@ class RangeFetcher:
         )
 
     async def _fetched(self) -> memoryview | None:
-        """Batches at the position; None: there are none before the end of the range, and never will be."""
+        """Return batches at the position; None if there will never be one before the end of the range."""
         began = self._cluster.clock.monotonic()
         while self._position < self._range.end:
             code, answer, problem = await self._attempt()
@@ -198,7 +198,7 @@ class RangeFetcher:
                 )
                 asks_everyone = True
             elif code is ErrorCode.CORRUPT_MESSAGE and self._suspicion is not None:
-                raise self._suspicion  # and no other broker can lead
+                raise self._suspicion  # no other broker can lead
             elif code is ErrorCode.OFFSET_OUT_OF_RANGE and answer is not None:
                 if await self._leads():
                     self._skip(answer)
@@ -230,7 +230,7 @@ class RangeFetcher:
         return None
 
     async def _leads(self) -> bool:
-        """Whether the leader that was asked last is confirmed, so that records are really gone (see
+        """Return whether another broker confirms the leader asked last, so that records are really gone (see
         `minibroker.client.cluster.metadata.is_confirmed`)."""
         leader = self._leader
         return leader is not None and bool(await self._cluster.metadata.confirmed({self._partition: leader}))
@@ -250,7 +250,7 @@ class RangeFetcher:
         await asyncio.sleep(self._cluster.retry_backoff_s / 4)
 
     async def _attempt(self) -> tuple[ErrorCode, m.FetchPartitionResponse | None, MinibrokerError]:
-        """One fetch, successful or not."""
+        """Send one fetch and return its error code, its answer and its error."""
         what = f"reading {self._partition} at offset {self._position}"
         topic, index = self._partition
         leader = self._cluster.metadata.cluster.leader(topic, index)
@@ -261,7 +261,7 @@ class RangeFetcher:
         least = max(self._range.leader_epoch, self._last_epoch)
         info = self._cluster.metadata.cluster.topics[topic]
         if leader.epoch < least and info.topic_id == self._range.topic_id:
-            code = ErrorCode.UNKNOWN_LEADER_EPOCH  # deposed, as another has led since
+            code = ErrorCode.UNKNOWN_LEADER_EPOCH  # this leader was deposed
             return code, None, BrokerError(code, f"{what}: brokers know leader epoch {leader.epoch}, but not {least}")
         self._leader = leader
         request = m.FetchRequest(
@@ -309,7 +309,7 @@ class RangeFetcher:
         return code, answer, BrokerError(code, what)
 
     def _skip(self, answer: m.FetchPartitionResponse) -> None:
-        """The position is not in the log (any more)."""
+        """Move past offsets that are not in the log any more."""
         start, end = answer.log_start_offset, answer.high_watermark
         if self._position < start:
             upto = min(start, self._range.end)

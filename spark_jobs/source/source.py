@@ -5,23 +5,22 @@
     spark.dataSource.register(MinibrokerDataSource)
     spark.readStream.format("minibroker").option("bootstrap.servers", "localhost:9092").option("subscribe", "orders")
 
-Rows and options are those of Spark's Kafka connector (`options`). Records are read by the
-executors, one task for each partition unless `minPartitions` or `maxRecordsPerPartition` divides them, as Arrow batches
-made from record columns (`reading`). What a task reads is decided on the driver, by offsets alone
-(`offsets`), so a task that is repeated reads the same.
+Rows and options are those of Spark's Kafka connector (`options`). The executors read records as Arrow batches made from
+record columns (`reading`), one task for each partition unless `minPartitions` or `maxRecordsPerPartition` divides them.
+The driver assigns ranges of offsets to tasks (`offsets`), so a repeated task reads the same records.
 
-How the traps of Spark's Python API are avoided:
+Traps of Spark's Python API, and how they are avoided:
 
 - No `pushFilters`: Spark keeps one mutable state for all queries on a DataFrame, and answers them wrongly. Prune with
   the offset and timestamp options.
 - A stream's first offset is not in Spark's checkpoint until its first batch is committed, and every restart before that
-  asks for it again: "latest" would mean something later each time, and skip records. With the option
-  `initialOffsetsFile` it is resolved once and kept in that file; `initial_offsets` does so before
-  the query starts. Give the option to every query that begins at "latest" and must not miss anything.
+  asks for it again: "latest" would be later each time, and skip records. With the option `initialOffsetsFile` it is
+  resolved once and kept in that file; `initial_offsets` does so before the query starts. Give the option to every query
+  that begins at "latest" and must not lose records.
 - An exception in `latestOffset` ends the query, so it waits for failovers.
 
 Writing is at least once: each task has an idempotent producer, which retries without duplicates, and the task ends when
-every record is acknowledged by all in-sync replicas. But a task or batch that Spark repeats is written again.
+all in-sync replicas have acknowledged every record. But a task or batch that Spark repeats is written again.
 
 Classes are at module level since Spark pickles readers and writers by reference.
 """
@@ -107,7 +106,7 @@ HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("v
 
 
 def read_schema(include_headers: bool) -> StructType:
-    """The rows of the source, in the order of Kafka's connector."""
+    """Return the schema of the source's rows, in the order of Kafka's connector."""
     fields = [
         StructField("key", BinaryType()),
         StructField("value", BinaryType()),
@@ -145,7 +144,7 @@ class MinibrokerDataSource(DataSource):
             raise InvalidSetting("mode", "overwrite", 'a log can only be appended to: use mode("append")')
         options = _checked_write_options(self.options, schema)
         if options.topic is not None:
-            # Here, and not in tasks, of which each would wait for the topic, and fail, as often as Spark repeats it.
+            # Check it here, since each task would wait for the topic and fail, as often as Spark repeats it.
             with LogClient(options.bootstrap, WRITER_CLIENT_ID) as client:
                 client.topics(Subscription(topics=(options.topic,)))
         return BatchWriter(options)
@@ -172,8 +171,8 @@ def _checked_write_options(given: Mapping[str, str], schema: StructType) -> Writ
 
 
 def _exempt_modules_from_collection() -> None:
-    """Spark's workers collect garbage after every task. With 60,000 objects of modules, which live as long as the
-    process, that takes 20 to 50 ms each time. Done once in a process, so that little garbage is kept for ever."""
+    """Freeze the objects of modules, once in a process. Spark's workers collect garbage after every task, which takes
+    20 to 50 ms with 60,000 such objects."""
     if gc.get_freeze_count() == 0 and TaskContext.get() is not None:
         gc.freeze()
 
@@ -187,7 +186,7 @@ class RangePartition(InputPartition):
 
 
 class _RangeReader:
-    """The reader that executors run, for batch and stream alike."""
+    """The reader that executors run, for batches and streams."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -201,7 +200,7 @@ class _RangeReader:
         return [RangePartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """The records of one task. Raises as `read_range`."""
+        """Return the records of one task. Raises as `read_range`."""
         if not isinstance(partition, RangePartition):
             return iter(())  # Spark's substitute for an empty list of partitions
         _exempt_modules_from_collection()
@@ -211,8 +210,8 @@ class _RangeReader:
 
 
 class BatchReader(_RangeReader, DataSourceReader):
-    """One DataFrame: the bounds are resolved when Spark plans a query, and again for the next query on it. ("latest"
-    is later then; give offsets to read the same twice.)"""
+    """One DataFrame: its bounds are resolved when Spark plans a query, and again for the next query on it. To read the
+    same records twice, give offsets, not "latest"."""
 
     def partitions(self) -> Sequence[InputPartition]:
         with self._client() as client:
@@ -242,17 +241,17 @@ class BatchReader(_RangeReader, DataSourceReader):
 
 
 class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query. Spark keeps one of these in a process beside the driver, for offsets and plans; the tasks
-    have copies, which only `read`."""
+    """One streaming query. Spark keeps one reader in a process beside the driver, for offsets and plans; the tasks have
+    copies, which only `read`."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._kept: LogClient | None = None
-        """Keeps connections open as long as the query runs."""
+        """The client whose connections stay open as long as the query runs."""
         self._target: dict[str, TopicOffsets] | None = None
-        """Where a query with Trigger.AvailableNow ends."""
+        """The end of a query with Trigger.AvailableNow."""
         self._ends: dict[str, TopicOffsets] | None = None
-        """The ends of the logs when they were last looked at."""
+        """The ends of the logs at the last look."""
         self._looked_at: float | None = None
         self._triggered_at: float | None = None
 
@@ -270,7 +269,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
     # -- offsets --
 
     def initialOffset(self) -> JsonOffsets:  # noqa: N802
-        """Where a query without a checkpoint begins. See the module for `initialOffsetsFile`."""
+        """Return the start of a query without a checkpoint. See the module for `initialOffsetsFile`."""
         if self._options.initial_offsets_file is None:
             return to_json(self._starting())
         return to_json(load_or_store(Path(self._options.initial_offsets_file), self._starting))
@@ -285,13 +284,13 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         self._target = self._look()
 
     def reportLatestOffset(self) -> JsonOffsets | None:  # noqa: N802
-        """The ends of the logs, for the query's progress: lag is their distance from the batch's end."""
+        """Return the ends of the logs, for the query's progress: lag is their distance from the batch's end."""
         return None if self._ends is None else to_json(self._ends)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> JsonOffsets:  # noqa: N802
-        """The end of the next batch: the logs' ends, or less if there is a limit. Equal to `start`: no batch.
+        """Return the end of the next batch: the logs' ends, or less with a limit; `start` means no batch.
 
-        Waits for leaders that are missing, as an exception here would end the query. Raises DataLost.
+        Waits for missing leaders, since an exception would end the query. Raises DataLost.
         """
         begin = from_json(start)
         self._rest()
@@ -318,8 +317,8 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         return to_json(with_kept_epochs(begin, grouped(topic_ids, ends, epochs_of(end))))
 
     def _is_too_early(self, available: int) -> bool:
-        """`minOffsetsPerTrigger` and `maxTriggerDelay`. With Trigger.AvailableNow the query must end, and does not wait
-        for more."""
+        """Apply `minOffsetsPerTrigger` and `maxTriggerDelay`. A query with Trigger.AvailableNow must end, and does not
+        wait for more."""
         if available == 0 or self._target is not None:
             return False
         now = self.client.monotonic()
@@ -333,7 +332,7 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         return False
 
     def _rest(self) -> None:
-        """Spark asks a hundred times a second while there is nothing to read; brokers are asked less often."""
+        """Limit the requests to brokers: without new records Spark asks a hundred times a second."""
         now = self.client.monotonic()
         if self._looked_at is not None and now < self._looked_at + LOOK_EVERY_S:
             self.client.pause(self._looked_at + LOOK_EVERY_S - now)
@@ -348,8 +347,8 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         logger.warning("%s (failOnDataLoss=false: going on without)", "; ".join(problems))
 
     def _earliest(self, begin: Offsets, end: Offsets) -> dict[TopicPartition, int]:
-        """Where the partitions begin that only `end` has. From those that are gone (`failOnDataLoss=false`) nothing is
-        read: they begin at their ends."""
+        """Return the earliest offsets of the partitions that only `end` has. Missing ones (`failOnDataLoss=false`)
+        begin at their ends, so nothing is read of them."""
         new = unknown_partitions(begin, end)
         found = earliest_offsets(self.client, self._options, new, is_lenient=not self._options.fail_on_data_loss)
         ends = by_partition(end)

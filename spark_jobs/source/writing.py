@@ -1,7 +1,7 @@
-"""Rows of a DataFrame as records: what a task of `write` or `writeStream` does.
+"""Rows of a DataFrame, written as records by the tasks of `write` and `writeStream`, at least once.
 
-At least once. The producer is idempotent and waits for all in-sync replicas, so its own retries make no duplicates;
-but Spark does not know what a failed attempt of a task has written, and repeats the task from its beginning.
+The producer is idempotent and waits for all in-sync replicas, so its own retries cause no duplicates. But Spark does
+not know which rows a failed attempt of a task has written, and repeats the task from its beginning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLUMNS = {
     "topic": ("string",),
     "partition": ("int",),
 }
-"""The types that a column may have, by name. Only `value` is required; columns of other names are not written."""
+"""The possible types of each column. Only `value` is required; columns with other names are not written."""
 
 
 WRITER_CLIENT_ID = "minibroker-spark-writer"
@@ -36,13 +36,13 @@ SLICE_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task tells the driver: this many rows are in the log of all in-sync replicas."""
+    """A task's message to the driver: the number of rows in the logs of all in-sync replicas."""
 
     rows: int
 
 
 def check_write_schema(options: WriteOptions, types: Mapping[str, str]) -> None:
-    """`types`: Spark's type names, by column. Raises InvalidSetting."""
+    """Check Spark's type names, by column. Raises InvalidSetting."""
     if "value" not in types:
         raise InvalidSetting(
             "columns",
@@ -59,7 +59,7 @@ def check_write_schema(options: WriteOptions, types: Mapping[str, str]) -> None:
 def write_batches(options: WriteOptions, batches: Iterable[pyarrow.RecordBatch]) -> Written:
     """Write all rows, and return once they are acknowledged.
 
-    Raises DeliveryFailed naming the reasons, NetworkError, and MinibrokerError for a row that cannot be a record.
+    Raises DeliveryFailed with the reasons, NetworkError, and MinibrokerError for a row that cannot be a record.
     """
     return asyncio.run(_write(options, batches))
 
@@ -67,7 +67,7 @@ def write_batches(options: WriteOptions, batches: Iterable[pyarrow.RecordBatch])
 async def _write(options: WriteOptions, batches: Iterable[pyarrow.RecordBatch]) -> Written:
     rows = 0
     async with Producer(options.bootstrap, client_id=WRITER_CLIENT_ID, linger_ms=5) as producer:
-        # Taking the next batch blocks the event loop while Spark computes it: nothing may be in flight then.
+        # The iterator blocks the event loop while Spark computes the next batch: nothing may be in flight then.
         for batch in batches:
             await _send(producer, options, batch)
             await producer.flush()
@@ -90,7 +90,7 @@ async def _send(producer: Producer, options: WriteOptions, batch: pyarrow.Record
 
 
 async def _send_columns(producer: Producer, topic: str, batch: pyarrow.RecordBatch) -> None:
-    """The columns as they are, in slices that leave room in the buffer for what is on its way."""
+    """Send whole columns, in slices that leave room in the buffer for batches in flight."""
     rows = max(1, min(batch.num_rows, batch.num_rows * SLICE_BYTES // max(batch.nbytes, 1)))
     has_keys = "key" in batch.schema.names
     for first in range(0, batch.num_rows, rows):
@@ -100,7 +100,7 @@ async def _send_columns(producer: Producer, topic: str, batch: pyarrow.RecordBat
 
 
 def _column(batch: pyarrow.RecordBatch, name: str) -> Iterable[Any]:
-    """The column's values; endless nulls if there is no such column."""
+    """Return the column's values, or endless nulls if there is no such column."""
     return batch.column(name).to_pylist() if name in batch.schema.names else repeat(None)
 
 

@@ -1,8 +1,8 @@
-"""Reads Spark's checkpoint of a streaming query: its id, and the offsets of its batches.
+"""Spark's checkpoint of a streaming query: its id, and the offsets of its batches.
 
-Spark writes a batch's offsets before the batch runs and does not pass them on: a `foreachBatch` function gets only the
-batch's number. The files are internal to Spark; their format (a version, a line of JSON, then a line for each source)
-has been the same in every version from 2.1 to 4.3.
+Spark writes a batch's offsets before the batch runs, but passes only the batch's number to a `foreachBatch` function.
+The files are internal to Spark; their format (a version, a line of JSON, then a line for each source) has not changed
+from 2.1 to 4.3.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from minibroker.spark_jobs.source.offsets import Offsets, from_json
 
 
 class Checkpoint:
-    """The checkpoint of a query with one source, on the driver's disk. Raises MinibrokerError for what Spark has not
-    written."""
+    """The checkpoint of a query with one source, on the driver's disk. Methods raise MinibrokerError for files that
+    Spark has not written."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def query_id(self) -> str | None:
-        """None: the query has not run yet."""
+        """Return None if the query has not run yet."""
         path = self.directory / "metadata"
         try:
             return str(json.loads(path.read_text(encoding="utf-8"))["id"])
@@ -34,7 +34,7 @@ class Checkpoint:
             raise self._damaged(path, error) from error
 
     def last_batch(self) -> int | None:
-        """The last batch that was begun; None: none was."""
+        """Return the last batch that was begun, or None."""
         try:
             names = [path.name for path in (self.directory / "offsets").iterdir()]
         except FileNotFoundError:
@@ -42,7 +42,7 @@ class Checkpoint:
         return max((int(name) for name in names if name.isdigit()), default=None)
 
     def start(self) -> Offsets:
-        """Where batch 0 begins."""
+        """Return the start of batch 0."""
         path = self.directory / FILE_NAME
         try:
             return from_json(json.loads(path.read_text(encoding="utf-8")))
@@ -63,8 +63,8 @@ class Checkpoint:
             raise self._damaged(path, error) from error
 
     def sync(self, batch: int) -> None:
-        """Make sure that no power cut undoes the beginning of this batch, nor what it builds on. (Spark itself never
-        fsyncs.)"""
+        """Fsync the beginning of this batch and its predecessors' files, so that no power cut undoes them. Spark itself
+        never fsyncs."""
         for folder, name in (("offsets", str(batch)), ("commits", str(batch - 1)), ("", "metadata"), ("", FILE_NAME)):
             for path in (self.directory / folder / name, self.directory / folder / f".{name}.crc"):
                 if path.exists():

@@ -1,17 +1,17 @@
-"""A table of Parquet files, of which only those count that a manifest names: for any reader.
+"""A table of Parquet files that any reader can read: only files that a manifest names belong to it.
 
-    TABLE/table.json                     what fills the table, and from which checkpoint
+    TABLE/table.json                     the job that fills the table, and its checkpoint
     TABLE/manifests/FIRST-LAST.json      the files of batches FIRST to LAST
     TABLE/data/batch=.../...parquet
 
-Parquet files appear one after the other, a manifest by one rename. So a batch is there as a whole or not at all,
-however its writer ended, and files that no manifest names were left behind by a failed attempt. A compaction is a
-manifest, too: one of batches 0-9 replaces those of the ten batches from the moment it has its name. What it replaced
-stays on the disk for a while, for readers that chose their files before.
+Parquet files appear one after the other, a manifest by one rename. A batch is therefore there as a whole or not at all,
+however its writer ended; files that no manifest names are remains of a failed attempt. A compaction is also a manifest:
+one of batches 0-9 replaces those of the ten batches when it gets its name. The replaced files stay on the disk for a
+while, for readers that chose them before.
 
-Which manifests count is decided by their names alone: the widest that begins at batch 0, the widest that begins where
-that ends, and so on. Batches have no gaps. A listing of the directory may miss names that come and go meanwhile; that
-shows as a gap, and the directory is listed again.
+The names of manifests alone decide which are effective: the widest that begins at batch 0, the widest that begins after
+its end, and so on. Batches have no gaps. A listing of the directory may miss names that are added or removed meanwhile;
+that shows as a gap, and the directory is listed again.
 
 Rejected: Spark's file sink (only Spark reads its log of files), one list of all files (written anew by each batch), and
 table formats such as Delta's (a jar to match with Spark's version).
@@ -48,13 +48,13 @@ class Manifest(msgspec.Struct, frozen=True):
     first_batch: int
     last_batch: int
     start: dict[str, dict[str, Any]]
-    """Offsets by topic, with the topic's id, as in Spark's checkpoint: the first record of each partition, ..."""
+    """The offsets of the first records, as in Spark's checkpoint, with the topics' ids."""
     end: dict[str, dict[str, Any]]
-    """... and the one after the last."""
+    """The offsets after the last records."""
     rows: int
     files: list[DataFile]
     level: int = 0
-    """How often these rows have been rewritten by compactions."""
+    """The number of compactions that have rewritten these rows."""
 
     @property
     def bytes(self) -> int:
@@ -67,11 +67,11 @@ class Manifest(msgspec.Struct, frozen=True):
 
 class TableIdentity(msgspec.Struct, frozen=True):
     token: str
-    """The same in the checkpoint of the query that fills the table."""
+    """A random text that is also in the checkpoint of the query that fills the table."""
     checkpoint: str
-    """Where that checkpoint is, for people."""
+    """The path of that checkpoint, for messages."""
     content: dict[str, str]
-    """What the rows are, so that no other job continues the table."""
+    """A description of the rows, so that no other job continues the table."""
     start: dict[str, dict[str, Any]]
     """The offsets at which the table begins."""
 
@@ -88,12 +88,12 @@ class Span(NamedTuple):
 
     @property
     def directory_name(self) -> str:
-        """The directory of its files, which is also a value of the column `batch`."""
+        """The directory of its files, and a value of the column `batch`."""
         return f"batch={self.first}" if self.first == self.last else f"batch={self.first}-{self.last}"
 
 
 def span_of(file_name: str) -> Span | None:
-    """None for what is not a manifest, such as one that is being written."""
+    """Return None if the name is not a manifest's, such as that of one being written."""
     first, dash, last = file_name.removesuffix(".json").partition("-")
     if not file_name.endswith(".json") or not dash or not first.isdigit() or not last.isdigit():
         return None
@@ -101,7 +101,7 @@ def span_of(file_name: str) -> Span | None:
 
 
 def effective(spans: Iterable[Span]) -> list[Span] | None:
-    """Those that count, in order; None if there is a gap."""
+    """Return the effective spans, in order; None if there is a gap."""
     found: list[Span] = []
     upto = -1
     for span in sorted(spans, key=lambda one: (one.first, -one.last)):
@@ -115,10 +115,10 @@ def effective(spans: Iterable[Span]) -> list[Span] | None:
 
 
 def next_compaction(manifests: Sequence[Manifest], fan_in: int, enough_bytes: int) -> Sequence[Manifest]:
-    """The manifests to compact into one now: `fan_in` or more neighbours of one level, preferring the newest; empty if
-    there are none.
+    """Return the manifests to compact into one now: `fan_in` or more neighbours of one level, preferring the newest, or
+    none.
 
-    Each row is rewritten once for each level, so log(batches) times in all. A manifest of `enough_bytes` is left alone.
+    Each row is rewritten once for each level, so log(batches) times in all. Manifests of `enough_bytes` are kept.
     """
     stop = len(manifests)
     while stop:
@@ -133,7 +133,7 @@ def next_compaction(manifests: Sequence[Manifest], fan_in: int, enough_bytes: in
 
 
 class Table:
-    """A table as its readers see it. It never writes."""
+    """A table as its readers see it. Never writes."""
 
     def __init__(self, directory: str | Path) -> None:
         self.directory = Path(directory).absolute()
@@ -143,7 +143,7 @@ class Table:
         return self.directory / DATA
 
     def identity(self) -> TableIdentity | None:
-        """None if there is no table (yet). Raises MinibrokerError for one that is damaged."""
+        """Return None if there is no table yet. Raises MinibrokerError if it is damaged."""
         path = self.directory / TABLE_FILE
         try:
             return msgspec.json.decode(path.read_bytes(), type=TableIdentity)
@@ -153,7 +153,7 @@ class Table:
             raise MinibrokerError(f"{path} is damaged ({error}): this is not a table, or no longer one") from error
 
     def spans(self) -> list[Span]:
-        """Those of all manifests, including the ones that were replaced."""
+        """Return the spans of all manifests, including replaced ones."""
         try:
             names = [entry.name for entry in (self.directory / MANIFESTS).iterdir()]
         except FileNotFoundError:
@@ -161,7 +161,7 @@ class Table:
         return sorted(span for name in names if (span := span_of(name)) is not None)
 
     def manifests(self) -> list[Manifest]:
-        """What the table consists of at one moment, in the order of batches. Raises MinibrokerError if damaged."""
+        """Return the effective manifests at one moment, in order. Raises MinibrokerError if the table is damaged."""
         give_up_at = time.monotonic() + _LISTING_PATIENCE_S
         while True:
             spans = effective(self.spans())
@@ -174,7 +174,7 @@ class Table:
                 problem = "a manifest between others is missing"
             if time.monotonic() > give_up_at:
                 raise MinibrokerError(
-                    f"{self.directory / MANIFESTS}: {problem}. Somebody has removed it; the rest cannot be trusted"
+                    f"{self.directory / MANIFESTS}: {problem}: it was removed, and the rest cannot be trusted"
                 )
 
     def manifest(self, span: Span) -> Manifest:
@@ -185,7 +185,7 @@ class Table:
             raise MinibrokerError(f"{path} is damaged ({error}): the table cannot be read without it") from error
 
     def end(self) -> dict[str, dict[str, Any]] | None:
-        """The offsets up to which records are in the table; None if there is no table."""
+        """Return the offsets up to which records are in the table; None if there is no table."""
         manifests = self.manifests()
         if manifests:
             return manifests[-1].end
@@ -193,7 +193,7 @@ class Table:
         return None if identity is None else identity.start
 
     def files(self) -> list[str]:
-        """Absolute paths of the Parquet files at one moment, for Spark, pyarrow or any other reader of Parquet.
+        """Return the paths of the Parquet files at one moment, for Spark, pyarrow or any other reader of Parquet.
 
         They stay for an hour after compactions have replaced them."""
         return [str(self.directory / file.path) for manifest in self.manifests() for file in manifest.files]

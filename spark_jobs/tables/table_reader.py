@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def read_files(spark: SparkSession, data: Path, files: Sequence[str], columns: StructType) -> DataFrame:
-    """The rows of `files`, which are below `data`; without files there are none."""
+    """Return the rows of `files`, which are below `data`."""
     if not files:
         return spark.createDataFrame([], columns)
     from pyspark.sql.types import StringType, StructType
 
-    # `batch` is in the paths, so Spark would guess its type from them: a number here, a text there.
+    # `batch` is in the paths, from which Spark would guess different types.
     schema = StructType([*columns.fields]).add("batch", StringType())
     return spark.read.schema(schema).option("basePath", str(data)).parquet(*files).select(*columns.names)

@@ -1,18 +1,18 @@
-"""Fills a table exactly once: each batch of a query becomes one manifest, however often it is written.
+"""The writer of a table, exactly once: each batch of a query becomes one manifest, however often Spark repeats it.
 
-Spark repeats a batch that it does not know to be finished, with the same number and the same offsets. So:
+Spark repeats a batch that it does not know to be finished, with the same number and the same offsets. Therefore:
 
-1. The rows go to a directory of this attempt alone, below `_staging`. A driver's JVM outlives a killed driver for a
-   moment and may still be writing: it cannot touch its successor's files.
-2. Every file is fsynced, and the whole directory becomes `data/batch=N` by one rename. What an earlier attempt has left
-   there is removed first; no manifest names it.
+1. The rows are written to a directory of this attempt alone, below `_staging`. A driver's JVM outlives a killed driver
+   for a moment and may still write: it cannot touch its successor's files.
+2. Every file is fsynced, and the whole directory becomes `data/batch=N` by one rename. Remains of an earlier attempt,
+   which no manifest names, are removed first.
 3. The manifest gets its name. From then on, and not before, the batch is in the table.
 
 A batch whose manifest exists is not written again; it must be of the same query and end at the same offsets.
 
-Table and checkpoint are useless without each other: with another checkpoint the query would begin at batch 0 and write
-everything twice, with another table it would begin in the middle. So both have the same token, and whatever does not
-match is refused. One process at a time may write: it holds a lock that the operating system releases when it dies.
+Table and checkpoint belong together: with another checkpoint the query would begin at batch 0 and write everything
+twice, with another table it would begin in the middle. Both have the same token, and a mismatch is an error. One
+process at a time may write: it holds a lock that the operating system releases when it dies.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from minibroker.spark_jobs.tables.manifests import (
 LOCK_FILE = "lock"
 STAGING = "_staging"
 TOKEN_FILE = "minibroker-table.json"
-"""The file in the checkpoint."""
+"""The file with the token in the checkpoint."""
 
 KEEP_REPLACED_MS = 60 * 60 * 1_000
-"""How long files stay after a compaction has replaced them."""
+"""The time for which files stay after a compaction has replaced them."""
 ENOUGH_BYTES = 256 * 1024 * 1024
-"""A manifest whose files have this size in total is not compacted any more."""
+"""The total size of files from which a manifest is not compacted any more."""
 
 WriteParquet = Callable[[Path], None]
 """Writes the rows of a batch as Parquet files into a directory that does not exist yet."""
 Rewrite = Callable[[Sequence[str], Path], None]
-"""The same, with the rows of the given files."""
+"""Writes the rows of the given files into a directory that does not exist yet."""
 
 
 class _Token(msgspec.Struct, frozen=True):
@@ -75,8 +75,8 @@ class TableWriter:
         keep_replaced_ms: int = KEEP_REPLACED_MS,
         world: RealWorld | None = None,
     ) -> None:
-        """Opens the table, or makes its directory. Raises MinibrokerError, having changed nothing, if another process
-        is writing, or if table, checkpoint and content do not belong together."""
+        """Open the table, or create its directory. Raises MinibrokerError, without changes, if another process writes,
+        or if table, checkpoint and content do not belong together."""
         self.table = Table(directory)
         self.checkpoint = Checkpoint(checkpoint.absolute())
         self._world = RealWorld() if world is None else world
@@ -113,7 +113,7 @@ class TableWriter:
     # -- what belongs together --
 
     def _bind(self, content: dict[str, str]) -> TableIdentity | None:
-        """The identity; None: the table is new, and `begin` will give it one."""
+        """Return the identity; None for a new table, which `begin` will identify."""
         identity = self.table.identity()
         token_path = self.checkpoint.directory / TOKEN_FILE
         try:
@@ -157,7 +157,7 @@ class TableWriter:
         return identity
 
     def begin(self, content: Mapping[str, str], start: Offsets) -> None:
-        """Tie a new table and its checkpoint together. Does nothing for a table that has begun."""
+        """Tie a new table and its checkpoint together. Does nothing for a table that has an identity."""
         if self._identity is not None:
             return
         token = f"{self._world.random.getrandbits(128):032x}"
@@ -198,8 +198,8 @@ class TableWriter:
         return self._manifests[-1] if self._manifests else None
 
     def publish(self, batch: int, write: WriteParquet, *, guard: AbstractContextManager[object] | None = None) -> bool:
-        """Put a batch of the checkpoint's query into the table; False: it is there already. `guard` is entered while
-        the batch becomes visible.
+        """Add a batch of the checkpoint's query to the table; return False if it is there already. `guard` is entered
+        while the batch becomes visible.
 
         Raises MinibrokerError if the batch is neither the next one nor equal to one that is there.
         """
@@ -218,7 +218,7 @@ class TableWriter:
         *,
         guard: AbstractContextManager[object] | None = None,
     ) -> bool:
-        """As `publish`, for a query whose offsets do not come from a checkpoint."""
+        """Publish a batch of a query whose offsets do not come from a checkpoint."""
         expected = self._manifests[-1].last_batch + 1 if self._manifests else 0
         if batch < expected:
             self._check_same(batch, query, end)
@@ -252,7 +252,7 @@ class TableWriter:
     def _placed(
         self, query: str, span: Span, start: Offsets, end: Offsets, level: int, write: WriteParquet
     ) -> Manifest:
-        """Steps 1 and 2 of the module's docstring: the files are in their place, durable, and not visible yet."""
+        """Do steps 1 and 2 of the module's docstring: the files are in their place, durable, and not visible yet."""
         staged = self.table.directory / STAGING / f"{span.first}-{self._world.random.getrandbits(64):016x}"
         write(staged)
         parquet = sorted(staged.rglob("*.parquet"))
@@ -275,15 +275,15 @@ class TableWriter:
         return Manifest(query, span.first, span.last, to_json(start), to_json(end), rows, files, level)
 
     def _add(self, manifest: Manifest) -> None:
-        """Step 3."""
+        """Do step 3."""
         self._write(self.table.directory / MANIFESTS / manifest.span.file_name, manifest)
         self._manifests = [one for one in self._manifests if one.first_batch < manifest.first_batch] + [manifest]
 
     # -- fewer, larger files --
 
     def compact(self, rewrite: Rewrite, fan_in: int) -> list[Manifest]:
-        """Compact `fan_in` or more manifests of one level into one, wherever that many are neighbours; returns what was
-        made. Files that were replaced at least an hour ago are removed."""
+        """Compact each `fan_in` or more neighbouring manifests of one level into one, and return the new manifests.
+        Files that were replaced at least an hour ago are removed."""
         made = []
         while chosen := next_compaction(self._manifests, fan_in, ENOUGH_BYTES):
             made.append(self._replaced(chosen, rewrite))
@@ -329,7 +329,7 @@ class TableWriter:
 
     @staticmethod
     def _remove_tree(path: Path) -> None:
-        # A JVM that has outlived its driver may still be writing there.
+        # A JVM that has outlived its driver may still write there.
         shutil.rmtree(path, ignore_errors=True)
 
     def _write(self, path: Path, content: msgspec.Struct) -> None:

@@ -1,14 +1,15 @@
-"""Which version of a view is served: one small file, CURRENT, that is replaced as a whole.
+"""The version of a view that is served, in one small file, CURRENT, that is replaced as a whole.
 
-    ROOT/CURRENT    the version that readers take, and the offsets it had when it took over
+    ROOT/CURRENT    the version that is served, and its offsets when it took over
     ROOT/NAME/      the table of each version, with the checkpoint of the stream that fills it
 
-A new version fills its table beside the one that is served. Once it has everything that the served one has, it replaces
-CURRENT; the old version sees that and stops, and can never serve again. What readers get must not go back in time, so
-the old version may publish nothing between the comparison and the switch. Both therefore take one lock: the old version
-for each publication, the new one from before it writes the batch that brings it up to the old one until it has
-switched. (If it compared after its batch, a busy topic would keep it one batch behind for ever.) The operating system
-releases the lock of a process that dies.
+A new version fills its table beside the served one. Once it has everything that the served one has, it replaces
+CURRENT; the old version sees that and stops, and can never serve again.
+
+Readers must not go back in time, so the old version may publish nothing between the comparison and the switch. Both
+therefore take one lock: the old version for each publication; the new one before it writes the batch that reaches the
+old one, until it has switched. (If it compared after its batch, a busy topic would always keep it one batch behind.)
+The operating system releases the lock of a process that dies.
 """
 
 import time
@@ -33,23 +34,23 @@ class Retired(msgspec.Struct, frozen=True):
     """A version that served before."""
 
     token: str
-    """That of its stream's table."""
+    """The token of its stream's table."""
     directories: list[str]
     at_ms: int
 
 
 class Current(msgspec.Struct, frozen=True):
     generation: int
-    """Counts the switches."""
+    """The number of switches."""
     view: str
     """The name of its logic."""
     stream: str
     """The directory of the table that a stream fills."""
     token: str
     batch: str | None
-    """The directory of what a batch job has computed up to where the stream begins; None: the stream has everything."""
+    """The directory of a batch job's result up to the stream's beginning; None: the stream has everything."""
     offsets: dict[str, dict[str, Any]]
-    """What was in it when it took over."""
+    """Its offsets when it took over."""
     retired: list[Retired]
 
     @property
@@ -62,7 +63,7 @@ class Replaced(MinibrokerError):
 
 
 def reached(end: Offsets, other: Offsets) -> bool:
-    """Whether `end` has everything that `other` has. Of a topic that was created again, nothing old is required."""
+    """Return whether `end` has everything that `other` has, except for topics that were created again."""
     for topic, entry in other.items():
         there = end.get(topic)
         if there is None:
@@ -80,7 +81,7 @@ class Serving:
         self._world = RealWorld() if world is None else world
 
     def current(self) -> Current | None:
-        """None if nothing was ever served. Raises MinibrokerError if the file is damaged."""
+        """Return None if no version was ever served. Raises MinibrokerError if the file is damaged."""
         path = self.root / FILE_NAME
         try:
             return msgspec.json.decode(path.read_bytes(), type=Current)
@@ -91,7 +92,7 @@ class Serving:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the lock; waits while another version publishes or switches."""
+        """Hold the lock, after other versions have published or switched."""
         while True:
             try:
                 lock = self._world.disk.lock(str(self.root / LOCK_FILE))
@@ -105,7 +106,7 @@ class Serving:
 
     @contextmanager
     def publishing(self, token: str) -> Iterator[None]:
-        """Holds the lock, for the version that serves. Raises Replaced if another has replaced it."""
+        """Hold the lock for the version that serves. Raises Replaced if another has replaced it."""
         with self.locked():
             self.check(token)
             yield
@@ -123,7 +124,7 @@ class Serving:
         return current is not None and current.token == token
 
     def may_take_over(self, end: Offsets) -> bool:
-        """Whether a version with this end has everything that is served now."""
+        """Return whether a version with this end has everything that is served now."""
         current = self.current()
         if current is None:
             return True
@@ -131,7 +132,7 @@ class Serving:
         return served is None or reached(end, from_json(served))
 
     def switch(self, view: str, stream: str, token: str, batch: str | None, end: Offsets) -> Current:
-        """To be called with the lock held. Returns once no power cut can undo it."""
+        """Switch to another version, with the lock held. Returns once no power cut can undo it."""
         before = self.current()
         retired: list[Retired] = []
         if before is not None:
@@ -143,7 +144,7 @@ class Serving:
         return current
 
     def retired_before(self, age_ms: int) -> list[str]:
-        """The directories of versions that were replaced at least `age_ms` ago."""
+        """Return the directories of versions that were replaced at least `age_ms` ago."""
         current = self.current()
         if current is None:
             return []

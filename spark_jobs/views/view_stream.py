@@ -26,8 +26,8 @@ FAN_IN = 16
 
 
 class ViewStream:
-    """Owns the table ROOT/NAME until it is closed. Serves at once if nothing is served, or else once it has everything
-    that the served version has."""
+    """Owns the table ROOT/NAME until it is closed. Serves at once if no version is served, or else once it has
+    everything that the served version has."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class ViewStream:
         batch: str | None = None,
         lateness: str | None = None,
     ) -> None:
-        """`batch`: the directory of what comes before this stream's beginning. `lateness`: lines that are older than
-        the newest by more than this may be left out, which bounds the memory. Raises MinibrokerError: another process
-        fills the table, the table holds something else, or it has served before and was replaced."""
+        """`batch` is the directory of the result up to this stream's beginning. `lateness` bounds the memory: lines
+        older than the newest by more than this may be left out. Raises MinibrokerError if another process fills the
+        table, if the table has other content, or if this version has served before and was replaced."""
         self._spark = spark
         self._serving = serving
         self._view_name = view
@@ -63,7 +63,7 @@ class ViewStream:
         self._replaced: Replaced | None = None
 
     def close(self) -> None:
-        """Stops the query first, if there is one."""
+        """Stop the query, if there is one, and release the table."""
         if self._query is not None:
             stop_query(self._query)
         self._writer.close()
@@ -78,7 +78,8 @@ class ViewStream:
         return self._serving.serves(self.token)
 
     def start(self, options: Mapping[str, str], trigger: str | None) -> None:
-        """`trigger`: "10 seconds"; None: what there is now. Raises as `keep_initial_offsets`."""
+        """Start the query. `trigger` is like "10 seconds"; None: read the records that exist now. Raises as
+        `keep_initial_offsets`."""
         checkpoint = self._serving.root / self.name / CHECKPOINT
         kept = dict(options) | keep_initial_offsets(options, checkpoint)
         self._writer.begin(self._content, Checkpoint(checkpoint).start())
@@ -99,7 +100,7 @@ class ViewStream:
         )
 
     def run(self, stop: threading.Event) -> bool:
-        """Run until the query ends or `stop` is set; False: it was replaced, and has been stopped.
+        """Run until the query ends or `stop` is set. Return False if it was replaced and stopped.
 
         Raises MinibrokerError if it fails.
         """
@@ -113,7 +114,7 @@ class ViewStream:
         return self._replaced is None
 
     def watch(self) -> None:
-        """To be called several times a second. Raises MinibrokerError if the query has failed."""
+        """Check the query; call this several times a second. Raises MinibrokerError if the query has failed."""
         assert self._query is not None
         if self._replaced is None and not self._watch():
             try:
@@ -142,8 +143,8 @@ class ViewStream:
         elif not self._takes_over_with(end, number, write):
             self._writer.publish(number, write)
         if not is_new:
-            # The table has had it since before this query was started; but the state that belongs to it was not kept,
-            # or Spark would not give it to us again, and Spark keeps only the state of what is computed.
+            # The table has had this batch since before the query started, but Spark has lost its state, or it would not
+            # repeat the batch. Spark keeps only the state of batches that are computed.
             changes.write.format("noop").mode("overwrite").save()
         self._writer.compact(
             lambda files, directory: rewrite_newest(self._spark, self._view, self._writer.table.data, files, directory),
@@ -151,7 +152,7 @@ class ViewStream:
         )
 
     def _takes_over_with(self, end: Offsets, number: int, write: WriteParquet) -> bool:
-        """Publish a batch and switch, if it will bring this version up to the one that serves."""
+        """Publish a batch and switch, if this version then has everything that the served one has."""
         with self._serving.locked():
             if not self._serving.may_take_over(end):
                 return False
@@ -160,14 +161,14 @@ class ViewStream:
             return True
 
     def _take_over(self) -> None:
-        """To be called with the lock held."""
+        """Switch to this version, with the lock held."""
         if self.serves:
             return  # the other thread was faster
         current = self._serving.switch(self._view_name, self.name, self.token, self._batch, self._writer.end)
         tell(f"{self.name} is served now (generation {current.generation})")
 
     def _watch(self) -> bool:
-        """Between batches: switch if this version has caught up without a batch. True: another one has taken over."""
+        """Switch between batches if this version has caught up. Return True if another version has taken over."""
         try:
             self._serving.check(self.token)
         except Replaced as error:
@@ -181,9 +182,9 @@ class ViewStream:
 
 
 def read_view(spark: SparkSession, path: str | Path) -> DataFrame:
-    """The view that is served at this moment: one version, as of one batch, even while others are made and take over.
+    """Return the view that is served now: one version, as of one batch, even while other versions take over.
 
-    To be evaluated within an hour. Raises MinibrokerError if there has never been a view.
+    Evaluate it within an hour. Raises MinibrokerError if there has never been a view.
     """
     serving = Serving(Path(path))
     current = serving.current()

@@ -1,11 +1,11 @@
-"""What is computed from lines, for batch and stream alike, and the tables that hold it.
+"""The views of lines, for batch and stream alike, and their tables.
 
-A view's logic is one pure function of a DataFrame with the source's columns: a streaming query makes of a topic what a
-batch query makes of it. Lines are those that `minibroker demo` and `minibroker produce` send: texts, perhaps with a
-key. A log's lines begin with their level, the demo's with a keyword of Python, so the views count by first word.
+A view's logic is one pure function of a DataFrame with the source's columns: a streaming query computes the same from a
+topic as a batch query. Lines are texts, perhaps with a key, as `minibroker demo` and `minibroker produce` send them. A
+log's lines begin with their level, the demo's with a keyword of Python, so the views count by first word.
 
 A streaming query returns, for each batch, the rows that have changed. They are appended to the view's table with the
-number of their batch; readers take the newest row of each window and word. Compactions do the same permanently.
+number of their batch; readers use the newest row of each window and word. Compactions keep only that row.
 
 The sums of two parts of a topic add up to those of the whole: `merged` relies on that, and a new view must ensure it.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 (everybody's name for it)
+from pyspark.sql import functions as F  # noqa: N812 (its usual name)
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from minibroker.client.errors import InvalidSetting
@@ -46,7 +46,7 @@ class View:
 
 
 def word() -> Column:
-    """A line's key; without one the first word of its value (or its first character that is not a space)."""
+    """Return a line's key, or else the first word of its value, or the first character that is not a space."""
     first = F.regexp_extract(F.col("value").cast("string"), r"^\s*(\w+|\S)", 1)
     return F.substring(F.coalesce(F.col("key").cast("string"), first, F.lit("")), 1, LONGEST_WORD)
 
@@ -66,12 +66,12 @@ def _summed(lines: DataFrame, *measures: Column) -> DataFrame:
 
 
 def lines_per_word(lines: DataFrame) -> DataFrame:
-    """v1: how many lines begin with a word, for each ten seconds of their timestamps."""
+    """Count the lines per first word and ten seconds of their timestamps (v1)."""
     return _summed(lines, F.count(F.lit(1)).alias("lines"))
 
 
 def lines_and_bytes_per_word(lines: DataFrame) -> DataFrame:
-    """v2: and how many bytes those lines have."""
+    """Count the lines as v1, and their bytes (v2)."""
     size = F.coalesce(F.octet_length("value"), F.lit(0))
     return _summed(lines, F.count(F.lit(1)).alias("lines"), F.sum(size).alias("bytes"))
 
@@ -97,13 +97,13 @@ def write_changes(changes: DataFrame, batch: int, directory: Path) -> None:
 
 
 def rewrite_newest(spark: SparkSession, view: View, data: Path, files: Sequence[str], directory: Path) -> None:
-    """A compaction: keeps the newest row of each window and word."""
+    """Compact files: keep the newest row of each window and word."""
     rows = _newest(_changes(spark, view, data, files), view)
     rows.select(*view.columns, "batch_number").coalesce(1).write.parquet(str(directory))
 
 
 def read_table(spark: SparkSession, table: Table, view: View) -> DataFrame:
-    """A view as it is in its table now."""
+    """Return a view as it is in its table now."""
     return _newest(_changes(spark, view, table.data, table.files()), view).select(*view.columns)
 
 
@@ -117,7 +117,7 @@ def _newest(changes: DataFrame, view: View) -> DataFrame:
 
 
 def merged(spark: SparkSession, view: View, batch: DataFrame, speed: DataFrame) -> DataFrame:
-    """The views of two parts of a topic as one."""
+    """Add up the views of two parts of a topic."""
     sums = ", ".join(f"SUM({name}) AS {name}" for name in view.measures)
     keys = ", ".join(KEYS)
     return spark.sql(

@@ -1,7 +1,7 @@
 """The cluster of deploy/docker-compose.yml under a project name of its own, and the ways in which containers fail.
 
-Blocking. Whatever `docker` or `docker-compose` refuses is a RuntimeError with what it said. Everything that is started
-belongs to the project PROJECT, and is ended by that name.
+Calls block. An error of `docker` or `docker-compose` is a RuntimeError with its output. All containers belong to the
+project PROJECT, by whose name they are ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMAND_TIMEOUT_S = 120.0
 
 
 def run(*command: str, environment: dict[str, str] | None = None) -> str:
-    """What it printed. Raises RuntimeError where it fails."""
+    """Run a command and return its output. Raises RuntimeError if it fails."""
     try:
         done = subprocess.run(
             command,
@@ -49,7 +49,7 @@ def run(*command: str, environment: dict[str, str] | None = None) -> str:
 
 
 def compose_command() -> list[str]:
-    """Compose 2 where docker has it, else docker-compose."""
+    """Return the command of Compose 2 if docker has it, else docker-compose."""
     if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0:
         return ["docker", "compose"]
     if shutil.which("docker-compose"):
@@ -58,7 +58,7 @@ def compose_command() -> list[str]:
 
 
 class Containers:
-    """At most one at a time: PROJECT is a fixed name, so that remains of a run that was cut short are found."""
+    """One cluster at a time: PROJECT is a fixed name, so that the remains of an interrupted run are found."""
 
     def __init__(self) -> None:
         ports = free_ports(len(BROKERS))
@@ -77,11 +77,11 @@ class Containers:
         return run(*self._compose, *arguments, environment=self._environment)
 
     def up(self) -> None:
-        """As a user starts it: by the .env at the root. The images must be there."""
+        """Start the cluster as a user does, with the .env at the root. The images must exist."""
         self.compose("up", "--detach", "--no-build")
 
     def down(self) -> None:
-        """End it, and remove its containers, networks and volumes, however they were left."""
+        """Remove the cluster's containers, networks and volumes in any state."""
         for service in SERVICES:
             if self.state(service).get("Paused"):
                 self.unpause(service)
@@ -93,12 +93,12 @@ class Containers:
     # -- looking --
 
     def container(self, service: str) -> str | None:
-        """Its id, running or not."""
+        """Return the id of the service's container, running or not."""
         filters = (f"label=com.docker.compose.project={PROJECT}", f"label=com.docker.compose.service={service}")
         return run("docker", "ps", "--all", "--quiet", *(f"--filter={text}" for text in filters)).strip() or None
 
     def state(self, service: str) -> dict[str, Any]:
-        """Docker's picture of it; empty where there is no such container."""
+        """Return docker's state of the container; empty if there is none."""
         container = self.container(service)
         if container is None:
             return {}
@@ -109,7 +109,7 @@ class Containers:
         return bool(self.state(service).get("Health", {}).get("Status") == "healthy")
 
     def view(self) -> ClusterView:
-        """What the brokers say through their published ports."""
+        """Ask the brokers through their published ports."""
         return asyncio.run(ask_cluster(self.addresses))
 
     # -- breaking and mending: each pair by name --
@@ -127,7 +127,7 @@ class Containers:
         run("docker", "unpause", self._existing(service))
 
     def disconnect(self, service: str) -> None:
-        """Its address and its name are gone, and nobody gets a reset."""
+        """Remove the service's address and name from the network. Its peers get no reset."""
         run("docker", "network", "disconnect", f"{PROJECT}_default", self._existing(service))
 
     def connect(self, service: str) -> None:
@@ -141,7 +141,7 @@ class Containers:
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> None:
-    """Raises TimeoutError naming what was waited for."""
+    """Raises TimeoutError with the missing condition."""
     ends_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() >= ends_s:
@@ -150,7 +150,7 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float) -> No
 
 
 def is_whole(view: ClusterView, brokers: Sequence[int] = BROKERS) -> bool:
-    """Every broker is known, there is a controller, and every replica is in its ISR."""
+    """Return whether every broker is known, there is a controller, and every replica is in its ISR."""
     return (
         view.controller_id is not None
         and sorted(view.brokers) == sorted(brokers)

@@ -1,4 +1,4 @@
-"""Containers that fail, on a real engine: nothing acknowledged is lost, and how long nobody could write is printed.
+"""Containers that fail, on a real engine: nothing acknowledged is lost, and the time without writes is printed.
 
 Run by `make compose-test`, which builds the images first. Fails where there is no docker engine.
 """
@@ -42,7 +42,7 @@ def lines() -> Iterator[bytes]:
 @pytest.fixture(scope="module")
 def containers(request: pytest.FixtureRequest) -> Iterator[Containers]:
     cluster = Containers()
-    cluster.down()  # what a run that was cut short has left
+    cluster.down()  # remains of an interrupted run
     try:
         began_s = time.monotonic()
         cluster.up()
@@ -65,7 +65,7 @@ def containers(request: pytest.FixtureRequest) -> Iterator[Containers]:
 
 
 async def first_record(cluster: Containers) -> None:
-    """A topic with a replica on every broker, and one record in it, as soon as the cluster takes it."""
+    """Create a topic with a replica on every broker and one record, as soon as the cluster accepts it."""
     async with asyncio.timeout(PATIENCE_S):
         while len((await asyncio.to_thread(cluster.view)).brokers) < len(BROKERS):
             await asyncio.sleep(0.02)
@@ -114,7 +114,7 @@ async def test_nothing_acknowledged_is_lost_while_a_container_fails(
     tell(f"{role} {fault}: write gap {gap.seconds * 1_000:.0f} ms; {verdict}")
     assert verdict.flawless
     assert verdict.failed == 0
-    if victim != "zookeeper" and fault != "paused":  # a paused one keeps its connections: its session tells
+    if victim != "zookeeper" and fault != "paused":  # a paused container keeps its connections; its session expires
         assert len(await asyncio.to_thread(suspicions, containers, victim)) > logged
 
 

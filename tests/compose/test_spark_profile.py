@@ -1,6 +1,6 @@
 """`docker-compose --profile spark`: the ingest job's Parquet files are exact, also when a worker's container is killed.
 
-Run by `make spark-compose-test`, which builds the images first, Spark's (1.2 GB) among them. Fails where there is no
+Run by `make spark-compose-test`, which builds the images first, Spark's (1.2 GB) among them. Fails without a
 docker engine.
 """
 
@@ -20,7 +20,7 @@ from minibroker.client.producer import Producer
 from tests.compose.containers import BROKERS, Containers, run, wait_until
 
 TOPIC = "orders"
-"""What the profile ingests unless INGEST_TOPICS says otherwise."""
+"""The topic that the profile ingests without INGEST_TOPICS."""
 PARTITIONS = 3
 RECORDS = 3_000
 PATIENCE_S = 240.0
@@ -42,7 +42,7 @@ def tell(text: str) -> None:
 
 
 class SparkContainers(Containers):
-    """With the profile's services."""
+    """The cluster with the profile's services."""
 
     def down(self) -> None:
         self.compose("--profile", "spark", "down", "--volumes", "--timeout", "30")
@@ -51,7 +51,7 @@ class SparkContainers(Containers):
         self.compose("--profile", "spark", "up", "--detach", "--no-build")
 
     def ingested(self) -> dict[str, Any]:
-        """What the job's own volume holds, as a reader without Spark sees it."""
+        """Read the files in the job's volume without Spark."""
         found: dict[str, Any] = json.loads(run("docker", "exec", self._existing("ingest"), "python3", "-c", READ))
         return found
 
@@ -63,7 +63,7 @@ class SparkContainers(Containers):
 @pytest.fixture
 def containers(request: pytest.FixtureRequest) -> Iterator[SparkContainers]:
     cluster = SparkContainers()
-    cluster.down()  # what a run that was cut short has left
+    cluster.down()  # remains of an interrupted run
     try:
         cluster.up()
         yield cluster

@@ -57,8 +57,8 @@ def spark_cluster(tmp_path_factory: pytest.TempPathFactory, zookeeper_address: s
     try:
         settings = {
             "zookeeper.session.timeout.ms": "3000",
-            # Tests date records to 1970. Five minutes after its start a leader would delete them as too old, each at a
-            # time of its own: in the middle of a test, and in one partition before another.
+            # Tests date records to 1970. Leaders would delete them as too old, five minutes after they start, in the
+            # middle of a test.
             "log.retention.ms": "-1",
         }
         cluster.up(3, free_ports(3)[0], f"{zookeeper_address}/spark", settings)

@@ -1,4 +1,4 @@
-"""Two DataFrames hold the same rows, each as often."""
+"""Whether two DataFrames have the same rows, each equally often."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pyspark.sql import DataFrame
 
 
 def differences(found: DataFrame, expected: DataFrame) -> tuple[int, int]:
-    """(rows that are missing, rows that are too many)"""
+    """Return (missing rows, surplus rows)."""
     return expected.exceptAll(found).count(), found.exceptAll(expected).count()

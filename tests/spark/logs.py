@@ -1,4 +1,4 @@
-"""What tests of the data source do again and again: topics, records, and DataFrames of them."""
+"""Topics, records and DataFrames for tests of the data source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 
 
 class Logs:
-    """`topic` is the test's own name, not a topic before `create`."""
+    """`topic` has the test's name; `create` creates it."""
 
     def __init__(self, spark: SparkSession, bootstrap: str, topic: str) -> None:
         self.spark = spark
@@ -33,7 +33,7 @@ class Logs:
         asyncio.run(run())
 
     def delete(self, topic: str) -> None:
-        """Returns once no broker knows of it."""
+        """Return once no broker knows it."""
 
         async def run() -> None:
             async with asyncio.timeout(60), Admin(self.bootstrap) as admin:
@@ -95,7 +95,7 @@ class Logs:
         return self.spark.readStream.format("minibroker").options(**self.options(**options)).load()
 
     def drain(self, directory: Path, **options: Any) -> StreamingQuery:
-        """Everything there is, as a query that ends; its rows are appended to Parquet files in `directory`/out."""
+        """Run a query over all records and append its rows to Parquet files in `directory`/out."""
         query = self.start(directory, available_now=True, **options)
         try:
             assert query.awaitTermination(60)

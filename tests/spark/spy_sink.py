@@ -11,7 +11,7 @@ from pyspark.taskcontext import TaskContext
 
 
 class Spy(DataSource):
-    """A sink that writes down what tells a task which batch of which query it writes."""
+    """A sink that records the query, batch and partition of each task, as Spark reports them to the task."""
 
     @classmethod
     def name(cls) -> str:

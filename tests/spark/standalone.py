@@ -32,11 +32,11 @@ SETTINGS = {
     "spark.executor.memory": "512m",
     "spark.sql.shuffle.partitions": "2",
 }
-"""Of sessions on it, and small ones elsewhere."""
+"""Settings of sessions on this cluster, which are small for tests."""
 
 
 class SparkCluster:
-    """`url`: for `master`. `workers`: their processes, whose children are executors."""
+    """`url` is the master's. The children of the processes `workers` are executors."""
 
     def __init__(self, directory: Path, workers: int = 2) -> None:
         self._directory = directory

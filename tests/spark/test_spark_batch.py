@@ -7,7 +7,7 @@ import json
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 (everybody's name for it)
+from pyspark.sql import functions as F  # noqa: N812 (its usual name)
 
 from minibroker.client.cluster.offsets import OffsetAndTimestamp
 from minibroker.protocol.model import TopicPartition
@@ -90,7 +90,7 @@ def test_bounds_and_splits_prune_what_is_read(logs: Logs) -> None:
 
 
 @pytest.mark.slow
-def test_mistakes_are_told_with_the_remedy(logs: Logs) -> None:
+def test_mistakes_are_reported_with_the_remedy(logs: Logs) -> None:
     logs.create(1)
     logs.produce([b"x"])
     for options, expected in (

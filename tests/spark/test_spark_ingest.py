@@ -1,4 +1,4 @@
-"""Topics to Parquet, exactly once: whatever is repeated, resumed, compacted or mixed up."""
+"""Topics to Parquet, exactly once, when batches are repeated, resumed, compacted or mixed up."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ingested(logs: Logs, directory: Path) -> DataFrame:
 
 
 def topic_up_to(logs: Logs, directory: Path) -> DataFrame:
-    """The topic as far as it has been ingested."""
+    """Return the rows of the topic that have been ingested."""
     end = Table(directory / "out").end()
     assert end is not None
     return logs.batch(
@@ -68,11 +68,11 @@ def test_batches_of_any_size_add_up_to_the_topic_and_a_repeated_batch_changes_no
     logs.produce([b"old", b""], timestamp_ms=86_400_000 * 365)
     assert ingest(logs, tmp_path, 450) == Ingested(rows=1_002, batches=3)
     assert differences(ingested(logs, tmp_path), topic_up_to(logs, tmp_path)) == (0, 0)
-    # Killed after the batch was published and before Spark noted that: it repeats the batch.
+    # Killed after the batch was published and before Spark recorded that: Spark repeats the batch.
     shutil.rmtree(tmp_path / "checkpoint" / "commits")
     produce(logs, 100)
     assert ingest(logs, tmp_path, 130) == Ingested(rows=200, batches=2)
-    # Killed while it wrote: leftovers in the batch's own place, and no manifest.
+    # Killed while it wrote: remains in the batch's directory, and no manifest.
     produce(logs, 10)
     left = tmp_path / "out" / "data" / "batch=5" / f"topic={logs.topic}" / "date=2026-01-01"
     left.mkdir(parents=True)
@@ -132,7 +132,7 @@ def test_readers_see_every_record_once_while_files_are_compacted(logs: Logs, tmp
     manifests = Table(tmp_path / "out").manifests()
     assert [(one.first_batch, one.last_batch, one.level) for one in manifests] == [(0, 12, 1)]
     assert differences(ingested(logs, tmp_path), logs.batch(includeHeaders="true")) == (0, 0)
-    # The batch that was compacted away is repeated, and recognised.
+    # A batch that was compacted is repeated, and recognised.
     shutil.rmtree(tmp_path / "checkpoint" / "commits")
     assert ingest(logs, tmp_path) == Ingested(rows=0, batches=0)
 
@@ -155,7 +155,7 @@ def test_a_checkpoint_and_an_output_that_do_not_belong_together_are_refused(logs
         refused(out, checkpoint, "another process is writing")
     with pytest.raises(MinibrokerError, match="holds job ingest, not job other"):
         TableWriter(out, checkpoint, {"job": "other"})
-    # A checkpoint brought back from a copy, to before batches that are there.
+    # A checkpoint restored from a copy lacks batches of the table.
     shutil.copytree(checkpoint, tmp_path / "copy")
     produce(logs, 5)
     ingest(logs, tmp_path)

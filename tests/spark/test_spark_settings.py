@@ -1,4 +1,4 @@
-"""Whose settings a session gets: a job's own, those of spark-submit, of spark-defaults.conf, or our defaults."""
+"""The precedence of a session's settings: a job's, spark-submit's, spark-defaults.conf's, our defaults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print("FOUND " + json.dumps(found))
 
 
 def settings(tmp_path: Path, *command: str, **environment: str) -> dict[str, str]:
-    """What a script is given that is run by such a command."""
+    """Return the settings of a script that the command runs."""
     script = tmp_path / "script.py"
     defaults = {"spark.master": DEFAULT_MASTER, "spark.a": "default", "spark.b": "default", "spark.c": "default"}
     script.write_text(SCRIPT.replace("DEFAULTS", repr(defaults)))

@@ -1,7 +1,7 @@
 """Drivers of Kappa and Lambda that are killed in the middle of a change of versions, under constant reads.
 
-The driver that is killed is a process of its own, as `minibroker spark` starts it; the one that goes on after it runs
-in this process. Whatever is served at any moment equals what a batch query makes of the topic up to its offsets.
+The killed driver is a process started by `minibroker spark`; its successor runs in this process. At any moment the
+served view equals the result of a batch query over the topic up to the view's offsets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 @contextmanager
 def driver(logs: Logs, root: Path, job: str, *options: str) -> Iterator[Callable[[], None]]:
-    """`minibroker spark JOB` as a process. What is yielded kills it, as a machine's lack of memory would."""
+    """Run `minibroker spark JOB` as a process. Yields a function that kills it, as the OOM killer would."""
     command = [sys.executable, "-P", "-m", "minibroker", "spark", job, "--view", "v2", "--trigger", "100ms", *options]
     given = ["--topics", logs.topic, "--output", str(root), "--bootstrap", logs.bootstrap, "--master", "local[2,4]"]
     conf = ["--conf=spark.driver.memory=512m", "--conf=spark.sql.shuffle.partitions=1"]
@@ -54,7 +54,7 @@ def driver(logs: Logs, root: Path, job: str, *options: str) -> Iterator[Callable
         below = [found.pid for found in descendants(process.pid)]
         process.kill()
         process.wait()
-        # Its Java process ends by itself once it notices; until then it may go on with the batch.
+        # Its Java process ends by itself later; until then it may continue the batch.
         until_true(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in below))
 
     try:
@@ -67,8 +67,8 @@ def driver(logs: Logs, root: Path, job: str, *options: str) -> Iterator[Callable
 
 @contextmanager
 def reader(logs: Logs, root: Path) -> Iterator[list[tuple[tuple[str, ...], int]]]:
-    """Read the view all the time. What is yielded has columns and lines of each time; it may not fail, or see a key
-    twice, or less than before."""
+    """Read the view continuously. Yields a list with the columns and lines of each read. A read must not fail, see a
+    key twice, or see fewer lines than before."""
     done = threading.Event()
     seen: list[tuple[tuple[str, ...], int]] = []
     failures: list[BaseException] = []
@@ -99,7 +99,7 @@ def reader(logs: Logs, root: Path) -> Iterator[list[tuple[tuple[str, ...], int]]
 
 
 def served_is_exact(logs: Logs, root: Path) -> bool:
-    """What is served now, against a batch query up to the same offsets."""
+    """Compare the served view with a batch query up to the same offsets."""
     current = Serving(root).current()
     assert current is not None
     end = Table(root / current.stream).end()

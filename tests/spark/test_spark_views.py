@@ -1,4 +1,4 @@
-"""Kappa and Lambda: whatever the batches are and whoever takes over, the view is that of the whole log."""
+"""Kappa and Lambda: the view is that of the whole log, for any batches and any order of versions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def source(logs: Logs, limit: int | None = None) -> Source:
 
 
 def log_end(logs: Logs, counts: dict[int, int]) -> Callable[[Path], bool]:
-    """Whether what is served has so many records of each partition."""
+    """Return whether the served view has these numbers of records of each partition."""
 
     def has(root: Path) -> bool:
         current = Serving(root).current()
@@ -58,7 +58,7 @@ WORDS = (b"def f(x):", b"    return x", b"", b"# ERROR", b"import os", b"\xff\xf
 
 
 def produce(logs: Logs, first: int, count: int, timestamp_ms: int = HOUR_MS) -> None:
-    """Seven kinds of lines on both partitions, over some windows, not in the order of their time."""
+    """Send seven kinds of lines to both partitions, over several windows, not in the order of their time."""
 
     async def send() -> None:
         async with Producer(logs.bootstrap) as producer:
@@ -150,11 +150,11 @@ def test_both_layers_of_lambda_add_up_to_everything_and_the_batch_job_corrects_w
     assert differences(read_view(logs.spark, tmp_path), recomputed(logs, "v2")) == (0, 0)
     produce(logs, 60, 30)
     with Lambda(logs.spark, source(logs, 25), tmp_path, "v2", "10 minutes", threading.Event()) as layers:
-        # From the first boundary on, in small batches, into windows that the batch layer has, too.
+        # From the first boundary, in small batches, into windows that the batch layer also has.
         layers.resume("0 seconds")
         until_true(lambda: log_end(logs, {0: 90, 1: 90})(tmp_path))
         assert differences(read_view(logs.spark, tmp_path), recomputed(logs, "v2")) == (0, 0)
-        # Two hours later, and then a line of long ago. (Spark lets a batch pass by the bound of the one before.)
+        # Two hours later, and then an old line. Spark applies to a batch the watermark of the one before.
         produce(logs, 90, 1, timestamp_ms=3 * HOUR_MS)
         until_true(lambda: log_end(logs, {0: 91, 1: 91})(tmp_path))
         until_true(lambda: not Table(tmp_path / "speed-1").manifests()[-1].rows)
@@ -182,7 +182,7 @@ def test_both_layers_of_lambda_add_up_to_everything_and_the_batch_job_corrects_w
 def test_a_batch_that_the_table_has_and_the_checkpoint_lacks_counts_once(
     state: str, logs: Logs, tmp_path: Path
 ) -> None:
-    """As a driver leaves it that dies between the two."""
+    """A driver that dies between the two leaves them so."""
     root = tmp_path / "view"
     logs.create(2)
     produce(logs, 0, 50)

@@ -42,7 +42,7 @@ def test_the_option_topic_wins_over_the_column(logs: Logs) -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_written_is_told_with_the_remedy(logs: Logs) -> None:
+def test_rows_that_cannot_be_written_are_reported_with_the_remedy(logs: Logs) -> None:
     logs.create(1)
 
     def write(select: str, mode: str = "append", **options: str) -> None:
@@ -87,7 +87,7 @@ def test_a_stream_is_written_on(logs: Logs, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_task_can_tell_query_batch_and_partition_and_a_replay_tells_the_same(logs: Logs, tmp_path: Path) -> None:
-    """Spark does not document it, and exactly-once writing needs it: see docs/internals/spark.md."""
+    """Exactly-once writing needs this, and Spark does not document it: see docs/internals/spark.md."""
     logs.create(2)
     for partition in (0, 1):
         logs.produce([b"x"] * 10, partition=partition)
