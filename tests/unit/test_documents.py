@@ -1,4 +1,4 @@
-"""The documents say what is there."""
+"""The documents match the code."""
 
 import ast
 import re

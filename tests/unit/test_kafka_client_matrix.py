@@ -1,4 +1,4 @@
-"""The matrix of other people's clients takes its cluster down, however it ends."""
+"""The matrix of third-party clients takes its cluster down, however it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kafka_clients import matrix
 
 
 class Cluster:
-    """One that takes a while to start."""
+    """A cluster that takes a while to start."""
 
     told: list[str]
 

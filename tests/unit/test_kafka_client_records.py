@@ -1,4 +1,4 @@
-"""What the matrix of Kafka's clients makes of what they print."""
+"""How the matrix of Kafka's clients reads their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of the outcomes of peers' test suites."""
+"""The verdicts on peers' test suites."""
 
 from __future__ import annotations
 

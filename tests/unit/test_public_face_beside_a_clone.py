@@ -1,4 +1,4 @@
-"""What an editable install puts on the path is the package, wherever a script lies."""
+"""An editable install puts only the package on the path, wherever a script lies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process of a broker does before it starts one. In this process, and undone afterwards."""
+"""The preparations of a broker's process before it starts a broker. Run in this process, and undone afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process of a broker tells Python's collector. In this process, and undone afterwards."""
+"""Settings of Python's collector in a broker's process. Run in this process, and undone afterwards."""
 
 from __future__ import annotations
 

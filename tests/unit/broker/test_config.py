@@ -132,7 +132,7 @@ def test_topic_settings_are_checked_by_name_and_value() -> None:
 
 
 def test_no_setting_allows_batches_that_readers_refuse() -> None:
-    """For a broker that starts: `test_a_bad_setting_is_named_with_its_rule`."""
+    """`test_a_bad_setting_is_named_with_its_rule` tests this for a broker that starts."""
     broker = broker_config(REQUIRED)
     at_most = {"max.message.bytes": str(MAX_BATCH_BYTES)}
     assert topic_config_problem(at_most, broker) is None

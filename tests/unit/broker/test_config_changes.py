@@ -1,4 +1,4 @@
-"""What requests make of settings, and what they may not do."""
+"""How requests change settings, and which changes are refused."""
 
 import pytest
 
@@ -77,7 +77,7 @@ def test_what_a_topic_cannot_have_is_refused(changes: list[AlterableConfig], cod
 
 
 def test_a_topic_s_durability_may_be_repeated_and_not_changed() -> None:
-    """Tools that change one setting by AlterConfigs give all others as they are."""
+    """Tools that change one setting by AlterConfigs send all others unchanged."""
     same = altered_topic({}, [change("durability", SET, "replicated")], STATIC)
     assert same == {"durability": "replicated"}
     assert altered_topic(same, [change("durability", DELETE)], STATIC) == {}

@@ -165,7 +165,7 @@ def test_no_topic_is_denied_before_the_broker_was_told_of_all_of_them_in_its_pre
     update(cache)
     assert code() == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     update(cache, topic(partition()), broker_epoch=2)
-    assert code() == ErrorCode.LEADER_NOT_AVAILABLE, "registered again, and is told of all topics anew"
+    assert code() == ErrorCode.LEADER_NOT_AVAILABLE, "registered again, and gets all topics anew"
 
 
 def test_a_question_for_all_topics_gets_no_answer_before_the_broker_was_told_of_all() -> None:
@@ -218,7 +218,7 @@ def test_a_broker_that_has_gone_is_named_until_it_is_forgotten_to_those_who_woul
     update(cache, live=(1, 2))
     assert (named(False), named(True)) == ([1, 2], [1, 2, 3])
     [found] = cache.describe(["orders"], with_departed=True).topics
-    assert [p.leader_id for p in found.partitions] == [NO_LEADER], "nobody is sent to it"
+    assert [p.leader_id for p in found.partitions] == [NO_LEADER], "no client is sent to it"
     first = list(cache.departed.values())
     update(cache)
     assert (named(False), named(True)) == ([1, 2, 3], [1, 2, 3])

@@ -1,8 +1,8 @@
-"""A peer for the client's tests: brokers that speak the protocol over real sockets, and do as they are told.
+"""Brokers for the client's tests: they speak the protocol over real sockets and follow the test's script.
 
-All brokers of a ScriptedCluster share one picture and one in-memory log for each partition. What a log takes from
-idempotent producers is decided by the broker's own ProducerState. `script` says what happens to the next requests of an
-API instead of the ordinary thing.
+All brokers of a ScriptedCluster share one metadata state and one in-memory log for each partition. The broker's own
+ProducerState decides which batches of idempotent producers a log accepts. `script` replaces the ordinary handling of
+the next requests of an API.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from tests.unit.client.scripted_groups import ScriptedGroups, received_by_groups
 
 
 class Action(NamedTuple):
-    """What happens to a request."""
+    """The fate of a request."""
 
     code: ErrorCode = ErrorCode.NONE
-    """The answer for every partition or topic in it."""
+    """The error returned for every partition or topic of the request."""
     is_carried_out: bool = True
     drops_connection: bool = False
     is_answered: bool = True
@@ -63,7 +63,7 @@ class StoredBatch(NamedTuple):
 
 
 class Log:
-    """A partition. `keeps` False: a null log, which counts and forgets."""
+    """A partition. With `keeps=False` it counts records and forgets them."""
 
     def __init__(self, leader: int, keeps: bool) -> None:
         self.leader = leader
@@ -75,7 +75,7 @@ class Log:
         self.producers = ProducerState()
         self.max_batch_bytes = 1 << 30
         self.offline: list[int] = []
-        """Brokers whose replicas are."""
+        """The brokers that hold its replicas."""
 
     def append(self, records: m.Buffer) -> tuple[ErrorCode, int]:
         header = parse_header(records)
@@ -105,7 +105,7 @@ class Log:
         self.producers = ProducerState()
 
     def append_raw(self, data: bytes) -> None:
-        """A batch with its offsets in it, whatever it is."""
+        """Append this batch unchecked; its offsets are in its header."""
         header = parse_header(data)
         self.batches.append(StoredBatch(header, data))
         self.end = header.next_offset
@@ -144,7 +144,7 @@ class Received(NamedTuple):
 
 
 class ScriptedCluster:
-    """`async with ScriptedCluster(3) as cluster: cluster.add_topic("orders", 3)`."""
+    """Scripted brokers: `async with ScriptedCluster(3) as cluster: cluster.add_topic("orders", 3)`."""
 
     def __init__(self, brokers: int = 1) -> None:
         self.nodes = {node_id: Node(self, node_id) for node_id in range(brokers)}
@@ -154,7 +154,7 @@ class ScriptedCluster:
         self.scripts: dict[int, deque[Action]] = {}
         self.rules: list[Callable[[Received], Action | None]] = []
         self.extra_replicas: list[int] = []
-        """Brokers that have replicas, and are away."""
+        """Brokers that hold replicas and are down."""
         self.next_producer_id = 1_000
         self.changed = asyncio.Event()
         self._topic_number = 0
@@ -187,11 +187,11 @@ class ScriptedCluster:
         return self.topics[name].logs[partition]
 
     def script(self, api: Api[Any, Any], *actions: Action) -> None:
-        """The next requests of the API, at whichever broker, get these actions in turn."""
+        """Apply these actions in turn to the next requests of the API, at any broker."""
         self.scripts.setdefault(api.key, deque()).extend(actions)
 
     def move(self, name: str, partition: int, node_id: int) -> None:
-        """Another leader, in a new epoch."""
+        """Make another broker the leader, in a new epoch."""
         log = self.log(name, partition)
         log.leader = node_id
         log.epoch += 1
@@ -205,7 +205,7 @@ class ScriptedCluster:
         return [received.body for received in self.received if received.api is api]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that requests bring about."""
+        """Wait for an effect of requests."""
         while not condition():
             await self.changed.wait()
 
@@ -217,7 +217,7 @@ class ScriptedCluster:
         queue = self.scripts.get(received.api.key)
         return queue.popleft() if queue else ORDINARY
 
-    # -- what a broker does --
+    # -- broker behaviour --
 
     async def answer(self, node_id: int, request: Any, action: Action) -> m.Message:
         if received_by_groups(request):
@@ -321,7 +321,7 @@ class ScriptedCluster:
                 pass
 
     def _read(self, node_id: int, request: m.FetchRequest, action: Action) -> tuple[m.FetchResponse, int]:
-        """The response, and its bytes; -1 where there is an error in it."""
+        """Return the response and its size; -1 if it contains an error."""
         size, has_error = 0, False
         topics = []
         for topic in request.topics:
@@ -449,7 +449,7 @@ class Node:
         self.is_up = True
 
     async def stop(self) -> None:
-        """Like SIGKILL: nothing is answered any more, new connections are refused."""
+        """Stop like SIGKILL: no request is answered any more, and new connections are refused."""
         if self._server is not None:
             self._server.close()
             self._server = None

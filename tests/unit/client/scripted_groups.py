@@ -1,6 +1,6 @@
-"""The group coordinator of a ScriptedCluster. It rebalances groups, and a test can let any single request fail.
+"""The group coordinator of a ScriptedCluster: it rebalances groups, and a test can fail any request.
 
-The scenarios on the virtual World test real coordinators, with their logs, timers and moves.
+Scenarios on the virtual World test real coordinators, with their logs, timers and moves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A ScriptedCluster for tests of blocking clients: it answers in a thread of its own while the test waits."""
+"""A ScriptedCluster for tests of blocking clients: it answers in its own thread while the test waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class ClusterThread:
-    """`cluster` is only to be looked at, unless through `do`."""
+    """A cluster in a thread. Read `cluster` directly, and change it through `do`."""
 
     def __init__(self, cluster: ScriptedCluster, loop: asyncio.AbstractEventLoop) -> None:
         self.cluster = cluster
@@ -26,7 +26,7 @@ class ClusterThread:
         return self.cluster.bootstrap
 
     def do(self, work: Callable[[], T]) -> T:
-        """Run it in the cluster's loop."""
+        """Run the function in the cluster's loop."""
 
         async def run() -> T:
             return work()
@@ -39,7 +39,7 @@ class ClusterThread:
 
 @contextmanager
 def scripted_cluster(brokers: int = 1, partitions: int = 1) -> Iterator[ClusterThread]:
-    """With a topic "orders"."""
+    """Run a cluster that has a topic "orders"."""
     started: Future[ClusterThread] = Future()
     stop = asyncio.Event()
 

@@ -106,7 +106,7 @@ def test_a_setting_is_checked_also_where_it_has_no_effect(read: dict[str, Any], 
 
 
 @pytest.mark.parametrize(("setting", "value"), [("listener", RebalanceListener()), ("group_instance_id", "one")])
-def test_what_is_for_members_is_refused_where_nobody_is_a_member(setting: str, value: object) -> None:
+def test_calls_for_members_are_refused_without_a_group(setting: str, value: object) -> None:
     given: dict[str, Any] = {setting: value}
     with pytest.raises(InvalidSetting, match=f'^{setting}=.*also give group="name"'):
         Consumer("localhost:9092", topics=["a"], **given)
@@ -124,10 +124,10 @@ def test_a_pattern_that_cannot_match_a_name_is_refused_at_once(pattern: Any) -> 
 
 @pytest.mark.parametrize("value", ["false", "no", 1, 0, None])
 @pytest.mark.parametrize("module", [minibroker, minibroker.sync])
-def test_what_is_no_boolean_is_not_taken_for_one(module: Any, value: object) -> None:
+def test_a_value_that_is_no_boolean_is_refused(module: Any, value: object) -> None:
     with pytest.raises(InvalidSetting, match=r"enable_auto_commit=.*: give True or False"):
         module.Consumer("localhost:9092", topics=["a"], group="g", enable_auto_commit=value)
-    if value is not None:  # that is the default: as acks says
+    if value is not None:  # the default follows from acks
         with pytest.raises(InvalidSetting, match=r"enable_idempotence=.*: give True or False"):
             module.Producer("localhost:9092", enable_idempotence=value)
 

@@ -1,4 +1,4 @@
-"""Blocking clients within logging handlers: `logging` holds locks meanwhile, for which no client may wait."""
+"""Blocking clients within logging handlers. `logging` holds locks during the call, and no client may wait for these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users import from `minibroker` and `minibroker.sync` all that the public methods take, return and raise."""
+"""`minibroker` and `minibroker.sync` export every type that public methods accept, return and raise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOT_FOR_USERS = {World}
 PUBLIC = [getattr(module, name) for module in (minibroker, minibroker.sync) for name in module.__all__]
 CLASSES = [value for value in PUBLIC if inspect.isclass(value)]
 MADE_BY_CLIENTS = ("Delivery", "BatchDelivery", "TimelineReader")
-"""Users never call the constructors of these."""
+"""Types that users never construct."""
 ERRORS = {
     name: kind
     for module in (client_errors, protocol_errors)

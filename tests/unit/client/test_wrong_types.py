@@ -1,4 +1,4 @@
-"""What is no value for an argument is refused by an error that names the value, the rule and what to write."""
+"""A wrong value for an argument raises an error that names the value, the rule and the remedy."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_settings_of_a_consumer(settings: dict[str, Any], match: str) -> None:
 def test_a_listener_that_cannot_be_awaited() -> None:
     class Plain(RebalanceListener):
         def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:  # type: ignore[override]
-            """As for minibroker.sync."""
+            """Wrap it in the mistake of a user of minibroker.sync."""
 
     with pytest.raises(InvalidSetting, match=r"listener=.*on_partitions_assigned is awaited: define it by `async def`"):
         Consumer("localhost:9092", group="billing", topics=["orders"], listener=Plain())

@@ -1,8 +1,8 @@
 """A cluster for tests of the controller: simulated ZooKeeper, network and time, and brokers that only obey.
 
-An `ObedientBroker` is what the controller sees of a broker: a registration, a control listener, and a memory of what it
-was told. It refuses stale epochs as a broker must. An `Office` is one process with a `Controller` in it, with just as
-much of an election around it as is needed to take office and to give it up.
+An `ObedientBroker` is a broker as the controller sees it: a registration, a control listener, and a memory of the
+requests received. It refuses stale epochs as a broker must. An `Office` is one process with a `Controller` and as much
+of an election around it as is needed to take office and to resign.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 def simulate(scenario: Callable[[Cluster], Coroutine[Any, Any, None]], seed: int = 0) -> None:
     """Run a test on virtual time."""
-    kept: list[Cluster] = []  # so that no killed process is garbage before the loop buries it
+    kept: list[Cluster] = []  # so that no killed process is garbage before the loop has closed it
 
     async def main() -> None:
         kept.append(Cluster())
@@ -66,14 +66,14 @@ def simulate(scenario: Callable[[Cluster], Coroutine[Any, Any, None]], seed: int
 
 
 class Told(NamedTuple):
-    """One request that a broker got."""
+    """One request received by a broker."""
 
     api: str
     body: Any
 
 
 class ObedientBroker:
-    """See the module's text. `answer` may be replaced: it gets a request and returns the response, or None."""
+    """A broker that obeys. `answer` may be replaced: it gets a request and returns the response, or None."""
 
     def __init__(self, cluster: Cluster, broker_id: int) -> None:
         self.id = broker_id
@@ -83,27 +83,27 @@ class ObedientBroker:
         self.epoch = -1
         self.controller_epoch = 0
         self.told: list[Told] = []
-        """By which requests, in order, of all its runs."""
+        """The requests received by all its runs, in order."""
         self.roles: dict[TopicPartition, m.LeaderAndIsrPartition] = {}
-        """What LeaderAndIsr told this run, and StopReplica did not take back."""
+        """Replicas that LeaderAndIsr gave this run and StopReplica did not take back."""
         self.topics: dict[str, dict[int, m.UpdateMetadataPartition]] = {}
-        """What UpdateMetadata told this run."""
+        """Partition states that UpdateMetadata gave this run."""
         self._metadata_epoch = -1
         self.live_brokers: dict[int, int] = {}
         """Ids and epochs of the last UpdateMetadata."""
         self.deleted: list[TopicPartition] = []
         self.trusted_since = 0
-        """What it registers with."""
+        """The trust that it registers with."""
         self.log_ends: dict[TopicPartition, tuple[int, int]] = {}
-        """Last epoch and log end offset that it reports of replicas without a leader; (-1, 0) where none is given."""
+        """Last epoch and log end offset that it reports of replicas without a leader; the default is (-1, 0)."""
         self.answer: Callable[[Told], m.Message | None] = self.obey
         self._registration = asyncio.Lock()
 
     async def start(self) -> None:
-        """A new process: listen, then register."""
+        """Start a new process: listen, then register."""
         self.world = self.cluster.simulation.host(f"broker-{self.id}").start_process()
         self.controller_epoch = 0
-        self._registration = asyncio.Lock()  # the former one may be held by a killed process
+        self._registration = asyncio.Lock()  # a killed process may hold the former port
         self.roles.clear()
         self.topics.clear()
         await self.world.process.run(self._start(self.world))
@@ -115,7 +115,7 @@ class ObedientBroker:
         await self._register()
 
     async def _register(self) -> None:
-        """Create the registration, anew if there is one, and again whenever another session removes it."""
+        """Create the registration, replace an existing one, and restore it whenever another session removes it."""
         assert self.session is not None
         host = f"broker-{self.id}"
         endpoints = [Endpoint(CONTROL_LISTENER, host, CONTROL_PORT), Endpoint(DEFAULT_LISTENER, host, DATA_PORT)]
@@ -123,7 +123,7 @@ class ObedientBroker:
         async with self._registration:
             while True:
                 with suppress(NoNode):
-                    await self.session.delete(path)  # what an earlier run left behind
+                    await self.session.delete(path)  # left behind by an earlier run
                 with suppress(NodeExists):
                     data = znodes.encode_broker(endpoints, None, 0, self.trusted_since)
                     await self.session.create(path, data, ephemeral=True)
@@ -146,7 +146,7 @@ class ObedientBroker:
         await self.world.process.run(self._register())
 
     def kill(self) -> None:
-        """As SIGKILL: connections break at once, the session lives on for its timeout."""
+        """Stop as SIGKILL does: connections break at once, the session lives on for its timeout."""
         assert self.world is not None
         self.world.process.kill()
 
@@ -155,7 +155,8 @@ class ObedientBroker:
         return {partition for partition, role in self.roles.items() if role.leader == self.id}
 
     async def change_isr(self, partition: TopicPartition, isr: Sequence[int]) -> None:
-        """As a leader does it: a conditional write, then a notification. A broker joins in its present epoch."""
+        """Write an ISR as a leader does: a conditional write, then a notification. A broker joins in its present
+        epoch."""
         assert self.world is not None
         await self.world.process.run(self._change_isr(partition, isr))
 
@@ -236,7 +237,7 @@ class ObedientBroker:
 
     def _take_metadata(self, body: m.UpdateMetadataRequest) -> None:
         if body.broker_epoch != self._metadata_epoch:
-            # The first one of a registration tells everything: what it does not name was deleted meanwhile.
+            # The first request of a registration has the full state: topics that it does not name were deleted.
             self.topics.clear()
             self._metadata_epoch = body.broker_epoch
         self.live_brokers = {broker.id: broker.broker_epoch for broker in body.live_brokers}
@@ -271,7 +272,7 @@ class _Served(asyncio.BufferedProtocol):
 
 
 class Office:
-    """A process that can hold office. `resigned` has the reasons for which it gave up by itself."""
+    """A process that can hold office. `resigned` has the reasons for which it resigned by itself."""
 
     def __init__(self, cluster: Cluster, broker_id: int) -> None:
         self.cluster = cluster
@@ -323,13 +324,13 @@ class Office:
         await self.controller.take_office(self._session, self.epoch, stat.version + 1)
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Call something of the controller's in its process."""
+        """Call a function of the controller in its process."""
         return await self.world.process.run(coroutine)
 
     async def create(
         self, name: str, *assignments: tuple[int, ...], config: dict[str, str] | None = None
     ) -> m.CreatableTopicResult:
-        """A topic of that assignment."""
+        """Create a topic with this assignment."""
         topic = CreatableTopic(
             name,
             assignments=[CreatableAssignment(p, list(replicas)) for p, replicas in enumerate(assignments)],
@@ -345,7 +346,7 @@ class Office:
         self.controller.suspect(broker.id, broker.epoch, "its connection was refused")
 
     async def idle(self) -> None:
-        """Every event that was raised until now has been handled."""
+        """Wait until the controller has handled every event raised so far."""
         await self.run(self.controller.create_topics([]))
 
     def kill(self) -> None:
@@ -382,7 +383,7 @@ def _check_config(values: Mapping[str, str]) -> str | None:
 
 
 class Cluster:
-    """Everything of one test."""
+    """The simulated world of one test."""
 
     def __init__(self) -> None:
         self.simulation = Simulation()
@@ -421,12 +422,12 @@ class Cluster:
         return znodes.decode_controller_epoch(self.zookeeper.data(znodes.CONTROLLER_EPOCH))
 
     def state(self, partition: TopicPartition) -> LeaderAndIsr:
-        """What ZooKeeper holds."""
+        """Return the state that ZooKeeper holds."""
         path = znodes.state_path(partition)
         return znodes.decode_state(partition, self.zookeeper.data(path), self.zookeeper.stat(path).version)
 
     def leader_and_isr(self, partition: TopicPartition) -> tuple[int, tuple[int, ...]]:
-        """For short; (-2, ()) where there is no state yet."""
+        """Return leader and ISR; (-2, ()) if there is no state yet."""
         if not self.zookeeper.has(znodes.state_path(partition)):
             return -2, ()
         state = self.state(partition)

@@ -24,7 +24,7 @@ EPOCH = 7
 def broker(
     broker_id: int, epoch: int | None = None, trusted_since: int = 0, synced_since: int | None = None
 ) -> RegisteredBroker:
-    """Broker 2 has epoch 20 unless it is said otherwise."""
+    """Live brokers. Broker 2 has epoch 20 by default."""
     return RegisteredBroker(
         broker_id,
         broker_id * 10 if epoch is None else epoch,
@@ -38,7 +38,7 @@ def broker(
 
 
 def partition(name: str) -> TopicPartition:
-    """`orders-0`."""
+    """The partition `orders-0`."""
     topic, _, number = name.rpartition("-")
     return TopicPartition(topic, int(number))
 
@@ -54,7 +54,7 @@ def leads(
     eligible: Mapping[int, int] = MappingProxyType({}),
     to_commit: int = 2,
 ) -> LeaderAndIsr:
-    """`epochs` are those of the ISR, `eligible` are replicas with theirs."""
+    """A partition state. `epochs` are those of the ISR, `eligible` are replicas with theirs."""
     return LeaderAndIsr(
         leader,
         epoch,
@@ -74,7 +74,7 @@ def picture(
     states: Mapping[str, LeaderAndIsr] | None = None,
     to_delete: tuple[str, ...] = (),
 ) -> ClusterState:
-    """What a controller knows after it has taken office, before it settled anything."""
+    """The state that a controller has after it took office, before it has settled anything."""
     topics: dict[str, dict[int, tuple[int, ...]]] = {}
     for name, replicas in assignments.items():
         topics.setdefault(partition(name).topic, {})[partition(name).partition] = replicas
@@ -95,7 +95,7 @@ def take_office(state: ClusterState, snapshot: Snapshot) -> None:
 
 
 def carry_out(state: ClusterState, plan: Plan) -> None:
-    """As the executor does where ZooKeeper takes every write. Fails at an illegal move."""
+    """Carry the plan out as the executor does if ZooKeeper accepts every write. Fails at an illegal move."""
     for change in plan.changes:
         state.apply(change)
     state.adopt(plan.adopted)
@@ -118,5 +118,5 @@ def lines(plan: Plan) -> list[str]:
 
 
 def text(indented: str) -> list[str]:
-    """The lines of an indented block, for comparison with `lines`."""
+    """Return the lines of an indented block, for comparison with `lines`."""
     return dedent(indented).strip().splitlines()

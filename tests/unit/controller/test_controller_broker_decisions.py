@@ -102,7 +102,7 @@ def test_when_all_in_sync_replicas_die_at_once_each_of_them_may_come_back_and_le
     """)
 
 
-def test_a_broker_that_joins_is_told_everything_before_it_is_told_of_its_replicas() -> None:
+def test_a_joining_broker_gets_the_full_metadata_before_its_replicas() -> None:
     state = picture(
         [1],
         {"orders-0": (1, 2), "clicks-0": (1,), "new-0": (2,)},
@@ -156,7 +156,7 @@ def test_settling_twice_changes_nothing() -> None:
     assert again.metadata_updates == ()
 
 
-def test_after_a_conflict_all_live_replicas_are_told_even_if_nothing_is_left_to_change() -> None:
+def test_after_a_conflict_all_live_replicas_get_the_state_even_without_a_change() -> None:
     state = picture([1, 2, 3], {"orders-0": (1, 2, 3)}, {"orders-0": leads(1, 4, [1, 2])})
     assert lines(brokers.settle(state, [partition("orders-0")], tell=[1, 2, 3], announce=[partition("orders-0")])) == [
         "LeaderAndIsr to 1: orders-0",
@@ -195,13 +195,13 @@ def test_a_failed_log_directory_takes_the_replica_down_and_not_the_broker() -> N
         LeaderAndIsr to 2: a-0
         UpdateMetadata to 1 2: a-0
     """)
-    # The next answer says that it is well again; until then it is said once that it is not.
+    # The next answer reports that it is well again; until then the problem is reported once.
     assert lines(brokers.replicas_answered(state, 1, errors)) == []
     well = brokers.replicas_answered(state, 1, {partition("a-0"): ErrorCode.NONE})
     assert lines(well) == ["replica a-0 on 1 has its log directory again", "replica a-0 on 1 -> OnlineReplica"]
 
 
-def test_a_broker_whose_log_directory_has_failed_is_asked_again_when_it_says_that_something_has_changed() -> None:
+def test_a_broker_with_a_failed_log_directory_is_asked_again_when_it_reports_a_change() -> None:
     state = picture([1, 2], {"a-0": (1, 2)}, {"a-0": leads(1, 0, [1])})
     state.apply(ReplicaFailed(PartitionReplica(partition("a-0"), 2)))
     plan = brokers.settle(state, brokers.affected_by(state, [2]), tell=[2])
@@ -217,7 +217,7 @@ def test_a_restart_gives_a_broker_its_log_directories_back() -> None:
     assert state.live_replicas(partition("a-0")) == (1, 2)
 
 
-def test_whoever_takes_office_drops_what_refuses_connections_and_what_no_longer_means_anything() -> None:
+def test_a_new_controller_drops_brokers_that_refuse_connections_and_stale_requests() -> None:
     state = picture([], {})
     topics = {"orders": TopicZnode("orders-id", {0: (1, 2)}), "old": TopicZnode("old-id", {0: (2,)})}
     snapshot = Snapshot(
@@ -247,7 +247,7 @@ def test_whoever_takes_office_drops_what_refuses_connections_and_what_no_longer_
     ]
 
 
-def test_a_topic_to_be_deleted_is_not_elected_for_nor_told_of() -> None:
+def test_a_topic_to_be_deleted_gets_no_election_and_no_metadata() -> None:
     state = picture([1, 2], {"old-0": (1, 2)}, {"old-0": leads(1, 4, [1, 2])}, to_delete=("old",))
     carry_out(state, brokers.lost(state, [1]))
     affected = [partition("old-0")]

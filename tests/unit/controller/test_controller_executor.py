@@ -1,4 +1,5 @@
-"""Plans carried out on a simulated ZooKeeper: what is written, what is remembered, and what is left undone."""
+"""Plans carried out on a simulated ZooKeeper: the writes, the controller's state after them, and the steps left
+undone."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ B = TopicPartition("b", 0)
 
 
 class Desk:
-    """An executor, with what it works on. There are no brokers: what is sent has tests of its own."""
+    """An executor with its state. There are no brokers: requests have tests of their own."""
 
     def __init__(self, simulation: Simulation, state: ClusterState, session: VirtualSession) -> None:
         world = simulation.host("office").start_process()
@@ -63,7 +64,7 @@ class Desk:
             self.timeline.end()
 
     def put_state(self, where: TopicPartition, state: LeaderAndIsr) -> None:
-        """As a leader, or another controller, writes it."""
+        """Write a state as a leader or another controller does."""
         self.zookeeper.make(znodes.state_path(where), znodes.encode_state(state))
 
 
@@ -72,7 +73,7 @@ def on_a_desk(
     assignments: dict[str, tuple[int, ...]],
     states: dict[str, LeaderAndIsr],
 ) -> None:
-    """No broker lives. What the picture says of partitions is what ZooKeeper holds, with version 0."""
+    """Take over ZooKeeper's partition states, with version 0. No broker lives."""
 
     async def main() -> None:
         simulation = Simulation()
@@ -119,7 +120,7 @@ def test_an_illegal_move_changes_nothing_and_is_shown_with_both_states(caplog: p
         )
         await desk.execute(plan)
         [entry] = desk.entries
-        # From Offline to NonExistent is legal, but not on to Online: the partition is not written at all.
+        # The move from Offline to NonExistent is legal, the next one to Online is not: the partition is not written.
         assert entry["illegal_moves"] == [
             "partition a-0: NonExistentPartition -> OnlinePartition is not a legal move",
             "partition b-0: OfflinePartition -> NewPartition is not a legal move",
@@ -248,7 +249,7 @@ async def test_only_that_run_of_a_broker_is_removed_that_was_meant(desk: Desk, /
         desk.zookeeper.before = None
         desk.zookeeper.make("/brokers/ids/2")
 
-    # Refused at first, since there is no 1; when it is looked at again, 1 has registered anew.
+    # Refused at first, as broker 1 is gone; at the second look it has registered anew.
     desk.zookeeper.before = join
     await desk.execute(p.Plan(writes=(p.RemoveBroker(1, former), p.RemoveNode("/brokers/ids/2"))))
     assert desk.zookeeper.names("/brokers/ids") == []
@@ -386,11 +387,11 @@ async def test_a_topic_of_that_name_that_was_made_since_is_not_written(desk: Des
     assert (await desk.execute(_grown(1, "another"))).unwritten_topics == {"a"}
 
 
-# --- Assignments, and what asks for them ---
+# --- Assignments, and the requests for them ---
 
 
 @run_by(on_a_desk, assignments={}, states={})
-async def test_what_somebody_has_changed_in_the_list_of_reassignments_is_left_alone(desk: Desk, /) -> None:
+async def test_changes_by_hand_to_the_list_of_reassignments_are_left_alone(desk: Desk, /) -> None:
     one, other = znodes.Reassignment(A, (1,)), znodes.Reassignment(B, (1,))
     path = znodes.REASSIGN_PARTITIONS
     desk.zookeeper.make(path, znodes.encode_reassignments([one, other]))

@@ -182,7 +182,7 @@ async def test_a_deleted_topic_leaves_nothing_behind(cluster: Cluster, /) -> Non
     await office.idle()
     assert office.controller.state is not None
     assert office.controller.state.topic_ids == {}
-    # And the name is free again.
+    # The name is free again.
     assert (await office.create("orders", (2,))).error_code == ErrorCode.NONE
     await cluster.has(ORDERS_0, 2, [2])
 
@@ -279,7 +279,7 @@ async def test_a_deletion_ends_only_when_every_live_broker_knows_of_it_whoever_i
     await office.create("orders", (1,))
     await cluster.has(ORDERS_0, 1, [1])
     slow = cluster.brokers[2]
-    slow.answer = lambda told: None  # it has no replica, but clients that ask it for metadata
+    slow.answer = lambda told: None  # it has no replica, but serves metadata to clients
     await office.delete("orders")
     await cluster.until(lambda: cluster.brokers[1].deleted)
     await office.idle()
@@ -367,7 +367,7 @@ async def test_a_suspicion_of_an_earlier_run_hurts_nobody(cluster: Cluster, /) -
 
 
 @run_by(simulate)
-async def test_a_bounced_broker_loses_what_it_led_and_is_told_everything_anew(cluster: Cluster, /) -> None:
+async def test_a_restarted_broker_loses_its_leaderships_and_gets_the_full_state(cluster: Cluster, /) -> None:
     office = await cluster.start([1, 2])
     await office.create("orders", (1, 2))
     await office.create("alone", (1,))
@@ -443,7 +443,7 @@ async def test_an_isr_changed_just_before_the_election_is_what_the_election_goes
     await cluster.has(ORDERS_1, 1, [1, 2, 3])
 
     def shrink(session: VirtualSession, operations: Sequence[Operation]) -> None:
-        """The dead leader's last act arrives between the decision and its write."""
+        """The dead leader's last write arrives between the decision and its write."""
         if any(operation.path == znodes.state_path(ORDERS_0) for operation in operations):
             cluster.zookeeper.before = None
             state = cluster.state(ORDERS_0)
@@ -462,15 +462,13 @@ async def test_an_isr_changed_just_before_the_election_is_what_the_election_goes
 
 
 @run_by(simulate)
-async def test_a_state_that_needs_no_change_after_a_conflict_is_told_to_its_replicas_all_the_same(
-    cluster: Cluster, /
-) -> None:
+async def test_a_state_unchanged_after_a_conflict_is_still_sent_to_its_replicas(cluster: Cluster, /) -> None:
     office = await cluster.start([1, 2, 3])
     await office.create("orders", (1, 2, 3))
     await cluster.has(ORDERS_0, 1, [1, 2, 3])
 
     def mend(session: VirtualSession, operations: Sequence[Operation]) -> None:
-        """Somebody makes broker 3 the leader by hand, just before the controller elects broker 2."""
+        """An administrator writes broker 3 as the leader, just before the controller elects broker 2."""
         if any(operation.path == znodes.state_path(ORDERS_0) for operation in operations):
             cluster.zookeeper.before = None
             by_hand = type(cluster.state(ORDERS_0))(3, 7, (3,), 1, 0)
@@ -585,7 +583,7 @@ def _deaf_to(api: str, broker: ObedientBroker) -> Callable[[Told], Message | Non
 
 
 def _writes_of(cluster: Cluster) -> list[Sequence[Operation]]:
-    """From now on, each transaction that the controller writes: those that begin with the check of its epoch."""
+    """Return each transaction that the controller writes from now on: those that begin with the check of its epoch."""
     written: list[Sequence[Operation]] = []
 
     def note(session: VirtualSession, operations: Sequence[Operation]) -> None:

@@ -1,5 +1,5 @@
-"""Topics are created, enlarged and deleted while the controller is killed: at each of its writes, and at each request
-that it sends, before it is carried out and after. The next controller finishes what was begun, or nothing was."""
+"""Topics are created, enlarged and deleted while the controller is killed before or after each of its writes and
+requests. The next controller finishes the operation, unless it had not begun."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Killer:
         return self._storm.unhealed() or (str(self._storm.problems) if self._storm.problems else None)
 
     def begin(self, at: tuple[str, int, bool] | None) -> None:
-        """`at`: a write or a request, which one, and whether after it was carried out."""
+        """Kill at `at`: a write or a request, its number, and whether after it was carried out."""
         self.writes = self.requests = 0
         self._at = at
 

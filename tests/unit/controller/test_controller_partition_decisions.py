@@ -1,4 +1,4 @@
-"""Decisions about partitions that are added: a case for each rule, as plans to be read."""
+"""Decisions about added partitions: a case for each rule, as readable plans."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def assigned(*replicas: list[int], count: int = 3) -> CreatePartitionsTopic:
         (assigned([1, 2], [2, 3]), ErrorCode.INVALID_REPLICA_ASSIGNMENT, "1 partition to be added, and 2 assigned"),
     ],
 )
-def test_what_cannot_be_added_is_refused_with_the_value_and_the_rule(
+def test_an_invalid_addition_of_partitions_is_refused_with_the_value_and_the_rule(
     request_: CreatePartitionsTopic, code: ErrorCode, message: str
 ) -> None:
     answer = validated(two_partitions(), request_)
@@ -125,7 +125,7 @@ def test_partitions_are_written_then_taken_in_and_then_elected_for() -> None:
     """)
 
 
-def test_partitions_that_somebody_has_just_removed_from_the_znode_are_written_again_and_not_placed_anew() -> None:
+def test_partitions_just_removed_from_the_znode_are_restored_and_not_placed_anew() -> None:
     growth = validated(two_partitions(), CreatePartitionsTopic("orders", 3), TopicZnode(ID, {0: (1, 2)}))
     assert isinstance(growth, Growth)
     assert growth.znode.partitions[1] == (2, 3)

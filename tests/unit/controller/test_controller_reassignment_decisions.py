@@ -1,4 +1,4 @@
-"""Reassignments: what is refused, each of the twelve steps, and when one is over."""
+"""Reassignments: which are refused, each of the twelve steps, and when one is complete."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def under_way(
     live: tuple[int, ...] = (1, 2, 3, 4),
     state: LeaderAndIsr | None = None,
 ) -> ClusterState:
-    """orders-0 is on its way from 1 and 2 to the target."""
+    """Return a state where orders-0 moves from 1 and 2 to the target."""
     known = picture(live, {"orders-0": (1, 2)}, {"orders-0": state or leads(1, 4, [1, 2])})
     carry_out(known, reassignment.take_in(known, {P0: ReplicaAssignment((1, 2)).reassigned_to(target)}))
     return known
 
 
-# --- What is asked for ---
+# --- Requests ---
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def under_way(
         (None, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, r"has the replicas \[1, 2\]"),
     ],
 )
-def test_what_cannot_be_obeyed_is_refused_with_the_reason(
+def test_an_impossible_reassignment_is_refused_with_the_reason(
     target: tuple[int, ...] | None, code: ErrorCode, said: str
 ) -> None:
     verdict = reassignment.judge(picture([1, 3], {"orders-0": (1, 2)}), P0, target)
@@ -195,7 +195,7 @@ def test_steps_10_to_12_clear_up() -> None:
     """)
 
 
-def test_a_topic_that_is_being_reassigned_is_not_deleted_and_is_looked_after_until_that_is_over() -> None:
+def test_a_topic_under_reassignment_is_not_deleted_before_the_reassignment_ends() -> None:
     state = under_way((2, 3))
     plan = deletion.request(state, {"orders": ""})
     assert DeletionIneligible("orders", "its partitions are being reassigned") in plan.changes
@@ -221,9 +221,9 @@ MOVE = ReplicaAssignment((2, 3, 1), (3,), (1,))
     [
         (leads(1, 4, [1, 2]), (1, 2, 3)),  # 3 is not in sync
         (leads(1, 4, [2, 3, 1]), (1, 2)),  # 3 is down
-        (leads(-1, 4, [2, 3, 1]), (1, 2, 3)),  # nobody leads
-        (leads(1, 4, [2, 3, 1], epochs=(20, 29, 10)), (1, 2, 3)),  # 3 has lost something since
-        (leads(1, 4, [2, 3], eligible={1: 10}), (1, 2, 3)),  # 1 may have what they lack
+        (leads(-1, 4, [2, 3, 1]), (1, 2, 3)),  # no replica leads
+        (leads(1, 4, [2, 3, 1], epochs=(20, 29, 10)), (1, 2, 3)),  # 3 has lost records since
+        (leads(1, 4, [2, 3], eligible={1: 10}), (1, 2, 3)),  # 1 may have records that they lack
     ],
 )
 def test_it_waits_until_the_target_has_everything(state: LeaderAndIsr, live: tuple[int, ...]) -> None:
@@ -256,7 +256,7 @@ def test_a_cancelled_one_waits_for_as_many_of_the_old_replicas_as_it_takes_to_co
 
 
 def test_min_insync_replicas_goes_by_the_replicas_that_it_comes_from() -> None:
-    """A move of one of two replicas has three for a while: two would have to be in sync by that."""
+    """A move of one of two replicas has three for a while; by that number two would have to be in sync."""
     state = under_way((2, 3), state=leads(1, 4, [1, 2]))
     state.live_brokers.pop(2)
     plan = reassignment.finish(state, [P0], {"orders": TopicSettings()})

@@ -1,4 +1,4 @@
-"""Elections that are asked for: which replica leads then, in which ISR, or why none; and the automatic rebalance."""
+"""Requested elections: the elected leader and ISR, or the reason for none; and the automatic rebalance."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_preferred_leader_that_registered_again_leads_in_an_epoch_of_its_own()
     assert state == leads(1, 5, [1, 2], controller_epoch=EPOCH, epochs=[10, 20])
 
 
-def test_whoever_is_not_trusted_leaves_the_isr_and_stays_on_record_if_it_is_too_small_then() -> None:
+def test_an_untrusted_replica_leaves_the_isr_and_stays_on_record_if_that_is_then_too_small() -> None:
     live = {b: LIVE[b] for b in (1, 2)}
     assert prefer(leads(2, 4, [1, 2, 3], epochs=[10, 20, 30]), live) == leads(
         1, 5, [1, 2], controller_epoch=EPOCH, epochs=[10, 20]
@@ -97,7 +97,7 @@ def test_an_unclean_election_takes_any_replica_that_lives_and_from_then_on_its_l
     )
 
 
-def test_where_no_replica_lives_nobody_is_elected() -> None:
+def test_without_a_live_replica_no_leader_is_elected() -> None:
     assert unclean(leads(NO_LEADER, 4, [1]), {}) is ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
 
 
@@ -210,7 +210,7 @@ def test_what_is_wrong_with_a_long_list_is_one_line_of_bounded_length() -> None:
 
 
 def unbalanced(elsewhere: int, of: int, live: tuple[int, ...] = (1, 2)) -> ClusterState:
-    """Broker 1 is preferred for so many partitions, and broker 2 leads some of them."""
+    """Return a state where broker 1 is preferred for this number of partitions, and broker 2 leads some of them."""
     names = [f"orders-{number:02}" for number in range(of)]
     return picture(
         live,

@@ -1,4 +1,4 @@
-"""What a controller decides when brokers ask for a controlled shutdown."""
+"""The controller's decisions when brokers request a controlled shutdown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def decide(current: LeaderAndIsr, *live: int, stopping: tuple[int, ...]) -> elec
 
 
 def shut_down(state: ClusterState, broker_id: int) -> Plan:
-    """The plan for the broker's partitions, carried out after the one before it."""
+    """Return the plan for the broker's partitions, carried out after the one before it."""
     carry_out(state, shutdown.begin(state, broker_id))
     plan = brokers.settle(state, state.partitions_on(broker_id))
     carry_out(state, plan)
@@ -47,7 +47,7 @@ def test_a_follower_that_stops_leaves_the_isr_and_the_leader_stays() -> None:
     assert chosen(1, ALL, 2) == (1, [1, 3])
 
 
-def test_where_all_in_sync_stop_everything_stays_as_it_is() -> None:
+def test_if_all_in_sync_replicas_stop_the_state_stays_unchanged() -> None:
     assert chosen(1, ALL[:1], 1) == (1, [1])
     assert chosen(1, ALL, 1, 2, 3) == (1, [1, 2, 3])
 
@@ -87,7 +87,7 @@ def test_an_untrusted_member_is_not_elected_for_one_that_stops() -> None:
     assert (after.leader, after.isr) == (3, (1, 3))  # and two are needed to commit
 
 
-def test_who_left_a_too_small_isr_to_stop_stays_eligible() -> None:
+def test_a_stopping_replica_that_left_a_too_small_isr_stays_eligible() -> None:
     current = leads(2, 4, (2, 3), epochs=(20, 30), eligible={1: 10}, to_commit=3)
     after, _ = decide(current, 2, 3, stopping=(2,))
     assert (after.leader, after.isr, dict(after.eligible_members)) == (3, (3,), {1: 10, 2: 20})
@@ -135,7 +135,7 @@ def test_leaders_move_the_isrs_shrink_and_the_broker_stops_fetching() -> None:
     assert shutdown.remaining(state, 1) == []
 
 
-def test_a_broker_that_stops_is_told_of_no_leader_to_fetch_from_where_it_is_out_of_the_isr() -> None:
+def test_a_stopping_broker_outside_the_isr_gets_no_leader_to_fetch_from() -> None:
     state = picture(
         [1, 2, 3],
         {"orders-0": (1, 2, 3), "orders-1": (1, 2)},

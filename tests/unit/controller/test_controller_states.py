@@ -1,4 +1,4 @@
-"""Both state machines, every pair of states, against the arrows as Kafka draws them."""
+"""Both state machines: every pair of states against Kafka's transitions."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def test_a_replica_moves_along_an_arrow_and_nowhere_else(current: ReplicaState, 
     assert legal == (target.value in REPLICA_ARROWS[current.value])
 
 
-def test_an_illegal_move_is_told_with_both_states() -> None:
+def test_an_illegal_move_is_reported_with_both_states() -> None:
     move = IllegalMove("partition orders-0", PartitionState.NON_EXISTENT, PartitionState.ONLINE)
     assert str(move) == "partition orders-0: NonExistentPartition -> OnlinePartition is not a legal move"

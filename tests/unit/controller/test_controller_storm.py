@@ -1,4 +1,4 @@
-"""Everything at once, at random: what must hold at every write, and what must be true when the storm is over."""
+"""Random events at once: rules that hold at every write, and rules that hold when the storm is over."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Storm:
         self.running: set[asyncio.Task[None]] = set()
         self.problems: list[str] = []
         self.enlarged: dict[str, int] = {}
-        """By topic id: how many partitions it may have, where that is not how many it was made with."""
+        """The possible numbers of partitions of each enlarged topic, by topic id."""
         cluster.zookeeper.before = self._maybe_cut
         cluster.zookeeper.after = self._watch_write
 
-    # -- what must hold at every write --
+    # -- rules at every write --
 
     def _watch_write(self, session: VirtualSession, operations: Sequence[Operation]) -> None:
         by_controller = session.owner.startswith("office")
@@ -98,7 +98,7 @@ class Storm:
             self.problems.append(problem)
 
     def _maybe_cut(self, session: VirtualSession, operations: Sequence[Operation]) -> None:
-        """Before or after it is carried out: the reply is lost either way."""
+        """Lose the connection before or after a write is carried out: the reply is lost either way."""
         if session.owner.startswith("office") and self.random.random() < 0.03:
             session.suspend(requests_arrive=self.random.random() < 0.5)
             self._later(self.random.uniform(0.01, 2), session.resume)
@@ -165,7 +165,7 @@ class Storm:
         await self.keep_a_controller()
 
     async def keep_a_controller(self) -> None:
-        """What `Leadership` does: a broker that is left takes office where it is vacant."""
+        """Give a vacant office to a live broker, as `Leadership` does."""
         if self.office is not None and (
             self.office.session.state is SessionState.EXPIRED or not self.office.world.process.alive
         ):
@@ -184,7 +184,7 @@ class Storm:
                 self.office = None
 
     async def _change_an_isr(self, alive: list[ObedientBroker]) -> None:
-        """A leader takes in a broker that is alive, or drops one, as far as its version is still good."""
+        """Let a leader add a live broker to the ISR or drop one, if its version is still current."""
         leaders = [broker for broker in alive if broker.led]
         if not leaders:
             return
@@ -213,7 +213,7 @@ class Storm:
                 await self.office.create(self.random.choice(TOPICS), *(r[:count] for r in replicas))
 
     async def _enlarge(self) -> None:
-        """By a caller who knows which topic is meant, and asks late, or again and again."""
+        """Delete a topic by id: the request may come late or repeatedly."""
         topic = self.random.choice(TOPICS)
         known = self._znode(topic)
         if known is None:
@@ -233,7 +233,7 @@ class Storm:
             self.enlarged[known.topic_id] = MOST_PARTITIONS
 
     def _scribble(self, topic: str) -> None:
-        """Somebody gives the topic one more partition by hand."""
+        """Add a partition to the topic's znode by hand."""
         known = self._znode(topic)
         if known is None:
             return
@@ -254,7 +254,7 @@ class Storm:
             if self.office is not None:
                 await self.office.delete(self.random.choice(TOPICS))
 
-    # -- when it is over --
+    # -- after the storm --
 
     async def heal(self) -> None:
         self.cluster.zookeeper.before = None
@@ -268,12 +268,12 @@ class Storm:
             await asyncio.sleep(1)
 
     def unhealed(self) -> str | None:
-        """What is not yet as it must be, None where all is well."""
+        """Return the first rule that does not hold yet, or None."""
         zookeeper = self.cluster.zookeeper
         if zookeeper.names(znodes.DELETE_TOPICS):
             return f"still to be deleted: {zookeeper.names(znodes.DELETE_TOPICS)}"
         if zookeeper.names(znodes.ISR_CHANGES):
-            return "ISR changes that nobody has read"
+            return "ISR changes that the controller has not read"
         topics = zookeeper.names(znodes.TOPICS)
         for topic in topics:
             assignment = znodes.decode_topic(topic, zookeeper.data(znodes.topic_path(topic))).partitions

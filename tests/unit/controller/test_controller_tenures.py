@@ -1,4 +1,4 @@
-"""Taking office and losing it: elections, lost connections, expired sessions, newer controllers, bugs."""
+"""The controller takes office and loses it: elections, lost connections, expired sessions, newer controllers, bugs."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ async def test_a_registered_broker_that_refuses_connections_is_not_elected_but_r
     await first.create("orders", (1, 2, 3))
     await cluster.has(ORDERS_0, 1, [1, 2, 3])
     first.session.expire()
-    # Both sessions live on for seconds; the leader and the next in line are dead all the same.
+    # Both sessions live on for seconds, but the leader and the next in line are dead.
     cluster.brokers[1].kill()
     cluster.brokers[2].kill()
     assert cluster.zookeeper.names("/brokers/ids") == ["1", "2", "3"]
     second = await cluster.elect(101)
     await cluster.has(ORDERS_0, 3, [3])
-    assert cluster.state(ORDERS_0).leader_epoch == 1, "nobody else was elected in between"
+    assert cluster.state(ORDERS_0).leader_epoch == 1, "no other broker was elected in between"
     assert cluster.zookeeper.names("/brokers/ids") == ["3"]
     await cluster.until(lambda: second.entries)
     assert second.entries[0]["notes"] == [
@@ -120,7 +120,7 @@ async def test_znodes_that_make_no_sense_are_left_alone_and_the_rest_of_the_clus
 
     for part in ("broker 7 is ignored", "topic broken is ignored", "orders-0 is left without a leader"):
         await cluster.until(partial(is_noted, part))
-    # A notification that cannot be read, later on, is removed as well.
+    # A later unreadable notification is removed as well.
     cluster.zookeeper.make(znodes.ISR_CHANGE_PREFIX + "0000000010", b"??")
     await cluster.until(lambda: cluster.zookeeper.names(znodes.ISR_CHANGES) == [])
 
@@ -187,7 +187,7 @@ async def test_a_deposed_controller_changes_nothing_and_asks_to_resign(cluster: 
     office = await cluster.start([1, 2])
     await office.create("orders", (1, 2))
     await cluster.has(ORDERS_0, 1, [1, 2])
-    # Another one was elected; its watch on /controller has not fired yet.
+    # Another broker was elected; the watch on /controller has not fired yet.
     cluster.zookeeper.make(znodes.CONTROLLER_EPOCH, znodes.encode_controller_epoch(2))
     told = len(cluster.brokers[2].told)
     cluster.brokers[1].kill()
@@ -201,7 +201,7 @@ async def test_a_deposed_controller_changes_nothing_and_asks_to_resign(cluster: 
 @run_by(simulate)
 async def test_a_deposed_controller_denies_no_topic_that_its_successor_may_have_created(cluster: Cluster, /) -> None:
     office = await cluster.start([1])
-    # Another one was elected; its watch on /controller has not fired yet.
+    # Another broker was elected; the watch on /controller has not fired yet.
     cluster.zookeeper.make(znodes.CONTROLLER_EPOCH, znodes.encode_controller_epoch(2))
     with pytest.raises(BrokerError) as refused:
         await office.delete("orders")
@@ -265,7 +265,7 @@ async def test_the_same_process_can_take_office_again(cluster: Cluster, /) -> No
     state = office.controller.state
     assert state is not None
     assert sorted(state.topic_ids) == ["clicks", "orders"]
-    # An event of the former tenure would find nobody: it has its own loop.
+    # An event of the former tenure has its own loop and finds no listener.
     office.session.suspend()
     office.session.resume()
     await office.idle()
@@ -277,7 +277,7 @@ async def test_the_same_process_can_take_office_again(cluster: Cluster, /) -> No
 
 
 @run_by(simulate)
-async def test_what_happened_while_the_session_was_suspended_is_noticed_when_it_is_back(cluster: Cluster, /) -> None:
+async def test_changes_during_a_suspended_session_are_noticed_when_it_is_back(cluster: Cluster, /) -> None:
     office = await cluster.start([1, 2, 3])
     await office.create("orders", (1, 2), (2, 3))
     await office.create("old", (2,))
@@ -294,7 +294,7 @@ async def test_what_happened_while_the_session_was_suspended_is_noticed_when_it_
     await cluster.has(ORDERS_0, 2, [2])
     await cluster.has(ORDERS_1, 2, [2])
     await cluster.until(lambda: not cluster.zookeeper.has("/brokers/topics/old"))
-    # And the watches are set again.
+    # The watches are set again.
     await cluster.brokers[1].start()
     await cluster.until(lambda: ORDERS_0 in cluster.brokers[1].roles)
     assert not office.resigned
@@ -406,7 +406,7 @@ async def test_taking_office_is_cut_short_by_a_resignation(cluster: Cluster, /) 
     assert not office.resigned
 
 
-# --- What is sent ----------------------------------------------------------------------------------------------
+# --- Requests -----------------------------------------------------------------------------------------------------
 
 
 @run_by(simulate)
@@ -416,7 +416,7 @@ async def test_a_broker_that_hangs_up_gets_the_same_requests_again_in_order(clus
     broker.answer = lambda told: None
     await office.create("a", (1,))
     await office.create("b", (1,))
-    # The first request gets no answer in time; the connection is closed, and everything is said in order.
+    # The first request gets no answer in time; the connection is closed, and all requests are sent again in order.
     await asyncio.sleep(45)
     broker.answer = broker.obey
     await cluster.has(TopicPartition("b", 0), 1, [1])
@@ -435,7 +435,7 @@ def _topics_of(told: Told) -> list[str]:
 
 
 @run_by(simulate)
-async def test_a_broker_that_hangs_holds_up_nobody_else(cluster: Cluster, /) -> None:
+async def test_a_broker_that_hangs_delays_no_other(cluster: Cluster, /) -> None:
     office = await cluster.start([1, 2])
     cluster.brokers[1].answer = _mute
     for number in range(10):

@@ -69,7 +69,7 @@ def test_a_topic_gets_the_defaults_where_the_request_names_none() -> None:
     assert topic.result(created=False).topic_id == ""
 
 
-def test_the_brokers_durability_is_written_down_with_a_topic_that_does_not_say_where_it_is_not_kafkas() -> None:
+def test_a_new_topic_records_the_brokers_durability_if_it_differs_from_kafkas() -> None:
     said = CreatableTopic("own", configs=[CreatableConfig("durability", "replicated")])
     for default, expected in (("replicated", {}), ("synced", {"durability": "synced"})):
         defaults = TopicDefaults(4, 3, default)
@@ -133,7 +133,7 @@ def configured(*configs: tuple[str, str | None]) -> CreatableTopic:
         ),
     ],
 )
-def test_what_cannot_be_created_is_refused_with_the_value_and_the_rule(
+def test_an_invalid_topic_is_refused_with_the_value_and_the_rule(
     request_: CreatableTopic, code: ErrorCode, message: str
 ) -> None:
     states = {name: leads(1, 0, [1]) for name in ("taken-0", "leaving-0", "my.topic-0")}
@@ -142,7 +142,7 @@ def test_what_cannot_be_created_is_refused_with_the_value_and_the_rule(
     assert (found, message in told) == (code, True), told
 
 
-def test_a_default_replication_factor_that_is_too_large_is_told_as_such() -> None:
+def test_a_default_replication_factor_that_is_too_large_is_named_as_the_default() -> None:
     code, message = refused(picture([1], {}), CreatableTopic("orders"))
     assert code is ErrorCode.INVALID_REPLICATION_FACTOR
     assert message.startswith("the replication factor is 3, the default: it must be 1 to 1")
@@ -218,7 +218,7 @@ def test_a_topic_whose_znode_was_removed_by_hand_is_forgotten_aloud() -> None:
 
 
 class Rolls(Random):
-    """Random numbers as they are wanted."""
+    """Random numbers that the test chooses."""
 
     def __init__(self, *rolls: int) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ def two_replicas(live: Sequence[int] = (1, 2)) -> ClusterState:
     return picture(live, {"old-0": (1, 2)}, {"old-0": leads(1, 4, [1, 2])}, to_delete=("old",))
 
 
-def test_a_deletion_first_tells_everybody_and_then_stops_the_replicas() -> None:
+def test_a_deletion_first_updates_all_metadata_and_then_stops_the_replicas() -> None:
     state = two_replicas()
     assert lines(deletion.resume(state)) == text("""
         the deletion of topic old waits until 1 2 know of it

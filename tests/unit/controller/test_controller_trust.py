@@ -1,4 +1,4 @@
-"""Which brokers may be elected when some have lost what they had: rule by rule, and a controller that goes by them."""
+"""Which brokers may be elected after some have lost records: each rule, and a controller that follows them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def decide(
 
 
 def shown(state: LeaderAndIsr) -> tuple[int, dict[int, int], dict[int, int]]:
-    """Leader, ISR and eligible, with their epochs."""
+    """Leader, ISR and eligible replicas, with their epochs."""
     return state.leader, dict(state.in_sync_members), dict(state.eligible_members)
 
 
@@ -82,7 +82,7 @@ def test_a_leader_that_lost_something_is_not_elected_again() -> None:
     assert shown(after) == (2, {2: 20, 3: 30}, {1: 10})
 
 
-def test_a_member_that_lost_something_leaves_though_it_lives_and_is_not_elected_for_being_on_record() -> None:
+def test_a_live_member_that_lost_records_leaves_the_isr_and_is_not_elected() -> None:
     state = leads(1, 4, [1, 2], epochs=[10, 20])
     lossy = broker(2, epoch=21, trusted_since=21)
     after, election = decide(state, broker(1), lossy, broker(3))
@@ -91,8 +91,8 @@ def test_a_member_that_lost_something_leaves_though_it_lives_and_is_not_elected_
     assert decide(after, lossy, broker(3)).state.leader == NO_LEADER
 
 
-def test_a_member_that_left_since_it_lost_something_counts_where_the_one_elected_in_its_place_has_lost_more() -> None:
-    # Broker 2 was taken for alive when 1 was found to have lost something, and had lost its power by then.
+def test_a_member_that_lost_records_counts_if_its_elected_successor_has_lost_more() -> None:
+    # Broker 2 counted as alive when 1 was found to have lost records, and had lost its power by then.
     state = leads(1, 4, [1, 2], epochs=[10, 20])
     one, two = broker(1, epoch=11, trusted_since=11), broker(2, epoch=21, trusted_since=21)
     in_vain, _ = decide(state, one, broker(2))
@@ -138,7 +138,7 @@ def test_a_replica_that_dies_stays_eligible_if_too_few_are_left_and_only_then() 
 
 
 def test_one_that_lost_something_stays_on_record_until_the_leader_says_that_it_does_without() -> None:
-    """What is left may have lost its power, too, though nobody knows of it yet: then its logs may be shorter."""
+    """The other replica may also have lost its power without a sign of it yet: then its log may be shorter."""
     state = leads(1, 4, [1, 2, 3, 4], epochs=[10, 20, 30, 40])
     lossy = broker(3, epoch=31, trusted_since=31)
     without_it, _ = decide(state, broker(1), broker(2), lossy)
@@ -241,8 +241,8 @@ def test_a_new_controller_elects_anew_where_the_leader_runs_anew() -> None:
     """)
 
 
-def test_a_broker_that_registers_again_without_a_loss_leads_its_partition_again_once_and_no_more() -> None:
-    """Its session was lost: the process, and its log, are the same."""
+def test_a_broker_that_reregisters_without_a_loss_regains_its_leadership_once() -> None:
+    """Its session was lost: the process and its log are the same."""
     state = picture([1], {"orders-0": (1, 2)}, {"orders-0": leads(1, 4, [1], epochs=[10])})
     carry_out(state, brokers.lost(state, [1]))
     carry_out(state, brokers.settle(state, state.assignments))
@@ -252,7 +252,7 @@ def test_a_broker_that_registers_again_without_a_loss_leads_its_partition_again_
     assert brokers.settle(state, state.assignments).writes == ()
 
 
-def test_a_replica_that_its_leader_takes_in_for_what_it_had_before_it_lost_it_is_taken_out_again() -> None:
+def test_a_replica_added_to_the_isr_for_records_it_has_since_lost_is_removed_again() -> None:
     state = picture([1, 2, 3], {"orders-0": ASSIGNMENT}, {"orders-0": leads(1, 4, [1, 2], epochs=[10, 20])})
     carry_out(state, brokers.lost(state, [3]))
     carry_out(state, brokers.added(state, [broker(3, epoch=31, trusted_since=31)]))
@@ -334,7 +334,7 @@ async def test_settings_are_read_where_an_isr_shrinks_and_nonsense_in_them_is_na
     office = await cluster.start([1, 2, 3])
     await office.create("strict", (1, 2, 3), config={"min.insync.replicas": "3"})
     await office.create("broken", (1, 2, 3))
-    nonsense = znodes.encode_config({"min.insync.replicas": "many"})  # as written by hand: CreateTopics refuses it
+    nonsense = znodes.encode_config({"min.insync.replicas": "many"})  # written by hand: CreateTopics refuses it
     cluster.zookeeper.make(znodes.topic_config_path("broken"), nonsense)
     strict, broken = TopicPartition("strict", 0), TopicPartition("broken", 0)
     await cluster.has(broken, 1, [1, 2, 3])

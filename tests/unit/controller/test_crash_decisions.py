@@ -1,4 +1,4 @@
-"""When a broker is suspected, by what was seen of it: no network, no clock."""
+"""When a broker is suspected, by the outcomes of connection attempts: no network, no clock."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ UNSURE = [Attempt.NO_ANSWER, Attempt.CLOSED]
 
 
 def after(attempts: Iterable[Attempt], watched: Watched | None = None) -> CrashDecision:
-    """What is decided in the end, when all these attempts end at the same moment."""
+    """Return the decision after attempts that all end at the same moment."""
     decision = CrashDecision(watched or Watched(), is_suspect=False, pause_s=0)
     for attempt in attempts:
-        assert not decision.is_suspect, "nobody looks at a suspect"
+        assert not decision.is_suspect, "a suspect is not watched"
         decision = decide(decision.watched, attempt, START_S, DETECTION_S)
     return decision
 
 
 def time_until_suspected_s(attempt: Attempt, watched: Watched) -> float:
-    """How long it takes where every attempt ends in this way."""
+    """Return how long it takes if every attempt ends in this way."""
     for number in range(10_000):
         now_s = START_S + number * EVERY_S
         watched, is_suspect, _ = decide(watched, attempt, now_s, DETECTION_S)
@@ -95,7 +95,7 @@ def test_a_connection_that_stood_begins_everything_anew() -> None:
 
 @pytest.mark.parametrize("suspicions", [0, 2])
 @pytest.mark.parametrize("attempt", FAILURES)
-def test_what_was_forgotten_counts_no_more_but_that_a_connection_stood_and_the_suspicions_do(
+def test_forgotten_attempts_no_longer_count_but_connections_and_suspicions_do(
     attempt: Attempt, suspicions: int
 ) -> None:
     troubled = Watched(START_S - 60, refusals=1, in_a_row=suspicions, has_stood=True)
@@ -115,7 +115,7 @@ def test_each_suspicion_in_a_row_takes_four_times_as_long_refused_or_not(attempt
 
 
 @pytest.mark.parametrize(("detection_s", "longest_s"), [(0.001, 128), (0.1, 128), (1.5, 128), (300, 300)])
-def test_no_suspicion_takes_longer_than_two_minutes_but_where_the_detection_time_itself_is_longer(
+def test_a_suspicion_takes_at_most_two_minutes_unless_the_detection_time_is_longer(
     detection_s: float, longest_s: float
 ) -> None:
     suspicions = in_a_row(Suspicion(START_S, 99), START_S)
@@ -158,7 +158,7 @@ def test_a_probe_waits_no_longer_than_a_watch_would() -> None:
         assert probe_timeout_s(trouble, START_S, DETECTION_S) == pytest.approx(timeout_s)
 
 
-# -- what the last watch saw --
+# -- outcomes of the last watch --
 
 
 def test_the_next_watch_goes_on_from_what_was_seen_of_the_same_epoch_just_now() -> None:

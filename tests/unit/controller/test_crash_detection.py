@@ -52,7 +52,7 @@ class FakeBroker:
         self.peers.append(await incoming.attach(Peer))
 
     async def die(self) -> None:
-        """As a killed process: the listener first, then every connection."""
+        """Close like a killed process: the listener first, then every connection."""
         await self.listener.close()
         self.drop()
 
@@ -141,7 +141,7 @@ async def test_a_broker_that_accepts_and_closes_for_the_whole_detection_time_is_
 
 @pytest.mark.slow
 @run_by(run)
-async def test_an_epoch_is_suspected_once_and_one_unreachable_again_takes_four_times_as_long_each_time() -> None:
+async def test_an_epoch_is_suspected_once_and_each_later_suspicion_takes_four_times_as_long() -> None:
     fake = FakeBroker()
     port = await fake.listen()
     await fake.die()
@@ -160,7 +160,8 @@ async def test_an_epoch_is_suspected_once_and_one_unreachable_again_takes_four_t
 
 @run_by(run)
 async def test_suspicions_of_a_broker_count_also_where_it_is_followed_anew_in_the_same_epoch() -> None:
-    """As when a controller suspects it and is deposed by it, or when it is elected again after it was removed."""
+    """A controller that suspects it and is deposed by it, or one that is elected again after it was removed, does
+    this."""
 
     fake = FakeBroker()
     port = await fake.listen()
@@ -193,7 +194,7 @@ async def test_a_broker_that_came_back_is_suspected_at_once_again_after_a_connec
 
 @run_by(run)
 async def test_a_connection_that_stood_counts_also_where_its_watch_ended_before_it() -> None:
-    """As when the session of a broker ends: it registers again, and its connection has no time to break."""
+    """When a broker's session ends, it registers again, and its connection has no time to break."""
 
     fake = FakeBroker()
     port = await fake.listen()
@@ -239,7 +240,7 @@ async def test_a_detector_without_zookeeper_suspects_no_broker_and_looks_again_w
 
 
 @run_by(run)
-async def test_a_broker_is_looked_for_again_where_another_ones_watch_found_out_that_zookeeper_was_slow() -> None:
+async def test_a_broker_is_looked_for_again_if_another_watch_found_zookeeper_slow() -> None:
     asks = 0
     answers = asyncio.Event()
     second_is_looked_for, first_is_suspected = 3, 6
@@ -284,7 +285,7 @@ async def test_a_name_that_is_gone_counts_as_refused_where_a_connection_stood_al
         await fake.die()
         await until(lambda: bool(suspected))
         assert "Name or service not known" in suspected[0][2]
-        # As where it removed a crashed controller and takes its office: it need not find out again.
+        # A controller that removed a crashed one and takes its office need not find out again.
         detector.follow([])
         assert await detector.probe([broker(port)]) == [1]
 

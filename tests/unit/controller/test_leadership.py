@@ -1,4 +1,4 @@
-"""Leadership on simulated ZooKeeper and time: races, lost answers, hand-made changes, crashes, in any order."""
+"""Leadership on simulated ZooKeeper and time: races, lost answers, changes by hand, crashes, in any order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATIENCE_S = 60.0
 
 
 class Candidate:
-    """A process that runs for controller; attaches a new session when the old one has expired."""
+    """A process that runs for controller; it attaches a new session when the old one has expired."""
 
     def __init__(self, cluster: Cluster, broker_id: int) -> None:
         self.id = broker_id
@@ -129,7 +129,7 @@ class Cluster:
         await until(condition, PATIENCE_S, every_s=0.001)
 
     async def settled(self, epoch: int) -> Candidate:
-        """The controller of that epoch, once all others agree that it is."""
+        """Return the controller of that epoch, once all others agree that it is."""
 
         def agreed() -> bool:
             leaders = [c for c in self.candidates if c.in_office == epoch]
@@ -223,7 +223,7 @@ async def test_a_crashed_controller_is_removed_at_once_by_whoever_notices(cluste
 async def test_a_controller_that_lives_and_the_one_that_removed_it_let_a_third_one_be_elected(
     cluster: Cluster, /
 ) -> None:
-    """Where two of three brokers cannot reach each other, neither of them is to be the next controller."""
+    """If two of three brokers cannot reach each other, neither of them may be the next controller."""
 
     await cluster.start()
     for epoch in range(1, 6):
@@ -276,7 +276,7 @@ async def test_a_removal_that_comes_late_cannot_hit_the_successor(cluster: Clust
 
 
 @run_by(simulate, size=1)
-async def test_a_candidate_that_won_but_did_not_hear_of_it_takes_office_all_the_same(cluster: Cluster, /) -> None:
+async def test_a_candidate_whose_winning_reply_was_lost_takes_office(cluster: Cluster, /) -> None:
     [candidate] = cluster.candidates
 
     def lose_the_answer(session: VirtualSession, operations: Sequence[Operation]) -> None:
@@ -316,7 +316,7 @@ async def test_the_end_of_a_former_session_does_not_end_the_present_one(cluster:
     candidate.resignation_takes_s = 1.0
     cluster.zookeeper.remove(CONTROLLER)
     await cluster.until(lambda: candidate.heard[-1] == "resigned")
-    # While that takes its time, the new session is announced, and then the end of the former one.
+    # During this time the new session is announced, and then the end of the former one.
     await world.process.run(candidate._open_session(world, candidate.lead))
     former.expire()
     await cluster.settled(2)
@@ -345,13 +345,13 @@ async def test_a_controller_keeps_its_office_through_a_lost_connection(cluster: 
     leader.session.resume()
     await asyncio.sleep(1)
     assert await cluster.settled(1) is leader
-    # And its watch is set again.
+    # The watch is set again.
     cluster.zookeeper.remove(CONTROLLER)
     await cluster.settled(2)
     assert "resigned" in leader.heard
 
 
-# --- Hands ---
+# --- Changes by hand ---
 
 
 @run_by(simulate, size=2)
@@ -369,7 +369,7 @@ async def test_deleted_by_hand_there_is_a_new_race_and_the_old_term_ends_before_
 
 
 @run_by(simulate, size=1)
-async def test_nobody_runs_for_office_before_its_former_term_has_ended(cluster: Cluster, /) -> None:
+async def test_no_broker_runs_for_office_before_its_former_term_has_ended(cluster: Cluster, /) -> None:
     [candidate] = cluster.candidates
     candidate.resignation_takes_s = 5.0
     await cluster.start()
@@ -411,7 +411,7 @@ async def test_malformed_and_of_no_session_it_is_removed_and_one_is_elected(
 
 @pytest.mark.parametrize("set_back", [True, False])
 @run_by(simulate, size=2)
-async def test_epochs_grow_even_where_somebody_deletes_the_epoch_or_sets_it_back(
+async def test_epochs_grow_even_if_the_epoch_is_deleted_or_set_back_by_hand(
     cluster: Cluster, /, set_back: bool
 ) -> None:
     await cluster.start()
@@ -542,7 +542,7 @@ async def test_closing_waits_for_a_term_that_is_just_being_ended(cluster: Cluste
     assert candidate.heard[-1] == "out of office"
 
 
-# --- All of it at once ---
+# --- All events at once ---
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -94,7 +94,7 @@ class Run:
         return registration
 
     def resolve(self, broker_epoch: int) -> None:
-        """As the data directory does."""
+        """Remember the epoch, as the data directory does."""
         if self.trusted_since == SINCE_THIS_REGISTRATION:
             self.trusted_since = broker_epoch
 
@@ -112,7 +112,7 @@ class Run:
         await self.world.process.run(self.registration.close())
 
     def holds_the_node(self) -> bool:
-        """The node is there, of this run's session, with the epoch that this run knows."""
+        """The node exists, belongs to this run's session, and has the epoch that this run knows."""
         zookeeper = self.cluster.zookeeper
         try:
             session_id = self.registration.session.session_id
@@ -224,9 +224,7 @@ async def test_every_persistent_znode_of_a_kafka_cluster_is_there(cluster: Clust
 
 
 @run_by(simulate)
-async def test_a_registration_says_since_when_the_brokers_data_can_be_trusted_and_the_next_one_the_same(
-    cluster: Cluster, /
-) -> None:
+async def test_a_registration_and_the_next_one_say_since_when_the_data_can_be_trusted(cluster: Cluster, /) -> None:
     broker = await Run(cluster, "host-1", 9092).start()
     first = cluster.zookeeper.stat(PATH).czxid
     assert decode_broker(1, cluster.zookeeper.data(PATH), first).trusted_since == first
@@ -273,7 +271,7 @@ async def test_a_broker_restarted_at_once_replaces_its_own_old_node_at_once(clus
 
 
 @run_by(simulate)
-async def test_a_broker_restarted_with_another_port_finds_that_nobody_is_at_the_old_one(cluster: Cluster, /) -> None:
+async def test_a_broker_restarted_with_another_port_finds_that_its_old_one_is_free(cluster: Cluster, /) -> None:
     first = await Run(cluster, "host-1", 9092).start()
     first.world.process.kill()
     killed_at = cluster.now
@@ -376,7 +374,7 @@ async def test_a_stale_node_is_judged_again_where_a_controller_was_elected_meanw
 
 
 class SwappingNetwork(ProcessNetwork):
-    """As each of the first `refusals` connections is refused, and just before it is, `meanwhile` happens."""
+    """Refuse the first `refusals` connections, and call `meanwhile` just before each refusal."""
 
     def __init__(
         self, network: ProcessNetwork, refusals: int, meanwhile: Callable[[], Coroutine[Any, Any, None]]

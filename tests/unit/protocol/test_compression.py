@@ -119,7 +119,7 @@ def test_snappy_without_framing_is_read_as_one_block() -> None:
 
 
 def test_lz4_blocks_stand_alone_and_have_no_checksums() -> None:
-    """Kafka's Java client refuses blocks that refer to those before them; the Go clients, those with checksums."""
+    """Kafka's Java client refuses blocks that refer to earlier ones; the Go clients refuse those with checksums."""
     random = Random(1)
     for data in (b"", TEXT, TEXT * 20, random.randbytes(200_000)):
         frame = compress(Compression.LZ4, data)

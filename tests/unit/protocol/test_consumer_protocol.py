@@ -1,4 +1,4 @@
-"""Kafka's ConsumerProtocol, byte for byte, and what is said of bytes that are not it."""
+"""Kafka's ConsumerProtocol, byte for byte, and the errors for other bytes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIELDS = {
     "generation_id": "00000005",
     "rack_id": "0002 7231",
 }
-"""As in ConsumerProtocolSubscription.json of Kafka 3.9."""
+"""The subscription in Kafka 3.9's ConsumerProtocolSubscription.json."""
 VECTORS = {
     version: bytes.fromhex(f"000{version}" + "".join(list(FIELDS.values())[: version + 2])) for version in range(4)
 }

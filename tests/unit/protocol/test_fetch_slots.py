@@ -1,4 +1,4 @@
-"""Requests and answers that are not sent in full say what they would have said in full."""
+"""Shortened requests and answers carry the same information as full ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOPIC = "orders"
 
 
 def topics(offsets: dict[int, int]) -> list[FetchTopic]:
-    """What to ask for, by partition from which offset on."""
+    """The fetch position of each partition asked for."""
     return [FetchTopic(TOPIC, "", [FetchPartition(p, 0, offset, 0, 0, 1_000) for p, offset in offsets.items()])]
 
 
@@ -42,12 +42,12 @@ def partitions(answer: Answer) -> list[int]:
 
 
 class Connection:
-    """Both ends of one, and what has gone over it."""
+    """Both ends of one connection, and the messages that went over it."""
 
     def __init__(self) -> None:
         self.leader, self.follower = LeaderSlots(), FollowerSlots[str]()
         self.heard: dict[int, FetchPartitionResponse] = {}
-        """By partition, what the follower knows of what was said last."""
+        """For each partition, the follower's copy of the last answer."""
         self.sent = self.answered = 0
         """Partitions."""
 
@@ -98,7 +98,7 @@ def test_records_errors_and_divergence_are_said_each_time(news: FetchPartitionRe
 
 
 def test_a_request_in_full_is_answered_in_full_though_nothing_has_changed() -> None:
-    """It may come from a follower that took the partition anew, and knows nothing."""
+    """Such a request may come from a follower that took the partition anew, and knows nothing."""
     leader = LeaderSlots()
     for _ in range(2):
         assert partitions(leader.open(request(0, topics({0: 5})))(said({0: 5}))) == [0]
@@ -142,7 +142,8 @@ def test_the_slot_that_was_used_longest_ago_is_taken_where_all_are_kept() -> Non
 def test_a_follower_knows_what_it_would_know_without_slots(
     rounds: list[tuple[dict[int, int], dict[int, int], int, bool]],
 ) -> None:
-    """In each round it asks for some partitions, and the leader has high watermarks and perhaps an error to tell."""
+    """In each round the follower asks for some partitions, and the leader has high watermarks and perhaps an error for
+    it."""
     connection = Connection()
     told: dict[int, FetchPartitionResponse] = {}
     for offsets, high_watermarks, errors, is_busy in rounds:

@@ -1,4 +1,4 @@
-"""What is served of Kafka's protocol, beside what Apache Kafka 3.9.1 serves in ZooKeeper mode."""
+"""The served part of Kafka's protocol, compared with Apache Kafka 3.9.1 in ZooKeeper mode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KAFKAS_NEWEST = {
     )
     for key, newest in enumerate(versions, first)
 }
-"""By API key, as ApiVersions of a broker of 3.9.1 answers. Its oldest versions are 0."""
+"""The newest version of each API key in ApiVersions of a broker of 3.9.1. Its oldest versions are 0."""
 
 NOT_SERVED = {
     **dict.fromkeys((4, 5, 6, 7, 56, 58, 67), "brokers ask it of each other, here in our own protocol"),

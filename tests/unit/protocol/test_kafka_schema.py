@@ -1,4 +1,4 @@
-"""Kafka's protocol as we declare it: against Kafka's own schemas, and there and back in every version."""
+"""Our declarations of Kafka's protocol: against Kafka's own schemas, and encoded and decoded in every version."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def encoded(schema: Schema, value: object, version: int, flexible: bool) -> byte
 @pytest.mark.parametrize(("api", "kind", "version"), ROWS)
 def test_a_message_has_the_fields_that_kafkas_schema_says(api: KafkaApi, kind: str, version: int) -> None:
     theirs = THEIRS[api.key, kind]
-    if version >= oldest_of(theirs):  # what Kafka 4 has forgotten is as we remember it
+    if version >= oldest_of(theirs):  # versions that Kafka 4 dropped follow our own records
         ours = in_words(schema_of(api, kind), version)
         assert ours == without_tags_beside(theirs_in_words(theirs._json["fields"], version), ours)
     assert theirs.flexible_version_q(version) == api.is_flexible(version)
@@ -95,7 +95,7 @@ def test_kafka_python_reads_what_we_write_and_writes_the_same(api: KafkaApi, kin
     for seed in range(5) if version >= api.min_version else ():
         value = random_struct(Random(seed), schema, version)
         if isinstance(value, m.ApiVersionsResponse):
-            value.error_code = 0  # an error is taken to be in version 0
+            value.error_code = 0  # an error is sent in version 0
         data = encoded(schema, value, version, flexible)
         message = theirs.decode(data, version=version)
         message._header = None
@@ -123,7 +123,7 @@ def test_a_damaged_message_is_refused_or_read_and_takes_no_more_than_its_bytes(
 @pytest.mark.slow
 @pytest.mark.parametrize(("api", "version"), {(api, api.max_version): None for api in kafka.KAFKA_APIS.values()})
 def test_as_many_smallest_elements_as_a_request_may_have_take_bounded_memory(api: KafkaApi, version: int) -> None:
-    """A MiB of them. An element is an object of some 60 bytes, and its place in a list."""
+    """A MiB of such bytes. An element is an object of some 60 bytes, and its place in a list."""
     for field in api.request.fields:
         if (
             not isinstance(field.type, Array)

@@ -98,7 +98,7 @@ def test_a_field_out_of_its_bounds_or_type_is_refused(body: Any) -> None:
 @pytest.mark.parametrize(
     "frame", [b"", b"\xc1", b"\x95", b"\x90", b"\xdd\xff\xff\xff\xff", b"GET / HTTP/1.1", b"\x91" * 5_000]
 )
-def test_what_is_no_envelope_is_refused(frame: bytes) -> None:
+def test_bytes_that_are_no_envelope_are_refused(frame: bytes) -> None:
     with pytest.raises(InvalidMessage):
         decode_request_envelope(frame)
     with pytest.raises(InvalidMessage):

@@ -1,4 +1,4 @@
-"""Connecting by name: a resolver that is out of reach for one name, or for a while, holds up no other lookup."""
+"""Connecting by name: a resolver that does not answer for one name, or for a while, delays no other lookup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEADLINE_S = 10.0
 
 
 class Resolver:
-    """Names in `hanging` get no answer before `release`; "gone" is unknown; the others are this host."""
+    """A resolver: names in `hanging` get no answer before `release`; "gone" is unknown; the others are this host."""
 
     def __init__(self) -> None:
         self.hanging: set[str] = set()
@@ -182,7 +182,7 @@ def test_an_address_that_swallows_packets_does_not_hide_the_next(
 def test_where_all_addresses_refuse_that_is_a_refusal_and_where_one_is_silent_it_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A refusal says that the process is gone, which one silent address does not."""
+    """A refusal proves that the process is gone; one silent address does not."""
 
     async def scenario(resolver: Resolver, port: int, silent: str) -> None:
         resolver.addresses = ["127.0.0.1", "127.0.0.3"]

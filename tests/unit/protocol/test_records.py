@@ -64,7 +64,7 @@ def header_of(**changes: int) -> BatchHeader:
 
 
 def batch_of(body: bytes, **fields: int) -> bytes:
-    """A batch with this very body and an honest length and CRC."""
+    """A batch with this body and the length and CRC that match it."""
     header = header_of(batch_length=49 + len(body), **fields)
     packed = bytearray(struct.pack(">qiibIhiqqqhii", *msgspec.structs.astuple(header)) + body)
     struct.pack_into(">I", packed, 17, crc32c(packed[21:]))
@@ -231,7 +231,7 @@ def test_batches_are_split_up_to_the_first_incomplete_one() -> None:
         assert all(parse_header(whole, entry.start) == entry.header for entry in slices)
 
 
-def test_splitting_starts_where_it_is_told() -> None:
+def test_splitting_starts_at_the_given_position() -> None:
     first, second = encode_batch([b"a"], base_timestamp=NOW), encode_batch([b"b"], base_timestamp=NOW)
 
     (entry,) = iterate_batches(memoryview(first + second), len(first))
@@ -460,7 +460,7 @@ def test_elements_of_a_wrong_type_are_not_encoded(columns: dict[str, Any]) -> No
         encode_batch(**{"values": [b"a", b"b"], "base_timestamp": NOW, **columns})
 
 
-# --- bodies that nobody wrote -------------------------------------------------------------------
+# --- malformed bodies -----------------------------------------------------------------------------
 
 DEEP = b"\x91" * 100_000
 
@@ -742,7 +742,7 @@ def test_timestamps_that_no_reader_would_take_are_refused(arguments: dict[str, A
 def test_batches_count_up_to_the_first_that_cannot_be_where_it_says(
     places: list[tuple[int, int]], well: int, trouble: str | None
 ) -> None:
-    """Of two records each, fetched at offset 4 from a leader in epoch 2."""
+    """Batches of two records each, fetched at offset 4 from a leader in epoch 2."""
     sent = bytearray()
     for offset, epoch in places:
         one = encode_batch([b"a", b"b"], base_timestamp=1, magic=MAGIC_RECORDS)

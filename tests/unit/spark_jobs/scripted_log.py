@@ -1,4 +1,4 @@
-"""The scripted brokers of the client's tests for callers that block: they live in a thread with a loop of its own."""
+"""The scripted brokers of the client's tests for blocking callers: they live in a thread with its own loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class ScriptedLog:
-    """`cluster` belongs to its thread: use `call`."""
+    """Scripted brokers in a thread. `cluster` belongs to it: use `call`."""
 
     def __init__(self, cluster: ScriptedCluster, loop: asyncio.AbstractEventLoop) -> None:
         self.cluster = cluster
@@ -38,7 +38,7 @@ class ScriptedLog:
         self.call(lambda: self.cluster.script(api, *actions))
 
     def topic(self, name: str = "t", partitions: int = 1) -> str:
-        """Returns its id."""
+        """Create a topic. Returns its id."""
         return self.call(lambda: self.cluster.add_topic(name, partitions)).topic_id
 
     def log(self, name: str = "t", partition: int = 0) -> Log:
@@ -58,7 +58,7 @@ class ScriptedLog:
         self.call(lambda: self.log(name, partition).append(data))
 
     def append_raw(self, data: bytes | bytearray, *, name: str = "t", partition: int = 0) -> None:
-        """With the offsets that are in it."""
+        """Append batches that already carry their offsets."""
         self.call(lambda: self.log(name, partition).append_raw(bytes(data)))
 
     def wanted(self, start: int, end: int, name: str = "t", partition: int = 0) -> OffsetRange:

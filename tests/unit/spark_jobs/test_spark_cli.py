@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def minibroker(*arguments: str, packages: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """With `packages` instead of what is installed."""
+    """Replace the installed packages by `packages`."""
     environment = dict(os.environ)
     flags = ["-P"]
     if packages is not None:
@@ -26,7 +26,7 @@ def minibroker(*arguments: str, packages: Path | None = None) -> subprocess.Comp
 
 @pytest.fixture
 def without_spark(tmp_path: Path) -> Path:
-    """What is installed, but for Spark."""
+    """The installed packages, without Spark."""
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if not entry.name.startswith(("pyspark", "pyarrow", "py4j")):
             (tmp_path / entry.name).symlink_to(entry)
@@ -58,7 +58,7 @@ def test_without_pyspark_everything_else_works(without_spark: Path) -> None:
         (("ingest", "--checkpoint", "at\udcff"), "/at\\xff is not UTF-8"),
     ],
 )
-def test_what_makes_no_sense_is_told_before_spark_is_started(arguments: tuple[str, ...], expected: str) -> None:
+def test_nonsense_is_reported_before_spark_is_started(arguments: tuple[str, ...], expected: str) -> None:
     job, *options = arguments
     given = ["spark", job, "--topics", "t", "--output", "out", "--bootstrap", "127.0.0.1:1"]
     ended = minibroker(*given, *options)

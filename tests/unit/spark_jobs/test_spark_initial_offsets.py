@@ -1,4 +1,4 @@
-"""Where a stream began stays where it was first said to be."""
+"""The start of a stream stays at the offset first recorded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_first_answer_is_the_answer(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == [FILE_NAME]
 
 
-def test_a_damaged_file_is_told_and_not_replaced(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_and_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / FILE_NAME
     for damaged, expected in (('{"t', "is not JSON"), ('{"t":5}', "not an offset of this source")):
         path.write_text(damaged)

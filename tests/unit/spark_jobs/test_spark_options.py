@@ -1,4 +1,4 @@
-"""Options as text: what each means, and how each mistake is told."""
+"""Options as text: the meaning of each, and the message for each mistake."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_offsets_can_be_given_as_a_checkpoint_has_them() -> None:
         '{"orders":{"id":5,"offsets":{"0":1}}}',
     ],
 )
-def test_wrong_starting_offsets_are_told_with_the_rule(wrong: str) -> None:
+def test_wrong_starting_offsets_are_reported_with_the_rule(wrong: str) -> None:
     text = problem(True, startingOffsets=wrong)
     assert repr(wrong) in text
     assert "give earliest or latest, or JSON such as" in text
@@ -172,7 +172,7 @@ def test_a_timestamp_for_all_wins_over_one_for_a_partition_over_offsets() -> Non
 
 
 @pytest.mark.parametrize("wrong", ["x", '{"orders":5}', '{"orders":{"0":-5}}', '{"orders":{"0":"1"}}', "[]"])
-def test_wrong_timestamps_are_told_with_the_rule(wrong: str) -> None:
+def test_wrong_timestamps_are_reported_with_the_rule(wrong: str) -> None:
     assert "in milliseconds since 1970" in problem(startingOffsetsByTimestamp=wrong)
     assert "endingTimestamp='-1'" in problem(endingTimestamp="-1")
 
@@ -206,7 +206,7 @@ def test_delays_have_units(text: str, expected: int) -> None:
     assert stream(maxTriggerDelay=text).max_trigger_delay_ms == expected
 
 
-def test_a_wrong_delay_is_told_with_the_rule() -> None:
+def test_a_wrong_delay_is_reported_with_the_rule() -> None:
     assert "maxTriggerDelay='soon': give a time such as" in problem(True, maxTriggerDelay="soon")
 
 

@@ -1,4 +1,4 @@
-"""Every option that the source and the sink know, and the tests of what it does; a new option needs one, too."""
+"""Every option of the source and the sink, with the tests of its effect; a new option needs one as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges and look-ups against scripted brokers: gaps, failovers, losses, and what becomes of records in Arrow."""
+"""Ranges and look-ups against scripted brokers: gaps, failovers, losses, and records in Arrow."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_small_batches_are_joined_and_large_ones_are_not_held_back(log: Scripted
 
 
 def test_gaps_that_compaction_left_are_no_end_and_no_loss(log: ScriptedLog) -> None:
-    # Offsets 0, 3, 7 of 0..9 are left, then a batch of which nothing is left, then 20..21.
+    # Offsets 0, 3, 7 of 0..9 are left, then an empty batch, then 20..21.
     gappy = encode_batch([b"a", b"b", b"c"], base_timestamp=1, offset_deltas=[0, 3, 7], last_offset_delta=9)
     emptied = encode_batch([], base_timestamp=1, base_offset=10, last_offset_delta=9)
     rest = encode_batch([b"d", b"e"], base_timestamp=1, base_offset=20)
@@ -143,7 +143,7 @@ def test_control_batches_are_passed_over(log: ScriptedLog) -> None:
     assert log.offsets(log.wanted(0, 2)) == [0]
 
 
-def test_a_damaged_batch_is_told_by_partition_and_offset(log: ScriptedLog) -> None:
+def test_a_damaged_batch_is_reported_with_partition_and_offset(log: ScriptedLog) -> None:
     log.append([b"a"])
     damaged = encode_batch([b"b"], base_timestamp=1, base_offset=1)
     damaged[-1] ^= 1
@@ -234,7 +234,7 @@ def test_a_leader_that_moves_is_followed() -> None:
         assert log.offsets(log.wanted(0, 90_000)) == list(range(90_000))
 
 
-def test_a_leader_that_stays_away_is_told_once_patience_is_over(log: ScriptedLog) -> None:
+def test_a_leader_that_stays_away_is_reported_once_patience_is_over(log: ScriptedLog) -> None:
     log.append([b"x"])
 
     def leaderless() -> None:
@@ -246,7 +246,7 @@ def test_a_leader_that_stays_away_is_told_once_patience_is_over(log: ScriptedLog
 
 
 @pytest.mark.slow
-def test_brokers_that_stay_away_are_told_once_patience_is_over() -> None:
+def test_brokers_that_stay_away_are_reported_once_patience_is_over() -> None:
     with scripted_log() as log:
         log.topic("t")
         wanted, bootstrap = log.wanted(0, 1), log.bootstrap
@@ -306,7 +306,7 @@ def test_a_topic_that_was_created_again_is_not_read(log: ScriptedLog) -> None:
     assert log.rows(wanted, fail_on_data_loss=False) == []
 
 
-def test_a_topic_that_is_gone_is_told_once_patience_is_over(log: ScriptedLog) -> None:
+def test_a_topic_that_is_gone_is_reported_once_patience_is_over(log: ScriptedLog) -> None:
     log.append([b"x"] * 3)
     wanted = log.wanted(0, 3)
     log.call(lambda: log.cluster.topics.pop("t"))
@@ -352,7 +352,7 @@ def test_looking_up_waits_for_leaders(log: ScriptedLog, client: LogClient) -> No
 
 @pytest.fixture
 def resolved(log: ScriptedLog, client: LogClient) -> Callable[..., dict[TopicPartition, int]]:
-    """Partition 0 holds offsets 0 to 2 of times 100, 200, 300; partition 1 nothing."""
+    """Partition 0 holds offsets 0 to 2 of times 100, 200, 300; partition 1 is empty."""
     for timestamp in (100, 200, 300):
         log.append([b"x"], timestamp=timestamp)
 

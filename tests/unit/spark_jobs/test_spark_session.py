@@ -1,4 +1,4 @@
-"""Which Python and Java Spark gets, and what is said where there is none."""
+"""Which Python and Java Spark gets, and the error without one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_java_without_the_vector_module_is_not_asked_for_it(tmp_path: Path) ->
     assert result.stdout.splitlines() == ["-cp", "a b", "--add-modules=other", "Main"]
 
 
-def test_packages_that_are_missing_or_old_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_old_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     check_packages()
     monkeypatch.setattr(session, "version", lambda package: {"pyspark": "4.1.2", "pyarrow": "30.0"}[package])
     with pytest.raises(MinibrokerError, match=r"pyspark is 4\.1\.2, Spark jobs need 4\.2 or newer: pip install"):

@@ -54,7 +54,7 @@ def numbers(offset: dict[str, Any], topic: str = "t") -> dict[str, int]:
 
 
 def drained(reader: StreamReader, start: dict[str, Any], limit: ReadLimit) -> list[dict[str, int]]:
-    """The ends of the batches that Spark would make, until it sees the same text twice."""
+    """Yield the ends of the batches that Spark would make, until it sees the same text twice."""
     ends: list[dict[str, int]] = []
     while True:
         end = reader.latestOffset(json.loads(json.dumps(start)), limit)
@@ -205,7 +205,7 @@ def test_a_topic_that_is_gone_fails_or_is_left_out_until_it_is_back(
     log.append([b"z"] * 2, name="u")
     again = lenient.latestOffset(end, ALL)
     assert [task.value for task in lenient.partitions(end, again)] == [OffsetRange("u", new_id, 0, 0, 2, 0)]
-    # A batch that was planned while the topic was there.
+    # A batch that was planned while the topic existed.
     log.call(lambda: log.cluster.topics.pop("u"))
     assert lenient.partitions(end, again) == []
     with pytest.raises(BrokerError, match="u-0"):

@@ -1,4 +1,5 @@
-"""Batches become manifests once, whatever is repeated, cut off or exchanged. Without Spark: files as it writes them."""
+"""A batch becomes one manifest, even if it is repeated, cut off or exchanged. Without Spark: files as it writes
+them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.unit.controller.test_controller_executor import (
     test_another_controller_deposes_before_anything_is_written as deposed_writes_nothing,
 )
 from tests.unit.controller.test_leadership import (
-    test_a_candidate_that_won_but_did_not_hear_of_it_takes_office_all_the_same as won_unheard,
+    test_a_candidate_whose_winning_reply_was_lost_takes_office as won_unheard,
 )
 
 

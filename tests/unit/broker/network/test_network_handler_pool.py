@@ -63,7 +63,7 @@ async def test_unfinished_work_of_a_request_holds_up_only_its_own_connection() -
     while not short.is_handled:
         await turn()
     assert not any(source.is_handled for source in long)
-    assert pool.channel.bytes == 0, "nobody else waits for room because of it"
+    assert pool.channel.bytes == 0, "no other request waits for room because of it"
     pool.gate.set()
     while not all(source.is_handled for source in long):
         await turn()

@@ -140,9 +140,7 @@ def refused(code: ErrorCode) -> Iterator[None]:
 
 
 @run_by(run)
-async def test_a_replica_that_is_moved_has_all_that_it_had_and_is_where_it_was_moved_to_after_a_restart(
-    moving: Moving, /
-) -> None:
+async def test_a_moved_replica_keeps_its_records_and_its_new_directory_after_a_restart(moving: Moving, /) -> None:
     await moving.open()
     moving.append(40)
     moving.log.move_log_start_offset(7)

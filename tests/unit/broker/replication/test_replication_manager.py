@@ -244,7 +244,7 @@ async def test_a_finished_produce_does_not_keep_its_request_in_memory(broker: On
 
 
 @run_by(with_one_broker)
-async def test_the_high_watermark_moves_when_a_follower_outside_of_the_isr_that_it_waited_for_is_given_up(
+async def test_the_high_watermark_moves_when_a_silent_follower_outside_the_isr_is_given_up(
     broker: OneBroker, /
 ) -> None:
     broker.announce_brokers({1: 1, 3: 1})  # 2 is caught up but not announced, so it cannot join

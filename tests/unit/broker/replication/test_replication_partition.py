@@ -235,7 +235,7 @@ def test_a_follower_that_is_gone_before_it_joined_is_not_waited_for(tmp_path: Pa
     assert not partition.disregard_the_gone(), "what is in the ISR is waited for in any case"
 
 
-def test_a_joining_follower_counts_for_the_high_watermark_at_once_and_for_min_insync_replicas_when_written(
+def test_a_joining_follower_counts_for_the_high_watermark_before_min_insync_replicas(
     tmp_path: Path,
 ) -> None:
     partition, _ = open_partition(tmp_path)
@@ -370,7 +370,7 @@ def test_an_append_that_waits_when_too_few_are_left_in_sync_is_told_at_once(tmp_
     assert partition.acknowledgement(end, 0) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 
 
-def test_a_replica_that_leaves_an_isr_that_gets_too_small_stays_eligible_with_the_epoch_on_record(
+def test_a_replica_that_leaves_a_too_small_isr_stays_eligible_with_its_recorded_epoch(
     tmp_path: Path,
 ) -> None:
     partition, clock = open_partition(tmp_path)
@@ -420,7 +420,7 @@ def set_min_insync_replicas(partition: Partition, least: int) -> None:
     partition.reconfigure(Settings(ME, LAG_S, None), least, None, None)
 
 
-def test_with_fewer_replicas_required_nothing_is_committed_before_those_who_are_eligible_are_struck_off(
+def test_with_fewer_replicas_required_no_commit_precedes_the_removal_of_eligible_ones(
     tmp_path: Path,
 ) -> None:
     partition, clock = open_partition(tmp_path, min_insync_replicas=3)
@@ -632,7 +632,7 @@ def test_a_leader_tells_where_the_followers_log_parts_from_its_own(tmp_path: Pat
 
 
 @pytest.mark.parametrize("offset", [3, 5, 12])
-def test_a_follower_that_does_not_know_what_came_before_its_empty_log_begins_where_its_leader_does(
+def test_a_follower_with_an_empty_log_of_unknown_history_begins_where_its_leader_does(
     tmp_path: Path, offset: int
 ) -> None:
     leader, _ = open_partition(tmp_path / "leader")

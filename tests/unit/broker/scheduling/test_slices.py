@@ -9,7 +9,7 @@ from functools import partial
 from minibroker.broker.scheduling.slices import SLICE_S, SlicedCalls
 
 
-def test_calls_that_are_due_at_once_are_made_in_their_order_with_the_loop_for_others_between_them() -> None:
+def test_calls_due_at_once_run_in_order_and_the_loop_runs_other_work_between_them() -> None:
     async def main() -> list[object]:
         seen: list[object] = []
 

@@ -1,4 +1,4 @@
-"""What may be compacted, which log is next, and which segments are merged."""
+"""Which segments may be compacted or merged, and which log is next."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_what_a_power_cut_tore_above_the_recovery_point_is_the_unflushed_tail() 
     assert (host.live(), host.said_of_the_flushed) == (SINCE_THIS_REGISTRATION, 1)
 
 
-def test_a_process_that_dies_while_it_cuts_the_torn_tail_does_not_lose_the_trust_in_what_was_flushed() -> None:
+def test_a_death_while_cutting_the_torn_tail_keeps_the_trust_in_flushed_records() -> None:
     def with_a_torn_tail(host: Host) -> None:
         host.live(records=5)
         host.damage_the_middle()
@@ -181,7 +181,7 @@ def test_a_loss_of_what_had_been_flushed_is_not_put_down_to_a_power_cut(loss: Ca
     assert host.live() == SINCE_THIS_REGISTRATION == host.said_of_the_flushed
 
 
-def test_flushed_records_that_are_missing_after_a_power_cut_are_noticed_as_far_as_was_written_down() -> None:
+def test_missing_flushed_records_after_a_power_cut_are_noticed_as_far_as_recorded() -> None:
     host = Host()
 
     async def append_and_write_down() -> None:
@@ -211,7 +211,7 @@ def test_a_topic_id_that_a_power_cut_has_torn_costs_nothing_that_was_flushed(see
 
 
 @pytest.mark.parametrize("bug", ["topic-id-not-flushed", "unflushed-topic-id-believed"])
-def test_it_costs_something_where_the_first_flush_does_not_write_it_or_nobody_asks_whether_it_was_flushed(
+def test_a_torn_topic_id_costs_records_without_its_first_flush_or_without_the_check(
     bug: str,
 ) -> None:
     def tear_all() -> None:
@@ -496,7 +496,7 @@ def set_aside_and_stopped(host: Host, how: str) -> None:
 
 
 def next_start(host: Host) -> tuple[int, int, int]:
-    """Return the trust that the next start reports, and where the log begins and ends then."""
+    """Return the trust that the next start reports, with the log's start and end."""
     found: list[tuple[int, int]] = []
 
     def look(logs: LogManager) -> None:

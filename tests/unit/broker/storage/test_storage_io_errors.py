@@ -113,9 +113,7 @@ WRITES: dict[str, tuple[str, Call]] = {
     ("name", "number"),
     [(n, number) for n, (operation, _) in WRITES.items() for number in ALL if _is_possible(operation, number)],
 )
-async def test_what_a_write_has_left_halfway_costs_the_directory_and_what_could_not_be_opened_does_not(
-    name: str, number: int
-) -> None:
+async def test_a_half_done_write_costs_the_directory_and_a_failed_open_does_not(name: str, number: int) -> None:
     operation, call = WRITES[name]
 
     host = StorageHost(Random(1))

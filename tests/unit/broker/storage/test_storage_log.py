@@ -241,7 +241,7 @@ def test_a_follower_refuses_what_does_not_continue_its_log(path: str, offset: in
     log.append_as_follower(stamped(batch(), 2, 5))
 
 
-def test_a_follower_takes_the_gaps_of_a_compaction_that_it_may_not_have_heard_of_yet_or_any_more(path: str) -> None:
+def test_a_follower_accepts_gaps_of_compaction_whatever_its_cleanup_policy_says(path: str) -> None:
     log = open_log(path).log
     log.append_as_follower(stamped(batch(2), 0, 5))
     log.append_as_follower(stamped(batch(), 7, 5))
@@ -466,7 +466,7 @@ async def test_what_was_the_newest_of_a_segment_is_not_searched_for_again(path: 
 
 
 @pytest.mark.parametrize(("search", "answer"), SEARCHES, ids=["newest", "time"])
-def test_a_search_begins_anew_when_its_segment_is_removed_and_ends_when_the_log_is_cut_or_closed(
+def test_a_search_restarts_if_its_segment_is_removed_and_ends_if_the_log_is_cut_or_closed(
     path: str, search: Callable[[Log], Search], answer: tuple[int, int] | None
 ) -> None:
     async def removed() -> None:
@@ -792,7 +792,7 @@ def test_a_replicated_log_counts_as_far_as_it_goes_and_is_not_flushed_for_it(pat
     assert (log.safe_end_offset, log.is_safe, log.recovery_point) == (2, True, 0)
 
 
-async def test_what_was_recovered_counts_once_it_is_flushed_which_begins_as_soon_as_the_setting_is_known(
+async def test_recovered_records_count_once_flushed_and_the_flush_begins_with_the_setting(
     path: str,
 ) -> None:
     flushed_log = open_log(path).log

@@ -561,7 +561,7 @@ def test_a_high_watermark_is_not_believed_of_what_comes_after_a_truncation(data:
     live(data, look)
 
 
-def test_a_high_watermark_past_the_end_that_recovery_found_is_lowered_before_anything_is_appended(data: Path) -> None:
+def test_a_high_watermark_past_the_recovered_end_is_lowered_before_any_append(data: Path) -> None:
     async def fill(broker: Broker) -> None:
         await _committed(broker, 7)
 

@@ -248,7 +248,7 @@ def test_damaged_indexes_are_built_again(path: Path, suffix: str, damage: str, c
             index.write_bytes(indexes[0].read_bytes() + indexes[1].read_bytes())
     is_whole = (damage, suffix) != ("short", ".timeindex")  # without a visible sign
     check(path, BATCHES, recovery_point=2 * BATCHES, clean=clean, time_indexes_are_whole=is_whole)
-    # And once more, from what was written.
+    # The same once more, with the rebuilt indexes.
     check(path, BATCHES, recovery_point=2 * BATCHES, clean=clean, time_indexes_are_whole=is_whole)
 
 

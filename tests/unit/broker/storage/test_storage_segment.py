@@ -1,4 +1,4 @@
-"""A segment against a plain list of its batches: whatever its indexes know, it finds what a scan finds."""
+"""A segment against a plain list of its batches: it finds the same batches as a scan, whatever its indexes know."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def write_indexes(segment: Segment, disk: RealDisk) -> None:
 
 
 def stored(directory: Path, batches: Sequence[Batch] = BATCHES, interval: int = INTERVAL) -> Segment:
-    """Sealed, with its indexes in files only."""
+    """A sealed segment, with its indexes in files only."""
     segment = filled(directory, batches, interval)
     segment.seal()
     write_indexes(segment, RealDisk())
@@ -119,7 +119,7 @@ def opened_after_a_stop(directory: Path) -> Segment:
 
 
 def opened_after_a_crash(directory: Path) -> Segment:
-    """The index files know the first half."""
+    """A segment whose index files know its first half."""
     half = BATCHES[: len(BATCHES) // 2]
     segment = filled(directory, half)
     write_indexes(segment, RealDisk())
@@ -147,7 +147,7 @@ every_kind = pytest.mark.parametrize(
 @every_kind
 def test_each_offset_is_located_at_the_batch_that_holds_it_or_comes_next(directory: Path, make: Make) -> None:
     segment = make(directory)
-    # From the end on, so that nothing that was found before helps.
+    # From the end on, so that an earlier search does not help.
     for offset in range(END + 2, BASE - 2, -1):
         expected = next((one.position for one in BATCHES if one.last >= offset), segment.size)
         assert segment.locate(offset) == expected, offset
@@ -182,7 +182,7 @@ def test_all_batches_from_an_offset_on_that_are_as_young_as_a_time_are_found(dir
 
 
 class CountingDisk(RealDisk):
-    """The real disk. Counts reads of files that were opened by it."""
+    """The real disk. Counts reads of the files that it opened."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -283,7 +283,7 @@ def test_a_new_segment_is_empty_whatever_was_there_under_its_name(directory: Pat
     segment = Segment.create(disk, str(directory), BASE, INTERVAL, undisturbed=undisturbed)
     assert (segment.size, Path(segment.path).stat().st_size) == (0, 0)
     assert segment.locate(BASE + 5) == 0
-    # What the index files still say must be gone before a flush: not only when there is something to add.
+    # The old content of the index files must be gone before a flush, even without new entries.
     for write in segment.index_writes(all_entries=False):
         write.carry_out(disk)
     assert index_files(directory) == dict.fromkeys(index_files(directory), b"")
@@ -295,7 +295,7 @@ def test_a_new_segment_makes_no_index_files_before_it_has_entries(directory: Pat
     assert index_files(directory) == {}
 
 
-def test_index_files_that_a_worker_thread_may_still_be_writing_are_emptied_though_they_are_not_there_yet(
+def test_index_files_that_a_worker_thread_may_still_write_are_emptied_before_they_exist(
     directory: Path,
 ) -> None:
     segment = Segment.create(RealDisk(), str(directory), BASE, INTERVAL, undisturbed=False)
@@ -411,7 +411,7 @@ def test_index_files_that_are_written_anew_may_be_left_half_written_at_any_byte(
 
 
 def recovered(directory: Path, *, sealed: bool) -> Segment:
-    """As a start brings it back: the batches are walked over where the index files do not vouch for them."""
+    """Open the segment as a start does: it walks over the batches for which no index file vouches."""
     segment = Segment(RealDisk(), str(directory), BASE, INTERVAL)
     if sealed and segment.load_sealed() is not None:
         return segment

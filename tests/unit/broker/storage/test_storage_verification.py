@@ -1,4 +1,4 @@
-"""What is found in files that are whole, and in files of which one byte is wrong."""
+"""The findings in whole files, and in files with one wrong byte."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ END = 2 * BATCHES
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log of several segments, all of it flushed."""
+    """A log of several segments, all flushed."""
     path = tmp_path_factory.mktemp("data") / str(PARTITION)
     write_log(path)
     (path / PARTITION_METADATA_FILE).write_bytes(encode_topic_id("AAAAAAAAAAAAAAAAAAAAAA"))
@@ -237,7 +237,7 @@ def test_no_flipped_bit_of_what_a_broker_relies_on_goes_unnoticed(
     report = verified(path)
     is_of_the_active_segment = file.stem == segments(path)[-1].stem and file.suffix != ".log"
     if file.name == PARTITION_METADATA_FILE or is_of_the_active_segment:
-        return  # any text may be an id, and what points past the end is left over from before a truncation
+        return  # any text may be an id, and an entry past the end is left over from before a truncation
     if (
         file.name == LEADER_EPOCH_FILE
         and content.decode("latin-1").split() == (written / file.name).read_text().split()
@@ -269,7 +269,7 @@ def test_a_data_directory_is_verified_with_what_its_own_files_say(path: Path) ->
 
 
 def without_the_second_batch(path: Path) -> Path:
-    """As compaction leaves a segment, its indexes left out."""
+    """Write a segment as compaction leaves it, without its indexes."""
     file = segments(path)[1]
     data = file.read_bytes()
     second = [part for part in scan(file) if isinstance(part, Batch)][1]

@@ -1,4 +1,4 @@
-"""A ScriptedCluster with groups. All of them have one coordinator."""
+"""A ScriptedCluster with groups that all have one coordinator."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class GroupCluster(ScriptedCluster):
         super().__init__(brokers)
         self.coordinator = 0
         self.epoch, self.offsets_topic_id = 0, ""
-        """Of the coordinator, as the brokers know it."""
+        """Epoch and topic id of the coordinator's `__consumer_offsets`, as the brokers know it."""
         self.committed: dict[str, dict[TopicPartition, int]] = {}
-        """The groups that there are."""
+        """The committed offsets of each group."""
         self.members: dict[str, list[g.DescribedGroupMember]] = {}
 
     async def answer(self, node_id: int, request: Any, action: Action) -> m.Message:

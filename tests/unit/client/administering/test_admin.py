@@ -146,7 +146,7 @@ async def test_a_change_whose_answer_was_lost_counts_as_done_if_it_is_found_done
     assert len(cluster.requests(CREATE_TOPICS)) == 2
     cluster.script(DELETE_TOPICS, ORDINARY, CARRY_OUT_AND_DROP)
     await admin.delete_topic("orders")
-    assert len(cluster.requests(DELETE_TOPICS)) == 3  # the first asks for the id alone
+    assert len(cluster.requests(DELETE_TOPICS)) == 3  # the first attempt asks only for the id
 
 
 @run_by(run, default_api_timeout_ms=300)
@@ -260,7 +260,7 @@ async def test_a_change_where_a_list_of_changes_is_expected_is_refused(
 
 
 def with_ten_records_each(cluster: ScriptedCluster, partitions: int) -> None:
-    """Partition N is led by broker N."""
+    """Return a cluster where broker N leads partition N."""
     cluster.add_topic("orders", partitions)
     for index in range(partitions):
         cluster.log("orders", index).end = 10
@@ -313,7 +313,7 @@ async def test_a_deletion_whose_answer_is_lost_or_negative_is_asked_for_again(
 
 
 @run_by(run)
-async def test_an_attempt_at_deleting_everything_that_comes_late_deletes_nothing_that_was_produced_since(
+async def test_a_late_attempt_to_delete_all_records_deletes_none_produced_since(
     cluster: ScriptedCluster, admin: Admin, /
 ) -> None:
     with_ten_records_each(cluster, 1)

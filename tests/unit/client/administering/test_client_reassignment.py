@@ -1,4 +1,4 @@
-"""What the admin client makes of the answers to a reassignment."""
+"""How the admin client interprets the responses to a reassignment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_it_looks_up_the_version_first_and_names_it_from_then_on() -> None:
     assert (topic.topic_id, topic.known_version, alteration.is_prepared) == ("id", 17, True)
 
 
-def test_that_there_is_nothing_to_cancel_is_no_error_where_an_earlier_attempt_may_have_cancelled() -> None:
+def test_nothing_to_cancel_is_no_error_if_an_earlier_attempt_may_have_cancelled() -> None:
     alteration = Alteration({P: None})
     alteration.request(["orders-0"], 1_000, 1)
     answered(alteration, ErrorCode.INVALID_UPDATE_VERSION, 17)

@@ -1,5 +1,5 @@
-"""Text that UTF-8 cannot express, as Python makes it of bytes that are not in the locale's encoding: one clear error,
-wherever it enters."""
+"""Text that UTF-8 cannot encode, as Python makes from bytes outside the locale's encoding, is one clear error wherever
+it enters."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ CALLS: dict[str, Callable[[Clients], object]] = {
 
 
 def is_clear(error: Exception) -> bool:
-    """It shows the character escaped, so that it can be printed and logged anywhere."""
+    """Assert that the message escapes the character, so that it can be printed and logged anywhere."""
     str(error).encode()
     return "\\udcff" in str(error)
 

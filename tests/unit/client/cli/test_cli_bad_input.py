@@ -1,4 +1,4 @@
-"""What users mistype: one line with the remedy, and the right exit code. No cluster is needed to say so."""
+"""Mistyped commands: one line with the remedy, and the right exit code, without a cluster."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_reassignment_may_say_any_log_dir_or_none(
     log_dirs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_app(application(), ["reassign", "execute", plan(tmp_path, log_dirs), *NOBODY]) == 1
-    assert "Connection refused" in capsys.readouterr().err  # so it was sent, once a broker would have answered
+    assert "Connection refused" in capsys.readouterr().err  # so the request was sent once a broker answered
 
 
 def plan(directory: Path, log_dirs: str) -> str:
@@ -160,7 +160,7 @@ def plan(directory: Path, log_dirs: str) -> str:
     return str(file)
 
 
-def test_a_damaged_cluster_file_is_told_with_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_cluster_file_is_reported_with_the_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "cluster.json").write_text("{")
     for command in (["status"], ["topics", "list"]):
         assert run_app(application(), [*command, "--data", str(tmp_path)]) == 1

@@ -1,4 +1,4 @@
-"""What benchmarks send and how they find out what became of it; and their percentiles."""
+"""The records that benchmarks send, how they learn each outcome, and their percentiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`consume --group`: what is committed is what was written, and nothing more."""
+"""`consume --group` commits the records written, and no others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.waiting import until
 
 
 class Output:
-    """What was written, and what becomes of it."""
+    """An output that keeps the records written."""
 
     def __init__(self, fails_after: int | None = None) -> None:
         self.records: list[tuple[int, int]] = []
@@ -58,7 +58,7 @@ def committed(cluster: ScriptedCluster) -> dict[int, int]:
 
 
 def run(scenario: Callable[[ScriptedCluster], Coroutine[Any, Any, None]]) -> None:
-    """Two partitions, with ten batches of one record in the first and three in the second."""
+    """Two partitions: ten batches of one record in the first, three in the second."""
 
     async def main() -> None:
         async with asyncio.timeout(60), ScriptedCluster() as cluster:
@@ -105,7 +105,7 @@ async def test_an_interruption_commits_what_was_written(cluster: ScriptedCluster
 
 
 @run_by(run)
-async def test_what_a_reader_that_went_away_did_not_get_is_not_committed(cluster: ScriptedCluster, /) -> None:
+async def test_records_that_a_gone_reader_did_not_get_are_not_committed(cluster: ScriptedCluster, /) -> None:
     output = Output(fails_after=4)
     with pytest.raises(BrokenPipeError):
         await consuming(cluster, output)
@@ -131,7 +131,7 @@ def test_what_was_written_is_committed_now_and_then(monkeypatch: pytest.MonkeyPa
     run(scenario)
 
 
-def test_a_commit_that_fails_is_told_and_made_up_for(
+def test_a_failed_commit_is_reported_and_repeated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "COMMIT_EVERY_S", 0.05)

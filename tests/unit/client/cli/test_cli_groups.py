@@ -1,4 +1,4 @@
-"""`minibroker groups`: what is printed, what is asked, and what is refused."""
+"""`minibroker groups`: its output, its questions and its refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Ended(NamedTuple):
 
 
 class Terminal(io.StringIO):
-    """Somebody who answers."""
+    """A user at a terminal who answers."""
 
     def isatty(self) -> bool:
         return True
@@ -64,8 +64,8 @@ def typed(cluster: GroupCluster, *arguments: str, answer: str | None = None) -> 
 def run(
     scenario: Callable[[GroupCluster, Callable[..., Coroutine[Any, Any, Ended]]], Coroutine[Any, Any, None]],
 ) -> None:
-    """orders-0 has the times 0 to 9, orders-1 the times 100 to 103, orders-2 nothing. `billing` has committed 4 in
-    orders-0 and 4 in orders-1."""
+    """A cluster where orders-0 has the times 0 to 9, orders-1 the times 100 to 103, and orders-2 no record. `billing`
+    has committed 4 in orders-0 and 4 in orders-1."""
 
     async def main() -> None:
         cluster = GroupCluster(3)
@@ -343,7 +343,7 @@ async def test_a_reset_shows_what_it_would_do_and_asks(cluster: GroupCluster, co
 
 
 @run_by(run)
-async def test_a_new_group_begins_where_it_is_told_to(cluster: GroupCluster, command: Command, /) -> None:
+async def test_a_new_group_begins_at_the_configured_position(cluster: GroupCluster, command: Command, /) -> None:
     ended = await command("reset-offsets", "new", "--topic", "orders", "--to", "latest", "--yes")
     assert (ended.code, ended.err) == (0, "")
     assert cluster.committed["new"] == {P0: 10, P1: 4, P2: 0}

@@ -1,4 +1,4 @@
-"""What a message tells the user to run can be pasted as it stands."""
+"""Commands in messages can be pasted into a shell unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of which a part succeeds: what did is printed, and the exit code tells that something did not."""
+"""Commands that succeed in part: the successful part is printed, and the exit code reports the failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.client.scripted_broker import DROP, HANG, ScriptedCluster
 
 
 def ended(app: typer.Typer, prepare: Callable[[ScriptedCluster], None], *arguments: str) -> int:
-    """The exit code of a command on a cluster of brokers 0 and 1."""
+    """Return the exit code of a command on a cluster of brokers 0 and 1."""
 
     async def main() -> int:
         async with asyncio.timeout(30), ScriptedCluster(2) as cluster:
@@ -48,7 +48,7 @@ def test_deleting_records_prints_each_partition_where_one_fails(capsys: pytest.C
     assert printed.err.count("\n") == 1
 
 
-def test_deleting_records_of_a_partition_that_is_not_there_shows_what_was_deleted_elsewhere_as_json(
+def test_deleting_records_of_an_unknown_partition_prints_the_other_deletions_as_json(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     chosen = ("-p", "0", "-p", "7", "--format", "json")

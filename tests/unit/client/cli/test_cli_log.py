@@ -1,4 +1,4 @@
-"""What a process of the command line writes on stderr beside errors."""
+"""Log lines that a command writes to stderr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_an_interruption_while_modules_are_imported_is_silent() -> None:
             rest = process.stderr.read()
         finally:
             process.kill()
-    # To a shell both are 130. Python ends by the signal where that came within the `exec` of a string (a dataclass's).
+    # A shell shows 130 for both. Python ends by the signal if it came within the `exec` of a string (a dataclass's).
     assert process.returncode in (130, -signal.SIGINT)
     assert b"Traceback" not in rest
     assert b"KeyboardInterrupt" not in rest

@@ -1,4 +1,4 @@
-"""What every command takes beside what it is about: help, version, completion, short options."""
+"""Options of every command: help, version, completion, short options."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_package_knows_its_version_and_looks_it_up_only_when_asked() -> None
 
 
 def code_with_path(code: str) -> str:
-    # -I and -S leave out whatever this environment's own start files import.
+    # -I and -S leave out modules that this environment's own start files import.
     return f"import sys; sys.path[:] = {sys.path!r}; {code}"
 
 
@@ -103,7 +103,7 @@ def test_an_error_names_no_type_of_python(arguments: list[str], said: str, capsy
 @pytest.mark.parametrize(
     "arguments",
     [
-        # -b is kcat's, those of a new topic are rpk's.
+        # -b is kcat's; the options of a new topic are rpk's.
         ["topics", "list", "-b", "127.0.0.1:1"],
         ["topics", "create", "t", "-p", "3", "-r", "1", "-c", "min.insync.replicas=1", "-b", "127.0.0.1:1"],
         ["consume", "t", "-b", "127.0.0.1:1"],
@@ -138,7 +138,7 @@ def test_a_shell_is_told_how_the_word_may_go_on(words: str, completed: str) -> N
 
 
 def in_a_shell(redirected: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`minibroker ARGUMENTS` with a redirection as one types it."""
+    """Run `minibroker ARGUMENTS` with this redirection in a shell."""
     command = ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, "-P", "-m", "minibroker", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
@@ -152,12 +152,12 @@ def test_closed_standard_streams_are_no_trouble(closed: str) -> None:
     printed = in_a_shell(closed, "--version")
     assert (printed.returncode, printed.stderr) == (0, "")
     assert printed.stdout == ("" if " >&-" in f" {closed}" else f"minibroker {VERSION}\n")
-    refused = in_a_shell(closed, "topics", "list", "-b", "127.0.0.1:1")  # opens connections, too
+    refused = in_a_shell(closed, "topics", "list", "-b", "127.0.0.1:1")  # also opens connections
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr.count("\n") == (0 if "2>&-" in closed else 1), refused
 
 
-def test_a_reader_that_has_gone_is_told_nothing() -> None:
-    # The shell's own exit code is that of the reader; what is not to be seen is a traceback.
+def test_no_error_is_printed_if_the_reader_has_gone() -> None:
+    # The exit code is the reader's; a traceback must not appear.
     ended = in_a_shell("| true", "bench", "--help")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -145,7 +145,7 @@ def test_the_environment_says_which_cluster_is_meant_where_nothing_was_typed(
     assert json.loads(capsys.readouterr().out) == chosen
 
 
-def test_nothing_is_destroyed_where_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_is_destroyed_without_a_terminal_to_confirm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with (tmp_path / "input").open("w+") as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         confirm("Delete?", yes=True)

@@ -63,7 +63,7 @@ def test_a_handful_of_lines_is_named_and_the_rest_counted(numbers: list[int], na
 
 
 class Pipe:
-    """What standard input may be: lines come when they come."""
+    """A pipe as standard input: lines come when the test writes them."""
 
     def __init__(self) -> None:
         self.reading, self._writing = os.pipe()
@@ -153,7 +153,7 @@ async def test_a_line_that_cannot_be_sent_is_the_last_and_those_before_it_are_ac
     assert cluster.log("orders").values() == [b"one"]
 
 
-def test_an_input_that_cannot_be_read_on_does_not_hide_what_became_of_the_lines_before(
+def test_an_unreadable_input_does_not_hide_the_outcome_of_earlier_lines(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minibroker.client.cli.records.lines.MAX_LINE_BYTES", 1_000)
@@ -208,7 +208,7 @@ def test_what_counts_as_acknowledged_is_in_the_log_and_nothing_else_whenever_a_f
 ) -> None:
     monkeypatch.setattr(tally_module, "_SETTLE_EVERY_S", 0.0)
     monkeypatch.setattr(tally_module, "_MOST_UNSETTLED", 100_000)
-    # With so little room a `drain` may be told of the failures, and not the flush that is under way.
+    # With so little room the failures may reach `drain` instead of the `flush` under way.
     monkeypatch.setattr(
         produce,
         "open_producer",
@@ -232,7 +232,7 @@ def test_what_counts_as_acknowledged_is_in_the_log_and_nothing_else_whenever_a_f
     run(scenario)
 
 
-def test_a_long_input_goes_on_once_what_waits_for_an_acknowledgement_is_less(
+def test_a_long_input_continues_once_fewer_records_are_unacknowledged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tally_module, "_SETTLE_EVERY_S", 0.001)

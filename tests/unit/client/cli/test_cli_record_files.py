@@ -34,7 +34,7 @@ KINDS = (Input.MSGPACK, Input.JSON)
 BYTES = st.none() | st.binary(max_size=20) | st.text(max_size=10).map(str.encode)
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 HEADERS = st.lists(st.tuples(NAMES, BYTES), max_size=4)
-"""Names twice, empty ones and all."""
+"""Headers with a repeated name and empty ones."""
 RECORDS = st.lists(
     st.builds(
         Record,
@@ -55,7 +55,7 @@ def written(records: list[Record], kind: Input) -> bytes:
 
 
 def read(data: bytes, kind: Input, chunk_bytes: int = lines.CHUNK_BYTES) -> list[InputRecord]:
-    """As it comes from a file, in pieces of that size. Raises what `read_records` raises."""
+    """Read records from text that arrives in pieces of this size. Raises the errors of `read_records`."""
     found: list[InputRecord] = []
     collect(data, kind, found, chunk_bytes)
     return found
@@ -211,7 +211,7 @@ async def command(
 
 
 def stored(cluster: ScriptedCluster, topic: str) -> list[list[tuple[Any, ...]]]:
-    """Of each partition: the time, key, value and headers of its records."""
+    """Return time, key, value and headers of each partition's records."""
     return [
         [
             record
@@ -229,7 +229,7 @@ def stored(cluster: ScriptedCluster, topic: str) -> list[list[tuple[Any, ...]]]:
 
 
 def consumed(cluster: ScriptedCluster, topic: str, kind: Input, path: Path) -> None:
-    """`minibroker consume TOPIC --exit-at-end --output KIND > PATH`, in this process."""
+    """Run `minibroker consume TOPIC --exit-at-end --output KIND > PATH` in this process."""
     with path.open("wb") as file, io.TextIOWrapper(file) as stdout, pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "stdout", stdout)
         arguments = ["consume", topic, "--exit-at-end", "--output", kind.value, "--bootstrap", cluster.bootstrap]

@@ -64,7 +64,7 @@ def test_bytes_that_are_no_text_are_base64_under_another_name() -> None:
 
 
 @pytest.mark.parametrize("output", ["jsn", "", "%q", "100%", r"%s\q", r"%s\x1", "%s\\"])
-def test_what_is_no_format_is_a_usage_error_that_lists_what_is(output: str) -> None:
+def test_an_unknown_format_is_a_usage_error_that_lists_the_known_ones(output: str) -> None:
     with pytest.raises(UsageError, match=r"%s value|or \\xNN"):
         formatter(output)
 

@@ -14,7 +14,7 @@ from minibroker.client.cli.terminal.output import run_until_terminated
 
 @pytest.fixture(autouse=True)
 def sigterm_as_a_process_begins_with_it() -> Iterator[None]:
-    """Whatever other tests in this process have left."""
+    """Set SIGTERM to its default, as in a new process."""
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -51,7 +51,7 @@ def test_a_second_sigterm_does_not_wait() -> None:
     assert ended.value.exit_code == 143
 
 
-def test_an_error_of_the_last_commit_is_told_and_a_result_returned() -> None:
+def test_an_error_of_the_last_commit_is_reported_and_a_result_returned() -> None:
     async def failing() -> None:
         try:
             signal.raise_signal(signal.SIGTERM)

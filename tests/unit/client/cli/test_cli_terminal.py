@@ -1,4 +1,4 @@
-"""What is seen on a terminal, and what it costs those who have none."""
+"""The display on a terminal, and its cost without one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def seen_on_a_terminal(program: str) -> str:
     ) as process:
         os.close(theirs)
         seen = b""
-        with suppress(OSError):  # which is how a terminal ends
+        with suppress(OSError):  # Linux reports the end of a terminal like this
             while piece := os.read(ours, 4_096):
                 seen += piece
     os.close(ours)
@@ -46,7 +46,7 @@ def test_what_changes_is_shown_in_place(program: str, texts: list[str]) -> None:
     assert "\x1b[2K" in seen, "nothing was erased"
 
 
-def test_nobody_waits_for_rich_who_sees_nothing_of_it() -> None:
+def test_rich_is_not_imported_without_a_terminal() -> None:
     code = f"import sys, minibroker; minibroker.application()\n{BAR}\nprint('rich' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert (told.stdout, told.stderr) == ("False\n", "")

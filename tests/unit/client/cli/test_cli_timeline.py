@@ -1,4 +1,4 @@
-"""What a controller's timeline says, in words; and how timelines of several brokers become one."""
+"""A controller's timeline in words, and the timelines of several brokers merged into one."""
 
 from __future__ import annotations
 
@@ -255,13 +255,13 @@ def test_a_broker_that_stops_in_good_order_makes_others_lead_first() -> None:
         "Broker 2 is gone from the cluster. Its entry in /brokers/ids is no longer there.",
     ]
     assert (story.elected, story.written_ms) == (1, 3.0)
-    del recorder.entries[1]["broker"]  # as it was recorded before it said which
+    del recorder.entries[1]["broker"]  # entries of that time did not name the replica
     before = last_failover(recorder.entries)
     assert before is not None
     assert before.title == "The last failover: broker 2 was lost"
 
 
-def test_partitions_that_were_led_again_once_a_broker_came_back_are_not_said_to_be_without_a_leader() -> None:
+def test_partitions_led_again_by_a_returned_broker_are_not_reported_leaderless() -> None:
     recorder = controller_failover()
     recorder.add(300_004, 3, 6, "BrokerChange", lost=[2], added=[], states=[state("a-0", (2, -1), ([2], []), 2.0)])
     lost = last_failover(recorder.entries)
@@ -272,7 +272,7 @@ def test_partitions_that_were_led_again_once_a_broker_came_back_are_not_said_to_
     assert (lost.leaderless, found.leaderless) == (("a-0",), ())
 
 
-def test_of_a_broker_that_was_stopped_or_started_again_a_story_does_not_say_that_it_may_have_hung() -> None:
+def test_a_story_does_not_say_that_a_stopped_or_restarted_broker_may_have_hung() -> None:
     recorder = Recorder()
     recorder.add(0, 1, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
     recorder.add(90_000, 1, 5, "ControlledShutdownRequest", broker=2)
@@ -312,9 +312,7 @@ def test_the_time_in_which_all_brokers_were_stopped_is_no_part_of_the_story() ->
     assert story.written_ms == 20.0
 
 
-def test_a_controller_lost_right_after_another_broker_was_found_unreachable_and_each_term_counts_its_own_orders() -> (
-    None
-):
+def test_each_term_counts_its_own_requests_if_the_controller_dies_after_a_broker() -> None:
     recorder = Recorder()
     recorder.add(-90_000, 2, 4, "Startup", brokers=[1, 2, 3], unreachable=[], topics=1, partitions=2, read_at_ms=4.0)
     recorder.add(0, 2, 4, "BrokerSuspected", broker=3, reason="host:3: it refuses connections", lasted_ms=40.0)
@@ -370,7 +368,7 @@ def test_losses_far_apart_are_different_stories() -> None:
     assert story.title == "The last failover: broker 2 was lost"
 
 
-def test_there_is_no_story_where_nothing_was_lost() -> None:
+def test_there_is_no_story_if_no_broker_was_lost() -> None:
     recorder = Recorder()
     recorder.add(0, 1, 1, "Startup", brokers=[1], unreachable=[], topics=0, partitions=0, read_at_ms=1.0)
     recorder.add(5, 1, 1, "BrokerChange", lost=[], added=[2])
@@ -382,7 +380,7 @@ def test_of_thousands_of_partitions_all_are_counted_though_only_some_are_named()
     recorder = controller_failover()
     startup = recorder.entries[-3]
     startup |= {"states_omitted": 998, "elected": 400, "written_at_ms": 26.0, "sent_omitted": 9, "total_ms": 27.0}
-    recorder.answer(55, 3, 6, "LeaderAndIsr", 2, took_ms=20.0)  # one of the orders that are not named
+    recorder.answer(55, 3, 6, "LeaderAndIsr", 2, took_ms=20.0)  # one of the requests that are not named
     story = last_failover(recorder.entries)
     assert story is not None
     assert (story.elected, story.written_ms, story.led_ms) == (400, 76.0, 95.0)
@@ -394,7 +392,7 @@ def test_of_thousands_of_partitions_all_are_counted_though_only_some_are_named()
 
 def test_answers_to_other_orders_are_left_out_of_a_story() -> None:
     recorder = controller_failover()
-    recorder.answer(90, 3, 6, "LeaderAndIsr", 2, took_ms=1.0)  # to an order that came later
+    recorder.answer(90, 3, 6, "LeaderAndIsr", 2, took_ms=1.0)  # to a later request
     story = last_failover(recorder.entries)
     assert story is not None
     assert story.led_ms == 80.0

@@ -44,7 +44,7 @@ def test_anything_else_is_no_time(text: str) -> None:
     assert parse_time_ms(text) is None
 
 
-def test_a_number_of_four_digits_is_refused_with_what_to_write_for_either_meaning() -> None:
+def test_a_number_of_four_digits_is_refused_with_the_spelling_of_either_meaning() -> None:
     assert "write 2026-01-01 for the year, 02026 for milliseconds" in hint("2026")
     assert (parse_time_ms("2026-01-01"), parse_time_ms("02026")) == (1_767_225_600_000, 2_026)
     assert hint("now") == hint("20260") == ""

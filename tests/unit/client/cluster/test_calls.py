@@ -1,4 +1,4 @@
-"""Calls that wait end with their client, and only with it."""
+"""Waiting calls end with their client, and only with it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(scenario: Callable[[GroupCluster], Coroutine[Any, Any, None]]) -> None:
 
 
 async def begun(call: Awaitable[object], cluster: GroupCluster, api: Any) -> asyncio.Future[object]:
-    """It has sent a request, and waits."""
+    """Start the call; return its task once it has sent a request and waits."""
 
     def asked() -> int:
         return sum(received.api is api for received in cluster.received)
@@ -75,7 +75,7 @@ async def test_a_commit_and_a_question_for_a_topic_that_is_not_known_are_over_wi
 
 
 @run_by(run)
-async def test_who_cancels_a_call_and_whose_client_crashes_hears_of_that(cluster: GroupCluster, /) -> None:
+async def test_a_cancelled_call_whose_client_crashes_raises_the_crash(cluster: GroupCluster, /) -> None:
     cluster.script(DELETE_GROUPS, *[HANG] * 5)
     admin = Admin(cluster.bootstrap)
     await admin.start()
@@ -101,7 +101,7 @@ async def test_a_cancellation_that_comes_with_the_end_of_the_client_is_no_less_o
 
 
 @run_by(run)
-async def test_who_closes_the_client_within_a_call_of_its_own_goes_on(cluster: GroupCluster, /) -> None:
+async def test_a_call_that_closes_its_own_client_goes_on(cluster: GroupCluster, /) -> None:
     admin = Admin(cluster.bootstrap)
     await admin.start()
     async with admin._calls.begin(admin._not_running):

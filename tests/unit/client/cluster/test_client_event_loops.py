@@ -1,4 +1,4 @@
-"""Producer, Consumer and Admin used from another event loop than their own: an error at once, never a hang."""
+"""A Producer, Consumer or Admin used from another event loop than its own raises an error at once and never hangs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Call = Callable[[], Awaitable[object]]
 
 
 def run(scenario: Callable[[ScriptedCluster], Coroutine[Any, Any, None]]) -> None:
-    """The scenario with a cluster that has a topic "orders"."""
+    """Run the scenario with a cluster that has a topic "orders"."""
 
     async def main() -> None:
         async with asyncio.timeout(60), ScriptedCluster(1) as cluster:
@@ -39,7 +39,8 @@ def fill(log: Log, *values: bytes) -> None:
 
 
 async def elsewhere(call: Call) -> None:
-    """The call is refused at once by name, rule and remedy, in another thread with an event loop of its own."""
+    """Check that the call, made in another thread with an event loop of its own, is refused at once with the name, the
+    rule and the remedy."""
 
     async def main() -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -165,7 +166,7 @@ def test_the_loop_in_which_a_client_is_started_is_its_own_wherever_it_was_made()
         first.run(use())
         with pytest.raises(Closed):
             first.run(producer.flush())
-        asyncio.run(producer.close())  # closed already: that does nothing, from anywhere
+        asyncio.run(producer.close())  # closed already: the second close does nothing, from any loop
         first.run(cluster.__aexit__(None, None, None))
 
 
@@ -175,7 +176,7 @@ async def test_of_a_loop_that_is_closed_the_error_says_that_nothing_more_is_sent
 
     async def other() -> None:
         await producer.start()
-        await producer._runtime.close()  # so that no open socket is left of it
+        await producer._runtime.close()  # so that the client leaves no open socket
 
     await asyncio.to_thread(asyncio.run, other())
     with pytest.raises(WrongEventLoop, match="That loop is closed"):

@@ -1,4 +1,4 @@
-"""What Producer, Consumer and Admin have in common: they are started once, used while they run, and closed."""
+"""Producer, Consumer and Admin are started once, used while they run, and closed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_a_client_is_started_once(cluster: ScriptedCluster, /, make: Make)
 @pytest.mark.slow
 @every_client
 @run_by(run)
-async def test_a_client_that_reaches_nobody_is_closed(cluster: ScriptedCluster, /, make: Make) -> None:
+async def test_a_client_that_reaches_no_broker_is_closed(cluster: ScriptedCluster, /, make: Make) -> None:
     await cluster.nodes[0].stop()
     client = make(cluster.bootstrap)
     with pytest.raises(NetworkError):

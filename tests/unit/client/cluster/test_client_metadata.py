@@ -126,7 +126,7 @@ def test_a_topic_is_denied_by_two_brokers_or_by_the_only_one() -> None:
     assert not is_denied(alone._replace(most_brokers=3), "t", "id", {0: gone})
 
 
-def test_a_broker_that_was_not_told_of_all_topics_yet_denies_none() -> None:
+def test_a_broker_without_all_topics_denies_none() -> None:
     gone = response(code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     cluster = merged(Cluster(), response(partition(0, 0, 5)))
     half_told = response(topic_id="", code=ErrorCode.LEADER_NOT_AVAILABLE)
@@ -144,7 +144,7 @@ def test_a_broker_that_knows_an_earlier_topic_of_the_name_does_not_deny_the_late
     assert is_denied(cluster, "t", old, {0: ahead, 1: ahead})
 
 
-def test_a_broker_that_lists_itself_alone_is_not_the_only_one_where_there_were_others() -> None:
+def test_a_broker_that_lists_only_itself_does_not_replace_the_known_ones() -> None:
     leader = Leader(0, 5)
     both, alone = response(partition(0, 0, 5)), response(partition(0, 0, 5))
     alone.brokers = alone.brokers[:1]
@@ -259,7 +259,7 @@ def test_brokers_that_were_reached_and_do_not_answer_are_not_said_to_be_down(mon
     ("said", "why"),
     [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "it speaks HTTP, as a broker's metrics port does"), (b"", "closed by the")],
 )
-async def test_what_is_no_broker_is_not_said_to_wait_for_zookeeper(said: bytes, why: str) -> None:
+async def test_a_peer_that_is_no_broker_is_not_reported_to_wait_for_zookeeper(said: bytes, why: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(said)

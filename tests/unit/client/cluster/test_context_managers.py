@@ -1,4 +1,4 @@
-"""Who writes `with` for `async with`, or the other way round, reads what to write."""
+"""`with` instead of `async with`, or the reverse, raises an error that names the right one."""
 
 from __future__ import annotations
 

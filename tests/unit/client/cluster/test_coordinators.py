@@ -1,4 +1,4 @@
-"""Who coordinates a group is looked up, and looked up again, until it has answered."""
+"""The coordinator of a group is looked up until one answers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_a_coordinator_that_was_killed_is_replaced_by_its_successor(
     await cluster.nodes[0].stop()
 
     def successor(received: Received) -> None:
-        if len(asked(cluster, FIND_COORDINATOR)) == 3:  # the first that are asked do not know yet that it is dead
+        if len(asked(cluster, FIND_COORDINATOR)) == 3:  # the first brokers asked do not know yet that it is dead
             cluster.coordinator = 1
 
     cluster.rules.append(successor)
@@ -238,7 +238,7 @@ async def test_a_group_with_members_is_left_alone_and_the_error_names_them(
 
 
 @run_by(run)
-async def test_offsets_are_set_deleted_and_read_and_a_partition_that_is_not_there_is_an_error_of_its_own(
+async def test_offsets_are_set_deleted_and_read_and_an_unknown_partition_fails_alone(
     cluster: GroupCluster, admin: Admin, /
 ) -> None:
     cluster.script(OFFSET_COMMIT, carry_out_and_answer(ErrorCode.COORDINATOR_NOT_AVAILABLE), DROP)

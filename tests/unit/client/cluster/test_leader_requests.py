@@ -24,7 +24,7 @@ Requests = LeaderRequests[TopicPartition, m.ListOffsetsResponse]
 
 
 class Desk:
-    """LeaderRequests without a sender or fetcher over it, and a clock that is told by hand."""
+    """LeaderRequests without a sender or fetcher above it, and a clock that the test sets."""
 
     def __init__(self, scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
         self.scripted = scripted
@@ -33,7 +33,7 @@ class Desk:
             runtime, LIST_OFFSETS, Purpose.REQUESTS, partition_of=lambda partition: partition
         )
         self.ended: list[tuple[LeaderRequest[TopicPartition], asyncio.Future[m.ListOffsetsResponse]]] = []
-        """What steps have found."""
+        """The requests that ended during the steps."""
         self.now = runtime.clock.monotonic()
 
     def step(self, now: float) -> float:

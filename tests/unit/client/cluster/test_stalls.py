@@ -12,7 +12,7 @@ Taken = Callable[[], list[str]]
 
 @pytest.fixture
 def taken(caplog: pytest.LogCaptureFixture) -> Taken:
-    """What was logged since the last call."""
+    """Return the messages logged since the last call."""
     caplog.set_level(logging.INFO, "minibroker.client")
 
     def take() -> list[str]:
@@ -27,7 +27,7 @@ def because(name: str) -> str:
     return f"{name} has no leader."
 
 
-def test_a_stall_is_told_once_with_reason_and_remedy_and_once_when_it_is_over(taken: Taken) -> None:
+def test_a_stall_is_logged_once_with_reason_and_remedy_and_once_at_its_end(taken: Taken) -> None:
     stalls: Stalls[str] = Stalls("mine")
     for second in range(60):
         stalls.look(100.0 + second, ["a-0"], because)

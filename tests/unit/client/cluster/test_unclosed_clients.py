@@ -1,4 +1,4 @@
-"""Clients that are dropped without `close`, or cancelled: what can be sent is sent, and the rest is reported."""
+"""Clients that are dropped without `close`, or cancelled: they send what can be sent and report the rest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _short_flush(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(scenario: Callable[[ScriptedCluster], Coroutine[Any, Any, None]]) -> None:
-    """The scenario with a cluster that has a topic "orders"; no connection outlives it."""
+    """Run the scenario with a cluster that has a topic "orders"; no connection may outlive it."""
 
     async def main() -> None:
         async with asyncio.timeout(20), ScriptedCluster(1) as cluster:
@@ -46,7 +46,7 @@ def run(scenario: Callable[[ScriptedCluster], Coroutine[Any, Any, None]]) -> Non
 
 @contextmanager
 def resource_warnings() -> Iterator[list[str]]:
-    """The texts of those that come up meanwhile, about clients."""
+    """Collect the texts of warnings about clients."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         texts: list[str] = []
@@ -185,7 +185,9 @@ async def test_a_producer_that_is_dropped_warns_and_sends_what_it_has(cluster: S
     assert (await delivery).offset == 0
 
 
-def test_what_a_dropped_producer_cannot_send_fails_and_is_counted_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_unsendable_records_of_a_dropped_producer_fail_and_are_counted_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         hang_all(cluster)
 
@@ -315,7 +317,7 @@ async def test_a_member_of_a_group_that_is_dropped_says_so_and_its_heart_stops(c
 
 
 def cut_off(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> Coroutine[Any, Any, float]:
-    """Runs the body as a task until it has set its event, ends `asyncio.run`, and returns how long that took."""
+    """Run the body as a task until it has set its event, end `asyncio.run`, and return how long that took."""
 
     async def main() -> float:
         ready = asyncio.Event()
@@ -417,7 +419,7 @@ def test_a_member_that_cannot_leave_when_asyncio_run_ends_says_what_it_skipped_w
 
 @pytest.mark.parametrize("call", ["flush", "close"])
 @run_by(run)
-async def test_a_producer_is_flushed_in_finally_though_asyncio_run_has_cancelled_every_task_of_its_loop(
+async def test_a_producer_is_flushed_in_finally_after_asyncio_run_cancelled_every_task(
     cluster: ScriptedCluster, /, call: str
 ) -> None:
     async def body(ready: asyncio.Event) -> None:

@@ -1,6 +1,6 @@
-"""The assignors where their result is known, and the user's own.
+"""Assignors with known results, and assignors of the user.
 
-What holds for all groups is in `test_assignors_properties`.
+`test_assignors_properties` has the rules for any group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from minibroker.protocol.model import TopicPartition
 
 
 def partitions(text: str) -> list[TopicPartition]:
-    """`a0 b1`"""
+    """Write partitions as `a0 b1`."""
     return [TopicPartition(name[0], int(name[1:])) for name in text.split()]
 
 
@@ -59,7 +59,7 @@ def test_of_two_that_claim_a_partition_the_later_generation_is_right() -> None:
         assert shown(assignment) == {"x": "", "y": "a0"}, "a1 moves on when y gave it back"
 
 
-def test_what_two_claim_in_one_generation_goes_to_nobody_until_both_gave_it_back() -> None:
+def test_a_partition_claimed_twice_in_a_generation_stays_unassigned_until_both_revoked_it() -> None:
     members = {"x": Subscription("a", partitions("a0"), 4), "y": Subscription("a", partitions("a0"), 4)}
     assert shown(ASSIGNORS["cooperative-sticky"].assign(members, {"a": 2})) in (
         {"x": "", "y": "a1"},
@@ -68,7 +68,7 @@ def test_what_two_claim_in_one_generation_goes_to_nobody_until_both_gave_it_back
 
 
 def test_a_partition_moves_through_a_member_that_had_enough_where_that_is_the_only_way() -> None:
-    """x has three, y two, z one: x can give to y alone, and y to z."""
+    """x has three partitions, y two, z one: x can give only to y, and y to z."""
     sticky = ASSIGNORS["sticky"]
     members = {
         "x": Subscription("a", user_data=sticky.user_data(partitions("a0 a1 a2"), 1)),
@@ -102,7 +102,7 @@ def test_a_function_is_an_eager_assignor_of_its_name() -> None:
         ({"x": "a0 a1", "w": "b0"}, "assignor choose: 'w' is no member; they are x, y, z"),
     ],
 )
-def test_what_a_users_assignor_decided_wrongly_is_named(decided: dict[str, str], message: str) -> None:
+def test_a_wrong_decision_of_a_users_assignor_is_named(decided: dict[str, str], message: str) -> None:
     def choose(members: Members, counts: Mapping[str, int]) -> dict[str, list[TopicPartition]]:
         return {member_id: partitions(text) for member_id, text in decided.items()}
 
@@ -122,6 +122,6 @@ def test_what_a_users_assignor_decided_wrongly_is_named(decided: dict[str, str],
         (7, "must be a name, a function with a name"),
     ],
 )
-def test_what_is_no_assignor_is_refused(choice: object, message: str) -> None:
+def test_an_object_that_is_no_assignor_is_refused(choice: object, message: str) -> None:
     with pytest.raises(InvalidSetting, match=message):
         assignor_of(choice)  # type: ignore[arg-type]

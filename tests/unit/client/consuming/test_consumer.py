@@ -35,7 +35,7 @@ P1 = TopicPartition("orders", 1)
 def run(
     scenario: Callable[[ScriptedCluster], Coroutine[Any, Any, None]], brokers: int = 1, partitions: int = 1
 ) -> None:
-    """The scenario with a cluster that has a topic "orders"."""
+    """Run the scenario with a cluster that has a topic "orders"."""
 
     async def main() -> None:
         async with asyncio.timeout(60), ScriptedCluster(brokers) as cluster:
@@ -46,7 +46,7 @@ def run(
 
 
 def fill(log: Log, count: int, *, batch: int = 10, first: int | None = None, prefix: str = "") -> None:
-    """Records whose values are their offsets."""
+    """Append records whose values are their offsets."""
     begin = log.end if first is None else first
     for start in range(begin, begin + count, batch):
         values = [f"{prefix}{offset}".encode() for offset in range(start, min(start + batch, begin + count))]
@@ -96,7 +96,7 @@ async def test_all_partitions_of_all_leaders_are_read_and_none_starves(cluster: 
         fill(cluster.log("orders", partition), 500, batch=50)
     async with Consumer(cluster.bootstrap, topics=["orders"]) as consumer:
         assert len(consumer.assignment()) == 6
-        for assigned in consumer.assignment():  # all are fetched at once, whichever leader is first to say where
+        for assigned in consumer.assignment():  # all are fetched at once, whichever leader answers first
             consumer.seek(assigned, 0)
         records = await take(consumer, 3_000)
         for partition in range(6):
@@ -406,17 +406,17 @@ async def test_paused_partitions_are_silent_and_lose_nothing(cluster: ScriptedCl
         assert numbers(await take(consumer, 29)) == list(range(1, 30))
 
 
-def test_a_leader_that_was_not_told_of_a_partition_yet_is_no_reason_to_look_for_the_topic(
+def test_a_leader_that_does_not_know_a_partition_yet_triggers_no_topic_lookup(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As while all brokers are started again."""
+    """This happens while all brokers are restarted."""
     monkeypatch.setattr("minibroker.client.stalls.STALL_S", 0.1)
 
     async def scenario(cluster: ScriptedCluster) -> None:
         unknown = reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         cluster.rules.append(lambda received: unknown if received.api is FETCH else None)
         async with Consumer(cluster.bootstrap, topics=["orders"]):
-            await cluster.until(lambda: bool(warnings()))  # looks again with each fetch, which comes again
+            await cluster.until(lambda: bool(warnings()))  # the fetch repeats, and looks again each time
 
     def warnings() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.name == "minibroker.client.stalls"]
@@ -442,7 +442,7 @@ async def test_a_partition_that_is_not_assigned_is_refused(cluster: ScriptedClus
 
 
 @run_by(run)
-async def test_the_next_fetch_is_out_while_a_batch_is_being_consumed_and_no_more_is_fetched_than_agreed(
+async def test_the_next_fetch_is_sent_while_a_batch_is_consumed_and_stays_within_the_limit(
     cluster: ScriptedCluster, /
 ) -> None:
     log = cluster.log("orders")
@@ -694,7 +694,7 @@ async def test_a_topic_that_does_not_exist_is_named_by_start(cluster: ScriptedCl
             await consumer.start()
 
 
-def test_a_topic_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_is_gone_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minibroker.client.fetching.fetcher.UNKNOWN_TOPIC_PATIENCE_S", 0.2)
 
     async def scenario(cluster: ScriptedCluster) -> None:
@@ -783,7 +783,7 @@ async def test_deserializers_make_keys_and_values_of_bytes_and_leave_tombstones_
 
 @pytest.mark.parametrize("mode", ["records", "batches", "poll"])
 @run_by(run)
-async def test_a_record_that_cannot_be_deserialized_is_raised_after_those_before_it_until_it_is_skipped(
+async def test_an_undeserializable_record_raises_after_those_before_it_until_it_is_skipped(
     cluster: ScriptedCluster, /, mode: str
 ) -> None:
     cluster.log("orders").append(encode_batch([b"1", b"2", b"{", b"4"], base_timestamp=1))

@@ -118,7 +118,7 @@ def test_a_leader_is_left_alone_while_one_of_its_partitions_or_all_together_have
 
 def test_what_holds_no_records_for_the_user_leaves_nothing_to_commit() -> None:
     state = reading(0, position=10)
-    seen = [state.has_uncommitted]  # the consumer has begun there by itself
+    seen = [state.has_uncommitted]  # the consumer itself began there
     state.pass_over(12)
     seen.append(state.has_uncommitted)
     state.position = 15

@@ -55,7 +55,7 @@ def run(
 
 
 def member(cluster: ScriptedCluster, **settings: Any) -> Consumer:
-    """One that hears of a rebalance soon."""
+    """A consumer that learns of a rebalance soon."""
     defaults: dict[str, Any] = {"group": "billing", "topics": ["orders"], "heartbeat_interval_ms": 20}
     if "pattern" in settings or "partitions" in settings:
         del defaults["topics"]
@@ -123,7 +123,7 @@ async def test_a_partition_is_not_taken_away_while_its_record_is_being_worked_on
             await until(lambda: "asked for the next records" in first.status().summary, 10)
             await asyncio.sleep(0.2)
             assert second.assignment() == []
-            await first.commit()  # it is still in time
+            await first.commit()  # still in time
             waiting = asyncio.ensure_future(anext(first))
             await until(lambda: len(second.assignment()) == 1, 10)
             other = await waiting
@@ -132,7 +132,7 @@ async def test_a_partition_is_not_taken_away_while_its_record_is_being_worked_on
 
 
 @run_by(run)
-async def test_with_the_cooperative_protocol_a_member_reads_on_through_a_rebalance_that_takes_nothing_from_it(
+async def test_a_cooperative_member_reads_on_through_a_rebalance_that_revokes_nothing_of_it(
     cluster: ScriptedCluster, /
 ) -> None:
     fill(cluster.log("orders", 0), 10)
@@ -141,7 +141,7 @@ async def test_with_the_cooperative_protocol_a_member_reads_on_through_a_rebalan
         assert numbers(await take(first, 2)) == [0, 1]
         rejoins = len(cluster.requests(JOIN_GROUP))
         first.subscribe(["orders"])
-        # The user holds a record, and a rebalance needs nothing of it.
+        # The user holds a record, and a rebalance does not revoke its partition.
         await until(lambda: len(cluster.requests(JOIN_GROUP)) > rejoins, 10)
         await until(lambda: first.status().member_state == "stable", 10)
         assert first.status().generation_id == 2
@@ -179,7 +179,7 @@ async def test_a_subscription_that_changes_while_partitions_wait_to_be_given_up_
     fill(cluster.log("orders"), 10)
     fill(cluster.log("payments"), 10)
     async with member(cluster, partition_assignment_strategy=strategy) as consumer:
-        await take(consumer, 1)  # and is worked on
+        await take(consumer, 1)  # and is being processed
         consumer.subscribe(["gone"])
         await until(lambda: consumer.status().member_state == "preparing rebalance", 10)
         consumer.subscribe(["payments"])
@@ -212,9 +212,7 @@ async def test_a_commit_that_meets_a_rebalance_is_repeated_in_the_next_generatio
 
 
 @run_by(run)
-async def test_what_was_read_of_a_deleted_topic_is_not_committed_for_the_one_that_was_created_again(
-    cluster: ScriptedCluster, /
-) -> None:
+async def test_positions_in_a_deleted_topic_are_not_committed_for_its_successor(cluster: ScriptedCluster, /) -> None:
     fill(cluster.log("orders"), 10)
     async with member(cluster, metadata_max_age_ms=20, fetch_max_wait_ms=20) as consumer:
         record = (await take(consumer, 5))[-1]
@@ -223,7 +221,7 @@ async def test_what_was_read_of_a_deleted_topic_is_not_committed_for_the_one_tha
         after = cluster.topics["orders"].topic_id
         fill(cluster.log("orders"), 10, prefix="new-")
         assert consumer.position_epoch(P0) == 0
-        await until(lambda: consumer.position_epoch(P0) is None, 10)  # it has gone over to the new one
+        await until(lambda: consumer.position_epoch(P0) is None, 10)  # it has switched to the new protocol
         await consumer.commit({P0: record.offset + 1})
         assert cluster.groups.group("billing").offsets["orders", 0].topic_id == before
         await consumer.position(P0)
@@ -260,7 +258,7 @@ async def test_a_listener_takes_its_time_before_it_seeks_where_nothing_is_commit
 
     class Seeks(RebalanceListener):
         async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-            await asyncio.sleep(0.2)  # it asks a database
+            await asyncio.sleep(0.2)  # it queries a database
             for partition in partitions:
                 consumer.seek(partition, 0)
 
@@ -328,7 +326,7 @@ async def test_auto_commit_counts_an_offset_of_a_topic_that_was_created_again_as
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION])
 @run_by(run)
-async def test_a_member_that_was_put_out_says_what_it_could_not_commit_and_goes_on_where_the_group_is(
+async def test_a_removed_member_reports_its_uncommitted_offsets_and_resumes_at_the_groups(
     cluster: ScriptedCluster, /, code: ErrorCode
 ) -> None:
     fill(cluster.log("orders"), 10)
@@ -341,7 +339,7 @@ async def test_a_member_that_was_put_out_says_what_it_could_not_commit_and_goes_
         with pytest.raises(CommitFailed, match=code.name) as raised:
             await consumer.commit()
         assert raised.value.errors.keys() == {P0, P1}
-        with pytest.raises(CommitFailed):  # it does not come back to it, either
+        with pytest.raises(CommitFailed):  # nor does it come back to it
             await consumer.commit({P0: 5})
         assert numbers(await take(consumer, 2)) == [3, 4]
         assert ("lost", [P0, P1]) in diary.entries
@@ -360,7 +358,7 @@ async def test_a_member_that_was_put_out_says_what_it_could_not_commit_and_goes_
     ids=["moved", "loads", "none", "drop", "carry out and drop"],
 )
 @run_by(run)
-async def test_whatever_passes_is_retried_and_nobody_is_told(
+async def test_passing_errors_are_retried_silently(
     cluster: ScriptedCluster, /, api: Api[Any, Any], action: Action
 ) -> None:
     fill(cluster.log("orders"), 10)
@@ -406,7 +404,7 @@ async def test_what_the_group_refuses_is_raised_and_iterating_on_tries_again(clu
         with pytest.raises(BrokerError, match="INCONSISTENT_GROUP_PROTOCOL.*assignor in common"):
             await anext(consumer)
         await asyncio.sleep(0.2)
-        assert len(cluster.requests(JOIN_GROUP)) == 1, "nobody has asked for records since"
+        assert len(cluster.requests(JOIN_GROUP)) == 1, "the user has not asked for records since"
         assert "refused" in consumer.status().summary
         assert numbers(await take(consumer, 2)) == [0, 1]
 
@@ -519,13 +517,13 @@ async def test_a_position_that_the_user_has_chosen_is_among_what_cannot_be_commi
         with pytest.raises(CommitFailed) as raised:
             await consumer.commit()
         assert raised.value.errors.keys() == {P1}
-        await consumer.unsubscribe()  # with that, its positions do not matter any more
+        await consumer.unsubscribe()  # after that its positions no longer matter
         await consumer.commit()
 
 
 @pytest.mark.slow
 @run_by(run)
-async def test_a_member_that_was_put_out_and_told_nothing_commits_nothing_silently_before_it_has_joined_again(
+async def test_a_removed_member_that_does_not_know_commits_nothing_silently_before_it_rejoins(
     cluster: ScriptedCluster, /
 ) -> None:
     fill(cluster.log("orders"), 10)
@@ -546,7 +544,7 @@ async def test_a_member_that_was_put_out_and_told_nothing_commits_nothing_silent
             assert raised.value.errors.keys() == {P0}
         cluster.rules.remove(loads)
         await assigned(consumer, P0, P1)
-        await consumer.commit()  # of the new assignment, in which nothing was read yet
+        await consumer.commit()  # of the new assignment, before any record of it was read
         assert numbers(await take(consumer, 2)) == [0, 1]
 
 
@@ -605,7 +603,7 @@ async def test_auto_commit_counts_what_is_in_hand_only_if_the_consumer_is_left_w
 @pytest.mark.parametrize("by", ["commit", "commit_nowait", "offsets"])
 @pytest.mark.parametrize("is_polled", [False, True])
 @run_by(run)
-async def test_what_the_user_has_committed_is_not_set_back_where_the_consumer_is_left_by_an_exception(
+async def test_leaving_the_consumer_by_an_exception_does_not_set_back_the_users_commits(
     cluster: ScriptedCluster, /, by: str, is_polled: bool
 ) -> None:
     class Oops(Exception):
@@ -666,7 +664,7 @@ async def test_closing_commits_what_another_task_has_in_hand_only_if_that_is_thr
 
 @pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
 @run_by(run)
-async def test_what_is_not_subscribed_to_any_more_can_be_committed_until_it_is_given_up(
+async def test_an_unsubscribed_partition_can_be_committed_until_it_is_given_up(
     cluster: ScriptedCluster, /, strategy: str
 ) -> None:
     consumer: Consumer | None = None
@@ -706,7 +704,9 @@ async def test_auto_commit_counts_partitions_by_hand_too_when_others_take_their_
 
 @pytest.mark.parametrize("call", ["close", "unsubscribe"])
 @run_by(run)
-async def test_what_a_listener_raises_within_a_call_is_raised_from_it(cluster: ScriptedCluster, /, call: str) -> None:
+async def test_an_exception_of_a_listener_within_a_call_is_raised_from_the_call(
+    cluster: ScriptedCluster, /, call: str
+) -> None:
     class Oops(Exception):
         pass
 
@@ -749,7 +749,7 @@ async def test_auto_commit_leaves_out_the_record_that_is_being_worked_on(cluster
     async with member(cluster, enable_auto_commit=True, auto_commit_interval_ms=50) as consumer:
         await take(consumer, 3)
         await asyncio.sleep(0.3)
-        # Where the machine is slow, those before may have been committed.
+        # On a slow machine, earlier ones may have been committed.
         committed = cluster.groups.group("billing").offsets.get(("orders", 0))
         assert committed is None or committed.offset <= 2, "the third is still in hand"
         records = await take(consumer, 7)
@@ -761,7 +761,7 @@ async def test_auto_commit_leaves_out_the_record_that_is_being_worked_on(cluster
 
 
 @run_by(run)
-async def test_what_is_revoked_was_committed_before_another_member_gets_it(cluster: ScriptedCluster, /) -> None:
+async def test_a_revoked_partition_is_committed_before_another_member_gets_it(cluster: ScriptedCluster, /) -> None:
     fill(cluster.log("orders", 0), 60)
     fill(cluster.log("orders", 1), 60)
     seen: list[Record] = []
@@ -832,7 +832,9 @@ async def test_another_members_partition_cannot_be_committed(cluster: ScriptedCl
 
 
 @run_by(run)
-async def test_what_a_listener_raises_reaches_the_user_and_the_rebalance_goes_on(cluster: ScriptedCluster, /) -> None:
+async def test_an_exception_of_a_listener_reaches_the_user_and_the_rebalance_goes_on(
+    cluster: ScriptedCluster, /
+) -> None:
     class Oops(Exception):
         pass
 
@@ -867,7 +869,7 @@ async def test_a_member_that_polls_without_waiting_gets_what_is_there(
 
 @pytest.mark.parametrize("call", ["poll", "anext", "batches"])
 @run_by(run)
-async def test_a_listener_that_asks_for_records_is_told_that_they_would_wait_for_it(
+async def test_a_listener_that_asks_for_records_gets_an_error_that_they_would_wait_for_it(
     cluster: ScriptedCluster, /, call: str
 ) -> None:
     consumer: Consumer
@@ -902,7 +904,7 @@ async def test_a_listener_that_asks_for_records_is_told_that_they_would_wait_for
     consumer = member(cluster, listener=Starting())
     async with consumer:
         await until(lambda: bool(tasks), 5)
-        await tasks[0]  # it waits for the listener, which does not wait for it
+        await tasks[0]  # it waits for the listener, and the listener does not wait for it
 
 
 @run_by(run)
@@ -970,10 +972,10 @@ async def test_a_listener_that_hangs_at_the_end_is_an_error_of_ours_with_a_remed
 
 
 @run_by(run)
-async def test_a_member_that_is_closed_while_its_body_reads_commits_and_leaves_before_the_body_is_through(
+async def test_a_member_closed_while_its_body_reads_commits_and_leaves_before_the_body_ends(
     cluster: ScriptedCluster, /
 ) -> None:
-    """As by a handler of a signal: the iteration raises Closed, and `async with` closes once more."""
+    """A signal handler does this: the iteration raises Closed, and `async with` closes once more."""
 
     fill(cluster.log("orders"), 3)
     cluster.script(OFFSET_COMMIT, reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
@@ -984,7 +986,7 @@ async def test_a_member_that_is_closed_while_its_body_reads_commits_and_leaves_b
         async with consumer:
             assert numbers(await take(consumer, 3)) == [0, 1, 2]
             reading = asyncio.ensure_future(anext(consumer))
-            await asyncio.sleep(0)  # it asks for the next one, so the third is worked on
+            await asyncio.sleep(0)  # it asks for the next one, so the third is processed
             closing.append(asyncio.create_task(consumer.close()))
             await reading
 
@@ -997,7 +999,7 @@ async def test_a_member_that_is_closed_while_its_body_reads_commits_and_leaves_b
 
 
 @run_by(run)
-async def test_close_is_over_in_time_even_if_nobody_answers(cluster: ScriptedCluster, /) -> None:
+async def test_close_ends_in_time_even_without_an_answer(cluster: ScriptedCluster, /) -> None:
     consumer = member(cluster, enable_auto_commit=True)
     await consumer.start()
     fill(cluster.log("orders"), 3)

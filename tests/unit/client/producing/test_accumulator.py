@@ -387,7 +387,7 @@ def test_columns_of_keys_and_headers_are_filled_up_for_records_without() -> None
 
 
 def pipeline(accumulator: Accumulator, count: int) -> list[Batch]:
-    """That many batches of one record, all in flight."""
+    """Return that many batches of one record, all in flight."""
     batches = []
     for index in range(count):
         add(accumulator, str(index).encode())
@@ -555,12 +555,12 @@ def test_a_topic_that_was_created_again_gets_new_numbers() -> None:
     assert accumulator.take(queue_of(accumulator)).sequence == 0
 
 
-def test_what_was_in_flight_to_the_topic_that_was_deleted_is_void_once_its_answer_comes() -> None:
+def test_a_batch_in_flight_to_a_deleted_topic_is_void_once_its_answer_comes() -> None:
     accumulator = make(batch_size=1)
     first, second = pipeline(accumulator, 2)
     accumulator.topic_is_known("t", "another id", 1, [0])
     add(accumulator, b"new")
-    assert ready(accumulator) == []  # it must not overtake what is in flight
+    assert ready(accumulator) == []  # it must not overtake the batch in flight
     for batch in (second, first):
         assert accumulator.judge(batch, ErrorCode.NETWORK_EXCEPTION) is BatchVerdict.RETRY
         assert not batch.maybe_appended
@@ -628,7 +628,7 @@ def test_the_open_batch_of_a_partition_that_is_no_more_takes_no_records() -> Non
 
 
 def send_all(accumulator: Accumulator) -> dict[int, list[bytes | None]]:
-    """Deliver everything that is ready. Returns the values by partition."""
+    """Deliver every batch that is ready. Returns the values by partition."""
     sent: dict[int, list[bytes | None]] = {}
     while queues := accumulator.ready(0.0).queues:
         for queue in queues:
@@ -655,7 +655,7 @@ def in_order_of_keys(sent: dict[int, list[bytes | None]], partitions: int) -> bo
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 6), (6, 3), (4, 1)])
-def test_what_waits_while_its_topic_is_created_again_goes_where_the_new_count_puts_its_key(
+def test_records_waiting_while_their_topic_is_recreated_go_where_the_new_count_puts_them(
     before: int, after: int
 ) -> None:
     accumulator = make(partitions=before, batch_size=400)
@@ -773,7 +773,7 @@ def test_a_batch_of_the_topic_that_was_deleted_is_split_into_halves_without_numb
     assert [half.sequence for half in halves] == [0, 2]
 
 
-def test_a_topic_that_nobody_knows_is_forgotten_with_its_records() -> None:
+def test_a_topic_unknown_to_all_brokers_is_forgotten_with_its_records() -> None:
     accumulator = make(partitions=None)
     batch, _ = add(accumulator, b"v")
     accumulator.fail_held("t", BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
@@ -797,7 +797,7 @@ def test_what_waits_longer_than_the_delivery_timeout_expires() -> None:
     assert accumulator.next_expiry(121.0) == 241.0
 
 
-def test_a_batch_that_expires_in_flight_ends_for_the_caller_and_its_answer_still_counts_for_the_numbers() -> None:
+def test_a_batch_that_expires_in_flight_fails_and_its_late_answer_counts_for_sequences() -> None:
     accumulator = make()
     first, second = pipeline(accumulator, 2)
     accumulator.expire(first, Closed("late"))
@@ -810,7 +810,7 @@ def test_a_batch_that_expires_in_flight_ends_for_the_caller_and_its_answer_still
     assert accumulator.take(queue_of(accumulator)).sequence == 2
 
 
-def test_a_batch_that_expired_in_flight_and_was_not_appended_costs_its_successors_their_numbers() -> None:
+def test_a_batch_that_expired_in_flight_unappended_renumbers_its_successors() -> None:
     accumulator = make()
     (first,) = pipeline(accumulator, 1)
     accumulator.expire(first, Closed("late"))

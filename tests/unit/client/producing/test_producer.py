@@ -33,7 +33,7 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 def run(
     scenario: Callable[[ScriptedCluster], Coroutine[Any, Any, None]], brokers: int = 1, partitions: int = 1
 ) -> None:
-    """The scenario with a cluster that has a topic "orders"."""
+    """Run the scenario with a cluster that has a topic "orders"."""
 
     async def main() -> None:
         async with asyncio.timeout(60), ScriptedCluster(brokers) as cluster:
@@ -172,9 +172,7 @@ async def test_tasks_are_made_of_deliveries_as_of_coroutines(cluster: ScriptedCl
 
 
 @run_by(run)
-async def test_where_two_tasks_close_a_producer_both_wait_until_everything_is_acknowledged(
-    cluster: ScriptedCluster, /
-) -> None:
+async def test_two_tasks_that_close_a_producer_both_wait_until_all_is_acknowledged(cluster: ScriptedCluster, /) -> None:
     cluster.script(PRODUCE, HANG)
     async with Producer(cluster.bootstrap, request_timeout_ms=300) as producer:
         sent = producer.send("orders", b"v")
@@ -203,7 +201,7 @@ async def test_a_task_made_of_a_delivery_can_be_cancelled_and_the_record_is_sent
 
 
 @run_by(run)
-async def test_a_task_made_of_a_delivery_raises_what_the_record_failed_with_and_flush_is_silent_about_it(
+async def test_a_task_made_of_a_delivery_raises_its_error_and_flush_does_not_repeat_it(
     cluster: ScriptedCluster, /
 ) -> None:
     async with Producer(cluster.bootstrap) as producer:
@@ -407,7 +405,7 @@ async def test_a_record_for_a_topic_that_nobody_knows_fails_after_max_block_ms(c
             await delivery
         assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         await producer.send("orders", b"v")
-        assert cluster.requests(METADATA)[-1].topics == ["orders"]  # the other is not asked for any more
+        assert cluster.requests(METADATA)[-1].topics == ["orders"]  # the other is no longer asked
 
 
 @run_by(run)
@@ -656,7 +654,7 @@ async def test_a_leader_that_does_not_answer_is_left_once_another_leads(cluster:
 
 
 class HangingNetwork(RealNetwork):
-    """To one port nothing gets through and nothing comes back, as behind a firewall that drops packets."""
+    """A network on which connections to one port never open, as behind a firewall that drops packets."""
 
     port: int | None = None
 

@@ -1,4 +1,4 @@
-"""Whom the producer holds back, for how long, and in which order; and leaders that it does not wait for."""
+"""Callers that the producer holds back, for how long and in which order; and leaders that it does not wait for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.waiting import until
 def run(
     scenario: Callable[[ScriptedCluster], Coroutine[Any, Any, None]], brokers: int = 1, partitions: int = 1
 ) -> None:
-    """The scenario with a cluster that has a topic "orders"."""
+    """Run the scenario with a cluster that has a topic "orders"."""
 
     async def main() -> None:
         async with asyncio.timeout(60), ScriptedCluster(brokers) as cluster:
@@ -55,7 +55,7 @@ async def test_waiters_pass_one_by_one_in_the_order_in_which_they_came() -> None
         room.append(None)
         turns.look()
         await until(lambda: not room)
-    assert passed == ["a", "b", "c", "a"]  # a, who came again, was behind b and c
+    assert passed == ["a", "b", "c", "a"]  # a, which came again, was behind b and c
     room += [None, None]
     turns.look()
     await asyncio.gather(*tasks)
@@ -100,7 +100,7 @@ async def test_drain_gives_up_after_max_block_ms_and_loses_nothing(cluster: Scri
 
 @pytest.mark.parametrize("told_by", ["on_delivery", "await"])
 @run_by(run)
-async def test_failures_that_were_told_take_no_room(cluster: ScriptedCluster, /, told_by: str) -> None:
+async def test_reported_failures_take_no_room(cluster: ScriptedCluster, /, told_by: str) -> None:
     cluster.rules.append(lambda received: reject(ErrorCode.INVALID_RECORD) if received.api is PRODUCE else None)
     told: list[object] = []
     async with Producer(
@@ -123,7 +123,7 @@ async def test_failures_that_were_told_take_no_room(cluster: ScriptedCluster, /,
 
 @run_by(run)
 async def test_a_failed_record_is_not_kept_by_the_error_that_was_raised(cluster: ScriptedCluster, /) -> None:
-    """A Delivery is nothing that the garbage collector looks at: a reference back to it would keep it for ever."""
+    """The garbage collector does not track a Delivery: a reference cycle would keep it for ever."""
 
     cluster.rules.append(lambda received: reject(ErrorCode.INVALID_RECORD) if received.api is PRODUCE else None)
     async with Producer(cluster.bootstrap) as producer:
@@ -171,7 +171,7 @@ async def test_closing_lets_those_who_drain_know(cluster: ScriptedCluster, /) ->
         await producer.drain()
 
 
-# --- leaders that take nothing ---
+# --- leaders that do not answer ---
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ async def test_records_that_may_go_anywhere_avoid_a_leader_that_takes_nothing(
     assert sum(cluster.log("orders", index).end for index in range(2)) == 3 + len(chosen)
 
 
-# --- functions that choose ---
+# --- functions that choose partitions ---
 
 
 def test_round_robin_goes_around_for_each_topic_and_leaves_out_what_is_not_available() -> None:
@@ -223,6 +223,6 @@ def test_round_robin_goes_around_for_each_topic_and_leaves_out_what_is_not_avail
 
 
 @pytest.mark.parametrize("wrong", [murmur2, crc32, "murmur2", RoundRobin, None, 5])
-def test_what_is_no_partitioner_is_refused(wrong: Any) -> None:
+def test_an_object_that_is_no_partitioner_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidSetting, match="Partitioner"):
         Producer("127.0.0.1:9092", partitioner=wrong)

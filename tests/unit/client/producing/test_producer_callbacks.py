@@ -1,4 +1,4 @@
-"""`on_delivery`: who is called, when, in which order, and what becomes of what a callback raises."""
+"""`on_delivery`: which callback is called, when and in which order, and where its exceptions go."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Called = list[tuple[RecordMetadata | None, MinibrokerError | None]]
 def run(
     scenario: Callable[[ScriptedCluster, Called, Callable[..., None]], Coroutine[Any, Any, None]], partitions: int = 1
 ) -> None:
-    """The scenario with a cluster that has a topic "orders", a list, and a callback that appends to it."""
+    """Run the scenario with a cluster that has a topic "orders", a list, and a callback that appends to it."""
 
     async def main() -> None:
         called: Called = []
@@ -75,7 +75,7 @@ async def test_flush_that_begins_as_the_last_record_ends_returns_after_its_callb
 
 
 @run_by(run)
-async def test_a_failure_that_was_told_is_not_raised_by_flush(
+async def test_a_reported_failure_is_not_raised_by_flush(
     cluster: ScriptedCluster, called: Called, note: Callable[..., None], /
 ) -> None:
     async with Producer(cluster.bootstrap) as producer:
@@ -87,7 +87,7 @@ async def test_a_failure_that_was_told_is_not_raised_by_flush(
     assert isinstance(error, BrokerError)
 
 
-def test_what_a_callback_raises_is_logged_and_the_failure_that_it_was_told_is_still_raised(
+def test_an_exception_of_a_callback_is_logged_and_the_records_failure_is_still_raised(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(cluster: ScriptedCluster, called: Called, note: Callable[..., None]) -> None:
@@ -113,11 +113,11 @@ def test_what_a_callback_raises_is_logged_and_the_failure_that_it_was_told_is_st
 
 class _Asynchronous:
     async def __call__(self, metadata: RecordMetadata | None, error: MinibrokerError | None) -> None:
-        """Nobody would await it."""
+        """A coroutine, which the producer would not await."""
 
 
 async def _asynchronous(metadata: RecordMetadata | None, error: MinibrokerError | None) -> None:
-    """Nor this."""
+    """A callable whose result would not be awaited either."""
 
 
 @pytest.mark.parametrize("on_delivery", [_asynchronous, _Asynchronous(), "a name"])
@@ -143,7 +143,7 @@ async def _within_a_timeout(awaitable: Awaitable[object]) -> None:
 @pytest.mark.parametrize("wait", [_wait_for, _within_a_timeout])
 @pytest.mark.parametrize("by", ["send", "send_batch"])
 @run_by(run)
-async def test_what_fails_after_somebody_gave_up_waiting_for_it_is_raised_by_flush(
+async def test_a_failure_after_its_caller_gave_up_waiting_is_raised_by_flush(
     cluster: ScriptedCluster,
     called: Called,
     note: Callable[..., None],
@@ -158,7 +158,7 @@ async def test_what_fails_after_somebody_gave_up_waiting_for_it_is_raised_by_flu
             await wait(sent)
         with pytest.raises(MinibrokerError):
             await patient
-        await producer.flush()  # somebody was told
+        await producer.flush()  # the failure was reported
         sent = producer.send("nowhere", b"v") if by == "send" else producer.send_batch("nowhere", [b"v", b"w"])
         with pytest.raises(TimeoutError):
             await wait(sent)
@@ -169,7 +169,7 @@ async def test_what_fails_after_somebody_gave_up_waiting_for_it_is_raised_by_flu
 
 @pytest.mark.parametrize("by", ["send", "send_batch"])
 @run_by(run)
-async def test_what_fails_in_the_moment_in_which_somebody_gives_up_waiting_for_it_is_raised_by_flush(
+async def test_a_failure_at_the_moment_its_caller_gives_up_waiting_is_raised_by_flush(
     cluster: ScriptedCluster, called: Called, note: Callable[..., None], /, by: str
 ) -> None:
     async with Producer(cluster.bootstrap, delivery_timeout_ms=300) as producer:
@@ -192,11 +192,11 @@ async def test_what_fails_in_the_moment_in_which_somebody_gives_up_waiting_for_i
         late.cancel()
         with pytest.raises(asyncio.CancelledError):
             await late
-        await producer.flush()  # it was told
+        await producer.flush()  # the failure was reported
 
 
 @run_by(run)
-async def test_of_a_batch_that_is_given_up_what_had_failed_before_is_raised_by_flush(
+async def test_flush_raises_the_failures_before_a_batch_was_given_up(
     cluster: ScriptedCluster, called: Called, note: Callable[..., None], /
 ) -> None:
     async with Producer(
@@ -237,7 +237,7 @@ async def test_a_callback_may_send(cluster: ScriptedCluster, called: Called, not
 
 
 @run_by(run)
-async def test_records_that_moved_to_other_batches_are_told_where_they_ended(
+async def test_records_that_moved_to_other_batches_report_their_final_offsets(
     cluster: ScriptedCluster, called: Called, note: Callable[..., None], /
 ) -> None:
     cluster.script(PRODUCE, *[reject(ErrorCode.MESSAGE_TOO_LARGE)] * 3)  # split, and split again
@@ -248,7 +248,7 @@ async def test_records_that_moved_to_other_batches_are_told_where_they_ended(
 
 
 @run_by(run)
-async def test_what_is_never_acknowledged_is_told_so_when_the_producer_closes(
+async def test_unacknowledged_records_fail_when_the_producer_closes(
     cluster: ScriptedCluster, called: Called, note: Callable[..., None], /
 ) -> None:
     producer = Producer(cluster.bootstrap)

@@ -29,7 +29,7 @@ from tests.unit.client.scripted_broker import CARRY_OUT_AND_DROP, HANG, ORDINARY
 def run(
     scenario: Callable[[ScriptedCluster], Coroutine[Any, Any, None]], brokers: int = 1, partitions: int = 1
 ) -> None:
-    """The scenario with a cluster that has a topic "orders"."""
+    """Run the scenario with a cluster that has a topic "orders"."""
 
     async def main() -> None:
         async with asyncio.timeout(60), ScriptedCluster(brokers) as cluster:
@@ -213,7 +213,7 @@ async def test_an_arrow_array_of_another_type_is_refused(cluster: ScriptedCluste
             producer.send_batch("orders", pyarrow.array([1, 2]))
 
 
-# --- what is refused, is refused as a whole ---
+# --- a refused batch is refused as a whole ---
 
 
 @run_by(run)
@@ -279,7 +279,7 @@ async def test_another_event_loop_is_noticed(cluster: ScriptedCluster, /) -> Non
         await asyncio.to_thread(elsewhere)
 
 
-# --- what fails ---
+# --- failures ---
 
 
 @run_by(run)
@@ -301,12 +301,12 @@ async def test_a_batch_that_fails_in_part_says_which_records_failed_and_where_th
         assert isinstance(error, DeliveryFailed)
         copy = pickle.loads(pickle.dumps(error))
         assert (copy.indexes, copy.metadata) == (error.indexes, error.metadata)
-        await producer.flush()  # was told already
+        await producer.flush()  # reported already
     assert cluster.log("orders").values() == [b"first", *(values(60)[index] for index in delivered)]
 
 
 @run_by(run)
-async def test_what_fails_unawaited_is_reported_by_flush(cluster: ScriptedCluster, /) -> None:
+async def test_an_unawaited_failure_is_raised_by_flush(cluster: ScriptedCluster, /) -> None:
     async with Producer(cluster.bootstrap) as producer:
         cluster.script(PRODUCE, reject(ErrorCode.INVALID_RECORD))
         producer.send_batch("orders", values(10))

@@ -13,7 +13,7 @@ from minibroker.client.sync.background import Background, Call
 
 
 class Owner:
-    """What a client is to its thread."""
+    """The part of a client that its thread calls."""
 
     def __init__(self) -> None:
         self.background = Background("test client", self.was_forked, self.begin_to_exit)
@@ -111,7 +111,7 @@ def test_a_call_from_the_clients_own_thread_is_refused_as_it_would_wait_for_ever
         owner.background.call(work)
 
 
-def test_what_a_call_raises_is_raised_to_its_caller(owner: Owner) -> None:
+def test_the_exception_of_a_call_is_raised_to_its_caller(owner: Owner) -> None:
     async def work() -> None:
         raise ZeroDivisionError("in the loop")
 

@@ -1,4 +1,4 @@
-"""The blocking consumer, against brokers that do as they are told."""
+"""The blocking consumer against scripted brokers."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_closing_commits_what_another_thread_has_in_hand_only_if_that_is_through
 
 class _Asynchronous(RebalanceListener):
     async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:  # type: ignore[override]
-        """Nobody would await it."""
+        """A coroutine, which the consumer would not await."""
 
 
 def test_a_commit_after_the_member_was_idle_for_too_long_fails_until_it_has_joined_again(
@@ -212,7 +212,7 @@ def test_errors_are_raised_to_the_caller_and_iterating_anew_tries_again(cluster:
 
 
 def interrupt_at_the_end_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """The next caller that waits is interrupted just when its call is over."""
+    """Interrupt the next waiting caller exactly when its call ends."""
     wait = Call.wait
 
     def interrupted(call: Call[object]) -> None:
@@ -283,7 +283,7 @@ def test_a_listener_that_was_interrupted_is_not_called_again_by_the_goodbye(clus
 
 
 @pytest.mark.parametrize("call", ["poll", "__next__", "batches"])
-def test_a_listener_that_asks_for_records_is_told_that_they_would_wait_for_it(
+def test_a_listener_that_asks_for_records_gets_an_error_that_they_would_wait_for_it(
     cluster: ClusterThread, call: str
 ) -> None:
     fill(cluster, [b"0"])

@@ -21,10 +21,10 @@ PAIRS = [
     (timeline.TimelineReader, TimelineReader),
 ]
 LACKING = {"world"}
-"""A simulated world has no threads."""
+"""Parameters that blocking clients lack: a simulated world has no threads."""
 OF_TASKS = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__", "__anext__": "__next__"}
 BOUND = {"timeout_ms"}
-"""What `asyncio.timeout` is there for elsewhere. It comes last, and need not be given."""
+"""The extra parameter of blocking methods, in place of `asyncio.timeout`. It comes last and is optional."""
 
 
 def parameters(function: Any) -> dict[str, inspect.Parameter]:
@@ -115,6 +115,6 @@ def test_the_package_offers_its_users_no_names_that_are_not_for_them() -> None:
     assert shown - modules == set(minibroker.__all__)
     assert all(getattr(minibroker, name).__name__ == f"minibroker.{name}" for name in modules)
     starred: dict[str, object] = {}
-    exec("from minibroker import *", starred)  # a script's own `main` stays
+    exec("from minibroker import *", starred)  # the script's own `main` stays
     assert starred.keys() - {"__builtins__"} == set(minibroker.__all__)
     assert "main" not in starred

@@ -1,4 +1,4 @@
-"""What a process may do to a blocking client: fork, be interrupted, end without closing it."""
+"""A process forks, is interrupted, or ends without closing its blocking client."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def cluster() -> Iterator[ClusterThread]:
 
 
 def program(cluster: ClusterThread, text: str, *options: str) -> subprocess.Popen[str]:
-    """A script, with `bootstrap` and the usual imports."""
+    """Run a script with `bootstrap` and the usual imports."""
     lines = [
         "import os, signal, sys, time, threading, multiprocessing",
-        # A shell that runs the tests in the background has them ignore it, and this would inherit that.
+        # A shell that runs the tests in the background ignores SIGINT, and the script would inherit that.
         "signal.signal(signal.SIGINT, signal.default_int_handler)",
         "from minibroker.sync import Admin, Consumer, Producer",
         "from minibroker import Closed, DeliveryFailed, ForkedClient",
@@ -51,7 +51,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def run(cluster: ClusterThread, text: str, *options: str) -> tuple[str, str]:
-    """What it printed on stdout and stderr. It must end well."""
+    """Return the script's stdout and stderr. It must exit with 0."""
     code, out, err = ended(program(cluster, text, *options))
     assert code == 0, (out, err)
     return out, err
@@ -146,11 +146,11 @@ time.sleep(0.2)
 
 
 def interrupted(cluster: ClusterThread, text: str) -> tuple[int, str, str]:
-    """The script prints "ready" when it is to be interrupted."""
+    """Interrupt the script once it has printed "ready"."""
     process = program(cluster, text)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    time.sleep(0.2)  # it waits by now; if it does not, the script prints another thing than is expected
+    time.sleep(0.2)  # it waits by now; otherwise the script prints something unexpected
     process.send_signal(signal.SIGINT)
     return ended(process)
 
@@ -236,7 +236,7 @@ with Producer(bootstrap, buffer_memory=1 << 20, max_block_ms=60_000) as producer
 # --- fork ---
 
 
-def test_a_forked_child_is_told_to_make_a_client_of_its_own_and_its_parent_goes_on(cluster: ClusterThread) -> None:
+def test_a_forked_child_must_make_its_own_client_and_its_parent_goes_on(cluster: ClusterThread) -> None:
     out, err = run(
         cluster,
         """

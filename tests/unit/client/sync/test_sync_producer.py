@@ -1,4 +1,4 @@
-"""The blocking producer, against brokers that do as they are told."""
+"""The blocking producer against scripted brokers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ E = TypeVar("E", bound=Exception)
 
 
 def caught_by_sending(kind: type[E], producer: Producer, value: bytes) -> E:
-    """What `send` raises in the end."""
+    """Send until `send` raises, and return that error."""
     try:
         while True:
             producer.send("orders", value)
@@ -64,7 +64,7 @@ def caught_by_sending(kind: type[E], producer: Producer, value: bytes) -> E:
 
 
 def send_until(kind: type[Exception], producer: Producer, value: bytes) -> int:
-    """How many records it takes until `send` raises that."""
+    """Return how many records are sent before `send` raises this error."""
     sent = 0
     try:
         while True:
@@ -176,7 +176,7 @@ def test_a_thread_that_waits_for_room_goes_on_when_there_is_some(cluster: Cluste
         assert len(cluster.values()) == 7_500
 
 
-def test_what_a_caller_does_wrong_is_raised_by_send(cluster: ClusterThread) -> None:
+def test_a_mistake_of_the_caller_is_raised_by_send(cluster: ClusterThread) -> None:
     with Producer(cluster.bootstrap) as producer:
         with pytest.raises(TypeError, match="encode the text"):
             producer.send("orders", "text")
@@ -208,7 +208,7 @@ def test_what_the_cluster_has_against_a_record_is_raised_by_its_delivery_or_by_f
         with pytest.raises(BrokerError) as caught:
             refused.result()
         assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        producer.flush()  # it has been told
+        producer.flush()  # the failure was reported
         producer.send("orders", b"w", key=b"k", partition=8)
         with pytest.raises(DeliveryFailed) as failed:
             producer.flush()
@@ -233,7 +233,7 @@ def test_a_result_that_is_not_there_in_time_names_the_topic_and_what_has_failed_
                 delivery.result()
 
 
-def test_what_fails_after_a_result_was_not_waited_for_to_the_end_is_raised_by_flush(cluster: ClusterThread) -> None:
+def test_a_failure_after_the_wait_for_its_result_timed_out_is_raised_by_flush(cluster: ClusterThread) -> None:
     with Producer(cluster.bootstrap, delivery_timeout_ms=500) as producer:
         with pytest.raises(ApiTimedOut, match="still being sent"):
             producer.send("nowhere", b"v").result(timeout_ms=50)
@@ -284,7 +284,7 @@ def test_waiting_for_a_result_is_bounded_if_the_caller_says_so(cluster: ClusterT
 def test_close_is_bounded_if_the_caller_says_so(
     cluster: ClusterThread, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, waits_for_room: bool
 ) -> None:
-    monkeypatch.setattr(async_producer, "CANCELLED_FLUSH_S", 60)  # it is not to send on
+    monkeypatch.setattr(async_producer, "CANCELLED_FLUSH_S", 60)  # it must not send on
     hang_all(cluster)
     producer = Producer(cluster.bootstrap, buffer_memory=1 << 20)
     producer.start()
@@ -450,7 +450,7 @@ def test_a_callback_may_use_the_producer(cluster: ClusterThread) -> None:
     assert cluster.values() == [b"0", b"1", b"2", b"3"]
 
 
-def test_what_a_callback_was_told_is_not_told_again_and_what_it_raises_is_logged(
+def test_a_failure_reported_to_a_callback_is_not_repeated_and_its_exception_is_logged(
     cluster: ClusterThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     errors: list[MinibrokerError | None] = []
@@ -535,7 +535,7 @@ def test_a_batch_waits_for_room_in_the_buffer(cluster: ClusterThread) -> None:
 
 
 def ends_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """The next call into the client's thread is over, and in that very moment its caller meets the error."""
+    """The next call into the client's thread ends, and at that moment its caller meets the error."""
     wait = Call.wait
 
     def ended(call: Call[object]) -> None:

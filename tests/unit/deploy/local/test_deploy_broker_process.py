@@ -1,4 +1,4 @@
-"""How long a broker that was started is waited for."""
+"""How long the launcher waits for a started broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READY = "2026-11-28T03:00:00.123 ready broker.id=1 port=9092\n"
 
 
 def waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: list[str]) -> list[str]:
-    """Wait for a broker that prints one line in each span of time that it is given; returns what it did not print."""
+    """Wait for a broker that prints one line in each of these spans of time; return the lines that it did not print."""
     broker = StartingBroker(1, Process(1, "b"), tmp_path / "broker-1.log", 0)
     broker.log.touch()
 
@@ -56,7 +56,7 @@ HANDED_OVER = '2026-11-28T03:00:00.123 handed over: {"moved":2,"remaining":1,"am
         ([], None),
     ],
 )
-def test_what_a_broker_said_before_it_stopped_is_that_of_its_last_run(
+def test_the_last_words_of_a_stopped_broker_are_those_of_its_last_run(
     tmp_path: Path, lines: list[str], said: str | None
 ) -> None:
     log = tmp_path / "broker-1.log"

@@ -57,7 +57,7 @@ def test_a_stopped_process_is_paused_and_goes_on(sleeper: Process) -> None:
     assert wait_until(lambda: state_of(sleeper) is ProcessState.RUNNING, 10)
 
 
-def test_those_that_live_on_are_told_when_the_time_is_over(sleeper: Process) -> None:
+def test_processes_that_outlive_the_time_limit_are_reported(sleeper: Process) -> None:
     assert wait_until_gone([sleeper], 0) == [sleeper]
 
 

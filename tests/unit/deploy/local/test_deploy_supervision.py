@@ -10,7 +10,7 @@ def lines(before: tuple[Process, ProcessState], now: tuple[Process, ProcessState
     return changes({2: before}, {2: now})
 
 
-def test_every_change_of_a_process_is_told_in_a_line() -> None:
+def test_every_change_of_a_process_is_one_line() -> None:
     running, paused, gone = ProcessState.RUNNING, ProcessState.PAUSED, ProcessState.GONE
     assert lines((OLD, running), (OLD, running)) == []
     assert lines((OLD, running), (OLD, gone)) == ["broker 2 is gone: `minibroker start 2` starts it again"]

@@ -37,7 +37,7 @@ def test_who_can_be_named_in_six_ways(text: str, who: Who) -> None:
 @pytest.mark.parametrize(
     "text", ["", "-1", "1.5", "٣", "99999999999", "Controller", "broker-1", "leader", "coordinator"]
 )
-def test_what_names_nobody_is_refused_with_what_is_expected(text: str) -> None:
+def test_a_name_of_no_process_is_refused_with_the_expected_forms(text: str) -> None:
     with pytest.raises(
         MalformedWho, match="broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, all or zookeeper"
     ):

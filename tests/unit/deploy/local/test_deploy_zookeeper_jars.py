@@ -30,7 +30,7 @@ class Mirror:
                 mirror.requests.append(self.path)
                 contents = mirror.files.get(self.path)
                 self.send_response(404 if contents is None else 200)
-                # A connection that breaks looks like this: fewer bytes than announced.
+                # A broken connection looks like this: fewer bytes than announced.
                 self.send_header("Content-Length", str(len(contents or b"") + mirror.missing_bytes))
                 self.end_headers()
                 self.wfile.write(contents or b"")

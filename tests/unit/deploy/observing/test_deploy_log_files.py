@@ -174,7 +174,7 @@ def test_the_cleaners_checkpoint_is_dumped(partition: Path, capsys: Captured) ->
     assert (entry["kind"], entry["topic"], entry["offset"]) == ("offset", PARTITION.topic, 12)
 
 
-def test_what_may_be_legal_is_told_and_is_no_damage(partition: Path, capsys: Captured) -> None:
+def test_possibly_legal_findings_are_reported_and_are_no_damage(partition: Path, capsys: Captured) -> None:
     segment = segments(partition)[-1]
     [first, *_] = entries(capsys, "dump", segment)
     segment.write_bytes(segment.read_bytes()[first["size"] :])

@@ -1,4 +1,4 @@
-"""`minibroker logs` of what is in the files; no process is needed for that."""
+"""`minibroker logs` on existing files, without processes."""
 
 from __future__ import annotations
 

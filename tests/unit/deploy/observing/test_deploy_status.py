@@ -26,7 +26,7 @@ def answer(
     brokers: tuple[int, ...] = (1, 2, 3),
     partitions: dict[int, tuple[int, int, list[int]]] | None = None,
 ) -> MetadataResponse:
-    """`partitions`: number -> leader, leader epoch, ISR."""
+    """A cluster's metadata. `partitions`: number -> leader, leader epoch, ISR."""
     states = [
         MetadataPartition(0, number, leader, epoch, [1, 2, 3], isr, [])
         for number, (leader, epoch, isr) in (partitions or {}).items()
@@ -87,7 +87,7 @@ def test_a_dead_broker_and_what_it_left_behind_are_problems() -> None:
 def test_partitions_that_refuse_acks_all_are_told_apart_from_those_that_lack_a_replica() -> None:
     states = {**ALL_RUN, 3: ProcessState.GONE}
     view = merge([answer(brokers=(1, 2), partitions={0: (1, 0, [1, 2]), 1: (2, 3, [2])})])
-    assert view.under_min_isr_partitions() == [], "nobody has said how many are wanted"
+    assert view.under_min_isr_partitions() == [], "no one has said how many are wanted"
     view = view._replace(min_insync_replicas={"orders": 2})
     status = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view)
     assert status.under_min_isr_partitions == ["orders-1"]
@@ -101,7 +101,7 @@ def test_partitions_are_away_from_their_preferred_broker_only_where_that_one_cou
     assert status_of_view(merge([])).not_preferred_partitions is None
 
 
-def test_why_a_broker_ended_and_that_the_disk_is_full_is_told() -> None:
+def test_the_end_of_a_broker_is_reported_with_its_reason_and_a_full_disk() -> None:
     states = {**ALL_RUN, 3: ProcessState.GONE}
     status = status_of_processes(
         CLUSTER,
@@ -186,7 +186,7 @@ def test_partitions_that_are_reassigned_are_told_apart_from_those_that_lack_a_br
     assert "being reassigned: orders-0, orders-7" in status_lines(status)
 
 
-def test_where_no_broker_answers_nothing_is_known_and_that_is_no_health() -> None:
+def test_without_an_answer_from_any_broker_the_cluster_is_not_healthy() -> None:
     status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, merge([]))
     assert status.controller.id is None
     assert (status.offline_partitions, status.under_replicated_partitions) == (None, None)
@@ -252,7 +252,7 @@ def test_a_cluster_elsewhere_shows_who_is_registered() -> None:
 
 
 def test_a_dead_leader_leads_nothing_though_brokers_have_not_heard_of_its_end() -> None:
-    """As it is without ZooKeeper, which would tell them."""
+    """This is the state without ZooKeeper, which would report the brokers."""
     states = {**ALL_RUN, 3: ProcessState.GONE}
     view = merge([answer(controller=(3, 7), partitions={0: (1, 0, [1, 2, 3]), 1: (3, 3, [1, 2, 3])})])
     status = status_of_processes(CLUSTER, states, ProcessState.GONE, view)
@@ -305,7 +305,7 @@ def test_a_broker_that_does_not_answer_says_nothing_of_its_recovery() -> None:
     assert ask_recoveries({1: free_ports(1)[0]}) == {}
 
 
-def test_nobody_is_told_to_start_brokers_where_only_disks_have_failed() -> None:
+def test_failed_disks_alone_are_no_reason_to_advise_starting_brokers() -> None:
     failed = {1: {"/disks/a": "[Errno 5] Input/output error"}}
     whole = merge([answer(partitions={0: (-1, 3, [1]), 1: (2, 1, [2, 3])})])
     only_disks = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, whole, offline_log_dirs=failed)

@@ -38,7 +38,7 @@ def test_a_broker_is_shown_with_its_leaders_and_the_controller_with_its_epoch() 
     assert lines[-1] == "under-replicated partitions: t-0"
 
 
-def test_where_leaders_are_away_from_their_preferred_brokers_the_remedy_is_told() -> None:
+def test_leaders_away_from_their_preferred_brokers_are_reported_with_the_remedy() -> None:
     away = msgspec.structs.replace(STATUS, not_preferred_partitions=["t-0", "t-1"])
     assert status_lines(away)[-1] == (
         "not led by their preferred broker: t-0, t-1: `minibroker elect --preferred --all` moves their leaders back at "
@@ -47,7 +47,7 @@ def test_where_leaders_are_away_from_their_preferred_brokers_the_remedy_is_told(
     )
 
 
-def test_what_no_broker_tells_is_shown_as_unknown() -> None:
+def test_facts_that_no_broker_reports_are_shown_as_unknown() -> None:
     lines = status_lines(UNKNOWN)
     assert lines[1].split() == ["1", "9092", "101", "paused", "unknown", "unknown"]
     assert lines[-2:] == ["offline partitions: unknown", "under-replicated partitions: unknown"]

@@ -1,4 +1,4 @@
-"""The two clusters of `minibroker.testing` are the same to their users, but for the waiting."""
+"""The two clusters of `minibroker.testing` have the same methods, one of them awaitable."""
 
 from __future__ import annotations
 

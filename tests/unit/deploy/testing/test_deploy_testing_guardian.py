@@ -1,4 +1,4 @@
-"""Whom the guardian takes for a process of its cluster."""
+"""Which processes the guardian counts as its cluster's."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def test_what_the_launcher_started_over_the_directory_is_of_the_cluster(argument
         [],
     ],
 )
-def test_who_only_names_the_directory_is_a_stranger(arguments: list[str]) -> None:
+def test_a_process_that_only_names_the_directory_is_a_stranger(arguments: list[str]) -> None:
     assert not is_of_cluster(arguments, OURS)

@@ -22,7 +22,7 @@ def test_the_victims_are_those_that_have_the_role_now() -> None:
     assert victims(Victims.ALL, 2, 3) == [1, 2, 3]
 
 
-def test_where_one_broker_has_both_roles_another_dies_with_it() -> None:
+def test_if_one_broker_has_both_roles_another_dies_with_it() -> None:
     assert victims(Victims.BOTH, 1, 1) == [1, 2]
     assert victims(Victims.BOTH, 3, 3) == [3, 1]
 
