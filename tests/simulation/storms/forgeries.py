@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
@@ -24,10 +24,8 @@ from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from tests.simulation.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
+from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import Anomaly
-
-if TYPE_CHECKING:
-    from tests.simulation.storms.storm import Storm
 
 AHEAD = 1_000
 """By so much an epoch is beyond all others."""
@@ -90,7 +88,7 @@ async def authenticate(connection: Connection, proof: bytes) -> None:
     await connection.request(BROKER_AUTHENTICATE, m.BrokerAuthenticateRequest(proof), timeout_s=TIMEOUT_S)
 
 
-async def forgery(storm: Storm) -> None:
+async def forgery(storm: Ground) -> None:
     """A stranger that reaches the listeners gives a broker orders, and says how far a follower has come; now and then
     with a proof by a secret that is not the cluster's. Nothing of it may be believed."""
     cluster, dice = storm.cluster, storm.dice

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from tests.simulation.storms.clients.bookkeepers import Bookkeepers
-from tests.simulation.storms.clients.groups import Groups
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING
-from tests.simulation.storms.storm import Report, Storm
+from tests.simulation.storms.report import Report
+from tests.simulation.storms.storm import Storm
 from tests.simulation.storms.verdicts.history import Anomaly
 
 FAULTS_OF_GROUPS = (
@@ -49,8 +48,7 @@ class GroupStorm(Storm):
         self._all_partitions = [*self.partitions, *self.users.partitions]
         for former in (self.groups, self.bookkeepers):
             self.workload.guests.remove(former)
-        self.groups = Groups(self, Random(f"{report.seed} groups"), at_least=1)
-        self.bookkeepers = Bookkeepers(self, Random(f"{report.seed} bookkeepers"), at_least=1)
+        self._add_groups(at_least=1)
         self.workload.guests += [self.groups, self.bookkeepers]
 
     def _draw_weights(self) -> dict[str, float]:

@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.storms.group_storm import GroupStorm
+from tests.simulation.storms.report import Report
 from tests.simulation.storms.simulate import simulate_many
-from tests.simulation.storms.storm import Report, Storm
+from tests.simulation.storms.storm import Storm
 from tests.simulation.storms.verdicts.history import Anomaly
 
 CRASHES = ("failed", "a broker failed by itself", "a client crashed", "the storm itself failed")

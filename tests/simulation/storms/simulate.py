@@ -28,7 +28,8 @@ from typing import NamedTuple
 from tests.simulation.mutants import MUTANTS, planted
 from tests.simulation.simulator.ownership import current_owner
 from tests.simulation.storms.group_storm import GroupStorm
-from tests.simulation.storms.storm import Report, Storm, simulate
+from tests.simulation.storms.report import Report
+from tests.simulation.storms.storm import Storm, simulate
 from tests.simulation.storms.verdicts.history import Anomaly
 
 _TIMELINE_SHOWN = 60

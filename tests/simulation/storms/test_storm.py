@@ -26,12 +26,12 @@ from tests.simulation.simulator.network import VirtualTransport
 from tests.simulation.simulator.ownership import ProcessKilled
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.simulation.storms.clients.groups import _Group, _Life, _Listener, _Member
+from tests.simulation.storms.clients.growing import TOPIC as GROWING
 from tests.simulation.storms.clients.users import Users
 from tests.simulation.storms.faults.faults_of_worlds import late_bytes
-from tests.simulation.storms.faults.operations_topics import TOPIC as GROWING
-from tests.simulation.storms.faults.operations_topics import add_partitions
 from tests.simulation.storms.group_storm import GroupStorm
-from tests.simulation.storms.storm import Report, Storm, simulate
+from tests.simulation.storms.report import Report
+from tests.simulation.storms.storm import Storm, simulate
 from tests.simulation.storms.verdicts.group_history import GroupHistory, check_group
 
 SHORT_MINUTES = 0.75
@@ -136,7 +136,7 @@ async def test_connections_that_are_late_do_not_stay_so_when_their_fault_is_call
 async def test_a_growing_topic_that_was_asked_for_is_created_and_known_though_its_fault_is_called_off() -> None:
     storm = Storm(Report(seed=1), Random(1))
     await storm.cluster.start()
-    fault = asyncio.create_task(add_partitions(storm))
+    fault = asyncio.create_task(storm.growing.add_partitions())
     await asyncio.sleep(0.001)
     assert not storm.simulation.zookeeper.has(znodes.topic_path(GROWING))
     fault.cancel()

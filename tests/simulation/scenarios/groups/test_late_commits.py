@@ -20,7 +20,8 @@ from tests.simulation.simulator.cluster import VirtualCluster, host_name
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation
 from tests.simulation.storms.faults.faults_of_groups import late_commit
-from tests.simulation.storms.storm import Report, Storm
+from tests.simulation.storms.report import Report
+from tests.simulation.storms.storm import Storm
 
 GROUP = "billing"
 P = TopicPartition("orders", 0)

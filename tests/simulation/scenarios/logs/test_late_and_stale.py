@@ -26,7 +26,8 @@ from tests.simulation.simulator.network import Arrival
 from tests.simulation.simulator.world import Simulation
 from tests.simulation.storms.faults.faults_of_starts import request_key
 from tests.simulation.storms.faults.operations_configs import late_change
-from tests.simulation.storms.storm import Report, Storm
+from tests.simulation.storms.report import Report
+from tests.simulation.storms.storm import Storm
 
 T = TypeVar("T")
 P = TopicPartition("orders", 0)

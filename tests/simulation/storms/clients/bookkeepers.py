@@ -16,7 +16,7 @@ import asyncio
 import itertools
 from collections.abc import Coroutine, Iterator, Mapping
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.groups import GroupErrors
@@ -28,33 +28,20 @@ from tests.simulation.simulator.process import Process
 from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.interruptions import may_be_interrupted
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING
+from tests.simulation.storms.ground import Ground
+from tests.simulation.storms.settings import RETENTION_MINUTES
 from tests.simulation.storms.verdicts.history import Anomaly
 from tests.simulation.storms.verdicts.ledger import Call, Ledger, Retention, check_ledger
 
-if TYPE_CHECKING:
-    from tests.simulation.storms.storm import Storm
-
-RETENTION_MINUTES = 1
 CLOCK_FAULTS = frozenset({"suspend"})
 """What storms with a short retention do without."""
 
 _KEPT_S = RETENTION_MINUTES * 60.0
 _LATE_S = 75.0
 """Nobody may have coordinated the group for as long as faults last, and a member that is gone counts until then."""
-_FOR_EVER_MINUTES = 10_000_000
-"""Longer than by any clock that a storm sets."""
 _API_TIMEOUT_MS = 10_000
 _SESSION_TIMEOUT_MS = 1_500
 _RETRY_S = 0.3
-
-
-def broker_settings(dice: Random) -> dict[str, str]:
-    """How long offsets are kept, and how often coordinators look for those that need not be."""
-    minutes = dice.choice([RETENTION_MINUTES, _FOR_EVER_MINUTES])
-    return {
-        "offsets.retention.minutes": str(minutes),
-        "offsets.retention.check.interval.ms": str(dice.choice([200, 1_000, 5_000])),
-    }
 
 
 class _Book:
@@ -76,22 +63,18 @@ class _Book:
 class Bookkeepers:
     """`Guests` of the workload."""
 
-    def __init__(self, storm: Storm, dice: Random, at_least: int = 0) -> None:
+    def __init__(self, storm: Ground, dice: Random, at_least: int = 0) -> None:
         self._storm = storm
         self._cluster = storm.cluster
         self._is_forgiven = False
         minutes = int(storm.settings["offsets.retention.minutes"])
+        self._offsets_partitions = int(storm.settings["offsets.topic.num.partitions"])
         self.retention = Retention(minutes * 60.0, _LATE_S)
         lasting = [p for p in storm.partitions if p.topic.startswith(DURABLE) and p.topic != SHRINKING]
         self._books = {
             name: _Book(name, sorted(dice.sample(lasting, dice.randint(1, len(lasting)))))
             for name in (f"bookkeeper-{number}" for number in range(max(at_least, dice.choice([0, 1, 1, 2]))))
         }
-
-    @property
-    def expires(self) -> bool:
-        """Offsets do, within a storm."""
-        return self.retention.kept_s == _KEPT_S
 
     @property
     def names(self) -> list[str]:
@@ -180,10 +163,10 @@ class Bookkeepers:
     async def _look_up(
         self, book: _Book, admin: Admin, asked: list[TopicPartition] | None, *, is_punctual: bool = False
     ) -> None:
-        began_s = self._now_s
+        began_s = self._storm.now_s
         found = await admin.list_group_offsets(book.group, asked)
         offsets = {p: None if (known := found.get(p)) is None else known.offset for p in book.partitions}
-        book.ledger.look(offsets, began_s, self._now_s, is_punctual=is_punctual)
+        book.ledger.look(offsets, began_s, self._storm.now_s, is_punctual=is_punctual)
 
     async def _delete_offsets(self, book: _Book, client: str, admin: Admin, random: Random) -> None:
         doomed = random.sample(book.partitions, random.randint(1, len(book.partitions)))
@@ -216,8 +199,8 @@ class Bookkeepers:
     async def _rest(self, book: _Book, client: str, admin: Admin, random: Random) -> None:
         """Mostly until what was committed is about to go, if it does."""
         seconds = random.uniform(0, 20)
-        if self.expires and random.random() < 0.7:
-            seconds = book.set_s + _KEPT_S - self._now_s + random.choice([-1, 0, 1, 6]) * random.random()
+        if self._storm.offsets_expire and random.random() < 0.7:
+            seconds = book.set_s + _KEPT_S - self._storm.now_s + random.choice([-1, 0, 1, 6]) * random.random()
         await asyncio.sleep(max(0.0, seconds))
         await (self._look if random.random() < 0.5 else self._commit)(book, client, admin, random)
 
@@ -225,8 +208,8 @@ class Bookkeepers:
         random = world.random
         topics = sorted({partition.topic for partition in book.partitions})
         topics = random.sample(topics, random.randint(1, len(topics)))
-        until_s = self._now_s + random.choice([1.0, 10.0, 70.0]) * random.random()
-        self._may_be_used(book, until_s - self._now_s)
+        until_s = self._storm.now_s + random.choice([1.0, 10.0, 70.0]) * random.random()
+        self._may_be_used(book, until_s - self._storm.now_s)
         async with Consumer(
             self._cluster.bootstrap,
             topics=topics,
@@ -237,7 +220,7 @@ class Bookkeepers:
             default_api_timeout_ms=_API_TIMEOUT_MS,
             world=world,
         ) as consumer:
-            while self._now_s < until_s:
+            while self._storm.now_s < until_s:
                 await consumer.poll(timeout_ms=500)
                 self._may_be_used(book, 0)
                 mine = [partition for partition in consumer.assignment() if partition in book.partitions]
@@ -264,21 +247,17 @@ class Bookkeepers:
         return {partition: next(book.next_offset) for partition in some}
 
     def _begin(self, book: _Book, client: str, offsets: Mapping[TopicPartition, int | None]) -> Call:
-        return book.ledger.begin(client, offsets, self._now_s)
+        return book.ledger.begin(client, offsets, self._storm.now_s)
 
     def _acknowledge(self, book: _Book, call: Call, *, but_for: Mapping[TopicPartition, object] | None = None) -> None:
-        book.set_s = self._now_s
-        book.ledger.acknowledge(call, self._now_s, but_for=but_for)
+        book.set_s = self._storm.now_s
+        book.ledger.acknowledge(call, self._storm.now_s, but_for=but_for)
 
     def _may_be_used(self, book: _Book, seconds: float) -> None:
         """From now on for so long, and until a coordinator has missed the member."""
-        book.ledger.may_be_used_until_s = self._now_s + seconds + 2 * _SESSION_TIMEOUT_MS / 1_000
+        book.ledger.may_be_used_until_s = self._storm.now_s + seconds + 2 * _SESSION_TIMEOUT_MS / 1_000
 
     # -- what the storm asks --
-
-    @property
-    def _now_s(self) -> float:
-        return self._cluster.simulation.loop.now_s
 
     def forgive(self) -> None:
         """What was committed may be lost."""
@@ -296,11 +275,9 @@ class Bookkeepers:
     async def _audit(self, world: VirtualWorld) -> None:
         async with Admin(self._cluster.bootstrap, world=world) as admin:
             for book in self._books.values():
-                of_group = TopicPartition(
-                    OFFSETS_TOPIC, offsets_partition(book.group, len(self._storm.groups.partitions))
-                )
+                of_group = TopicPartition(OFFSETS_TOPIC, offsets_partition(book.group, self._offsets_partitions))
                 book.ledger.coordinated_since_s = self._storm.led_since_s.get(of_group, 0.0)
-                await self._look_up(book, admin, book.partitions, is_punctual=self.expires)
+                await self._look_up(book, admin, book.partitions, is_punctual=self._storm.offsets_expire)
 
     def judge(self) -> Iterator[Anomaly]:
         if not self._is_forgiven:

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.removal import GroupRemoval
@@ -33,21 +33,19 @@ from minibroker.client.errors import ClientCrashed, CommitFailed, CorruptBatch, 
 from minibroker.client.group.auto_commit import positions
 from minibroker.client.group.listener import RebalanceListener
 from minibroker.client.group.states import MemberState
-from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition
 from tests.simulation.mutants.planting import Patches
 from tests.simulation.simulator.process import Process
 from tests.simulation.simulator.world import VirtualWorld
+from tests.simulation.storms.clients.growing import METADATA_MAX_AGE_MS, Growing
+from tests.simulation.storms.clients.growing import TOPIC as GROWING
+from tests.simulation.storms.clients.rebirth import Rebirth
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING
-from tests.simulation.storms.faults import operations_topics
+from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.group_history import Commit, GroupHistory, check_group, check_reborn
 from tests.simulation.storms.verdicts.history import Anomaly, TopicIdPartition
 
-if TYPE_CHECKING:
-    from tests.simulation.storms.storm import Storm
-
-OFFSETS_TOPIC = "__consumer_offsets"
 READER = "group-reader"
 LIVENESS_S = 60.0
 
@@ -59,17 +57,6 @@ _LONGEST_ABSENCE_S = 40.0
 _STATIC_PROBABILITY = 0.3
 _EAGER = ("range", "roundrobin", "sticky")
 _COOPERATIVE = "cooperative-sticky"
-
-
-def broker_settings(dice: Random, brokers: int) -> dict[str, str]:
-    """What group coordinators are set to: few partitions, so that they meet, and short times."""
-    return {
-        "offsets.topic.num.partitions": str(dice.choice([1, 1, 2, 3])),
-        "offsets.topic.replication.factor": str(brokers),
-        "offsets.topic.segment.bytes": str(dice.choice([2_000, 20_000, 1_000_000])),
-        "group.initial.rebalance.delay.ms": str(dice.choice([0, 100, 1_000])),
-        "group.min.session.timeout.ms": "500",
-    }
 
 
 @dataclass
@@ -166,8 +153,10 @@ class _Listener(RebalanceListener):
 class Groups:
     """`Guests` of the workload."""
 
-    def __init__(self, storm: Storm, dice: Random, at_least: int = 0) -> None:
+    def __init__(self, storm: Ground, dice: Random, growing: Growing, rebirth: Rebirth, at_least: int = 0) -> None:
         self._storm = storm
+        self._growing = growing
+        self._rebirth = rebirth
         self._cluster = storm.cluster
         self._dice = dice
         self._is_over = False
@@ -190,9 +179,9 @@ class Groups:
         topics = dice.sample(lasting, dice.randint(1, len(lasting)))
         is_by_pattern = dice.random() < 0.5
         if is_by_pattern and dice.random() < 0.7:
-            topics.append(operations_topics.TOPIC)
-        if self._storm.rebirth.topics and dice.random() < 0.4:
-            topics.append(dice.choice(self._storm.rebirth.topics))
+            topics.append(GROWING)
+        if self._rebirth.topics and dice.random() < 0.4:
+            topics.append(dice.choice(self._rebirth.topics))
         session_timeout_ms = dice.choice([1_500, 3_000, 8_000])
         group = _Group(
             name,
@@ -206,7 +195,7 @@ class Groups:
                 "heartbeat_interval_ms": session_timeout_ms / 5,
                 "auto_commit_interval_ms": dice.choice([300, 2_000]),
                 "request_timeout_ms": dice.choice([1_000, 5_000]),
-                "metadata_max_age_ms": operations_topics.METADATA_MAX_AGE_MS,
+                "metadata_max_age_ms": METADATA_MAX_AGE_MS,
                 "default_api_timeout_ms": _PATIENCE_MS,
             },
             history=GroupHistory(name),
@@ -267,9 +256,8 @@ class Groups:
         world = self._cluster.client(READER)
         await world.process.run(self._ask_for_offsets(world))
         world.process.kill()
-        zookeeper = self._cluster.simulation.zookeeper
-        topic = znodes.decode_topic(OFFSETS_TOPIC, zookeeper.data(znodes.topic_path(OFFSETS_TOPIC)))
-        self.partitions = [TopicPartition(OFFSETS_TOPIC, number) for number in sorted(topic.partitions)]
+        partitions = sorted(self._storm.topic(OFFSETS_TOPIC).partitions)
+        self.partitions = [TopicPartition(OFFSETS_TOPIC, number) for number in partitions]
 
     async def _ask_for_offsets(self, world: VirtualWorld) -> None:
         async with Admin(self._cluster.bootstrap, world=world) as admin:
@@ -327,7 +315,7 @@ class Groups:
                     if random.random() < 0.15 and not self._is_last_life:
                         closing = self._close_later(life.consumer, random.expovariate(1 / member.life_s))
                         world.process.start(closing, f"{life.identity}, closing")
-                    await self._consume(life, random, self._now_s + random.expovariate(1 / member.life_s))
+                    await self._consume(life, random, self._storm.now_s + random.expovariate(1 / member.life_s))
                     await self._commit(life, random)
             except ClientCrashed as error:
                 self._storm.accuse(Anomaly("a client crashed", f"{life.identity}: {error!r} {error.__cause__!r}"))
@@ -355,7 +343,7 @@ class Groups:
     async def _consume(self, life: _Life, random: Random, until_s: float) -> None:
         member, consumer = life.member, life.consumer
         records, batches = aiter(consumer), consumer.batches()
-        while not self._is_over and (self._now_s < until_s or self._is_last_life):
+        while not self._is_over and (self._storm.now_s < until_s or self._is_last_life):
             before = life.uncommitted
             try:
                 async with asyncio.timeout(1):
@@ -402,9 +390,10 @@ class Groups:
         if status.member_state != MemberState.STABLE.phase:
             return
         group = life.group
-        if self._storm.bookkeepers.expires and self._now_s - (group.stable_s or self._now_s) > _LONGEST_ABSENCE_S:
+        now_s = self._storm.now_s
+        if self._storm.offsets_expire and now_s - (group.stable_s or now_s) > _LONGEST_ABSENCE_S:
             group.may_have_expired = True
-        group.stable_s = self._now_s
+        group.stable_s = now_s
         if life.member.view != (generation, held):
             life.member.view = (generation, held)
             life.history.holds(life.member.instance_id or life.identity, generation, held)
@@ -436,7 +425,7 @@ class Groups:
         taken back what the member is in the middle of."""
         done = life.positions
         if offsets is None:
-            sent, reborn = positions(life.consumer._partitions), self._storm.rebirth.topics
+            sent, reborn = positions(life.consumer._partitions), self._rebirth.topics
             done = {p: offset for p, offset in done.items() if p in sent or p.topic not in reborn}
             done = {p: min(offset, sent[p].offset) if p in sent else offset for p, offset in done.items()}
         return life.history.commit_begins(life.identity, done, life.generation)
@@ -486,15 +475,11 @@ class Groups:
     def _partitions_of(self, group: _Group) -> list[TopicPartition]:
         """Those that are there."""
         partitions = [partition for partition in self._storm.partitions if partition.topic in group.topics]
-        if operations_topics.TOPIC in group.topics:
-            partitions += self._storm.growing.partitions()
-        return partitions + [p for p in self._storm.rebirth.partitions() if p.topic in group.topics]
+        if GROWING in group.topics:
+            partitions += self._growing.partitions()
+        return partitions + [p for p in self._rebirth.partitions() if p.topic in group.topics]
 
     # -- what the storm asks --
-
-    @property
-    def _now_s(self) -> float:
-        return self._cluster.simulation.loop.now_s
 
     def forgive(self, exposed: Collection[TopicPartition]) -> None:
         """What these partitions held may be gone."""
@@ -546,11 +531,11 @@ class Groups:
         """Once all topics were read back."""
         for group in self._groups:
             if not group.is_forgiven and not group.may_have_expired:
-                final = self._storm.workload.history.final | self._storm.growing.final
+                final = self._storm.workload.history.final | self._growing.final
                 lasting = [partition for partition in self._partitions_of(group) if partition in final]
                 yield from check_group(group.history, {partition: final[partition] for partition in lasting})
-            lives = self._storm.rebirth.lives
-            for topic in self._storm.rebirth.topics:
+            lives = self._rebirth.lives
+            for topic in self._rebirth.topics:
                 current = lives.current(topic)
                 if topic in group.topics and current is not None and not current.may_lose and not self._lost_offsets:
                     for partition in current.partitions:

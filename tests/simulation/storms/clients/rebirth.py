@@ -17,11 +17,9 @@ import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from math import inf
-from operator import ne
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
@@ -33,11 +31,12 @@ from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.records import BatchHeader, decode_batch
 from minibroker.protocol.world import Create, Delete, Operation, SetData, World
-from tests.simulation.simulator.cluster import host_name
 from tests.simulation.simulator.ownership import ProcessKilled
 from tests.simulation.simulator.process import Process
 from tests.simulation.simulator.world import VirtualWorld
+from tests.simulation.storms.ambush import Ambushes
 from tests.simulation.storms.clients.indirect_admin import IndirectAdmin
+from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import Anomaly, TopicIdPartition
 from tests.simulation.storms.verdicts.incarnations import (
     Acknowledged,
@@ -50,9 +49,6 @@ from tests.simulation.storms.verdicts.incarnations import (
     has_read_all,
 )
 
-if TYPE_CHECKING:
-    from tests.simulation.storms.storm import Storm
-
 MOST_PARTITIONS = 4
 KEYS = 8
 
@@ -63,11 +59,14 @@ _RETRY_S = 0.3
 
 LATE_ISR_WRITE = "an ISR write held up"
 SLOW_CONSUMERS = "consumers in the middle of a batch"
-_POLL_S = 0.001
+POLL_S = 0.001
 _MOMENT_S = 25.0
 """How long an ambush waits for its moment."""
 
 Moment = Literal["deletion queued", "gone", "created"]
+
+Ambush = Callable[["Rebirth", str, asyncio.Event], Coroutine[Any, Any, None]]
+"""A fault at a moment of a re-creation of the topic. It sets the event as soon as the deletion may be requested."""
 
 
 @dataclass(frozen=True)
@@ -104,16 +103,17 @@ class _Wish(NamedTuple):
 class Rebirth:
     """The topics of a storm that come back, and their clients. `storm` calls it at few places."""
 
-    def __init__(self, storm: Storm, dice: Random) -> None:
-        self._storm = storm
+    def __init__(self, storm: Ground, dice: Random, ambushes: Mapping[str, Ambush]) -> None:
+        self.storm = storm
         self._cluster = storm.cluster
         self._most_replicas = min(3, len(storm.cluster.broker_ids))
-        self._dice = dice
+        self.dice = dice
+        self._ambushes = ambushes
         [count] = dice.choices([0, 1, 2], [2, 15, 3])
         self.topics = [f"reborn-{number}" for number in range(count)]
         self.lives = Lives()
-        self._acknowledged_ends: dict[TopicIdPartition, int] = {}
-        self._waiting: list[tuple[str, Moment, asyncio.Future[Incarnation]]] = []
+        self.acknowledged_ends: dict[TopicIdPartition, int] = {}
+        self._moments: Ambushes[tuple[str, Moment, Incarnation]] = Ambushes()
         self._processes: dict[str, Process] = {}
         self._starts: dict[str, int] = {}
         self._producers: dict[str, _Producing] = {}
@@ -132,10 +132,6 @@ class Rebirth:
         self._probed: dict[str, str] = {}
         """Producers that have not ended their probes, and what is wrong still."""
 
-    @property
-    def _now_s(self) -> float:
-        return self._storm.simulation.loop.now_s
-
     # -- what ZooKeeper says --
 
     def written(self, operations: Sequence[Operation]) -> None:
@@ -148,15 +144,15 @@ class Rebirth:
                 elif isinstance(operation, Create) and path == znodes.delete_topic_path(topic):
                     self._was_queued(topic)
                 elif isinstance(operation, Delete) and path == znodes.topic_path(topic):
-                    self.lives.incarnations[topic][-1].gone_at_s = self._now_s
+                    self.lives.incarnations[topic][-1].gone_at_s = self.storm.now_s
                     self._happened(topic, "gone")
                 elif path.startswith(f"{znodes.topic_path(topic)}/") and path.endswith("/state"):
                     partition = TopicPartition(topic, int(path.split("/")[-2]))
                     if isinstance(operation, Create):
                         state = znodes.decode_state(partition, operation.data, 0)
-                        self._storm.leadership[path] = (partition, state)
+                        self.storm.leadership[path] = (partition, state)
                     elif isinstance(operation, Delete):
-                        self._storm.leadership.pop(path, None)
+                        self.storm.leadership.pop(path, None)
 
     def _was_created(self, topic: str, data: bytes, operations: Sequence[Operation]) -> None:
         znode = znodes.decode_topic(topic, data)
@@ -171,7 +167,7 @@ class Rebirth:
             znode.partitions,
             int(config.get("min.insync.replicas", 2 if factor >= 3 else 1)),
             config.get("unclean.leader.election.enable") == "true",
-            self._now_s,
+            self.storm.now_s,
             has_own_min_insync_replicas="min.insync.replicas" in config,
         )
         earlier = self.lives.incarnations[topic]
@@ -181,37 +177,27 @@ class Rebirth:
             kinds = [size, f"{factor} replicas", f"min ISR {born.min_insync_replicas}"]
             kinds += ["unclean elections"] * born.has_unclean_elections
             for kind in kinds:
-                self._storm.event(f"re-created with {kind}")
+                self.storm.event(f"re-created with {kind}")
         earlier.append(born)
-        self._storm.note(f"{born} is there: {dict(born.assignment)}, min ISR {born.min_insync_replicas}, {config}")
+        self.storm.note(f"{born} is there: {dict(born.assignment)}, min ISR {born.min_insync_replicas}, {config}")
         self._happened(topic, "created")
 
     def _was_queued(self, topic: str) -> None:
         current = self.lives.current(topic)
         if current is not None:
-            self._storm.look()  # what it holds now, before it is deleted
-            current.queued_at_s = self._now_s
-            self._storm.note(f"{current} is to be deleted")
+            self.storm.look()  # what it holds now, before it is deleted
+            current.queued_at_s = self.storm.now_s
+            self.storm.note(f"{current} is to be deleted")
             self._happened(topic, "deletion queued")
 
     def _happened(self, topic: str, moment: Moment) -> None:
-        # Only a future is set: here it is a broker whose request this is, and what it does would be the broker's.
-        for whose, awaited, waiting in self._waiting:
-            if (whose, awaited) == (topic, moment) and not waiting.done():
-                waiting.set_result(self.lives.incarnations[topic][-1])
+        # This runs in the broker whose request it is. An ambush acts only when its own task resumes.
+        self._moments.strike((topic, moment, self.lives.incarnations[topic][-1]))
 
-    async def _moment(self, topic: str, moment: Moment) -> Incarnation | None:
-        """Returns at the very moment at which it has come; None: it did not come for long."""
-        waiting: asyncio.Future[Incarnation] = asyncio.get_running_loop().create_future()
-        entry = (topic, moment, waiting)
-        self._waiting.append(entry)
-        try:
-            async with asyncio.timeout(_MOMENT_S):
-                return await waiting
-        except TimeoutError:
-            return None
-        finally:
-            self._waiting.remove(entry)
+    async def moment(self, topic: str, moment: Moment) -> Incarnation | None:
+        """Return the topic's incarnation at this moment; None if the moment does not come in time."""
+        happened = await self._moments.next(_MOMENT_S, lambda event: event[:2] == (topic, moment))
+        return None if happened is None else happened[2]
 
     # -- what must hold at every moment --
 
@@ -232,23 +218,23 @@ class Rebirth:
                 incarnations[-1].was_harmed = True
             lossy |= {incarnation.topic_id for incarnation in incarnations if incarnation.may_lose}
         ends = {}
-        for partition, current, assigned in self._replicas():
+        for partition, current, assigned in self.replicas():
             identified = TopicIdPartition(current.topic_id, partition)
             for broker_id in assigned:
-                replica = self._replica(broker_id, current, partition)
+                replica = self.replica(broker_id, current, partition)
                 if replica is None or not replica.is_leader:
                     continue
                 found, expected = replica.min_insync_replicas, current.min_insync_replicas
                 if found < expected or (current.has_own_min_insync_replicas and found > expected):
-                    self._storm.accuse(
+                    self.storm.accuse(
                         Anomaly(
                             "other settings than the topic's",
                             f"{partition} of {current} on broker {broker_id}: min.insync.replicas is {found}, and was "
                             f"set to {expected}",
                         )
                     )
-            if not current.may_lose and identified in self._acknowledged_ends:
-                ends[identified] = self._acknowledged_ends[identified]
+            if not current.may_lose and identified in self.acknowledged_ends:
+                ends[identified] = self.acknowledged_ends[identified]
         return ends, lossy
 
     def power_lost(self) -> None:
@@ -264,10 +250,10 @@ class Rebirth:
             for topic in self.topics
             if (current := self.lives.current(topic)) is not None
             for partition in current.partitions
-            if self._storm.simulation.zookeeper.has(znodes.state_path(partition))
+            if self.storm.simulation.zookeeper.has(znodes.state_path(partition))
         ]
 
-    def _replicas(self) -> list[tuple[TopicPartition, Incarnation, tuple[int, ...]]]:
+    def replicas(self) -> list[tuple[TopicPartition, Incarnation, tuple[int, ...]]]:
         """Each of `partitions`, its incarnation, and the brokers that are to have it."""
         found = []
         for partition in self.partitions():
@@ -278,27 +264,25 @@ class Rebirth:
 
     def has_caught_up(self, broker_id: int) -> bool:
         """With every partition that it is to have."""
-        for partition, current, assigned in self._replicas():
+        for partition, current, assigned in self.replicas():
             if broker_id not in assigned:
                 continue
-            replica = self._replica(broker_id, current, partition)
-            if replica is None or not self._storm.is_in_sync(broker_id, partition):
+            replica = self.replica(broker_id, current, partition)
+            if replica is None or not self.storm.is_in_sync(broker_id, partition):
                 return False
-            end = self._acknowledged_ends.get(TopicIdPartition(current.topic_id, partition), 0)
+            end = self.acknowledged_ends.get(TopicIdPartition(current.topic_id, partition), 0)
             if replica.high_watermark < end and not current.may_lose:
                 return False
         return True
 
-    def _replica(self, broker_id: int, incarnation: Incarnation, partition: TopicPartition) -> Partition | None:
-        broker = self._cluster.living_broker(broker_id)
-        if broker is None or broker._replicas is None:
-            return None
-        replica = broker._replicas.partitions.get(partition)
+    def replica(self, broker_id: int, incarnation: Incarnation, partition: TopicPartition) -> Partition | None:
+        """Return a living broker's replica of this incarnation, if it has one."""
+        replica = self.storm.replica(broker_id, partition)
         return replica if replica is not None and replica.log.topic_id == incarnation.topic_id else None
 
     def is_whole(self) -> bool:
         """No deletion goes on; every topic that is there has its leaders, and all replicas are in sync."""
-        if self._storm.simulation.zookeeper.names(znodes.DELETE_TOPICS):
+        if self.storm.simulation.zookeeper.names(znodes.DELETE_TOPICS):
             return False
         there = self.partitions()
         for topic in self.topics:
@@ -307,12 +291,12 @@ class Rebirth:
                 return False
         return all(
             state.leader != NO_LEADER and len(state.isr) == len(assigned)
-            for partition, _, assigned in self._replicas()
+            for partition, _, assigned in self.replicas()
             for state in [self._cluster.state(partition)]
         )
 
     def condition(self) -> str:
-        zookeeper = self._storm.simulation.zookeeper
+        zookeeper = self.storm.simulation.zookeeper
         states = [f"{partition} {self._cluster.state(partition)}" for partition in self.partitions()]
         return f"deletions under way: {zookeeper.names(znodes.DELETE_TOPICS)}; {'; '.join(states)}"
 
@@ -320,7 +304,7 @@ class Rebirth:
 
     async def begin(self) -> None:
         """The first incarnations, and their clients."""
-        dice = self._dice
+        dice = self.dice
         for topic in self.topics:
             least = min(dice.choice([1, 2, 2, 3]), self._most_replicas)
             wish = _Wish(dice.randint(1, 4), self._most_replicas, {"min.insync.replicas": str(least)}, None)
@@ -347,12 +331,12 @@ class Rebirth:
                 )
         for name in [*self._producers, *self._consumers]:
             self._start(name)
-        self._storm.workload.guests.append(self)
+        self.storm.workload.guests.append(self)
 
     def bout(self, end_s: float) -> None:
         """The lives of the topics go on until then, or until all is healed."""
         for topic in self.topics:
-            self._storm.begin(self._live(topic, end_s), f"life of {topic}")
+            self.storm.begin(self._live(topic, end_s), f"life of {topic}")
 
     async def recover(self) -> list[str]:
         """After all was healed and is whole: the topics must be there, and work for clients that knew the old ones.
@@ -396,18 +380,18 @@ class Rebirth:
         if not self._is_complete:
             return []
         if self.lives.legal_losses():
-            self._storm.event("legal losses of a topic that came back")
+            self.storm.event("legal losses of a topic that came back")
         return check(self.lives)
 
     # -- the life of a topic --
 
     async def _live(self, topic: str, end_s: float) -> None:
-        dice = self._dice
+        dice = self.dice
         while True:
             await asyncio.sleep(dice.choice([0.3, 2.0, 6.0]) * dice.uniform(0.5, 1.5))
-            if self._now_s >= end_s:
+            if self.storm.now_s >= end_s:
                 return
-            kinds = [*sorted(AMBUSHES), LATE_ISR_WRITE, LATE_ISR_WRITE, SLOW_CONSUMERS, SLOW_CONSUMERS]
+            kinds = [*sorted(self._ambushes), LATE_ISR_WRITE, LATE_ISR_WRITE, SLOW_CONSUMERS, SLOW_CONSUMERS]
             ambushes = list(dict.fromkeys(dice.sample(kinds, dice.choice([0, 1, 1, 2]))))
             admin = self._cluster.client(f"admin-{topic}")
             self.wished_leader.pop(topic, None)
@@ -425,7 +409,7 @@ class Rebirth:
                     )
                 for kind in ambushes:
                     is_laid = asyncio.Event()
-                    self._storm.begin(AMBUSHES[kind](self, topic, is_laid), f"ambush of {topic}: {kind}")
+                    self.storm.begin(self._ambushes[kind](self, topic, is_laid), f"ambush of {topic}: {kind}")
                     with suppress(TimeoutError):
                         async with asyncio.timeout(20):
                             await is_laid.wait()
@@ -436,7 +420,7 @@ class Rebirth:
                 else:
                     how = "at once"
                 if await self._create(topic, admin):
-                    self._storm.event(f"re-created {how}")
+                    self.storm.event(f"re-created {how}")
             finally:
                 admin.process.kill()
 
@@ -448,10 +432,10 @@ class Rebirth:
 
     async def _create(self, topic: str, admin: VirtualWorld, wish: _Wish | None = None) -> bool:
         """Try for as long as an administrator has patience. Returns whether it is there."""
-        patience_s = self._now_s + 30
-        while self.lives.current(topic) is None and self._now_s < patience_s:
+        patience_s = self.storm.now_s + 30
+        while self.lives.current(topic) is None and self.storm.now_s < patience_s:
             await self._call("create", topic, admin, wish or self._wish(topic))
-            await asyncio.sleep(self._dice.choice([0.02, 0.2, 0.5]))
+            await asyncio.sleep(self.dice.choice([0.02, 0.2, 0.5]))
         return self.lives.current(topic) is not None
 
     async def _ensure(self, topic: str) -> None:
@@ -471,11 +455,11 @@ class Rebirth:
     async def _call(
         self, kind: Literal["create", "delete"], topic: str, admin: VirtualWorld, wish: _Wish | None = None
     ) -> None:
-        began_s, ended_s, is_acknowledged = self._now_s, inf, False
-        patience_ms = self._dice.choice([1_000, 5_000, 30_000])
-        is_indirect = self._dice.random() < 0.3
+        began_s, ended_s, is_acknowledged = self.storm.now_s, inf, False
+        patience_ms = self.dice.choice([1_000, 5_000, 30_000])
+        is_indirect = self.dice.random() < 0.3
         if is_indirect:
-            self._storm.event("topic changed by another broker than the controller")
+            self.storm.event("topic changed by another broker than the controller")
 
         async def call() -> None:
             async with (IndirectAdmin if is_indirect else Admin)(
@@ -495,9 +479,9 @@ class Rebirth:
 
         try:
             await admin.process.run(call(), f"{kind} {topic}")
-            ended_s, is_acknowledged = self._now_s, True
+            ended_s, is_acknowledged = self.storm.now_s, True
         except ClientCrashed as error:
-            self._storm.workload.unexpected.append(f"admin of {topic}: {error!r} {error.__cause__!r}")
+            self.storm.workload.unexpected.append(f"admin of {topic}: {error!r} {error.__cause__!r}")
         except (MinibrokerError, ProcessKilled) as error:
             self._note_once(topic, f"{kind} {topic}: {error}")
         finally:
@@ -510,10 +494,10 @@ class Rebirth:
         """What is tried again and again would fill the timeline."""
         if self._last_notes.get(whose) != text:
             self._last_notes[whose] = text
-            self._storm.note(text)
+            self.storm.note(text)
 
     def _wish(self, topic: str) -> _Wish:
-        dice = self._dice
+        dice = self.dice
         before = len(self.lives.incarnations[topic][-1].assignment)
         more, fewer = min(before + dice.randint(1, 2), MOST_PARTITIONS), max(before - dice.randint(1, 2), 1)
         partitions = dice.choice([before, more, fewer])
@@ -527,7 +511,7 @@ class Rebirth:
         if dice.random() < 0.08:
             configs["unclean.leader.election.enable"] = "true"
         if not assignments and (leader is not None or dice.random() < 0.25):
-            self._storm.event("re-created by explicit assignment")
+            self.storm.event("re-created by explicit assignment")
             brokers = self._cluster.broker_ids
             assignments = [dice.sample(brokers, factor) for _ in range(partitions)]
             if leader is not None:
@@ -542,7 +526,7 @@ class Rebirth:
             if broker is None:
                 return False
             for topic in broker._metadata.describe(None).topics:
-                if not self._storm.simulation.zookeeper.has(znodes.topic_path(topic.name)):
+                if not self.storm.simulation.zookeeper.has(znodes.topic_path(topic.name)):
                     return False
             for name in self.topics:
                 current = self.lives.current(name)
@@ -553,10 +537,10 @@ class Rebirth:
         return True
 
     def _is_settled(self) -> bool:
-        for partition, current, assigned in self._replicas():
+        for partition, current, assigned in self.replicas():
             ends = set()
             for broker_id in assigned:
-                replica = self._replica(broker_id, current, partition)
+                replica = self.replica(broker_id, current, partition)
                 if replica is None:
                     return False
                 ends |= {replica.log.log_end_offset, replica.high_watermark}
@@ -637,7 +621,7 @@ class Rebirth:
                     await self._send(name, f"{start}.{attempt}", producer, world.random, settings)
                 return
             except ClientCrashed as error:
-                self._storm.workload.unexpected.append(f"{name}: {error!r} {error.__cause__!r}")
+                self.storm.workload.unexpected.append(f"{name}: {error!r} {error.__cause__!r}")
             except MinibrokerError as error:  # no broker could be reached: each record has its own end
                 if name in self._probed:
                     self._probed[name] = str(error)
@@ -694,7 +678,7 @@ class Rebirth:
         value = b"%s/%d|" % (identity.encode(), number) + random.randbytes(random.choice([0, 20, 200]))
         partition = choice if isinstance(choice, int) else None
         key = choice if isinstance(choice, bytes) else None
-        sent_s = self._now_s
+        sent_s = self.storm.now_s
         self.lives.sent[value] = Sent(identity, number, settings.topic, partition, sent_s, key)
         try:
             metadata = await producer.send(settings.topic, value, partition=partition, key=key)
@@ -703,17 +687,17 @@ class Rebirth:
             return f"{error}"
         self._check_duration(identity, number, sent_s, settings)
         acknowledged_in = TopicPartition(metadata.topic, metadata.partition)
-        self.lives.acknowledged.append(Acknowledged(value, acknowledged_in, metadata.offset, self._now_s))
-        incarnation = self.lives.surely_in(value, acknowledged_in, self._now_s)
+        self.lives.acknowledged.append(Acknowledged(value, acknowledged_in, metadata.offset, self.storm.now_s))
+        incarnation = self.lives.surely_in(value, acknowledged_in, self.storm.now_s)
         if incarnation is not None:
             identified = TopicIdPartition(incarnation.topic_id, acknowledged_in)
-            self._acknowledged_ends[identified] = max(self._acknowledged_ends.get(identified, 0), metadata.offset + 1)
+            self.acknowledged_ends[identified] = max(self.acknowledged_ends.get(identified, 0), metadata.offset + 1)
         return None
 
     def _check_duration(self, identity: str, number: int, sent_s: float, settings: _Producing) -> None:
-        took_s = self._now_s - sent_s
+        took_s = self.storm.now_s - sent_s
         if took_s > settings.delivery_timeout_ms / 1_000 + END_GRACE_S:
-            self._storm.workload.unexpected.append(
+            self.storm.workload.unexpected.append(
                 f"{identity}/{number} had its end after {took_s:.1f} s, with a delivery timeout of "
                 f"{settings.delivery_timeout_ms} ms"
             )
@@ -741,9 +725,9 @@ class Rebirth:
                             self._note_once(identity, f"{identity} iterates on after {error.code.name}")
                             await asyncio.sleep(_RETRY_S)
             except (ClientCrashed, CorruptBatch) as error:
-                self._storm.workload.unexpected.append(f"{identity}: {error!r} {error.__cause__!r}")
+                self.storm.workload.unexpected.append(f"{identity}: {error!r} {error.__cause__!r}")
             except MinibrokerError as error:
-                self._storm.note(f"{identity} begins anew: {error}")
+                self.storm.note(f"{identity} begins anew: {error}")
             self._starts[name] += 1  # what comes begins at the beginning again
             await asyncio.sleep(_RETRY_S)
 
@@ -753,383 +737,12 @@ class Rebirth:
             async for batch in consumer.batches():
                 polls = polled[identity, TopicPartition(batch.topic, batch.partition)]
                 for offset, value in zip(batch.offsets, batch.values, strict=True):
-                    polls.append(Polled(offset, value or b"", self._now_s))
+                    polls.append(Polled(offset, value or b"", self.storm.now_s))
             return
         async for record in consumer:
             polls = polled[identity, TopicPartition(record.topic, record.partition)]
-            polls.append(Polled(record.offset, record.value or b"", self._now_s))
+            polls.append(Polled(record.offset, record.value or b"", self.storm.now_s))
             if random.random() < 0.2:
                 await asyncio.sleep(random.uniform(0, 0.1))
             while settings.topic in self.slow:
-                await asyncio.sleep(_POLL_S)
-
-    # -- ambushes --
-
-    def struck(self, kind: str, text: str = "") -> None:
-        self._storm.event(f"ambush of a re-creation: {kind}")
-        self._storm.note(f"ambush of a re-creation: {kind} {text}")
-
-    def _leader(self, topic: str) -> tuple[TopicPartition, int] | None:
-        """Of some partition, if it has one that lives."""
-        there = [
-            (partition, self._cluster.state(partition).leader)
-            for partition in self.partitions()
-            if partition.topic == topic
-        ]
-        living = [entry for entry in there if entry[1] in self._cluster.living()]
-        return self._dice.choice(living) if living else None
-
-    def _leader_or_controller(self, topic: str) -> int | None:
-        controllers = self._cluster.active_controllers()
-        found = self._leader(topic)
-        if found is None or (controllers and self._dice.random() < 0.4):
-            return controllers[0] if controllers else None
-        return found[1]
-
-    async def _first_record(self, incarnation: Incarnation) -> tuple[TopicPartition, int] | None:
-        """Where the first record of an incarnation arrives, as soon as it is there: partition and leader."""
-        for _ in range(2_000):
-            if self.lives.current(incarnation.topic) is not incarnation:
-                return None
-            for partition in incarnation.partitions:
-                for broker_id in incarnation.assignment[partition.partition]:
-                    replica = self._replica(broker_id, incarnation, partition)
-                    if replica is not None and replica.is_leader and replica.log.log_end_offset > 0:
-                        return partition, broker_id
-            await asyncio.sleep(_POLL_S)
-        return None
-
-    def _some_moment(self) -> Moment:
-        return self._dice.choice(["deletion queued", "gone", "created"])
-
-
-# --- At the worst moment -----------------------------------------------------------------------------------------
-
-
-async def _late_isr_write(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
-    """A leader wants to shrink its ISR, its write is held up on the way, and the topic is another one meanwhile."""
-    storm, dice = rebirth._storm, rebirth._dice
-    found = rebirth._leader(topic)
-    settings = storm.settings
-    lag_s = int(settings["replica.lag.time.max.ms"]) / 1_000
-    session_s = int(settings["zookeeper.session.timeout.ms"]) / 1_000
-    current = rebirth.lives.current(topic)
-    if found is None or current is None:
-        is_laid.set()
-        return
-    partition, leader = found
-    followers = [b for b in storm.cluster.state(partition).isr if b != leader]
-    replica = rebirth._replica(leader, current, partition)
-    if not followers or replica is None or storm.cluster.active_controllers() == [leader]:
-        is_laid.set()
-        return
-    follower = dice.choice(followers)
-    storm.note(f"{partition}: follower {follower} cannot fetch from {leader}, whose shrink is waited for")
-    host, network = host_name(leader), storm.simulation.network
-    links = [(host_name(follower), host), (host, host_name(follower))]
-    is_slow = dice.random() < 0.5
-    try:
-        for link in links:
-            network.block(*link)
-        await asyncio.sleep(lag_s * 0.95)
-        if is_slow:
-            with storm.slow_zookeeper([host], 0.8 * session_s):
-                struck = await _held_up(rebirth, partition, replica, lag_s, is_laid, topic, leader)
-                for link in links:
-                    network.unblock(*link)
-                created = await rebirth._moment(topic, "created") if struck else None
-        else:
-            storm.simulation.zookeeper.cut(host)
-            try:
-                async with asyncio.timeout(0.9 * session_s):
-                    struck = await _held_up(rebirth, partition, replica, lag_s, is_laid, topic, leader)
-                    for link in links:
-                        network.unblock(*link)
-                    created = await rebirth._moment(topic, "created") if struck else None
-                    await asyncio.sleep(dice.choice([0.0, 0.01, 0.1]))
-            except TimeoutError:
-                created = None
-            finally:
-                storm.simulation.zookeeper.uncut(host)
-        if created is not None:
-            rebirth.struck("an ISR write held up", f"{partition}, of leader {leader}")
-    finally:
-        is_laid.set()
-        for link in links:
-            network.unblock(*link)
-
-
-async def _held_up(
-    rebirth: Rebirth,
-    partition: TopicPartition,
-    replica: Partition,
-    lag_s: float,
-    is_laid: asyncio.Event,
-    topic: str,
-    leader: int,
-) -> bool:
-    """The leader's proposal is on its way now; the topic may be deleted."""
-    deadline_s = rebirth._now_s + lag_s
-    while replica.proposed_isr is None and rebirth._now_s < deadline_s:
-        await asyncio.sleep(0.01)
-    others = [broker_id for broker_id in rebirth._cluster.broker_ids if broker_id != leader]
-    rebirth.wished_leader[topic] = rebirth._dice.choice(others)
-    is_laid.set()
-    return replica.proposed_isr is not None
-
-
-async def _reply_lost(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
-    """What a leader or the controller writes next is carried out, and it does not hear of it."""
-    moment = rebirth._some_moment()
-    is_laid.set()
-    if await rebirth._moment(topic, moment) is not None:
-        victim = rebirth._leader_or_controller(topic)
-        if victim is not None:
-            rebirth._storm.lose_next_reply_of.add(host_name(victim))
-            rebirth.struck("a reply of ZooKeeper lost", f"to {victim}, when {moment}")
-
-
-async def _session_suspended(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
-    """A leader or the controller does not reach ZooKeeper for about a second."""
-    moment, zookeeper = rebirth._some_moment(), rebirth._storm.simulation.zookeeper
-    victim = rebirth._leader_or_controller(topic)
-    is_laid.set()
-    if victim is None or await rebirth._moment(topic, moment) is None:
-        return
-    zookeeper.cut(host_name(victim))
-    rebirth.struck("a session suspended", f"of {victim}, when {moment}")
-    try:
-        await asyncio.sleep(rebirth._dice.uniform(0.2, 1.4))
-    finally:
-        zookeeper.uncut(host_name(victim))
-
-
-async def _all_killed(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
-    """All brokers die when the new topic has its first record, perhaps only at its leader, and one of them stays away.
-    When the leader has come back and acknowledged the record, it dies again."""
-    storm, dice = rebirth._storm, rebirth._dice
-    is_laid.set()
-    born = await rebirth._moment(topic, "created")
-    if born is None:
-        return
-    found = await _first_record(rebirth, born, is_alone=dice.random() < 0.7) if dice.random() < 0.8 else None
-    if found is None:
-        await asyncio.sleep(dice.choice([0.0, 0.1, 1.0]) * dice.random())
-    idle = storm.idle_brokers()
-    away = dice.choice([b for b in idle if found is None or b != found[1]] or [None])
-    for broker_id in idle:
-        late_s = dice.uniform(4, 8) if broker_id == away else dice.uniform(0, 0.3)
-        storm.take_down(broker_id, storm.cluster.kill_broker, restart_after_s=late_s)
-    rebirth.struck("all brokers killed", f"{idle}, {away} stays away")
-    if found is None:
-        return
-    partition, leader = found
-    known_s = rebirth._now_s + 4
-    while rebirth._now_s < known_s:
-        replica = rebirth._replica(leader, born, partition)
-        if replica is not None and replica.is_leader:
-            break
-        await asyncio.sleep(_POLL_S)
-    others = [broker_id for broker_id in storm.idle_brokers() if broker_id != leader]
-    if leader in storm.idle_brokers() and others and dice.random() < 0.7:
-        with storm.hold(others[0]):
-            storm.cluster.pause_broker(others[0])
-            try:
-                await _kill_once_acknowledged(rebirth, born, partition, leader)
-            finally:
-                storm.cluster.resume_broker(others[0])
-    else:
-        await _kill_once_acknowledged(rebirth, born, partition, leader)
-
-
-async def _kill_once_acknowledged(rebirth: Rebirth, born: Incarnation, partition: TopicPartition, leader: int) -> None:
-    storm = rebirth._storm
-    identified = TopicIdPartition(born.topic_id, partition)
-    known_s = rebirth._now_s + 2
-    while rebirth._now_s < known_s and identified not in rebirth._acknowledged_ends:
-        await asyncio.sleep(_POLL_S)
-    if identified in rebirth._acknowledged_ends and leader in storm.idle_brokers():
-        storm.take_down(leader, storm.cluster.kill_broker, restart_after_s=rebirth._dice.uniform(1, 8))
-        rebirth.struck("all brokers killed, and then the leader", f"{leader}")
-
-
-async def _first_record(rebirth: Rebirth, born: Incarnation, *, is_alone: bool) -> tuple[TopicPartition, int] | None:
-    """Where the first record arrives, as soon as it is there; alone: at the leader only, which no follower reaches."""
-    network, hosts = rebirth._storm.simulation.network, [host_name(b) for b in rebirth._cluster.broker_ids]
-    links = [(source, target) for source in hosts for target in hosts if source != target] if is_alone else []
-    followed_s = rebirth._now_s + 2
-    while rebirth._now_s < followed_s and not _is_led(rebirth, born):
-        await asyncio.sleep(_POLL_S)
-    for link in links:
-        network.block(*link)
-    try:
-        return await rebirth._first_record(born)
-    finally:
-        for link in links:
-            network.unblock(*link)
-
-
-def _is_led(rebirth: Rebirth, born: Incarnation) -> bool:
-    """Every partition, as its leader knows."""
-    leads = [
-        replica is not None and replica.is_leader
-        for partition in born.partitions
-        for replica in [rebirth._replica(born.assignment[partition.partition][0], born, partition)]
-    ]
-    return all(leads)
-
-
-async def _producer_cut_off(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
-    """The connection of a producer breaks when the new topic has got one of its first batches. Perhaps it had nothing
-    to send meanwhile, and the partitions are where they were: then it knows nothing of any re-creation."""
-    dice = rebirth._dice
-    current = rebirth.lives.current(topic)
-    if current is not None and dice.random() < 0.7:
-        rebirth.quiet.add(topic)
-        rebirth.wished_assignment[topic] = _present_assignment(rebirth, topic)
-    try:
-        await asyncio.sleep(dice.uniform(0.2, 0.6))
-        is_laid.set()
-        born = await rebirth._moment(topic, "created")
-        if born is None:
-            return
-        while topic in rebirth.quiet and not _is_led(rebirth, born) and rebirth.lives.current(topic) is born:
-            await asyncio.sleep(_POLL_S)
-    finally:
-        is_laid.set()
-        rebirth.quiet.discard(topic)
-    found = await rebirth._first_record(born)
-    if found is None:
-        return
-    await _appends(rebirth, born, *found, dice.randint(0, 4))
-    await asyncio.sleep(dice.choice([0.0, 0.0, 0.002, 0.05]))
-    producers = [name for name, settings in rebirth._producers.items() if settings.topic == topic]
-    broken = sum(rebirth._storm.simulation.network.reset(name, host_name(found[1])) for name in producers)
-    if broken:
-        rebirth.struck("a producer's connection broken", f"{producers} to {found[1]}")
-
-
-def _present_assignment(rebirth: Rebirth, topic: str) -> list[list[int]]:
-    """As it would have to be for each broker to lead what it leads now."""
-    assignment = []
-    for partition, _, assigned in rebirth._replicas():
-        if partition.topic == topic:
-            leader = rebirth._cluster.state(partition).leader
-            assignment.append(sorted(assigned, key=partial(ne, leader)))
-    return assignment
-
-
-async def _appends(rebirth: Rebirth, born: Incarnation, partition: TopicPartition, leader: int, count: int) -> None:
-    """Returns as soon as so many more batches are there, or none has come for a while."""
-    for _ in range(count):
-        replica = rebirth._replica(leader, born, partition)
-        if replica is None:
-            return
-        end, patience_s = replica.log.log_end_offset, rebirth._now_s + 2
-        while replica.log.log_end_offset == end:
-            if rebirth._now_s > patience_s:
-                return
-            await asyncio.sleep(_POLL_S)
-
-
-async def _slow_consumers(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
-    """Consumers that read record by record are in the middle of a batch when the topic becomes another one."""
-    dice = rebirth._dice
-    rebirth.slow.add(topic)
-    try:
-        await asyncio.sleep(dice.uniform(0.3, 1))
-        is_laid.set()
-        if await rebirth._moment(topic, "created") is not None:
-            await asyncio.sleep(dice.uniform(0.2, 3))  # by then they know, perhaps, and have fetched from the new one
-            rebirth.struck(SLOW_CONSUMERS)
-    finally:
-        is_laid.set()
-        rebirth.slow.discard(topic)
-
-
-async def _admin_cut_off(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
-    """The administrator's connections break when ZooKeeper has what they asked for, or while it waits for that."""
-    moment, dice = rebirth._some_moment(), rebirth._dice
-    is_laid.set()
-    if await rebirth._moment(topic, moment) is None:
-        return
-    await asyncio.sleep(dice.choice([0.0, 0.05, 1.0]) * dice.random())
-    for _ in range(dice.choice([1, 1, 5])):
-        broken = sum(
-            rebirth._storm.simulation.network.reset(f"admin-{topic}", host_name(broker_id))
-            for broker_id in rebirth._cluster.broker_ids
-        )
-        if broken:
-            rebirth.struck("the administrator's connection broken", f"when {moment}")
-        await asyncio.sleep(dice.uniform(0.0, 0.3))
-
-
-async def _deletion_held_up(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
-    """A broker that has a replica is stopped, or away, when the deletion is asked for; the name stays taken."""
-    storm, dice = rebirth._storm, rebirth._dice
-    current, controllers = rebirth.lives.current(topic), storm.cluster.active_controllers()
-    victims = [
-        broker_id
-        for broker_id in storm.idle_brokers()
-        if current is not None and broker_id in current.assignment[0] and broker_id not in controllers
-    ]
-    if not victims:
-        is_laid.set()
-        return
-    victim, seconds = dice.choice(victims), dice.uniform(0.5, 4)
-    if dice.random() < 0.5:
-        storm.take_down(victim, storm.cluster.kill_broker, restart_after_s=seconds)
-    is_laid.set()
-    if await rebirth._moment(topic, "deletion queued") is None:
-        return
-    rebirth.struck("a deletion held up", f"by broker {victim}, for {seconds:.1f} s")
-    if victim in storm.idle_brokers():
-        with storm.hold(victim):
-            storm.cluster.pause_broker(victim)
-            try:
-                await asyncio.sleep(seconds)
-            finally:
-                storm.cluster.resume_broker(victim)
-
-
-async def _controller_killed(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
-    moment = rebirth._some_moment()
-    is_laid.set()
-    if await rebirth._moment(topic, moment) is None:
-        return
-    storm = rebirth._storm
-    await asyncio.sleep(rebirth._dice.choice([0.0, 0.002, 0.02]))
-    for controller in storm.cluster.active_controllers():
-        if controller in storm.idle_brokers():
-            storm.take_down(controller, storm.cluster.kill_broker)
-            rebirth.struck("the controller killed", f"{controller}, when {moment}")
-
-
-async def _power_cut(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
-    """A host that knows of the deletion, or of the new topic, and has nothing of it on its disk yet."""
-    moment, storm, dice = rebirth._some_moment(), rebirth._storm, rebirth._dice
-    is_laid.set()
-    if await rebirth._moment(topic, moment) is None:
-        return
-    await asyncio.sleep(dice.choice([0.0, 0.02, 0.5]) * dice.random())
-    victim = storm.some_broker()
-    if victim is not None and not storm.damaged:
-        storm.cut_power([victim], restart_after_s=dice.choice([0.0, 1.0]))
-        rebirth.struck("a power cut", f"of {victim}, when {moment}")
-
-
-Ambush = Callable[[Rebirth, str, asyncio.Event], Coroutine[Any, Any, None]]
-"""Sets the event as soon as the deletion may be asked for, in any case."""
-
-AMBUSHES: dict[str, Ambush] = {
-    LATE_ISR_WRITE: _late_isr_write,
-    "a reply of ZooKeeper lost": _reply_lost,
-    "a session suspended": _session_suspended,
-    "all brokers killed": _all_killed,
-    "a producer's connection broken": _producer_cut_off,
-    SLOW_CONSUMERS: _slow_consumers,
-    "the administrator's connection broken": _admin_cut_off,
-    "a deletion held up": _deletion_held_up,
-    "the controller killed": _controller_killed,
-    "a power cut": _power_cut,
-}
+                await asyncio.sleep(POLL_S)

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minibroker.client.admin import Admin
 from minibroker.client.cluster.connections import Purpose
@@ -36,7 +36,7 @@ from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import METADATA
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
 from minibroker.spark_jobs.source.offsets import DataLost, OffsetRange
 from minibroker.spark_jobs.source.reading import RangeFetcher, ReadSettings
@@ -68,9 +68,6 @@ from tests.simulation.storms.verdicts.answers import (
     label_of,
 )
 from tests.simulation.storms.verdicts.history import Acknowledged, Anomaly, History, Polled, Sent
-
-if TYPE_CHECKING:
-    from tests.simulation.storms.storm import Storm
 
 TOPIC = "users-0"
 SMALL_BATCHES = "users-1"
@@ -923,56 +920,3 @@ def _draw_habits(random: Random, kind: str, topics: Mapping[str, int]) -> Habits
         partitioner=Partitioner(random.choice([crc32, murmur2]), random.choice(list(WithoutKey))),
         settings=settings,
     )
-
-
-# --- A fault of theirs -----------------------------------------------------------------------------------------
-
-
-async def fresh_client_at_deposed_leader(storm: Storm) -> None:
-    """A leader is cut off from the other brokers and from ZooKeeper; others are elected, and have records acknowledged
-    beyond its end. Then clients are started that reach it first, or reach it alone, and know of nothing else."""
-    network, zookeeper, dice = storm.simulation.network, storm.simulation.zookeeper, storm.dice
-    cluster, users = storm.cluster, storm.users
-    partition = dice.choice(users.partitions)
-    victim = cluster.state(partition).leader
-    if victim not in storm.idle_brokers():
-        return
-    storm.count("fresh client at a deposed leader", f"broker {victim}, of {partition}")
-    others = [host_name(broker_id) for broker_id in cluster.broker_ids if broker_id != victim]
-    hidden: list[tuple[str, str]] = []
-    links = [link for other in others for link in ((host_name(victim), other), (other, host_name(victim)))]
-
-    def is_deposed() -> bool:
-        return cluster.state(partition).leader not in (NO_LEADER, victim)
-
-    def its_end() -> int:
-        broker = cluster.living_broker(victim)
-        replica = None if broker is None or broker._replicas is None else broker._replicas.partitions.get(partition)
-        return -1 if replica is None else replica.log.log_end_offset
-
-    def is_overtaken() -> bool:
-        return 0 <= its_end() < storm.workload.acknowledged_end[partition] - 1
-
-    for link in links:
-        network.block(*link)
-    zookeeper.cut(host_name(victim))
-    try:
-        await cluster.until(is_deposed, within_s=15)
-        users.send_on(partition, dice.randint(4, 8))
-        await cluster.until(is_overtaken, within_s=15)
-        for _ in range(dice.randint(1, 2)):
-            end, known = its_end(), storm.workload.acknowledged_end[partition]
-            if not 0 <= end < known:
-                break
-            host = users.visit(partition, f"{host_name(victim)}:{PORT}", dice.randint(end + 1, known), dice)
-            if dice.random() < 0.3:
-                for other in others:
-                    network.block(host, other)
-                    hidden.append((host, other))
-        await asyncio.sleep(dice.choice([1.0, 4.0]))
-    except TimeoutError:
-        storm.note("nobody was elected, or nothing acknowledged")
-    finally:
-        zookeeper.uncut(host_name(victim))
-        for link in [*links, *hidden]:
-            network.unblock(*link)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
 
 from minibroker.broker.network.handler_pool import Continuation, RequestHandler
 from minibroker.broker.network.request_channel import Request
@@ -39,24 +39,20 @@ from minibroker.protocol.apis import (
     Api,
 )
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from minibroker.protocol.model import NO_LEADER, LeaderAndIsr
 from tests.simulation.simulator.cluster import PORT, host_name, log_dir
 from tests.simulation.simulator.network import MAX_LATENCY_S, MIN_LATENCY_S
-from tests.simulation.storms.clients.users import fresh_client_at_deposed_leader
 from tests.simulation.storms.faults import (
     faults_of_groups,
+    faults_of_moments,
     faults_of_starts,
     faults_of_worlds,
     operations_configs,
     operations_reassign,
     operations_shutdown,
-    operations_topics,
 )
 from tests.simulation.storms.faults.operations_elect import preferred_election
 from tests.simulation.storms.forgeries import forgery
-
-if TYPE_CHECKING:
-    from tests.simulation.storms.storm import Storm
+from tests.simulation.storms.scene import Scene
 
 POWER_OF_SEVERAL = "power of several"
 CLIENT_APIS: list[Api[Any, Any]] = [
@@ -77,13 +73,13 @@ CLIENT_APIS: list[Api[Any, Any]] = [
     OFFSET_FETCH,
 ]
 
-Fault = Callable[["Storm"], Awaitable[None]]
+Fault = Callable[[Scene], Awaitable[None]]
 
 
 # --- Processes and machines ------------------------------------------------------------------------------------
 
 
-async def _kill(storm: Storm) -> None:
+async def _kill(storm: Scene) -> None:
     """kill -9 of any broker."""
     broker_id = storm.some_broker()
     if broker_id is not None:
@@ -91,21 +87,21 @@ async def _kill(storm: Storm) -> None:
         storm.take_down(broker_id, storm.cluster.kill_broker)
 
 
-async def _kill_leader(storm: Storm) -> None:
+async def _kill_leader(storm: Scene) -> None:
     broker_id = storm.leader()
     if broker_id is not None:
         storm.count("kill leader", f"broker {broker_id}")
         storm.take_down(broker_id, storm.cluster.kill_broker)
 
 
-async def _kill_controller(storm: Storm) -> None:
+async def _kill_controller(storm: Scene) -> None:
     for broker_id in storm.cluster.active_controllers():
         if broker_id in storm.idle_brokers():
             storm.count("kill controller", f"broker {broker_id}")
             storm.take_down(broker_id, storm.cluster.kill_broker)
 
 
-async def _kill_several(storm: Storm) -> None:
+async def _kill_several(storm: Scene) -> None:
     """Two or three at the same moment."""
     victims = storm.idle_brokers()
     if len(victims) > 1:
@@ -115,7 +111,7 @@ async def _kill_several(storm: Storm) -> None:
             storm.take_down(broker_id, storm.cluster.kill_broker)
 
 
-async def _collapse(storm: Storm) -> None:
+async def _collapse(storm: Scene) -> None:
     """All brokers go down one after the other, so that the last ones were alone for a while; one loses its power."""
     victims = storm.idle_brokers()
     if len(victims) < len(storm.cluster.broker_ids):
@@ -134,7 +130,7 @@ async def _collapse(storm: Storm) -> None:
         await asyncio.sleep(pause_s * storm.dice.random())
 
 
-async def _power_cut(storm: Storm) -> None:
+async def _power_cut(storm: Scene) -> None:
     """What was not synced is gone. Never before the last victim has caught up: see the storm's essay."""
     broker_id = storm.leader() if storm.dice.random() < 0.7 else storm.some_broker()
     if broker_id is not None and not storm.damaged:
@@ -142,7 +138,7 @@ async def _power_cut(storm: Storm) -> None:
         storm.cut_power([broker_id])
 
 
-async def _power_of_several(storm: Storm) -> None:
+async def _power_of_several(storm: Scene) -> None:
     """Two or more hosts at once, in storms that are made for it: see the storm's essay."""
     victims = storm.idle_brokers()
     if len(victims) > 1 and not storm.damaged:
@@ -151,7 +147,7 @@ async def _power_of_several(storm: Storm) -> None:
         storm.cut_power(victims)
 
 
-async def _stop(storm: Storm) -> None:
+async def _stop(storm: Scene) -> None:
     """A stop in good order, and a start."""
     broker_id = storm.some_broker()
     if broker_id is not None:
@@ -160,7 +156,7 @@ async def _stop(storm: Storm) -> None:
             await storm.stop(broker_id)
 
 
-async def _pause(storm: Storm) -> None:
+async def _pause(storm: Scene) -> None:
     """SIGSTOP, for a moment or beyond every timeout; a broker that is paused may die."""
     broker_id = storm.leader() if storm.dice.random() < 0.5 else storm.some_broker()
     if broker_id is None:
@@ -179,7 +175,7 @@ async def _pause(storm: Storm) -> None:
         storm.note(f"broker {broker_id} goes on")
 
 
-async def _kill_client(storm: Storm) -> None:
+async def _kill_client(storm: Scene) -> None:
     name = storm.dice.choice(storm.workload.names)
     storm.count("kill client", name)
     storm.workload.restart(name)
@@ -188,7 +184,7 @@ async def _kill_client(storm: Storm) -> None:
 # --- The network -----------------------------------------------------------------------------------------------
 
 
-async def _partition(storm: Storm) -> None:
+async def _partition(storm: Scene) -> None:
     """One broker cut off from the other brokers, both ways or one way."""
     network, dice = storm.simulation.network, storm.dice
     victim = dice.choice(storm.cluster.broker_ids)
@@ -209,7 +205,7 @@ async def _partition(storm: Storm) -> None:
         storm.note(f"broker {victim} and {others} reach each other")
 
 
-async def _isolation(storm: Storm) -> None:
+async def _isolation(storm: Scene) -> None:
     """One broker cut off from all others: brokers, clients and ZooKeeper."""
     simulation = storm.simulation
     victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
@@ -224,7 +220,7 @@ async def _isolation(storm: Storm) -> None:
         storm.note(f"{victim} is back in the network")
 
 
-async def _client_partition(storm: Storm) -> None:
+async def _client_partition(storm: Scene) -> None:
     """A client that does not reach one broker, or is not reached by it."""
     client = storm.dice.choice(storm.workload.names)
     broker = host_name(storm.dice.choice(storm.cluster.broker_ids))
@@ -237,7 +233,7 @@ async def _client_partition(storm: Storm) -> None:
         storm.simulation.network.unblock(source, target)
 
 
-async def _reset(storm: Storm) -> None:
+async def _reset(storm: Scene) -> None:
     hosts = [host_name(broker_id) for broker_id in storm.cluster.broker_ids]
     first = storm.dice.choice(hosts)
     second = storm.dice.choice([host for host in hosts + storm.workload.names if host != first])
@@ -248,7 +244,7 @@ async def _reset(storm: Storm) -> None:
         storm.count("reset", f"{connections} connections of {first} and {second}{', silently' if is_silent else ''}")
 
 
-async def _slow_network(storm: Storm) -> None:
+async def _slow_network(storm: Scene) -> None:
     network, dice = storm.simulation.network, storm.dice
     high_s = dice.choice([0.01, 0.1, 0.5])
     bandwidth = dice.choice([None, 50_000.0, 1_000_000.0])
@@ -262,7 +258,7 @@ async def _slow_network(storm: Storm) -> None:
         network.set_bandwidth(None)
 
 
-async def _refusals(storm: Storm) -> None:
+async def _refusals(storm: Scene) -> None:
     """Brokers refuse whole requests of clients before anything comes of them, as those do that wait in vain."""
     dice, idle = storm.dice, storm.idle_brokers()
     if not idle:
@@ -289,7 +285,7 @@ async def _refusals(storm: Storm) -> None:
         left.clear()
 
 
-async def _connection_storm(storm: Storm) -> None:
+async def _connection_storm(storm: Scene) -> None:
     """Many connections at once that say nothing, and are dropped after a while."""
     world = storm.cluster.client("stranger")
     broker = host_name(storm.dice.choice(storm.cluster.broker_ids))
@@ -310,7 +306,7 @@ async def _connection_storm(storm: Storm) -> None:
 # --- Disks and clocks ------------------------------------------------------------------------------------------
 
 
-async def _failing_disk(storm: Storm) -> None:
+async def _failing_disk(storm: Scene) -> None:
     """An I/O error: the broker must take its log directory offline, and acknowledge nothing more."""
     broker_id = storm.some_broker()
     if broker_id is None:
@@ -326,7 +322,7 @@ async def _failing_disk(storm: Storm) -> None:
         await asyncio.sleep(_span_s(storm))
 
 
-async def _full_disk(storm: Storm) -> None:
+async def _full_disk(storm: Scene) -> None:
     broker_id = storm.some_broker()
     if broker_id is None:
         return
@@ -336,7 +332,7 @@ async def _full_disk(storm: Storm) -> None:
         await asyncio.sleep(_span_s(storm))
 
 
-async def _broken_log_dir(storm: Storm) -> None:
+async def _broken_log_dir(storm: Scene) -> None:
     """All that is in one of two log directories fails, or hangs. The broker goes on with the other one."""
     broker_id = storm.some_broker()
     if broker_id is None or storm.log_dirs < 2:
@@ -354,7 +350,7 @@ async def _broken_log_dir(storm: Storm) -> None:
         await asyncio.sleep(_span_s(storm))
 
 
-async def _moves_between_log_dirs(storm: Storm) -> None:
+async def _moves_between_log_dirs(storm: Scene) -> None:
     """Some replicas of a broker are moved to the other one of its two log directories, and perhaps back before they are
     there; perhaps the broker dies meanwhile."""
     broker_id = storm.some_broker()
@@ -379,7 +375,7 @@ async def _moves_between_log_dirs(storm: Storm) -> None:
             storm.cut_power([broker_id])
 
 
-async def _slow_disk(storm: Storm) -> None:
+async def _slow_disk(storm: Scene) -> None:
     broker_id = storm.dice.choice(storm.cluster.broker_ids)
     delay_s = storm.dice.choice([0.05, 0.5, 3.0])
     storm.count("slow disk", f"broker {broker_id}, {delay_s} s a sync")
@@ -388,7 +384,7 @@ async def _slow_disk(storm: Storm) -> None:
         await asyncio.sleep(_span_s(storm))
 
 
-async def _out_of_descriptors(storm: Storm) -> None:
+async def _out_of_descriptors(storm: Scene) -> None:
     """A broker can open little more, or nothing. Most of what needs that waits; a change that is halfway costs the log
     directory."""
     broker_id = storm.some_broker()
@@ -401,7 +397,7 @@ async def _out_of_descriptors(storm: Storm) -> None:
         await asyncio.sleep(_span_s(storm))
 
 
-async def _clock_jump(storm: Storm) -> None:
+async def _clock_jump(storm: Scene) -> None:
     """The wall clock of a broker or client is wrong from now on."""
     name = storm.dice.choice([*map(host_name, storm.cluster.broker_ids), *storm.workload.names])
     # By less than log.retention.ms: a leader deletes what seems older by its clock, or by that of its producer.
@@ -413,7 +409,7 @@ async def _clock_jump(storm: Storm) -> None:
 # --- ZooKeeper -------------------------------------------------------------------------------------------------
 
 
-async def _zookeeper_down(storm: Storm) -> None:
+async def _zookeeper_down(storm: Scene) -> None:
     storm.count("ZooKeeper down", "for all")
     storm.simulation.zookeeper.stop()
     try:
@@ -423,7 +419,7 @@ async def _zookeeper_down(storm: Storm) -> None:
         storm.note("ZooKeeper is back")
 
 
-async def _zookeeper_cut(storm: Storm) -> None:
+async def _zookeeper_cut(storm: Scene) -> None:
     """One broker does not reach ZooKeeper; the others do."""
     victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
     storm.count("ZooKeeper cut", victim)
@@ -434,21 +430,21 @@ async def _zookeeper_cut(storm: Storm) -> None:
         storm.simulation.zookeeper.uncut(victim)
 
 
-async def _zookeeper_connection_loss(storm: Storm) -> None:
+async def _zookeeper_connection_loss(storm: Scene) -> None:
     """What was under way may have been carried out or not."""
     victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
     storm.count("ZooKeeper connection loss", victim)
     storm.simulation.zookeeper.lose_connections(victim)
 
 
-async def _zookeeper_reply_lost(storm: Storm) -> None:
+async def _zookeeper_reply_lost(storm: Scene) -> None:
     """A broker's next write is carried out, and the connection breaks before it hears of it."""
     victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
     storm.count("ZooKeeper reply lost", victim)
     storm.lose_next_reply_of.add(victim)
 
 
-async def _slow_zookeeper(storm: Storm) -> None:
+async def _slow_zookeeper(storm: Scene) -> None:
     """For all or for one: slow enough for much to happen between a decision and its write; sessions live on."""
     dice = storm.dice
     high_s = dice.choice([0.02, 0.1, 0.5])
@@ -460,7 +456,7 @@ async def _slow_zookeeper(storm: Storm) -> None:
         await asyncio.sleep(_span_s(storm))
 
 
-async def _controller_deleted(storm: Storm) -> None:
+async def _controller_deleted(storm: Scene) -> None:
     """Somebody deletes /controller by hand: a new election, while the old controller lives. Now and then none of
     the candidates hears how it went."""
     zookeeper = storm.simulation.zookeeper
@@ -472,204 +468,16 @@ async def _controller_deleted(storm: Storm) -> None:
         zookeeper.remove(znodes.CONTROLLER)
 
 
-async def _zookeeper_expiry(storm: Storm) -> None:
+async def _zookeeper_expiry(storm: Scene) -> None:
     victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
     storm.count("ZooKeeper expiry", victim)
     storm.simulation.zookeeper.expire(victim)
 
 
-# --- At the worst moment --------------------------------------------------------------------------------------
-
-
-async def _ambush_of_an_election(storm: Storm) -> None:
-    """A new leader stands in ZooKeeper, and nobody has heard of it yet, not even the controller that wrote it."""
-    storm.event("ambush of an election: laid")
-    change = await storm.next_change(_elects_another)
-    if change is None:
-        return
-    leader = change.after.leader
-    controllers = storm.cluster.active_controllers()
-    follower = storm.dice.choice([broker_id for broker_id in storm.cluster.broker_ids if broker_id != leader])
-    strike = storm.dice.choice(
-        [
-            *("leader bounced", "leader without power", "follower bounced", "controller killed", "controller paused"),
-            "controller slow",
-        ]
-    )
-    storm.event("ambush of an election: struck")
-    storm.count("ambush of an election", f"{strike}; leader {leader}, follower {follower}, controllers {controllers}")
-    if strike == "leader bounced":
-        await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01]))  # it may have been told by then
-        _bounce(storm, leader)
-    elif strike == "follower bounced":
-        await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01]))
-        _bounce(storm, follower)
-    elif strike == "leader without power":
-        _bounce(storm, leader, without_power=True)
-    for controller in controllers:
-        if strike == "controller paused" and controller in storm.idle_brokers():
-            await _pause_for(storm, controller, storm.dice.choice([2.0, 8.0]))
-        elif strike == "controller killed" and controller in storm.idle_brokers():
-            storm.take_down(controller, storm.cluster.kill_broker)
-        elif strike == "controller slow":
-            # What it was about to order comes late, to a broker that is another process by then.
-            with _unanswered(storm, controller):
-                _bounce(storm, leader, without_power=True)
-                await asyncio.sleep(3)
-
-
-async def _stale_orders(storm: Storm) -> None:
-    """A controller is deposed while what it orders a broker is on the way, and arrives after newer orders."""
-    cluster, network, dice = storm.cluster, storm.simulation.network, storm.dice
-    leaders = {cluster.state(partition).leader for partition in storm.partitions}
-    for controller in cluster.active_controllers():
-        others = [broker_id for broker_id in cluster.broker_ids if broker_id != controller]
-        dice.shuffle(others)
-        leader = next((broker_id for broker_id in others if broker_id in leaders), None)
-        if leader is None or len(others) < 2:
-            return
-        others.remove(leader)
-        link = host_name(controller), host_name(others[0])
-        storm.count("stale orders", f"{link[0]} to {link[1]}, when leader {leader} is bounced")
-        network.block(*link)
-        try:
-            _bounce(storm, leader)
-            change = await storm.next_change(_elects_another)
-            await asyncio.sleep(dice.uniform(0.005, 0.05))
-            if storm.simulation.zookeeper.has(znodes.CONTROLLER):
-                storm.simulation.zookeeper.remove(znodes.CONTROLLER)
-            await asyncio.sleep(dice.uniform(0, 0.3))
-            if change is not None and change.after.leader != others[0]:
-                _bounce(storm, change.after.leader)
-            await asyncio.sleep(dice.choice([0.5, 3.0]))
-        finally:
-            network.unblock(*link)
-
-
-def _elects_another(before: LeaderAndIsr, after: LeaderAndIsr) -> bool:
-    return after.leader not in (NO_LEADER, before.leader)
-
-
-async def _contested_election(storm: Storm) -> None:
-    """A leader dies, and the controller is deposed while what it has decided is on its way to a slow ZooKeeper."""
-    leader, dice = storm.leader(), storm.dice
-    if leader is None:
-        return
-    high_s = dice.choice([0.02, 0.3, 1.0])
-    storm.count("contested election", f"leader {leader}, ZooKeeper takes up to {high_s} s")
-    with storm.slow_zookeeper([host_name(broker_id) for broker_id in storm.cluster.broker_ids], high_s):
-        storm.take_down(leader, storm.cluster.kill_broker)
-        await asyncio.sleep(dice.uniform(0, 4 * high_s))
-        if storm.simulation.zookeeper.has(znodes.CONTROLLER):
-            storm.simulation.zookeeper.remove(znodes.CONTROLLER)
-        await asyncio.sleep(10 * high_s)
-
-
-async def _ambush_of_an_isr(storm: Storm) -> None:
-    """A leader's new ISR stands in ZooKeeper, and the leader has not heard of it yet."""
-    storm.event("ambush of an ISR: laid")
-    change = await storm.next_change(
-        lambda before, after: after.leader_epoch == before.leader_epoch and after.isr != before.isr
-    )
-    if change is None:
-        return
-    leader = change.after.leader
-    joined = [broker_id for broker_id in change.after.isr if broker_id not in change.before.isr]
-    strike = storm.dice.choice(
-        ["leader unaware", "leader bounced", "leader paused", *["joined paused", "joined bounced"] * bool(joined)]
-    )
-    storm.event("ambush of an ISR: struck")
-    storm.count("ambush of an ISR", f"{strike}; leader {leader}, joined {joined}")
-    if strike == "leader bounced":
-        _bounce(storm, leader)
-    elif strike == "leader paused" and leader in storm.idle_brokers():
-        await _pause_for(storm, leader, storm.dice.choice([0.5, 8.0]))
-    elif strike == "joined bounced":
-        _bounce(storm, joined[0])
-    elif strike == "leader unaware":
-        with _unanswered(storm, leader):
-            await asyncio.sleep(3)
-    elif strike == "joined paused" and joined[0] in storm.idle_brokers():
-        with _unanswered(storm, leader):
-            await _pause_for(storm, joined[0], 3.0)
-
-
-async def _ambush_of_a_deletion(storm: Storm) -> None:
-    """A leader has let its log begin later, and is about to write that down, tell its followers and remove segments.
-    In storms that cut the power of several hosts, all may lose it then: what is gone on one disk, others have in part.
-    """
-    if not storm.shrinking.partitions:
-        return
-    storm.event("ambush of a deletion: laid")
-    move = await storm.shrinking.moves.next(20)
-    if move is None:
-        return
-    await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01, 0.1, 1.0]) * storm.dice.random())
-    if move.leader not in storm.idle_brokers():
-        return
-    strike = storm.dice.choice(["killed", "killed", "without power", "without power", "paused", "stopped"])
-    storm.event("ambush of a deletion: struck")
-    storm.count("ambush of a deletion", f"{move}; {strike}")
-    if strike == "paused":
-        await _pause_for(storm, move.leader, storm.dice.choice([0.5, 8.0]))
-    elif strike == "stopped":
-        with storm.hold(move.leader):
-            await storm.stop(move.leader)
-    elif strike == "without power" and storm.cuts_power_of_several and not storm.damaged:
-        storm.cut_power(storm.idle_brokers())
-    else:
-        _bounce(storm, move.leader, without_power=strike == "without power")
-
-
-async def _ambush_of_a_compaction(storm: Storm) -> None:
-    """A broker is about to give the names of old segments to a compacted one."""
-    if not storm.compacting.partitions:
-        return
-    storm.event("ambush of a compaction: laid")
-    broker_id = await storm.compacting.swaps.next(20)
-    if broker_id is None:
-        return
-    await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01, 0.1]) * storm.dice.random())
-    if broker_id not in storm.idle_brokers():
-        return
-    without_power = storm.dice.random() < 0.5
-    storm.event("ambush of a compaction: struck")
-    storm.count("ambush of a compaction", f"broker {broker_id}{', without power' if without_power else ''}")
-    _bounce(storm, broker_id, without_power=without_power)
-
-
-@contextmanager
-def _unanswered(storm: Storm, broker_id: int) -> Iterator[None]:
-    """The answer that ZooKeeper is about to give gets lost, and whoever asks again waits for a while."""
-    host = host_name(broker_id)
-    with storm.slow_zookeeper([host], 1.0):
-        storm.simulation.zookeeper.lose_connections(host)
-        yield
-
-
-def _bounce(storm: Storm, broker_id: int, *, without_power: bool = False) -> None:
-    """kill -9, or a power cut where one is due, and at once the next start."""
-    if broker_id in storm.idle_brokers():
-        if without_power and not storm.damaged:
-            storm.cut_power([broker_id], restart_after_s=0.0)
-        else:
-            storm.take_down(broker_id, storm.cluster.kill_broker, restart_after_s=0.0)
-
-
-async def _pause_for(storm: Storm, broker_id: int, seconds: float) -> None:
-    with storm.hold(broker_id):
-        storm.cluster.pause_broker(broker_id)
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            storm.cluster.resume_broker(broker_id)
-    storm.note(f"broker {broker_id} goes on")
-
-
 # --- What users do meanwhile -----------------------------------------------------------------------------------
 
 
-async def _topic_churn(storm: Storm) -> None:
+async def _topic_churn(storm: Scene) -> None:
     """A topic is created, and deleted some time later, whatever else goes on."""
     world = storm.cluster.client("churn")
     name = f"side-{storm.dice.randrange(1 << 30)}"
@@ -688,10 +496,14 @@ async def _topic_churn(storm: Storm) -> None:
         world.process.kill()
 
 
+async def _add_partitions(storm: Scene) -> None:
+    await storm.growing.add_partitions()
+
+
 # --- Pieces ----------------------------------------------------------------------------------------------------
 
 
-def _span_s(storm: Storm) -> float:
+def _span_s(storm: Scene) -> float:
     """How long a fault lasts: mostly short, now and then beyond every timeout."""
     return storm.dice.choice([0.2, 1.0, 3.0, 8.0, 20.0]) * storm.dice.uniform(0.5, 1.5)
 
@@ -729,14 +541,14 @@ FAULTS: dict[str, Fault] = {
     "slow ZooKeeper": _slow_zookeeper,
     "ZooKeeper expiry": _zookeeper_expiry,
     "controller deleted": _controller_deleted,
-    "contested election": _contested_election,
-    "stale orders": _stale_orders,
-    "ambush of an election": _ambush_of_an_election,
-    "ambush of an ISR": _ambush_of_an_isr,
-    "ambush of a deletion": _ambush_of_a_deletion,
-    "ambush of a compaction": _ambush_of_a_compaction,
+    "contested election": faults_of_moments.contested_election,
+    "stale orders": faults_of_moments.stale_orders,
+    "ambush of an election": faults_of_moments.ambush_of_an_election,
+    "ambush of an ISR": faults_of_moments.ambush_of_an_isr,
+    "ambush of a deletion": faults_of_moments.ambush_of_a_deletion,
+    "ambush of a compaction": faults_of_moments.ambush_of_a_compaction,
     "topic churn": _topic_churn,
-    "add partitions": operations_topics.add_partitions,
+    "add partitions": _add_partitions,
     "preferred election": preferred_election,
     "reassignment": operations_reassign.reassignment,
     "forgery": forgery,
@@ -749,7 +561,7 @@ FAULTS: dict[str, Fault] = {
     "rotten page": faults_of_worlds.rotten_page,
     "stale ZooKeeper": faults_of_worlds.stale_zookeeper,
     "deposed unawares": faults_of_worlds.deposed_unawares,
-    "fresh client at a deposed leader": fresh_client_at_deposed_leader,
+    "fresh client at a deposed leader": faults_of_moments.fresh_client_at_a_deposed_leader,
     "alter configs": operations_configs.alter_configs,
     "alter rules": operations_configs.alter_rules,
     "late change": operations_configs.late_change,

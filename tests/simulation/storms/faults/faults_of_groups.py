@@ -9,38 +9,36 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.groups import GroupErrors
 from minibroker.client.consumer import Consumer
 from minibroker.protocol.apis import OFFSET_COMMIT
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, offsets_partition
+from minibroker.protocol.model import offsets_partition
 from tests.simulation.simulator.cluster import PORT, host_name
 from tests.simulation.simulator.network import Arrival
 from tests.simulation.storms.clients.workload import DURABLE
 from tests.simulation.storms.faults.faults_of_starts import broker_of, next_of, request_key
+from tests.simulation.storms.ground import elects_another
+from tests.simulation.storms.scene import Scene
 from tests.simulation.storms.verdicts.history import Anomaly
 
-if TYPE_CHECKING:
-    from tests.simulation.storms.storm import Storm
 
-
-def _coordinators(storm: Storm) -> list[int]:
+def _coordinators(storm: Scene) -> list[int]:
     """Those that may be struck."""
     leaders = {storm.cluster.state(partition).leader for partition in storm.groups.partitions}
     return sorted(leaders & set(storm.idle_brokers()))
 
 
-async def kill_coordinator(storm: Storm) -> None:
+async def kill_coordinator(storm: Scene) -> None:
     if coordinators := _coordinators(storm):
         broker_id = storm.dice.choice(coordinators)
         storm.count("kill coordinator", f"broker {broker_id}")
         storm.take_down(broker_id, storm.cluster.kill_broker)
 
 
-async def pause_member(storm: Storm) -> None:
+async def pause_member(storm: Scene) -> None:
     """SIGSTOP of a member: for less than its session, or so long that the group goes on without it."""
     if not storm.groups.members:
         return
@@ -56,7 +54,7 @@ async def pause_member(storm: Storm) -> None:
     storm.note(f"{process.name} goes on")
 
 
-async def ambush_of_a_commit(storm: Storm) -> None:
+async def ambush_of_a_commit(storm: Scene) -> None:
     """A commit arrives at a coordinator, which dies or stands still; or the answer gets lost, or no follower hears of
     it."""
     if not storm.groups.members:
@@ -97,7 +95,7 @@ async def ambush_of_a_commit(storm: Storm) -> None:
         await _alone(storm, broker_id)
 
 
-async def _alone(storm: Storm, broker_id: int) -> None:
+async def _alone(storm: Scene, broker_id: int) -> None:
     """No follower reaches it any more, and some time later it dies."""
     network = storm.simulation.network
     others = [host_name(other) for other in storm.cluster.broker_ids if other != broker_id]
@@ -112,7 +110,7 @@ async def _alone(storm: Storm, broker_id: int) -> None:
             network.unblock(other, host_name(broker_id))
 
 
-async def ambush_of_a_coordinator(storm: Storm) -> None:
+async def ambush_of_a_coordinator(storm: Scene) -> None:
     """A coordinator dies, and the next one, which has to load its groups, dies too, or stands still, or loses its
     session, in the middle of that."""
     if not storm.groups.members:
@@ -120,7 +118,7 @@ async def ambush_of_a_coordinator(storm: Storm) -> None:
     storm.event("ambush of a coordinator: laid")
     if storm.dice.random() < 0.7 and (coordinators := _coordinators(storm)):
         storm.take_down(storm.dice.choice(coordinators), storm.cluster.kill_broker)
-    change = await storm.next_change(_elects_another)
+    change = await storm.next_change(elects_another)
     if change is None:
         return
     leader = change.after.leader
@@ -143,14 +141,14 @@ async def ambush_of_a_coordinator(storm: Storm) -> None:
                 storm.cluster.resume_broker(leader)
 
 
-async def coordinator_there_and_back(storm: Storm) -> None:
+async def coordinator_there_and_back(storm: Scene) -> None:
     """Groups move to another coordinator, which works on them for a while, and back to the same process."""
     if not (coordinators := _coordinators(storm)):
         return
     first = storm.dice.choice(coordinators)
     storm.event("coordinator there and back: laid")
     storm.simulation.zookeeper.expire(host_name(first))
-    change = await storm.next_change(lambda before, after: before.leader == first and _elects_another(before, after))
+    change = await storm.next_change(lambda before, after: before.leader == first and elects_another(before, after))
     if change is None:
         return
     storm.count("coordinator there and back", f"from broker {first} to {change.after.leader}")
@@ -160,7 +158,7 @@ async def coordinator_there_and_back(storm: Storm) -> None:
             storm.simulation.zookeeper.expire(host_name(broker_id))
 
 
-async def late_commit(storm: Storm) -> None:
+async def late_commit(storm: Scene) -> None:
     """The connections of somebody who commits turn slow, and break at his end; he asks again by others, and then for
     another offset. That is what must hold, also when the first request has come."""
     if storm.is_changing_late or not storm.partitions:
@@ -216,7 +214,7 @@ async def late_commit(storm: Storm) -> None:
         storm.is_changing_late = False
 
 
-async def deletion_at_a_deposed_coordinator(storm: Storm) -> None:
+async def deletion_at_a_deposed_coordinator(storm: Scene) -> None:
     """A coordinator stands still while another one takes over, and grants a commit. Then somebody who has known the
     first one from before asks it to delete that. It may not say that this is done, or that there is nothing."""
     if not (coordinators := _coordinators(storm)):
@@ -252,7 +250,7 @@ async def deletion_at_a_deposed_coordinator(storm: Storm) -> None:
         with storm.hold(old):
             cluster.pause_broker(old)
             try:
-                is_deposed = await storm.next_change(lambda b, after: b.leader == old and _elects_another(b, after))
+                is_deposed = await storm.next_change(lambda b, after: b.leader == old and elects_another(b, after))
                 if is_deposed is None:
                     return
                 await run(fresh.alter_group_offsets(group, {partition: 1}))
@@ -277,7 +275,3 @@ async def deletion_at_a_deposed_coordinator(storm: Storm) -> None:
 async def _enter(*admins: Admin) -> None:
     for admin in admins:
         await admin.__aenter__()
-
-
-def _elects_another(before: LeaderAndIsr, after: LeaderAndIsr) -> bool:
-    return after.leader not in (NO_LEADER, before.leader)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import BROKER_AUTHENTICATE, LEADER_AND_ISR
@@ -18,9 +18,7 @@ from minibroker.protocol.world import ConnectionLoss, Create, Operation, SetData
 from tests.simulation.simulator.cluster import CONTROL_PORT, host_name
 from tests.simulation.simulator.network import Arrival
 from tests.simulation.simulator.zookeeper import VirtualSession
-
-if TYPE_CHECKING:
-    from tests.simulation.storms.storm import Storm
+from tests.simulation.storms.ground import Ground
 
 T = TypeVar("T")
 
@@ -66,14 +64,14 @@ def request_key(data: memoryview) -> int | None:
     return key
 
 
-def broker_of(storm: Storm, host: str) -> int | None:
+def broker_of(storm: Ground, host: str) -> int | None:
     return next((broker_id for broker_id in storm.cluster.broker_ids if host_name(broker_id) == host), None)
 
 
 # --- A broker that starts --------------------------------------------------------------------------------------
 
 
-async def ambush_of_a_start(storm: Storm) -> None:
+async def ambush_of_a_start(storm: Ground) -> None:
     """A broker is hit while it recovers its logs, right after it has registered, or by the first order that it gets."""
     dice = storm.dice
     moments = {"process": _next_process, "registration": _next_registration, "first order": _next_first_order}
@@ -94,18 +92,18 @@ async def ambush_of_a_start(storm: Storm) -> None:
     await strike(storm, broker_id)
 
 
-async def _next_process(storm: Storm) -> int | None:
+async def _next_process(storm: Ground) -> int | None:
     return await next_of(storm.on_start, lambda broker_id: broker_id)
 
 
-async def _next_registration(storm: Storm) -> int | None:
+async def _next_registration(storm: Ground) -> int | None:
     def registers(session: VirtualSession, operations: Sequence[Operation]) -> int | None:
         return broker_of(storm, _host(session)) if is_registration(operations) else None
 
     return await next_of(storm.before_write, registers)
 
 
-async def _next_first_order(storm: Storm) -> int | None:
+async def _next_first_order(storm: Ground) -> int | None:
     """The first LeaderAndIsr that reaches a broker which has just registered."""
     broker_id = await _next_registration(storm)
     if broker_id is None:
@@ -118,11 +116,11 @@ async def _next_first_order(storm: Storm) -> int | None:
     return broker_id if await next_of(storm.simulation.network.taps, is_order) else None
 
 
-async def _killed(storm: Storm, broker_id: int) -> None:
+async def _killed(storm: Ground, broker_id: int) -> None:
     storm.take_down(broker_id, storm.cluster.kill_broker)
 
 
-async def _without_power(storm: Storm, broker_id: int) -> None:
+async def _without_power(storm: Ground, broker_id: int) -> None:
     """Also where it has not caught up since its own last power cut: nobody else's data is gone then."""
     if storm.damaged <= {broker_id}:
         storm.cut_power([broker_id])
@@ -130,17 +128,17 @@ async def _without_power(storm: Storm, broker_id: int) -> None:
         storm.take_down(broker_id, storm.cluster.kill_broker)
 
 
-async def _disconnected(storm: Storm, broker_id: int) -> None:
+async def _disconnected(storm: Ground, broker_id: int) -> None:
     for other in storm.cluster.broker_ids:
         if other != broker_id:
             storm.simulation.network.reset(host_name(broker_id), host_name(other))
 
 
-async def _without_zookeeper(storm: Storm, broker_id: int) -> None:
+async def _without_zookeeper(storm: Ground, broker_id: int) -> None:
     await _cut_from_zookeeper(storm, host_name(broker_id), _absence_s(storm))
 
 
-async def _isolated(storm: Storm, broker_id: int) -> None:
+async def _isolated(storm: Ground, broker_id: int) -> None:
     host = host_name(broker_id)
     storm.simulation.network.unreachable(host, True)
     try:
@@ -152,7 +150,7 @@ async def _isolated(storm: Storm, broker_id: int) -> None:
 # --- ZooKeeper is gone before it has answered ----------------------------------------------------------------------
 
 
-async def registration_unanswered(storm: Storm) -> None:
+async def registration_unanswered(storm: Ground) -> None:
     """A broker has registered, or has just not, and does not hear of it: ZooKeeper is gone for a while, for it or for
     everybody, and with a broker out of luck it goes again whenever it is back."""
     dice = storm.dice
@@ -201,7 +199,7 @@ async def registration_unanswered(storm: Storm) -> None:
         await _cut_from_zookeeper(storm, host, absence_s)
 
 
-async def isr_write_unanswered(storm: Storm) -> None:
+async def isr_write_unanswered(storm: Ground) -> None:
     """A leader's ISR is carried out and not answered, or lost on the way, and ZooKeeper is gone for that leader."""
     dice = storm.dice
     storm.event("ISR write unanswered: laid")
@@ -240,7 +238,7 @@ def _host(session: VirtualSession) -> str:
     return session.owner.partition("#")[0]
 
 
-def _absence_s(storm: Storm) -> float:
+def _absence_s(storm: Ground) -> float:
     """From a moment to beyond a session; often just not beyond, so that the session lives."""
     timeout_s = storm.session_timeout_s
     return storm.dice.choice([0.1, 0.5, 0.8 * timeout_s, 0.95 * timeout_s, 1.3 * timeout_s])
@@ -250,7 +248,7 @@ def _in_words(absences: list[float]) -> str:
     return " and ".join(f"{absence_s:.1f} s" for absence_s in absences)
 
 
-async def _cut_from_zookeeper(storm: Storm, host: str, seconds: float) -> None:
+async def _cut_from_zookeeper(storm: Ground, host: str, seconds: float) -> None:
     storm.simulation.zookeeper.cut(host)
     try:
         await asyncio.sleep(seconds)

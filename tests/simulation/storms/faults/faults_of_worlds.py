@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import PRODUCE
@@ -13,9 +12,7 @@ from minibroker.protocol.records import HEADER_SIZE, iterate_batches
 from tests.simulation.simulator.cluster import PORT, host_name
 from tests.simulation.simulator.network import Arrival
 from tests.simulation.storms.faults.faults_of_starts import broker_of, next_of, request_key
-
-if TYPE_CHECKING:
-    from tests.simulation.storms.storm import Storm
+from tests.simulation.storms.ground import Ground
 
 _DAY_MS = 86_400_000
 _RESPONSE = 0x92
@@ -27,7 +24,7 @@ _CORRELATION_ID = 7
 # --- Clocks ----------------------------------------------------------------------------------------------------
 
 
-async def clock_jump_at_a_retry(storm: Storm) -> None:
+async def clock_jump_at_a_retry(storm: Ground) -> None:
     """The answer to a produce request is lost, and before the producer can ask again, a wall clock jumps. Mostly it is
     the first request of a producer, and the clock of the broker that has appended its batch."""
     dice, network = storm.dice, storm.simulation.network
@@ -85,7 +82,7 @@ def _answers(data: memoryview, correlation_id: bytes) -> bool:
     return len(data) > 5 and data[4] == _RESPONSE and bytes(data[5 : 5 + len(correlation_id)]) == correlation_id
 
 
-async def suspend(storm: Storm) -> None:
+async def suspend(storm: Ground) -> None:
     """The machine of a broker or of a client was suspended, and nobody else's: all at once it is minutes or a day later
     there. ZooKeeper's client sees that it has heard nothing for so long, or has its answer first."""
     dice = storm.dice
@@ -104,7 +101,7 @@ async def suspend(storm: Storm) -> None:
 # --- The network -----------------------------------------------------------------------------------------------
 
 
-async def late_bytes(storm: Storm) -> None:
+async def late_bytes(storm: Ground) -> None:
     """Connections turn slow, their client gives them up and makes others, which are fast; what it had sent before comes
     to the server afterwards."""
     dice, network = storm.dice, storm.simulation.network
@@ -139,7 +136,7 @@ async def late_bytes(storm: Storm) -> None:
 # --- Disks -----------------------------------------------------------------------------------------------------
 
 
-async def rotten_page(storm: Storm) -> None:
+async def rotten_page(storm: Ground) -> None:
     """A bit of a batch that was committed long ago is another one now, in one replica. A reader must see that
     something is wrong with it; the others have it as it was. Only of records, which their checksum covers: that a
     broker goes by headers unchecked is for what comes to heal a damaged replica."""
@@ -171,14 +168,14 @@ async def rotten_page(storm: Storm) -> None:
             storm.event("rotten page: replica given up")
 
 
-def _given_up(storm: Storm, broker_id: int) -> int:
+def _given_up(storm: Ground, broker_id: int) -> int:
     """How many replicas the broker has found to be damaged since it was started, healed ones included."""
     broker = storm.cluster.living_broker(broker_id)
     replicas = broker._replicas if broker is not None else None
     return replicas.healer.healed + len(replicas.log_dirs.healable) if replicas is not None else 0
 
 
-def _committed_record(storm: Storm, broker_id: int) -> tuple[str, int] | None:
+def _committed_record(storm: Ground, broker_id: int) -> tuple[str, int] | None:
     """A byte of a batch's records below the high watermark: file and position."""
     broker = storm.cluster.living_broker(broker_id)
     replicas = broker._replicas if broker is not None else None
@@ -200,7 +197,7 @@ def _committed_record(storm: Storm, broker_id: int) -> tuple[str, int] | None:
 # --- ZooKeeper -------------------------------------------------------------------------------------------------
 
 
-async def stale_zookeeper(storm: Storm) -> None:
+async def stale_zookeeper(storm: Ground) -> None:
     """A broker's session comes to a server that is behind: it reads what was, and its watches fire late."""
     dice, zookeeper = storm.dice, storm.simulation.zookeeper
     host = host_name(dice.choice(storm.cluster.broker_ids))
@@ -220,7 +217,7 @@ async def stale_zookeeper(storm: Storm) -> None:
         zookeeper.unlag(host)
 
 
-async def deposed_unawares(storm: Storm) -> None:
+async def deposed_unawares(storm: Ground) -> None:
     """`/controller` is removed while its owner reads from a server that is behind: for a while it does not know that it
     has been deposed."""
     dice, zookeeper = storm.dice, storm.simulation.zookeeper

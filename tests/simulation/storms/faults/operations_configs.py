@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
@@ -22,10 +21,8 @@ from tests.simulation.storms.clients.compacting import TOPIC as COMPACTED
 from tests.simulation.storms.clients.shrinking import RETENTION
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING
 from tests.simulation.storms.faults.faults_of_starts import request_key
+from tests.simulation.storms.scene import Scene
 from tests.simulation.storms.verdicts.history import Anomaly
-
-if TYPE_CHECKING:
-    from tests.simulation.storms.storm import Storm
 
 _TOPIC: dict[str, list[str]] = {
     "segment.bytes": ["4000", "30000", "1000000"],
@@ -53,7 +50,7 @@ _NOBODYS = "delete.retention.ms"
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 
 
-async def alter_configs(storm: Storm) -> None:
+async def alter_configs(storm: Scene) -> None:
     """Some settings of a topic, of a broker or of all, whatever else goes on."""
     dice = storm.dice
     if dice.random() < 0.7:
@@ -89,7 +86,7 @@ async def alter_configs(storm: Storm) -> None:
         world.process.kill()
 
 
-async def alter_rules(storm: Storm) -> None:
+async def alter_rules(storm: Scene) -> None:
     """By which records are deleted: the retention of a topic, or whether one is compacted. Often while a broker does
     not hear of it."""
     dice, world = storm.dice, storm.cluster.client("ruler")
@@ -128,7 +125,7 @@ async def alter_rules(storm: Storm) -> None:
         await asyncio.sleep(0.5 * storm.session_timeout_s * dice.random())
 
 
-async def late_change(storm: Storm) -> None:
+async def late_change(storm: Scene) -> None:
     """The connections of somebody who changes a setting turn slow; he asks again by others, and then for another value.
     That is what must hold, also when the first request has come."""
     if storm.is_changing_late:
@@ -190,11 +187,11 @@ async def late_change(storm: Storm) -> None:
         storm.is_changing_late = False
 
 
-def _topics(storm: Storm) -> list[str]:
+def _topics(storm: Scene) -> list[str]:
     return sorted({partition.topic for partition in storm.partitions} - {SHRINKING})
 
 
-def settings_not_heard_of(storm: Storm) -> list[str]:
+def settings_not_heard_of(storm: Scene) -> list[str]:
     """What a topic has in ZooKeeper, and a replica does not; empty where all brokers have heard of everything."""
     found = []
     for topic in _topics(storm):

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from minibroker.client.admin import Admin
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
+from tests.simulation.storms.ground import Ground
 
-if TYPE_CHECKING:
-    from tests.simulation.storms.storm import Storm
-
-REBALANCE_INTERVALS_S = [300, 300, 30, 5, 2]
 _NONSENSE = [
     b"",
     b'{"version":1,"partitions":[{"topic":"none","partition":-1}]}',
@@ -25,7 +21,7 @@ _NONSENSE = [
 ]
 
 
-async def preferred_election(storm: Storm) -> None:
+async def preferred_election(storm: Ground) -> None:
     """One, or several one after the other: of some partitions or of all, while others ask for the same."""
     for _ in range(storm.dice.choice([1, 1, 3])):
         partitions = list(storm.leadership.values())
@@ -38,7 +34,7 @@ async def preferred_election(storm: Storm) -> None:
         await asyncio.sleep(storm.dice.choice([0.0, 0.1, 2.0]))
 
 
-def _by_znode(storm: Storm, partitions: list[TopicPartition]) -> None:
+def _by_znode(storm: Ground, partitions: list[TopicPartition]) -> None:
     data = znodes.encode_preferred_election(partitions)
     if storm.dice.random() < 0.1:
         data = storm.dice.choice(_NONSENSE)
@@ -47,7 +43,7 @@ def _by_znode(storm: Storm, partitions: list[TopicPartition]) -> None:
     storm.simulation.zookeeper.make(znodes.PREFERRED_REPLICA_ELECTION, data)
 
 
-async def _by_request(storm: Storm, partitions: list[TopicPartition] | None) -> None:
+async def _by_request(storm: Ground, partitions: list[TopicPartition] | None) -> None:
     named = "all" if partitions is None else " ".join(map(str, partitions))
     storm.count("preferred election", f"by request: {named}")
     storm.event("preferred election by request")

@@ -7,23 +7,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from minibroker.client.admin import Admin
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.model import LeaderAndIsr, ReplicaAssignment, TopicPartition
+from minibroker.protocol.model import LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import NodeExists, ZooKeeperError
 from tests.simulation.simulator.cluster import ZOOKEEPER
+from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import Anomaly
-
-if TYPE_CHECKING:
-    from tests.simulation.storms.storm import Storm
 
 OVER_WITHIN_S = 60.0
 
 
-async def reassignment(storm: Storm) -> None:
+async def reassignment(storm: Ground) -> None:
     """Some partitions get other replicas; perhaps others again, or back; perhaps the controller dies meanwhile."""
     dice = storm.dice
     storm.reassigned = True
@@ -47,7 +44,7 @@ async def reassignment(storm: Storm) -> None:
                         await admin.alter_partition_reassignments(step)
                     await asyncio.sleep(pause_s)
 
-    async def _write_file(storm: Storm, wanted: Mapping[TopicPartition, Sequence[int] | None]) -> None:
+    async def _write_file(storm: Ground, wanted: Mapping[TopicPartition, Sequence[int] | None]) -> None:
         session = await world.zookeeper.connect(ZOOKEEPER, 10_000, 10_000)
         entries = [znodes.Reassignment(p, tuple(replicas or ())) for p, replicas in wanted.items()]
         try:
@@ -69,7 +66,7 @@ async def reassignment(storm: Storm) -> None:
         world.process.kill()
 
 
-def _drawn(storm: Storm, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Sequence[int] | None]:
+def _drawn(storm: Ground, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Sequence[int] | None]:
     brokers = storm.cluster.broker_ids
     least = 1 if storm.reassigns_to_one else min(2, len(brokers))
     return {p: storm.dice.sample(brokers, storm.dice.randint(least, len(brokers))) for p in partitions}
@@ -78,21 +75,15 @@ def _drawn(storm: Storm, partitions: Iterable[TopicPartition]) -> dict[TopicPart
 # --- What a storm must know of it --------------------------------------------------------------------------------
 
 
-def is_promised_by_one(storm: Storm, partition: TopicPartition, state: LeaderAndIsr) -> bool:
+def is_promised_by_one(storm: Ground, partition: TopicPartition, state: LeaderAndIsr) -> bool:
     """It has one replica, or is just becoming one that has: the others are given up as soon as the ISR says so."""
-    target = assignment(storm, partition).target
+    target = storm.assignment(partition).target
     return len(target) == 1 and {*state.isr, *state.eligible} <= {*target}
 
 
-def assignment(storm: Storm, partition: TopicPartition) -> ReplicaAssignment:
-    """As ZooKeeper has it."""
-    data = storm.simulation.zookeeper.data(znodes.topic_path(partition.topic))
-    return znodes.decode_topic(partition.topic, data).assignment(partition.partition)
-
-
-def members_without_a_replica(storm: Storm, partition: TopicPartition, state: LeaderAndIsr) -> Iterable[Anomaly]:
+def members_without_a_replica(storm: Ground, partition: TopicPartition, state: LeaderAndIsr) -> Iterable[Anomaly]:
     """Whoever is counted on must be assigned."""
-    replicas = assignment(storm, partition).replicas
+    replicas = storm.assignment(partition).replicas
     strangers = {state.leader, *state.isr, *state.eligible} - {*replicas, -1}
     if strangers:
         yield Anomaly(
@@ -102,7 +93,7 @@ def members_without_a_replica(storm: Storm, partition: TopicPartition, state: Le
         )
 
 
-async def restore(storm: Storm) -> None:
+async def restore(storm: Ground) -> None:
     """All is healed. Everything that was begun is over soon, nobody keeps what is not its own, and then each partition
     goes back to all brokers. Raises TimeoutError with what is in vain awaited."""
     if not storm.reassigned:
@@ -127,7 +118,7 @@ async def restore(storm: Storm) -> None:
     storm.reassigned = False
 
 
-async def _within(storm: Storm, condition: object, awaited: object) -> None:
+async def _within(storm: Ground, condition: object, awaited: object) -> None:
     assert callable(condition)
     assert callable(awaited)
     try:
@@ -136,14 +127,14 @@ async def _within(storm: Storm, condition: object, awaited: object) -> None:
         raise TimeoutError(awaited()) from None
 
 
-def _under_way(storm: Storm) -> list[str]:
-    found = [f"{p} {a}" for p in storm.partitions if (a := assignment(storm, p)).is_being_reassigned]
+def _under_way(storm: Ground) -> list[str]:
+    found = [f"{p} {a}" for p in storm.partitions if (a := storm.assignment(p)).is_being_reassigned]
     if storm.simulation.zookeeper.has(znodes.REASSIGN_PARTITIONS):
         found.append(f"{znodes.REASSIGN_PARTITIONS} {storm.simulation.zookeeper.data(znodes.REASSIGN_PARTITIONS)!r}")
     return found
 
 
-def _strays(storm: Storm) -> list[str]:
+def _strays(storm: Ground) -> list[str]:
     found = []
     for broker_id in storm.cluster.broker_ids:
         broker = storm.cluster.living_broker(broker_id)
@@ -154,6 +145,6 @@ def _strays(storm: Storm) -> list[str]:
         found += [
             f"{partition} on {broker_id}"
             for partition in storm.partitions
-            if replicas.log_dirs.get(partition) is not None and broker_id not in assignment(storm, partition).replicas
+            if replicas.log_dirs.get(partition) is not None and broker_id not in storm.assignment(partition).replicas
         ]
     return found

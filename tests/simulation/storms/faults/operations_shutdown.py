@@ -5,12 +5,9 @@ in the middle: with the controller, with the broker that stops, or between the t
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from tests.simulation.simulator.cluster import host_name
-
-if TYPE_CHECKING:
-    from tests.simulation.storms.storm import Storm
+from tests.simulation.storms.ground import Ground
 
 _STRIKES = (
     "nothing",
@@ -23,7 +20,7 @@ _STRIKES = (
 )
 
 
-async def controlled_shutdown(storm: Storm) -> None:
+async def controlled_shutdown(storm: Ground) -> None:
     """A stop in good order, struck after some milliseconds, and a start soon after it, or at once."""
     dice = storm.dice
     idle = storm.idle_brokers()
@@ -46,12 +43,12 @@ async def controlled_shutdown(storm: Storm) -> None:
         await asyncio.wait(stops)
 
 
-async def _stop(storm: Storm, broker_id: int, restart_after_s: float) -> None:
+async def _stop(storm: Ground, broker_id: int, restart_after_s: float) -> None:
     with storm.hold(broker_id):
         await storm.stop(broker_id, restart_after_s=restart_after_s)
 
 
-async def _strike(storm: Storm, strike: str, victim: int) -> None:
+async def _strike(storm: Ground, strike: str, victim: int) -> None:
     cluster, simulation = storm.cluster, storm.simulation
     controllers = [b for b in cluster.active_controllers() if b in storm.idle_brokers()]
     if strike == "broker's session expired":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from random import Random
-from typing import TYPE_CHECKING
 
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
@@ -24,10 +23,8 @@ from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.znodes import TopicZnode
 from tests.simulation.simulator.ownership import ProcessKilled
 from tests.simulation.simulator.world import VirtualWorld
+from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import Anomaly
-
-if TYPE_CHECKING:
-    from tests.simulation.storms.storm import Storm
 
 TOPIC = "growing"
 MOST_PARTITIONS = 12
@@ -38,7 +35,7 @@ _RETRY_S = 0.3
 class Growing:
     """`storm` calls it at few places."""
 
-    def __init__(self, storm: Storm, dice: Random) -> None:
+    def __init__(self, storm: Ground, dice: Random) -> None:
         self._storm = storm
         self._cluster = storm.cluster
         self._dice = dice
@@ -58,6 +55,13 @@ class Growing:
     # -- the fault --
 
     async def add_partitions(self) -> None:
+        """Ask for more partitions of the topic, which the first call creates."""
+        try:
+            await self._add_partitions()
+        except ProcessKilled:
+            self._storm.note("whoever was to add partitions was killed")
+
+    async def _add_partitions(self) -> None:
         async with self._is_changing:
             if self._beginning is None:
                 self._beginning = asyncio.create_task(self._begin(), name="the growing topic begins")
@@ -65,7 +69,7 @@ class Growing:
             await asyncio.shield(self._beginning)
             if self._asked >= MOST_PARTITIONS:
                 return
-            present = len(self._znode().partitions)
+            present = len(self._storm.topic(TOPIC).partitions)
             if present < self._promised:
                 self._accuse("partitions vanished", f"{present} of {self._promised} are left in ZooKeeper")
             self._asked = max(present, self._asked) + self._dice.choice([1, 1, 2])
@@ -93,7 +97,7 @@ class Growing:
             pass  # it has said why
 
     def _write_by_hand(self, count: int) -> None:
-        topic, brokers = self._znode(), self._cluster.broker_ids
+        topic, brokers = self._storm.topic(TOPIC), self._cluster.broker_ids
         more = {
             number: tuple(self._dice.sample(brokers, len(brokers))) for number in range(len(topic.partitions), count)
         }
@@ -164,7 +168,7 @@ class Growing:
         zookeeper = self._cluster.simulation.zookeeper
         if not self._is_there:
             return []
-        found = [TopicPartition(TOPIC, number) for number in self._znode().partitions]
+        found = [TopicPartition(TOPIC, number) for number in self._storm.topic(TOPIC).partitions]
         return [partition for partition in found if zookeeper.has(znodes.state_path(partition))]
 
     def is_whole(self) -> bool:
@@ -173,7 +177,7 @@ class Growing:
             return True
         states = [self._cluster.state(partition) for partition in self.partitions()]
         return (
-            len(states) == len(self._znode().partitions) >= self._promised
+            len(states) == len(self._storm.topic(TOPIC).partitions) >= self._promised
             and all(s.leader != NO_LEADER and len(s.isr) == len(self._cluster.broker_ids) for s in states)
             and all(
                 broker is not None and broker._metadata.has_leaders(TOPIC, len(states))
@@ -187,16 +191,11 @@ class Growing:
             self._acknowledged.pop(partition, None)
 
     def has_caught_up(self, broker_id: int) -> bool:
-        """It is in every ISR, and has all that was acknowledged."""
-        broker = self._cluster.living_broker(broker_id)
-        if broker is None or broker._replicas is None:
-            return False
-        for topic_partition in self.partitions():
-            partition = broker._replicas.partitions.get(topic_partition)
-            end = max(self._acknowledged.get(topic_partition, {-1: b""})) + 1
-            if partition is None or partition.high_watermark < end:
-                return False
-            if not self._storm.is_in_sync(broker_id, topic_partition):
+        """Return whether the broker is in every ISR and has every acknowledged record."""
+        for partition in self.partitions():
+            replica = self._storm.replica(broker_id, partition)
+            end = max(self._acknowledged.get(partition, {-1: b""})) + 1
+            if replica is None or replica.high_watermark < end or not self._storm.is_in_sync(broker_id, partition):
                 return False
         return True
 
@@ -243,16 +242,5 @@ class Growing:
                     missing.discard(partition)
         return final
 
-    def _znode(self) -> TopicZnode:
-        return znodes.decode_topic(TOPIC, self._cluster.simulation.zookeeper.data(znodes.topic_path(TOPIC)))
-
     def _accuse(self, kind: str, what: str) -> None:
         self._storm.accuse(Anomaly(kind, what))
-
-
-async def add_partitions(storm: Storm) -> None:
-    """The topic of this module gets more partitions."""
-    try:
-        await storm.growing.add_partitions()
-    except ProcessKilled:
-        storm.note("whoever was to add partitions was killed")
