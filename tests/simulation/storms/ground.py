@@ -25,7 +25,7 @@ from minibroker.protocol.world import Operation
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
 from tests.simulation.simulator.disk import DiskFaults
 from tests.simulation.simulator.ownership import ProcessKilled
-from tests.simulation.simulator.world import Simulation
+from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.simulation.storms.ambush import Ambushes
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING, SYNCED, Workload
@@ -286,6 +286,15 @@ class Ground(ABC):
             for link in links:
                 network.unblock(*link)
 
+    @contextmanager
+    def cut_from_zookeeper(self, host: str) -> Iterator[None]:
+        """Keep a host from reaching ZooKeeper."""
+        self.simulation.zookeeper.cut(host)
+        try:
+            yield
+        finally:
+            self.simulation.zookeeper.uncut(host)
+
     async def next_change(self, is_wanted: Callable[[LeaderAndIsr, LeaderAndIsr], bool]) -> Change | None:
         """Return the next wanted change of a partition's state, at the moment at which ZooKeeper has carried it out;
         None after AMBUSH_S."""
@@ -311,6 +320,15 @@ class Ground(ABC):
             if leader in self.idle_brokers():
                 return leader
         return None
+
+    # -- clients of a fault --
+
+    async def run_client(self, world: VirtualWorld, work: Coroutine[Any, Any, None], within_s: float) -> None:
+        """Run this in the process of a client, and kill the process when the work or the time is over."""
+        try:
+            await asyncio.wait([world.process.start(work)], timeout=within_s)
+        finally:
+            world.process.kill()
 
     # -- replicas --
 

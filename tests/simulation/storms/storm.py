@@ -62,7 +62,7 @@ from tests.simulation.storms.faults.faults import (
     POWER_OF_SEVERAL,
     WORSE_ALONE,
 )
-from tests.simulation.storms.faults.operations_configs import settings_not_heard_of
+from tests.simulation.storms.faults.operations_configs import unapplied_settings
 from tests.simulation.storms.report import LEAST_ACKNOWLEDGED, Report, innermost_errors
 from tests.simulation.storms.scene import Scene
 from tests.simulation.storms.verdicts.history import Acknowledged, Anomaly, History, Sent, check
@@ -417,7 +417,7 @@ class Storm(Scene):
                 state.leader != NO_LEADER and len(state.isr) == len(self.cluster.broker_ids)
                 for state in map(self.cluster.state, self._all_partitions)
             )
-            and not settings_not_heard_of(self)
+            and not unapplied_settings(self)
             and not self.simulation.zookeeper.has(znodes.PREFERRED_REPLICA_ELECTION)
             and self.rebirth.is_whole()
             and self.growing.is_whole()
@@ -456,7 +456,7 @@ class Storm(Scene):
         return (
             f"brokers {self.cluster.living()} live; log starts {self._begins()}, ends {self._ends()}; "
             f"{'; '.join(states)}; "
-            f"settings that were not heard of: {settings_not_heard_of(self)}; "
+            f"settings that were not heard of: {unapplied_settings(self)}; "
             f"{self.rebirth.condition()}"
         )
 

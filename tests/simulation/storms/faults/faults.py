@@ -1,9 +1,9 @@
-"""The catalogue of faults: what a storm can do to a cluster, each for a while, and each undone at its end.
+"""The catalogue of faults. Each lasts for a while and undoes its effect at its end.
 
-A fault is a coroutine. It picks a victim, strikes, counts itself, waits, and undoes what it did; cancelled, it undoes
-it at once. Where no victim is to be had it does nothing, and is not counted. Processes that die are started again by
-the storm's keepers. A fault of a whole process reserves its broker (`storm.hold`), since a second one would undo the
-first; faults of networks, disks, clocks and ZooKeeper overlap with anything.
+A fault is a coroutine. It picks a victim, strikes, counts itself, waits, and undoes its effect; when it is cancelled,
+it does so at once. Without a victim it does nothing and is not counted. The storm's keepers restart processes that die.
+A fault of a whole process holds its broker (`storm.hold`), since a second one would undo the first. Faults of networks,
+disks, clocks and ZooKeeper overlap with all others.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ Fault = Callable[[Scene], Awaitable[None]]
 
 
 async def _kill(storm: Scene) -> None:
-    """kill -9 of any broker."""
+    """Kill some broker (SIGKILL)."""
     broker_id = storm.some_broker()
     if broker_id is not None:
         storm.count("kill", f"broker {broker_id}")
@@ -102,7 +102,7 @@ async def _kill_controller(storm: Scene) -> None:
 
 
 async def _kill_several(storm: Scene) -> None:
-    """Two or three at the same moment."""
+    """Kill two or more brokers at the same moment."""
     victims = storm.idle_brokers()
     if len(victims) > 1:
         victims = storm.dice.sample(victims, storm.dice.randint(2, len(victims)))
@@ -112,7 +112,7 @@ async def _kill_several(storm: Scene) -> None:
 
 
 async def _collapse(storm: Scene) -> None:
-    """All brokers go down one after the other, so that the last ones were alone for a while; one loses its power."""
+    """Take all brokers down one after the other, one by a power cut, so that the last ones are alone for a while."""
     victims = storm.idle_brokers()
     if len(victims) < len(storm.cluster.broker_ids):
         return
@@ -131,7 +131,7 @@ async def _collapse(storm: Scene) -> None:
 
 
 async def _power_cut(storm: Scene) -> None:
-    """What was not synced is gone. Never before the last victim has caught up: see the storm's essay."""
+    """Cut the power of one broker, which loses what was not synced, once the last victim has caught up."""
     broker_id = storm.leader() if storm.dice.random() < 0.7 else storm.some_broker()
     if broker_id is not None and not storm.damaged:
         storm.count("power cut", f"broker {broker_id}")
@@ -139,7 +139,7 @@ async def _power_cut(storm: Scene) -> None:
 
 
 async def _power_of_several(storm: Scene) -> None:
-    """Two or more hosts at once, in storms that are made for it: see the storm's essay."""
+    """Cut the power of two or more hosts at once. Only some storms do this: see the essay in `storm`."""
     victims = storm.idle_brokers()
     if len(victims) > 1 and not storm.damaged:
         victims = storm.dice.sample(victims, storm.dice.choice([2, len(victims)]))
@@ -148,7 +148,7 @@ async def _power_of_several(storm: Scene) -> None:
 
 
 async def _stop(storm: Scene) -> None:
-    """A stop in good order, and a start."""
+    """Stop a broker in good order, and restart it."""
     broker_id = storm.some_broker()
     if broker_id is not None:
         with storm.hold(broker_id):
@@ -157,22 +157,18 @@ async def _stop(storm: Scene) -> None:
 
 
 async def _pause(storm: Scene) -> None:
-    """SIGSTOP, for a moment or beyond every timeout; a broker that is paused may die."""
+    """Pause a broker (SIGSTOP), for a moment or beyond every timeout. It may be killed meanwhile."""
     broker_id = storm.leader() if storm.dice.random() < 0.5 else storm.some_broker()
     if broker_id is None:
         return
-    with storm.hold(broker_id):
-        storm.count("pause", f"broker {broker_id}")
-        storm.cluster.pause_broker(broker_id)
-        try:
-            await asyncio.sleep(storm.dice.choice([0.3, 2.0, 5.0, 12.0]) * storm.dice.uniform(0.5, 1.5))
-            if storm.dice.random() < 0.2:
-                storm.note(f"broker {broker_id} is killed while it is paused")
-                storm.take_down(broker_id, storm.cluster.kill_broker)
-                return
-        finally:
-            storm.cluster.resume_broker(broker_id)
-        storm.note(f"broker {broker_id} goes on")
+    storm.count("pause", f"broker {broker_id}")
+    with storm.paused(broker_id):
+        await asyncio.sleep(storm.dice.choice([0.3, 2.0, 5.0, 12.0]) * storm.dice.uniform(0.5, 1.5))
+        if storm.dice.random() < 0.2:
+            storm.note(f"broker {broker_id} is killed while it is paused")
+            storm.take_down(broker_id, storm.cluster.kill_broker)
+            return
+    storm.note(f"broker {broker_id} goes on")
 
 
 async def _kill_client(storm: Scene) -> None:
@@ -185,8 +181,8 @@ async def _kill_client(storm: Scene) -> None:
 
 
 async def _partition(storm: Scene) -> None:
-    """One broker cut off from the other brokers, both ways or one way."""
-    network, dice = storm.simulation.network, storm.dice
+    """Cut one broker off from some or all of the others, in both directions or one."""
+    dice = storm.dice
     victim = dice.choice(storm.cluster.broker_ids)
     others = [broker_id for broker_id in storm.cluster.broker_ids if broker_id != victim]
     if dice.random() < 0.3:
@@ -195,18 +191,15 @@ async def _partition(storm: Scene) -> None:
     links = [(host_name(victim), host_name(other)) for other in others if ways != "to it"]
     links += [(host_name(other), host_name(victim)) for other in others if ways != "from it"]
     storm.count("partition", f"broker {victim} from {others}, {ways}")
-    for source, target in links:
-        network.block(source, target)
     try:
-        await asyncio.sleep(_span_s(storm))
+        with storm.blocked(links):
+            await asyncio.sleep(_span_s(storm))
     finally:
-        for source, target in links:
-            network.unblock(source, target)
         storm.note(f"broker {victim} and {others} reach each other")
 
 
 async def _isolation(storm: Scene) -> None:
-    """One broker cut off from all others: brokers, clients and ZooKeeper."""
+    """Cut one broker off from brokers, clients and ZooKeeper."""
     simulation = storm.simulation
     victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
     storm.count("isolation", victim)
@@ -221,16 +214,13 @@ async def _isolation(storm: Scene) -> None:
 
 
 async def _client_partition(storm: Scene) -> None:
-    """A client that does not reach one broker, or is not reached by it."""
+    """Block the link from a client to a broker, or the one back."""
     client = storm.dice.choice(storm.workload.names)
     broker = host_name(storm.dice.choice(storm.cluster.broker_ids))
     source, target = storm.dice.choice([(client, broker), (broker, client)])
     storm.count("client partition", f"{source} to {target}")
-    storm.simulation.network.block(source, target)
-    try:
+    with storm.blocked([(source, target)]):
         await asyncio.sleep(_span_s(storm))
-    finally:
-        storm.simulation.network.unblock(source, target)
 
 
 async def _reset(storm: Scene) -> None:
@@ -259,13 +249,13 @@ async def _slow_network(storm: Scene) -> None:
 
 
 async def _refusals(storm: Scene) -> None:
-    """Brokers refuse whole requests of clients before anything comes of them, as those do that wait in vain."""
+    """Reject whole requests of clients before they have any effect, as overloaded brokers do."""
     dice, idle = storm.dice, storm.idle_brokers()
     if not idle:
         return
     brokers = idle if dice.random() < 0.5 else dice.sample(idle, 1)
     left = dict.fromkeys(CLIENT_APIS, dice.choice([1, 3, 10]))
-    """So many requests of each kind are still to be refused: the rare ones are not to be missed."""
+    """Requests of each kind that are still to be rejected. Counting by kind covers the rare ones."""
     span_s = dice.choice([1.0, 5.0, 20.0]) * dice.uniform(0.5, 1.5)
     storm.count("refusals", f"brokers {brokers}: {left[LIST_OFFSETS]} requests of each kind within {span_s:.1f} s")
     for broker_id in brokers:
@@ -278,7 +268,7 @@ async def _refusals(storm: Scene) -> None:
                 raise BrokerError(ErrorCode.REQUEST_TIMED_OUT, "refused as a whole")
             return await handler(request)
 
-        broker._handle = handle  # it stays, since a second fault may have put its own around it
+        broker._handle = handle  # never reset, since a second fault may have wrapped it
     try:
         await asyncio.sleep(span_s)
     finally:
@@ -286,7 +276,7 @@ async def _refusals(storm: Scene) -> None:
 
 
 async def _connection_storm(storm: Scene) -> None:
-    """Many connections at once that say nothing, and are dropped after a while."""
+    """Open many connections at once, send nothing, and drop them after a while."""
     world = storm.cluster.client("stranger")
     broker = host_name(storm.dice.choice(storm.cluster.broker_ids))
     count = storm.dice.choice([20, 100])
@@ -307,7 +297,7 @@ async def _connection_storm(storm: Scene) -> None:
 
 
 async def _failing_disk(storm: Scene) -> None:
-    """An I/O error: the broker must take its log directory offline, and acknowledge nothing more."""
+    """Fail an I/O operation. The broker must take its log directory offline and acknowledge nothing more."""
     broker_id = storm.some_broker()
     if broker_id is None:
         return
@@ -316,7 +306,7 @@ async def _failing_disk(storm: Scene) -> None:
     )
     storm.count("failing disk", f"broker {broker_id}, {operation}")
     with storm.bad_disk(broker_id) as faults:
-        # Reads fail again and again: of the next start, too.
+        # Several failures of reads also hit the next start.
         for _ in range(storm.dice.choice([1, 5]) if operation == "pread" else 1):
             faults.fail(operation, errno.EIO, after=storm.dice.randrange(20))
         await asyncio.sleep(_span_s(storm))
@@ -333,7 +323,7 @@ async def _full_disk(storm: Scene) -> None:
 
 
 async def _broken_log_dir(storm: Scene) -> None:
-    """All that is in one of two log directories fails, or hangs. The broker goes on with the other one."""
+    """Let one of two log directories fail or hang. The broker goes on with the other."""
     broker_id = storm.some_broker()
     if broker_id is None or storm.log_dirs < 2:
         return
@@ -351,8 +341,8 @@ async def _broken_log_dir(storm: Scene) -> None:
 
 
 async def _moves_between_log_dirs(storm: Scene) -> None:
-    """Some replicas of a broker are moved to the other one of its two log directories, and perhaps back before they are
-    there; perhaps the broker dies meanwhile."""
+    """Move replicas of a broker between its two log directories, possibly back before they arrive. The broker may die
+    meanwhile."""
     broker_id = storm.some_broker()
     if broker_id is None or storm.log_dirs < 2:
         return
@@ -385,7 +375,7 @@ async def _slow_disk(storm: Scene) -> None:
 
 
 async def _out_of_descriptors(storm: Scene) -> None:
-    """A broker can open little more, or nothing. Most of what needs that waits; a change that is halfway costs the log
+    """Leave a broker few file descriptors, or none. Most operations wait for one; one that fails half-way costs the log
     directory."""
     broker_id = storm.some_broker()
     if broker_id is None:
@@ -398,9 +388,9 @@ async def _out_of_descriptors(storm: Scene) -> None:
 
 
 async def _clock_jump(storm: Scene) -> None:
-    """The wall clock of a broker or client is wrong from now on."""
+    """Set the wall clock of a broker or client wrong from now on."""
     name = storm.dice.choice([*map(host_name, storm.cluster.broker_ids), *storm.workload.names])
-    # By less than log.retention.ms: a leader deletes what seems older by its clock, or by that of its producer.
+    # Less than log.retention.ms: a leader deletes records that are older by its own clock or the producer's.
     offset_ms = storm.dice.choice([-86_400_000, -5_000, -100, 0, 100, 5_000, 86_400_000])
     storm.count("clock jump", f"{name} by {offset_ms} ms")
     storm.simulation.host(name).clock_offset_ms = offset_ms
@@ -420,32 +410,29 @@ async def _zookeeper_down(storm: Scene) -> None:
 
 
 async def _zookeeper_cut(storm: Scene) -> None:
-    """One broker does not reach ZooKeeper; the others do."""
+    """Cut one broker off from ZooKeeper."""
     victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
     storm.count("ZooKeeper cut", victim)
-    storm.simulation.zookeeper.cut(victim)
-    try:
+    with storm.cut_from_zookeeper(victim):
         await asyncio.sleep(_span_s(storm))
-    finally:
-        storm.simulation.zookeeper.uncut(victim)
 
 
 async def _zookeeper_connection_loss(storm: Scene) -> None:
-    """What was under way may have been carried out or not."""
+    """Break a broker's connections to ZooKeeper. Requests under way may be carried out or not."""
     victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
     storm.count("ZooKeeper connection loss", victim)
     storm.simulation.zookeeper.lose_connections(victim)
 
 
 async def _zookeeper_reply_lost(storm: Scene) -> None:
-    """A broker's next write is carried out, and the connection breaks before it hears of it."""
+    """Carry out a broker's next write to ZooKeeper, and break the connection before the reply."""
     victim = host_name(storm.dice.choice(storm.cluster.broker_ids))
     storm.count("ZooKeeper reply lost", victim)
     storm.lose_next_reply_of.add(victim)
 
 
 async def _slow_zookeeper(storm: Scene) -> None:
-    """For all or for one: slow enough for much to happen between a decision and its write; sessions live on."""
+    """Slow ZooKeeper down for one broker or all. Much can happen between a decision and its write; sessions survive."""
     dice = storm.dice
     high_s = dice.choice([0.02, 0.1, 0.5])
     hosts = [host_name(broker_id) for broker_id in storm.cluster.broker_ids]
@@ -457,8 +444,8 @@ async def _slow_zookeeper(storm: Scene) -> None:
 
 
 async def _controller_deleted(storm: Scene) -> None:
-    """Somebody deletes /controller by hand: a new election, while the old controller lives. Now and then none of
-    the candidates hears how it went."""
+    """Delete /controller by hand, which elects a new controller while the old one lives. The candidates may get no
+    reply."""
     zookeeper = storm.simulation.zookeeper
     if zookeeper.has(znodes.CONTROLLER):
         replies_lost = storm.dice.random() < 0.3
@@ -478,7 +465,7 @@ async def _zookeeper_expiry(storm: Scene) -> None:
 
 
 async def _topic_churn(storm: Scene) -> None:
-    """A topic is created, and deleted some time later, whatever else goes on."""
+    """Create a topic and delete it some time later."""
     world = storm.cluster.client("churn")
     name = f"side-{storm.dice.randrange(1 << 30)}"
     storm.count("topic churn", name)
@@ -490,10 +477,7 @@ async def _topic_churn(storm: Scene) -> None:
                 await asyncio.sleep(world.random.uniform(0, 5))
                 await admin.delete_topic(name)
 
-    try:
-        await asyncio.wait([world.process.start(churn())], timeout=30)
-    finally:
-        world.process.kill()
+    await storm.run_client(world, churn(), within_s=30)
 
 
 async def _add_partitions(storm: Scene) -> None:
@@ -504,7 +488,7 @@ async def _add_partitions(storm: Scene) -> None:
 
 
 def _span_s(storm: Scene) -> float:
-    """How long a fault lasts: mostly short, now and then beyond every timeout."""
+    """Draw how long a fault lasts: mostly short, now and then beyond every timeout."""
     return storm.dice.choice([0.2, 1.0, 3.0, 8.0, 20.0]) * storm.dice.uniform(0.5, 1.5)
 
 
@@ -575,10 +559,10 @@ FAULTS: dict[str, Fault] = {
 }
 
 FAULTS_OF_DISKS = ("failing disk", "full disk", "broken log directory", "out of descriptors", "rotten page")
-"""A replica may be lost by them."""
+"""Faults that may destroy a replica."""
 
 KEPT_IN_EVERY_STORM = ("kill leader", "power cut")
-"""Without them a storm could not reach its floors."""
+"""Faults without which a storm could not reach its floors."""
 
 WORSE_ALONE = ("ambush of a start", "registration unanswered", "registration unanswered", "ISR write unanswered")
-"""What they leave behind is an order or an answer that is missing, and the next fault brings another."""
+"""Faults that leave an order or an answer missing, which the next fault would replace."""

@@ -1,7 +1,7 @@
-"""Faults of consumer groups: their members, and the brokers that coordinate them.
+"""Faults of consumer groups: of their members and of the brokers that coordinate them.
 
-A group's coordinator is whoever leads its partition of `__consumer_offsets`. What it has acknowledged must be with the
-next one, which has to read all of it before it speaks for the group, and may lose the office while it reads.
+A group's coordinator is the leader of its partition of `__consumer_offsets`. The next coordinator must have everything
+that the last one acknowledged. It has to read all of it before it answers for the group, and may be deposed meanwhile.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.simulation.storms.verdicts.history import Anomaly
 
 
 def _coordinators(storm: Scene) -> list[int]:
-    """Those that may be struck."""
+    """Return the coordinators that no fault holds."""
     leaders = {storm.cluster.state(partition).leader for partition in storm.groups.partitions}
     return sorted(leaders & set(storm.idle_brokers()))
 
@@ -39,7 +39,7 @@ async def kill_coordinator(storm: Scene) -> None:
 
 
 async def pause_member(storm: Scene) -> None:
-    """SIGSTOP of a member: for less than its session, or so long that the group goes on without it."""
+    """Pause a member (SIGSTOP), for less than its session or until the group goes on without it."""
     if not storm.groups.members:
         return
     name = storm.dice.choice(storm.groups.members)
@@ -55,8 +55,7 @@ async def pause_member(storm: Scene) -> None:
 
 
 async def ambush_of_a_commit(storm: Scene) -> None:
-    """A commit arrives at a coordinator, which dies or stands still; or the answer gets lost, or no follower hears of
-    it."""
+    """When a commit arrives, kill or pause the coordinator, lose the reply, or cut the followers off."""
     if not storm.groups.members:
         return
     network, dice = storm.simulation.network, storm.dice
@@ -85,34 +84,23 @@ async def ambush_of_a_commit(storm: Scene) -> None:
         if broker_id in storm.idle_brokers():
             storm.take_down(broker_id, storm.cluster.kill_broker)
     elif strike == "paused":
-        with storm.hold(broker_id):
-            storm.cluster.pause_broker(broker_id)
-            try:
-                await asyncio.sleep(storm.session_timeout_s * dice.choice([0.5, 2.0]))
-            finally:
-                storm.cluster.resume_broker(broker_id)
+        with storm.paused(broker_id):
+            await asyncio.sleep(storm.session_timeout_s * dice.choice([0.5, 2.0]))
     else:
         await _alone(storm, broker_id)
 
 
 async def _alone(storm: Scene, broker_id: int) -> None:
-    """No follower reaches it any more, and some time later it dies."""
-    network = storm.simulation.network
-    others = [host_name(other) for other in storm.cluster.broker_ids if other != broker_id]
-    for other in others:
-        network.block(other, host_name(broker_id))
-    try:
+    """Keep all followers from reaching the broker, and kill it some time later."""
+    host = host_name(broker_id)
+    with storm.blocked([(host_name(other), host) for other in storm.cluster.broker_ids if other != broker_id]):
         await asyncio.sleep(storm.dice.choice([0.05, 0.5, 2.0]))
         if broker_id in storm.idle_brokers():
             storm.take_down(broker_id, storm.cluster.kill_broker)
-    finally:
-        for other in others:
-            network.unblock(other, host_name(broker_id))
 
 
 async def ambush_of_a_coordinator(storm: Scene) -> None:
-    """A coordinator dies, and the next one, which has to load its groups, dies too, or stands still, or loses its
-    session, in the middle of that."""
+    """Kill a coordinator; while the next one loads its groups, kill it, pause it or expire its session."""
     if not storm.groups.members:
         return
     storm.event("ambush of a coordinator: laid")
@@ -133,16 +121,12 @@ async def ambush_of_a_coordinator(storm: Scene) -> None:
     elif strike == "killed":
         storm.take_down(leader, storm.cluster.kill_broker)
     else:
-        with storm.hold(leader):
-            storm.cluster.pause_broker(leader)
-            try:
-                await asyncio.sleep(storm.session_timeout_s * storm.dice.choice([0.3, 1.5]))
-            finally:
-                storm.cluster.resume_broker(leader)
+        with storm.paused(leader):
+            await asyncio.sleep(storm.session_timeout_s * storm.dice.choice([0.3, 1.5]))
 
 
 async def coordinator_there_and_back(storm: Scene) -> None:
-    """Groups move to another coordinator, which works on them for a while, and back to the same process."""
+    """Move groups to another coordinator and, after a while, back to the same process."""
     if not (coordinators := _coordinators(storm)):
         return
     first = storm.dice.choice(coordinators)
@@ -159,8 +143,8 @@ async def coordinator_there_and_back(storm: Scene) -> None:
 
 
 async def late_commit(storm: Scene) -> None:
-    """The connections of somebody who commits turn slow, and break at his end; he asks again by others, and then for
-    another offset. That is what must hold, also when the first request has come."""
+    """Delay a commit on its connection, and break the client's end. The client retries on another connection, and then
+    commits another offset, which must stand even after the delayed request has arrived."""
     if storm.is_changing_late or not storm.partitions:
         return
     storm.is_changing_late = True
@@ -178,7 +162,7 @@ async def late_commit(storm: Scene) -> None:
             network.reset_at("tardy", host_name(broker_id))
 
     async def commit() -> int | None:
-        """What is committed in the end; None: not known, or nobody's business."""
+        """Return the offset that is committed at the end, or None if it is unknown."""
         consumer = Consumer(
             storm.cluster.bootstrap,
             group=group,
@@ -188,7 +172,7 @@ async def late_commit(storm: Scene) -> None:
         )
         try:
             async with consumer:
-                await consumer.commit({partition: 0})  # now it has a connection to the coordinator
+                await consumer.commit({partition: 0})  # connects to the coordinator
                 for broker_id in storm.cluster.broker_ids:
                     network.delay_standing("tardy", host_name(broker_id), late_s)
                 asyncio.get_running_loop().call_later(dice.choice([0.1, 1.0]), broken)
@@ -215,8 +199,9 @@ async def late_commit(storm: Scene) -> None:
 
 
 async def deletion_at_a_deposed_coordinator(storm: Scene) -> None:
-    """A coordinator stands still while another one takes over, and grants a commit. Then somebody who has known the
-    first one from before asks it to delete that. It may not say that this is done, or that there is nothing."""
+    """Pause a coordinator while another one takes over and acknowledges a commit. Then a client that still knows the
+    first one asks it to delete the offset. It may answer neither that this is done nor that the group does not exist.
+    """
     if not (coordinators := _coordinators(storm)):
         return
     dice, cluster = storm.dice, storm.cluster
@@ -244,22 +229,18 @@ async def deletion_at_a_deposed_coordinator(storm: Scene) -> None:
     storm.event("deletion at a deposed coordinator: laid")
     try:
         await run(_enter(stale, fresh))
-        await run(stale.list_group_offsets(group))  # now it knows the coordinator
+        await run(stale.list_group_offsets(group))  # finds the coordinator
         if old not in _coordinators(storm):
             return
-        with storm.hold(old):
-            cluster.pause_broker(old)
-            try:
-                is_deposed = await storm.next_change(lambda b, after: b.leader == old and elects_another(b, after))
-                if is_deposed is None:
-                    return
-                await run(fresh.alter_group_offsets(group, {partition: 1}))
-                storm.event("deletion at a deposed coordinator: struck")
-                storm.count("deletion at a deposed coordinator", f"of {group}, at broker {old}")
-                deleting = world.process.start(delete())
-                await asyncio.sleep(dice.choice([0.01, 0.2, 1.0]))
-            finally:
-                cluster.resume_broker(old)
+        with storm.paused(old):
+            is_deposed = await storm.next_change(lambda b, after: b.leader == old and elects_another(b, after))
+            if is_deposed is None:
+                return
+            await run(fresh.alter_group_offsets(group, {partition: 1}))
+            storm.event("deletion at a deposed coordinator: struck")
+            storm.count("deletion at a deposed coordinator", f"of {group}, at broker {old}")
+            deleting = world.process.start(delete())
+            await asyncio.sleep(dice.choice([0.01, 0.2, 1.0]))
         said = await deleting
         found = (await run(fresh.list_group_offsets(group))).get(partition)
         if found is not None and storm.losses_of_power == losses_before:

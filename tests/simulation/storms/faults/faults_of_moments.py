@@ -14,7 +14,7 @@ from tests.simulation.storms.scene import Scene
 
 
 async def ambush_of_an_election(storm: Scene) -> None:
-    """A new leader stands in ZooKeeper, and nobody has heard of it yet, not even the controller that wrote it."""
+    """Strike when a new leader is in ZooKeeper, before even the controller that wrote it knows."""
     storm.event("ambush of an election: laid")
     change = await storm.next_change(elects_another)
     if change is None:
@@ -31,7 +31,7 @@ async def ambush_of_an_election(storm: Scene) -> None:
     storm.event("ambush of an election: struck")
     storm.count("ambush of an election", f"{strike}; leader {leader}, follower {follower}, controllers {controllers}")
     if strike == "leader bounced":
-        await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01]))  # it may have been told by then
+        await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01]))  # the leader may know by then
         _bounce(storm, leader)
     elif strike == "follower bounced":
         await asyncio.sleep(storm.dice.choice([0.0, 0.001, 0.01]))
@@ -44,15 +44,15 @@ async def ambush_of_an_election(storm: Scene) -> None:
         elif strike == "controller killed" and controller in storm.idle_brokers():
             storm.take_down(controller, storm.cluster.kill_broker)
         elif strike == "controller slow":
-            # What it was about to order comes late, to a broker that is another process by then.
+            # Its orders arrive late, at a broker that has been restarted since.
             with _unanswered(storm, controller):
                 _bounce(storm, leader, without_power=True)
                 await asyncio.sleep(3)
 
 
 async def stale_orders(storm: Scene) -> None:
-    """A controller is deposed while what it orders a broker is on the way, and arrives after newer orders."""
-    cluster, network, dice = storm.cluster, storm.simulation.network, storm.dice
+    """Depose a controller while its orders are under way, so that they arrive after newer ones."""
+    cluster, dice = storm.cluster, storm.dice
     leaders = {cluster.state(partition).leader for partition in storm.partitions}
     for controller in cluster.active_controllers():
         others = [broker_id for broker_id in cluster.broker_ids if broker_id != controller]
@@ -63,8 +63,7 @@ async def stale_orders(storm: Scene) -> None:
         others.remove(leader)
         link = host_name(controller), host_name(others[0])
         storm.count("stale orders", f"{link[0]} to {link[1]}, when leader {leader} is bounced")
-        network.block(*link)
-        try:
+        with storm.blocked([link]):
             _bounce(storm, leader)
             change = await storm.next_change(elects_another)
             await asyncio.sleep(dice.uniform(0.005, 0.05))
@@ -74,12 +73,10 @@ async def stale_orders(storm: Scene) -> None:
             if change is not None and change.after.leader != others[0]:
                 _bounce(storm, change.after.leader)
             await asyncio.sleep(dice.choice([0.5, 3.0]))
-        finally:
-            network.unblock(*link)
 
 
 async def contested_election(storm: Scene) -> None:
-    """A leader dies, and the controller is deposed while what it has decided is on its way to a slow ZooKeeper."""
+    """Kill a leader, and depose the controller while its decision is on the way to a slow ZooKeeper."""
     leader, dice = storm.leader(), storm.dice
     if leader is None:
         return
@@ -94,7 +91,7 @@ async def contested_election(storm: Scene) -> None:
 
 
 async def ambush_of_an_isr(storm: Scene) -> None:
-    """A leader's new ISR stands in ZooKeeper, and the leader has not heard of it yet."""
+    """Strike when a leader's new ISR is in ZooKeeper, before the leader knows."""
     storm.event("ambush of an ISR: laid")
     change = await storm.next_change(
         lambda before, after: after.leader_epoch == before.leader_epoch and after.isr != before.isr
@@ -123,8 +120,8 @@ async def ambush_of_an_isr(storm: Scene) -> None:
 
 
 async def ambush_of_a_deletion(storm: Scene) -> None:
-    """A leader has let its log begin later, and is about to write that down, tell its followers and remove segments.
-    In storms that cut the power of several hosts, all may lose it then: what is gone on one disk, others have in part.
+    """Strike when a leader has raised its log start, before it checkpoints it, tells followers and removes segments.
+    Storms that cut the power of several hosts may do so to all then: each disk has lost another part of the records.
     """
     if not storm.shrinking.partitions:
         return
@@ -150,7 +147,7 @@ async def ambush_of_a_deletion(storm: Scene) -> None:
 
 
 async def ambush_of_a_compaction(storm: Scene) -> None:
-    """A broker is about to give the names of old segments to a compacted one."""
+    """Strike when a broker is about to rename a compacted segment to the names of the old ones."""
     if not storm.compacting.partitions:
         return
     storm.event("ambush of a compaction: laid")
@@ -168,7 +165,7 @@ async def ambush_of_a_compaction(storm: Scene) -> None:
 
 @contextmanager
 def _unanswered(storm: Scene, broker_id: int) -> Iterator[None]:
-    """The answer that ZooKeeper is about to give gets lost, and whoever asks again waits for a while."""
+    """Lose the next reply of ZooKeeper to this broker, and slow down its further requests."""
     host = host_name(broker_id)
     with storm.slow_zookeeper([host], 1.0):
         storm.simulation.zookeeper.lose_connections(host)
@@ -176,7 +173,7 @@ def _unanswered(storm: Scene, broker_id: int) -> Iterator[None]:
 
 
 def _bounce(storm: Scene, broker_id: int, *, without_power: bool = False) -> None:
-    """kill -9, or a power cut where one is due, and at once the next start."""
+    """Kill a broker, or cut its power if a power cut is due, and restart it at once."""
     if broker_id in storm.idle_brokers():
         if without_power and not storm.damaged:
             storm.cut_power([broker_id], restart_after_s=0.0)

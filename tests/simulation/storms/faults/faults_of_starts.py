@@ -1,9 +1,8 @@
-"""Faults that lie in wait for what happens once in a broker's life, or once in a leader's: moments in which one side
-has done something and the other does not know it yet.
+"""Faults that wait for a moment in the life of a broker or a leader in which one side has acted and the other does not
+know yet.
 
-Each is laid, and strikes if its moment comes in time; both are counted. The moment is that of the event itself (a
-process begins, ZooKeeper is about to carry out a write, bytes are about to arrive), since what is decided by it is
-over within a few milliseconds.
+Each is laid, and strikes if its moment comes in time; both are counted. It strikes at the event itself (a process
+begins, ZooKeeper is about to carry out a write, bytes are about to arrive), since the moment lasts a few milliseconds.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from tests.simulation.storms.ground import Ground
 T = TypeVar("T")
 
 PATIENCE_S = 15.0
-"""How long an ambush lies in wait."""
+"""Seconds for which an ambush waits for its moment."""
 
 _LOST = ConnectionLoss("the request was lost")
 
 _ENVELOPE = 0x95
-"""How the frame of a request begins, after its length: an array of five, then the API's key."""
+"""First byte of a request after its length: a MessagePack array of five, which begins with the API key."""
 
 
 async def next_of(
     hooks: list[Callable[..., None]], wanted: Callable[..., T | None], refusal: Exception | None = None
 ) -> T | None:
-    """What `wanted` makes of the first call of a hook that it makes something of. It is asked at the very moment, and
-    may strike there; the caller of the hook then gets the refusal. None: there was no such call for PATIENCE_S."""
+    """Return the first result of `wanted` that is not None, or None after PATIENCE_S. `wanted` runs within each call of
+    the hook and may strike there; for the wanted call, the hook then raises `refusal`, if given."""
     found: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def hook(*arguments: Any) -> None:
         if not found.done() and (result := wanted(*arguments)) is not None:
-            if not found.done():  # a strike can be the cause of the next call
+            if not found.done():  # `wanted` may have caused another call of the hook
                 found.set_result(result)
             if refusal is not None:
                 raise refusal
@@ -56,8 +55,8 @@ async def next_of(
 
 
 def request_key(data: memoryview) -> int | None:
-    """The API key of the request that begins here, after a broker's proof if there is one, which comes with the first
-    request. None: none does, as far as can be seen."""
+    """Return the API key of the request that begins here, or None if none does. A broker's proof, which precedes its
+    first request, is skipped."""
     key = data[5] if len(data) > 5 and data[4] == _ENVELOPE else None
     if key == BROKER_AUTHENTICATE.key:
         return request_key(data[4 + int.from_bytes(data[:4], "big") :])
@@ -72,7 +71,7 @@ def broker_of(storm: Ground, host: str) -> int | None:
 
 
 async def ambush_of_a_start(storm: Ground) -> None:
-    """A broker is hit while it recovers its logs, right after it has registered, or by the first order that it gets."""
+    """Strike a broker while it recovers its logs, right after it has registered, or at its first order."""
     dice = storm.dice
     moments = {"process": _next_process, "registration": _next_registration, "first order": _next_first_order}
     moment = dice.choice(list(moments))
@@ -104,7 +103,7 @@ async def _next_registration(storm: Ground) -> int | None:
 
 
 async def _next_first_order(storm: Ground) -> int | None:
-    """The first LeaderAndIsr that reaches a broker which has just registered."""
+    """Return a broker that has just registered when its first LeaderAndIsr request arrives."""
     broker_id = await _next_registration(storm)
     if broker_id is None:
         return None
@@ -121,7 +120,7 @@ async def _killed(storm: Ground, broker_id: int) -> None:
 
 
 async def _without_power(storm: Ground, broker_id: int) -> None:
-    """Also where it has not caught up since its own last power cut: nobody else's data is gone then."""
+    """Cut its power if no other broker is damaged. It may be damaged itself: no other data is lost then."""
     if storm.damaged <= {broker_id}:
         storm.cut_power([broker_id])
     else:
@@ -135,14 +134,16 @@ async def _disconnected(storm: Ground, broker_id: int) -> None:
 
 
 async def _without_zookeeper(storm: Ground, broker_id: int) -> None:
-    await _cut_from_zookeeper(storm, host_name(broker_id), _absence_s(storm))
+    with storm.cut_from_zookeeper(host_name(broker_id)):
+        await asyncio.sleep(_absence_s(storm))
 
 
 async def _isolated(storm: Ground, broker_id: int) -> None:
     host = host_name(broker_id)
     storm.simulation.network.unreachable(host, True)
     try:
-        await _cut_from_zookeeper(storm, host, _absence_s(storm))
+        with storm.cut_from_zookeeper(host):
+            await asyncio.sleep(_absence_s(storm))
     finally:
         storm.simulation.network.unreachable(host, False)
 
@@ -151,8 +152,8 @@ async def _isolated(storm: Ground, broker_id: int) -> None:
 
 
 async def registration_unanswered(storm: Ground) -> None:
-    """A broker has registered, or has just not, and does not hear of it: ZooKeeper is gone for a while, for it or for
-    everybody, and with a broker out of luck it goes again whenever it is back."""
+    """Carry out or lose a broker's registration, without a reply, and cut ZooKeeper off for this broker or for all,
+    possibly again each time that the broker has reconnected."""
     dice = storm.dice
     storm.event("registration unanswered: laid")
     if dice.random() < 0.8 and (victim := storm.some_broker()) is not None:
@@ -176,7 +177,7 @@ async def registration_unanswered(storm: Ground) -> None:
         return
     storm.event("registration unanswered: struck")
     absences = [_absence_s(storm) for _ in range(dice.choice([1, 2]))]
-    if dice.random() < 0.5:  # the session lives on, and the orders that follow from the registration are on hold
+    if dice.random() < 0.5:  # the session survives, and the registration's orders are pending
         absences = [0.95 * storm.session_timeout_s] * dice.choice([2, 3])
     storm.count(
         "registration unanswered",
@@ -185,7 +186,7 @@ async def registration_unanswered(storm: Ground) -> None:
     )
     try:
         if for_everybody:
-            await asyncio.sleep(dice.uniform(0.002, 0.1))  # the others have heard of it
+            await asyncio.sleep(dice.uniform(0.002, 0.1))  # the other brokers know by then
             zookeeper.stop()
         await asyncio.sleep(absences[0])
     finally:
@@ -195,12 +196,13 @@ async def registration_unanswered(storm: Ground) -> None:
     for absence_s in absences[1:]:
         if not await next_of(zookeeper.reconnected, lambda session: _host(session) == host or None):
             return
-        await asyncio.sleep(dice.choice([0.0, 0.0, 0.001]))  # what it asks first is on its way
-        await _cut_from_zookeeper(storm, host, absence_s)
+        await asyncio.sleep(dice.choice([0.0, 0.0, 0.001]))  # its first request is under way
+        with storm.cut_from_zookeeper(host):
+            await asyncio.sleep(absence_s)
 
 
 async def isr_write_unanswered(storm: Ground) -> None:
-    """A leader's ISR is carried out and not answered, or lost on the way, and ZooKeeper is gone for that leader."""
+    """Carry out or lose a leader's ISR write, without a reply, and cut the leader off from ZooKeeper for a while."""
     dice = storm.dice
     storm.event("ISR write unanswered: laid")
     refusal = _LOST if dice.random() < 0.5 else None
@@ -239,18 +241,10 @@ def _host(session: VirtualSession) -> str:
 
 
 def _absence_s(storm: Ground) -> float:
-    """From a moment to beyond a session; often just not beyond, so that the session lives."""
+    """Draw an absence from a moment to longer than a session; often slightly shorter, so that the session survives."""
     timeout_s = storm.session_timeout_s
     return storm.dice.choice([0.1, 0.5, 0.8 * timeout_s, 0.95 * timeout_s, 1.3 * timeout_s])
 
 
 def _in_words(absences: list[float]) -> str:
     return " and ".join(f"{absence_s:.1f} s" for absence_s in absences)
-
-
-async def _cut_from_zookeeper(storm: Ground, host: str, seconds: float) -> None:
-    storm.simulation.zookeeper.cut(host)
-    try:
-        await asyncio.sleep(seconds)
-    finally:
-        storm.simulation.zookeeper.uncut(host)

@@ -1,5 +1,5 @@
-"""Faults of what processes take for granted: that clocks go on evenly, that bytes come in the order in which they were
-sent, that what was written is what is read."""
+"""Faults of the assumptions of every process: clocks are steady, bytes arrive in order, and a read returns the last
+write."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tests.simulation.storms.ground import Ground
 
 _DAY_MS = 86_400_000
 _RESPONSE = 0x92
-"""How the frame of a response begins, after its length: an array of two, then the correlation id."""
+"""First byte of a response after its length: a MessagePack array of two, which begins with the correlation id."""
 _CORRELATION_ID = 7
-"""Where a request has it, after the array's size, the API's key and its version."""
+"""Its position in a request: after the length, the array's size, the API key and its version."""
 
 
 # --- Clocks ----------------------------------------------------------------------------------------------------
 
 
 async def clock_jump_at_a_retry(storm: Ground) -> None:
-    """The answer to a produce request is lost, and before the producer can ask again, a wall clock jumps. Mostly it is
-    the first request of a producer, and the clock of the broker that has appended its batch."""
+    """Lose the reply to a produce request, and let a wall clock jump before the retry. Mostly it is the first request
+    of a producer and the clock of the broker that has appended its batch."""
     dice, network = storm.dice, storm.simulation.network
     storm.event("clock jump at a retry: laid")
     producer = dice.choice(storm.workload.durable_producers)
@@ -73,7 +73,7 @@ async def clock_jump_at_a_retry(storm: Ground) -> None:
 
 
 def _packed_integer(data: memoryview, position: int) -> bytes:
-    """The bytes of a non-negative integer of MessagePack."""
+    """Return the bytes of the non-negative MessagePack integer at this position."""
     sizes = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
     return bytes(data[position : position + sizes.get(data[position], 1)]) if len(data) > position else b""
 
@@ -83,8 +83,8 @@ def _answers(data: memoryview, correlation_id: bytes) -> bool:
 
 
 async def suspend(storm: Ground) -> None:
-    """The machine of a broker or of a client was suspended, and nobody else's: all at once it is minutes or a day later
-    there. ZooKeeper's client sees that it has heard nothing for so long, or has its answer first."""
+    """Suspend the machine of one broker or client: its clock jumps by seconds, minutes or a day. Its ZooKeeper client
+    notices the silence first, or gets its reply first."""
     dice = storm.dice
     name = dice.choice([*map(host_name, storm.cluster.broker_ids), *storm.workload.names])
     seconds = dice.choice([5.0, 30.0, 150.0, 86_400.0])
@@ -102,8 +102,8 @@ async def suspend(storm: Ground) -> None:
 
 
 async def late_bytes(storm: Ground) -> None:
-    """Connections turn slow, their client gives them up and makes others, which are fast; what it had sent before comes
-    to the server afterwards."""
+    """Slow down the connections of a client until it opens new ones, which are fast. Bytes on the old connections reach
+    the server later."""
     dice, network = storm.dice, storm.simulation.network
     brokers = [host_name(broker_id) for broker_id in storm.cluster.broker_ids]
     server = dice.choice(brokers)
@@ -116,7 +116,7 @@ async def late_bytes(storm: Ground) -> None:
     try:
         await asyncio.sleep(late_s * dice.random())
     finally:
-        broken = network.reset_at(client, server)  # they would be slow for good
+        broken = network.reset_at(client, server)  # otherwise they would stay slow
     late = 0
 
     def count(arrival: Arrival) -> None:
@@ -137,9 +137,8 @@ async def late_bytes(storm: Ground) -> None:
 
 
 async def rotten_page(storm: Ground) -> None:
-    """A bit of a batch that was committed long ago is another one now, in one replica. A reader must see that
-    something is wrong with it; the others have it as it was. Only of records, which their checksum covers: that a
-    broker goes by headers unchecked is for what comes to heal a damaged replica."""
+    """Flip a bit of a committed batch in one replica, which readers must notice. The other replicas have the original.
+    Only records are hit, since their checksum covers them: brokers trust headers unchecked when they heal a replica."""
     dice = storm.dice
     broker_id = storm.some_broker()
     if broker_id is None or storm.damaged or len(storm.cluster.broker_ids) < 3:
@@ -156,7 +155,7 @@ async def rotten_page(storm: Ground) -> None:
     reads, given_up = storm.workload.corrupt_reads, _given_up(storm, broker_id)
     disk.rot(path, position, dice.randrange(8))
     try:
-        if dice.random() < 0.7:  # a client is to read it
+        if dice.random() < 0.7:  # let a client read it
             storm.workload.reread()
         await asyncio.sleep(dice.choice([1.0, 5.0, 15.0]))
     finally:
@@ -169,17 +168,15 @@ async def rotten_page(storm: Ground) -> None:
 
 
 def _given_up(storm: Ground, broker_id: int) -> int:
-    """How many replicas the broker has found to be damaged since it was started, healed ones included."""
+    """Return how many damaged replicas the broker has found since its start, including healed ones."""
     broker = storm.cluster.living_broker(broker_id)
     replicas = broker._replicas if broker is not None else None
     return replicas.healer.healed + len(replicas.log_dirs.healable) if replicas is not None else 0
 
 
 def _committed_record(storm: Ground, broker_id: int) -> tuple[str, int] | None:
-    """A byte of a batch's records below the high watermark: file and position."""
-    broker = storm.cluster.living_broker(broker_id)
-    replicas = broker._replicas if broker is not None else None
-    partition = replicas.partitions.get(storm.dice.choice(storm.partitions)) if replicas is not None else None
+    """Return the file and the position of a byte of some batch's records below the high watermark."""
+    partition = storm.replica(broker_id, storm.dice.choice(storm.partitions))
     if partition is None:
         return None
     disk = storm.simulation.host(host_name(broker_id)).disk
@@ -198,7 +195,7 @@ def _committed_record(storm: Ground, broker_id: int) -> tuple[str, int] | None:
 
 
 async def stale_zookeeper(storm: Ground) -> None:
-    """A broker's session comes to a server that is behind: it reads what was, and its watches fire late."""
+    """Serve a broker's session from a ZooKeeper server that lags: reads are stale, and watches fire late."""
     dice, zookeeper = storm.dice, storm.simulation.zookeeper
     host = host_name(dice.choice(storm.cluster.broker_ids))
     if zookeeper.is_lagging(host):
@@ -208,7 +205,7 @@ async def stale_zookeeper(storm: Ground) -> None:
     zookeeper.lag(host, lag_s)
     try:
         for _ in range(dice.choice([1, 1, 3])):
-            await asyncio.sleep(lag_s * dice.random())  # so that it is behind when the session comes to it
+            await asyncio.sleep(lag_s * dice.random())  # so that the server lags when the session arrives
             zookeeper.lose_connections(host)
             await asyncio.sleep(dice.choice([1.0, 3.0, 8.0]) * dice.uniform(0.5, 1.5))
     finally:
@@ -218,8 +215,7 @@ async def stale_zookeeper(storm: Ground) -> None:
 
 
 async def deposed_unawares(storm: Ground) -> None:
-    """`/controller` is removed while its owner reads from a server that is behind: for a while it does not know that it
-    has been deposed."""
+    """Remove `/controller` while its owner reads from a server that lags, so that it learns late of its deposition."""
     dice, zookeeper = storm.dice, storm.simulation.zookeeper
     in_office = storm.cluster.active_controllers()
     if not in_office:

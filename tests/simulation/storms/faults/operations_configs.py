@@ -1,7 +1,7 @@
-"""Settings that are changed in the middle of a storm, and whether every broker has heard of it in the end.
+"""Changes of settings during a storm, and the check that every broker applies them in the end.
 
-Only what breaks no promise that the storm checks: nothing acknowledged may expire, with power cuts two replicas must
-have what is acknowledged where there are three, and a throttle lets replicas catch up in time.
+No change may break a promise that the storm checks: acknowledged records must not expire, with three replicas two must
+have each acknowledged record, and a throttle must let replicas catch up in time.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _BROKER: dict[str, list[str]] = {
     "leader.replication.throttled.rate": ["200000", "5000000"],
     "follower.replication.throttled.rate": ["200000", "5000000"],
 }
-_NOBODYS = "delete.retention.ms"
-"""It matters to compacted topics alone, and nobody else changes it."""
+_UNUSED = "delete.retention.ms"
+"""A setting that only compacted topics use and only `late_change` changes."""
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 
 
 async def alter_configs(storm: Scene) -> None:
-    """Some settings of a topic, of a broker or of all, whatever else goes on."""
+    """Change some settings of a topic, of a broker or of all brokers."""
     dice = storm.dice
     if dice.random() < 0.7:
         topic = dice.choice(_topics(storm))
@@ -63,7 +63,7 @@ async def alter_configs(storm: Scene) -> None:
         broker_id = dice.choice([None, *storm.cluster.broker_ids])
         resource = ConfigResource.of_all_brokers() if broker_id is None else ConfigResource.of_broker(broker_id)
         most = len(storm.cluster.broker_ids)
-        # As many as without it, or more: less would break the promise of the topics that do not set it.
+        # At least the default: a smaller value would break the promise to topics that do not set it.
         table = _BROKER | {MIN_INSYNC_REPLICAS: [str(n) for n in range(min_insync_replicas(None, most), most + 1)]}
     names = dice.sample(sorted(table), dice.randint(1, 3))
     changes = [
@@ -80,15 +80,11 @@ async def alter_configs(storm: Scene) -> None:
             async with Admin(storm.cluster.bootstrap, world=world) as admin:
                 await admin.incremental_alter_configs({resource: changes})
 
-    try:
-        await asyncio.wait([world.process.start(alter())], timeout=30)
-    finally:
-        world.process.kill()
+    await storm.run_client(world, alter(), within_s=30)
 
 
 async def alter_rules(storm: Scene) -> None:
-    """By which records are deleted: the retention of a topic, or whether one is compacted. Often while a broker does
-    not hear of it."""
+    """Change the retention of a topic, or whether one is compacted, often while a broker cannot learn of it."""
     dice, world = storm.dice, storm.cluster.client("ruler")
     topics = [SHRINKING] * bool(storm.shrinking.partitions) + [COMPACTED] * bool(storm.compacting.partitions)
     if not topics:
@@ -126,8 +122,8 @@ async def alter_rules(storm: Scene) -> None:
 
 
 async def late_change(storm: Scene) -> None:
-    """The connections of somebody who changes a setting turn slow; he asks again by others, and then for another value.
-    That is what must hold, also when the first request has come."""
+    """Delay a change of a setting on its connection. The client retries on another connection, and then sets another
+    value, which must stand even after the delayed request has arrived."""
     if storm.is_changing_late:
         return
     storm.is_changing_late = True
@@ -148,21 +144,21 @@ async def late_change(storm: Scene) -> None:
                 network.taps.remove(slow_down)
 
     async def change() -> str | None:
-        """The value that was granted last."""
+        """Return the value that was acknowledged last."""
         older, newer = dice.sample(["100000000", "200000000", "300000000", "400000000"], 2)
-        storm.count("late change", f"{_NOBODYS} of {topic} to {older}, {late_s} s late, and then to {newer}")
+        storm.count("late change", f"{_UNUSED} of {topic} to {older}, {late_s} s late, and then to {newer}")
         try:
             async with Admin(storm.cluster.bootstrap, world=world, request_timeout_ms=1_000) as admin:
                 with suppress(MinibrokerError):
-                    await admin.describe_log_dirs()  # it has connections to all brokers
+                    await admin.describe_log_dirs()  # connects to all brokers
                 if turns_slow_after:
                     network.taps.append(slow_down)
                 else:
                     slow_down()
                 with suppress(MinibrokerError):
-                    await admin.incremental_alter_configs({resource: [ConfigChange.set(_NOBODYS, older)]})
-                await admin.incremental_alter_configs({resource: [ConfigChange.set(_NOBODYS, newer)]})
-        except MinibrokerError:  # refused, or there is no broker to ask
+                    await admin.incremental_alter_configs({resource: [ConfigChange.set(_UNUSED, older)]})
+                await admin.incremental_alter_configs({resource: [ConfigChange.set(_UNUSED, newer)]})
+        except MinibrokerError:  # rejected, or no broker was reached
             return None
         storm.event("late change: a newer one was granted")
         await asyncio.sleep(late_s + 1)
@@ -175,10 +171,10 @@ async def late_change(storm: Scene) -> None:
         if granted is None:
             return
         path = znodes.topic_config_path(topic)
-        holds = znodes.decode_config(path, storm.simulation.zookeeper.data(path)).get(_NOBODYS)
+        holds = znodes.decode_config(path, storm.simulation.zookeeper.data(path)).get(_UNUSED)
         if holds != granted:
             storm.accuse(
-                Anomaly("a late change", f"{_NOBODYS} of {topic} is {holds}, and {granted} was granted after that")
+                Anomaly("a late change", f"{_UNUSED} of {topic} is {holds}, and {granted} was granted after that")
             )
     finally:
         if slow_down in network.taps:
@@ -191,8 +187,8 @@ def _topics(storm: Scene) -> list[str]:
     return sorted({partition.topic for partition in storm.partitions} - {SHRINKING})
 
 
-def settings_not_heard_of(storm: Scene) -> list[str]:
-    """What a topic has in ZooKeeper, and a replica does not; empty where all brokers have heard of everything."""
+def unapplied_settings(storm: Scene) -> list[str]:
+    """Return the topic settings in ZooKeeper that some replica has not applied."""
     found = []
     for topic in _topics(storm):
         for broker_id in storm.cluster.broker_ids:

@@ -1,7 +1,7 @@
-"""What an administrator does during a storm: elections of preferred leaders, by request and by znode.
+"""Elections of preferred leaders by an administrator, through a request or a znode.
 
-Nothing may be lost by them, whatever else goes wrong at the same time, so the storm's checks need not know of them. A
-request by znode must be gone when the cluster is whole again."""
+They may lose nothing, whatever else goes wrong, so that the storm's checks need not know of them. The znode must be
+gone when the cluster is whole again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NONSENSE = [
 
 
 async def preferred_election(storm: Ground) -> None:
-    """One, or several one after the other: of some partitions or of all, while others ask for the same."""
+    """Request one or three elections, each of some or all partitions."""
     for _ in range(storm.dice.choice([1, 1, 3])):
         partitions = list(storm.leadership.values())
         partitions = storm.dice.sample(partitions, storm.dice.randint(1, len(partitions)))
@@ -50,11 +50,8 @@ async def _by_request(storm: Ground, partitions: list[TopicPartition] | None) ->
     world = storm.cluster.client("elector")
 
     async def elect() -> None:
-        with suppress(MinibrokerError):  # some cannot be held now
+        with suppress(MinibrokerError):  # some elections are impossible now
             async with Admin(storm.cluster.bootstrap, world=world) as admin:
                 await admin.elect_leaders("preferred", partitions)
 
-    try:
-        await asyncio.wait([world.process.start(elect())], timeout=20)
-    finally:
-        world.process.kill()
+    await storm.run_client(world, elect(), within_s=20)

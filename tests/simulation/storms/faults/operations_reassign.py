@@ -1,6 +1,6 @@
-"""Reassignments as a fault: replicas move, change their order, become fewer and more, are cancelled half-way, and the
-controller is killed meanwhile. At the end of a bout everything that was begun must be over, no broker may have a
-replica that is not its own, and all partitions go back to all brokers, as the rest of the storm expects."""
+"""Reassignments as a fault: replicas move, change their order and number, and are cancelled half-way, while the
+controller is killed. At the end of a bout all reassignments must be over and no broker may keep a replica that is not
+assigned to it. Then all partitions return to all brokers, as the rest of the storm expects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OVER_WITHIN_S = 60.0
 
 
 async def reassignment(storm: Ground) -> None:
-    """Some partitions get other replicas; perhaps others again, or back; perhaps the controller dies meanwhile."""
+    """Reassign some partitions, possibly again or cancelled half-way, and possibly kill the controller meanwhile."""
     dice = storm.dice
     storm.reassigned = True
     partitions = dice.sample(storm.partitions, dice.randint(1, len(storm.partitions)))
@@ -72,17 +72,17 @@ def _drawn(storm: Ground, partitions: Iterable[TopicPartition]) -> dict[TopicPar
     return {p: storm.dice.sample(brokers, storm.dice.randint(least, len(brokers))) for p in partitions}
 
 
-# --- What a storm must know of it --------------------------------------------------------------------------------
+# --- What a storm must know of them --------------------------------------------------------------------------------
 
 
 def is_promised_by_one(storm: Ground, partition: TopicPartition, state: LeaderAndIsr) -> bool:
-    """It has one replica, or is just becoming one that has: the others are given up as soon as the ISR says so."""
+    """Return whether the partition has one replica, or will have as soon as its ISR allows dropping the others."""
     target = storm.assignment(partition).target
     return len(target) == 1 and {*state.isr, *state.eligible} <= {*target}
 
 
 def members_without_a_replica(storm: Ground, partition: TopicPartition, state: LeaderAndIsr) -> Iterable[Anomaly]:
-    """Whoever is counted on must be assigned."""
+    """Yield an anomaly if the leader, the ISR or the eligible replicas include a broker that is not assigned."""
     replicas = storm.assignment(partition).replicas
     strangers = {state.leader, *state.isr, *state.eligible} - {*replicas, -1}
     if strangers:
@@ -94,8 +94,8 @@ def members_without_a_replica(storm: Ground, partition: TopicPartition, state: L
 
 
 async def restore(storm: Ground) -> None:
-    """All is healed. Everything that was begun is over soon, nobody keeps what is not its own, and then each partition
-    goes back to all brokers. Raises TimeoutError with what is in vain awaited."""
+    """After healing, wait for all reassignments and deletions of replicas, and return each partition to all brokers.
+    Raise TimeoutError with what is still missing."""
     if not storm.reassigned:
         return
     storm.note("reassignments must be over")

@@ -1,5 +1,5 @@
-"""Controlled shutdowns in storms: brokers are stopped in good order, alone or two at a time, and something goes wrong
-in the middle: with the controller, with the broker that stops, or between the two.
+"""Controlled shutdowns of one or two brokers that are disturbed half-way: at the controller, at a stopping broker, or
+between the two.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STRIKES = (
 
 
 async def controlled_shutdown(storm: Ground) -> None:
-    """A stop in good order, struck after some milliseconds, and a start soon after it, or at once."""
+    """Stop brokers in good order, strike after some milliseconds, and restart them at once or soon after."""
     dice = storm.dice
     idle = storm.idle_brokers()
     if not idle:
@@ -61,9 +61,5 @@ async def _strike(storm: Ground, strike: str, victim: int) -> None:
         elif strike == "connection reset":
             simulation.network.reset(host_name(controller), host_name(victim))
         elif strike == "controller paused":
-            with storm.hold(controller):
-                cluster.pause_broker(controller)
-                try:
-                    await asyncio.sleep(storm.dice.choice([0.3, 3.0, 8.0]))
-                finally:
-                    cluster.resume_broker(controller)
+            with storm.paused(controller):
+                await asyncio.sleep(storm.dice.choice([0.3, 3.0, 8.0]))
