@@ -1,4 +1,4 @@
-"""Faults that wait for a moment, and strike in it."""
+"""Faults that wait for a moment and strike in it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ T = TypeVar("T")
 
 
 class Ambushes(Generic[T]):
-    """Of one kind of event."""
+    """The faults that wait for one kind of event."""
 
     def __init__(self) -> None:
         self._laid: list[tuple[Callable[[T], bool], asyncio.Future[T]]] = []
 
     async def next(self, within_s: float, is_wanted: Callable[[T], bool] = lambda _: True) -> T | None:
-        """The next event that is wanted; returns at once, before anything else has been made of it. None: there was
-        none."""
+        """Return the next wanted event, before other tasks react to it; None if it does not come in time."""
         waiting: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         ambush = (is_wanted, waiting)
         self._laid.append(ambush)

@@ -1,4 +1,4 @@
-"""Requests that only brokers may send, from a stranger: with the right epochs, and all else that can be known."""
+"""Requests that only brokers may send, forged by a stranger with correct epochs and other public values."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import Anomaly
 
 AHEAD = 1_000
-"""By so much an epoch is beyond all others."""
+"""Distance of a forged epoch from the real one."""
 TIMEOUT_S = 5.0
 
 
 def forged_orders(
     cluster: VirtualCluster, broker_id: int, partition: TopicPartition, controller_id: int
 ) -> list[tuple[Api[Any, Any], m.Message]]:
-    """To that broker: from now on it leads; others lead; it is to delete its replica. In the name of a controller that
-    no other can depose."""
+    """Return orders to a broker, as from the newest controller: to lead, to learn other leaders, to delete its
+    replica."""
     zookeeper = cluster.simulation.zookeeper
     topic, index = partition.topic, partition.partition
     topic_id = znodes.decode_topic(topic, zookeeper.data(znodes.topic_path(topic))).topic_id
@@ -61,7 +61,7 @@ def forged_orders(
 def forged_fetch(
     cluster: VirtualCluster, broker_id: int, partition: TopicPartition, replica_id: int
 ) -> m.FetchRequest | None:
-    """A fetch from that broker, as if the replica had every record that it has. None: it has no such partition now."""
+    """Return a fetch as of a follower with all of the broker's records; None if the broker has no such partition."""
     broker = cluster.living_broker(broker_id)
     replica = None if broker is None or broker._replicas is None else broker._replicas.partitions.get(partition)
     path = znodes.broker_path(replica_id)
@@ -75,7 +75,7 @@ def forged_fetch(
 
 
 async def shake_hands(connection: Connection, random: Random, broker_id: int, peer_id: int) -> Handshake:
-    """Begin as broker `broker_id`. Raises BrokerError."""
+    """Begin a handshake as broker `broker_id`. Raise BrokerError if it is rejected."""
     nonce = random.randbytes(m.PROOF_BYTES)
     answer = await connection.request(
         BROKER_HANDSHAKE, m.BrokerHandshakeRequest(broker_id, peer_id, nonce), timeout_s=TIMEOUT_S
@@ -84,13 +84,13 @@ async def shake_hands(connection: Connection, random: Random, broker_id: int, pe
 
 
 async def authenticate(connection: Connection, proof: bytes) -> None:
-    """Raises BrokerError."""
+    """Send a proof. Raise BrokerError if it is rejected."""
     await connection.request(BROKER_AUTHENTICATE, m.BrokerAuthenticateRequest(proof), timeout_s=TIMEOUT_S)
 
 
 async def forgery(storm: Ground) -> None:
-    """A stranger that reaches the listeners gives a broker orders, and says how far a follower has come; now and then
-    with a proof by a secret that is not the cluster's. Nothing of it may be believed."""
+    """Send a broker forged orders or a forged follower's fetch, possibly after a proof with a wrong secret. The broker
+    must reject them all."""
     cluster, dice = storm.cluster, storm.dice
     partition = dice.choice(storm.partitions)
     leader = cluster.state(partition).leader
@@ -137,7 +137,7 @@ async def forgery(storm: Ground) -> None:
 
 
 async def is_refused(connection: Connection, api: Api[Any, Any], request: m.Message) -> bool:
-    """Whether it is refused because of its sender."""
+    """Send a request, and return whether it is rejected because of its sender."""
     try:
         await connection.request(api, request, timeout_s=TIMEOUT_S)
     except BrokerError as error:

@@ -1,7 +1,7 @@
-"""Storms in which there is little but consumer groups: a quarter of the work of a whole storm, and as many rebalances.
+"""Storms with little but consumer groups, which cost a quarter of a whole storm and have as many rebalances.
 
-Bugs of groups need groups in the middle of something, and the coordinator gone at that moment. In a whole storm that is
-one thing among fifty; here it is the rule. `simulate --groups` and `hunt --groups` have them.
+Bugs of groups appear when a coordinator fails while its groups are active. In a whole storm that is one event among
+fifty; here it is the usual one. `simulate --groups` and `hunt --groups` run these storms.
 """
 
 from __future__ import annotations

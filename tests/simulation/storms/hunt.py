@@ -1,12 +1,12 @@
-"""Can the storms see? `make mutants`: each planted bug against seed after seed, until one accuses it.
+"""`make mutants`: run storms with each planted bug, seed after seed, until one detects it.
 
     python -m tests.simulation.storms.hunt [--mutant NAME ...] [--max-seeds 300] [--minutes 3] [--jobs N] [--groups]
 
-A line for each mutant, as soon as it is done: how many seeds it took, and what caught it. An accusation counts if it
-speaks of what was promised (not of a process that crashed), and if the same seed accuses nobody without the mutant.
+It prints a line for each mutant when it is done: the number of seeds and the anomaly that caught it. An anomaly counts
+if it is a broken promise (not a crashed process), and if the same seed has no anomaly without the mutant.
 
-Exit code: 0, every one was caught; 1, at least one was not; 130, it was stopped, by SIGINT or SIGTERM: the last line
-says how far it had come.
+Exit codes: 0 if all mutants were caught, 1 if at least one was not, 130 after SIGINT or SIGTERM. The last line then
+says how far the hunt came.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from tests.simulation.storms.storm import Storm
 from tests.simulation.storms.verdicts.history import Anomaly
 
 CRASHES = ("failed", "a broker failed by itself", "a client crashed", "the storm itself failed")
-"""Anomalies that say that something stumbled, not what the cluster has lost by it."""
+"""Anomalies that report a crash, not a broken promise."""
 
 
 _is_clean: dict[tuple[int, float, str], bool] = {}
 
 
 class Catch(NamedTuple):
-    """How a hunt ended."""
+    """The outcome of a hunt."""
 
     mutant: Mutant
     seeds: int
-    """How many were tried."""
+    """Number of seeds tried."""
     anomaly: Anomaly | None
-    """What the last one found; None: the mutant got away."""
+    """The broken promise that caught the mutant, if any."""
     crashes: int
-    """Seeds in which something crashed, and nothing else was found."""
+    """Seeds with crashes but no broken promise."""
     seconds: float
     is_stopped: bool = False
-    """Before its end: the mutant may be caught by a later seed."""
+    """Whether the hunt was interrupted, so that a later seed may catch the mutant."""
 
     def __str__(self) -> str:
         if self.anomaly is not None:
@@ -55,7 +55,7 @@ class Catch(NamedTuple):
 
 
 def hunt(mutant: Mutant, *, max_seeds: int, minutes: float, jobs: int | None, kind: type[Storm] = Storm) -> Catch:
-    """Storms in the order of their seeds until one convicts the mutant, or KeyboardInterrupt stops the hunt."""
+    """Run storms in the order of their seeds until one catches the mutant or KeyboardInterrupt stops the hunt."""
     began = time.monotonic()
     tried = crashes = 0
     is_stopped = False
@@ -86,7 +86,7 @@ def _broken_promise(report: Report) -> Anomaly | None:
 
 
 def _accuses_nobody(seed: int, minutes: float, kind: type[Storm]) -> bool:
-    """The product as it is passes this seed. (Many are caught by the same first seeds.)"""
+    """Return whether this seed has no anomaly without a mutant. The first seeds catch many mutants, so it is cached."""
     key = seed, minutes, kind.__name__
     if key not in _is_clean:
         [outcome] = simulate_many([seed], minutes, kind=kind)

@@ -3,11 +3,11 @@
     python -m tests.simulation.storms.simulate --seeds 1..200 --minutes 3
     python -m tests.simulation.storms.simulate --seed 17 [--log FILE]
 
-Each seed is a storm of so many virtual minutes (see `storms.storm`), in a worker process. A seed with an
-anomaly is printed with the timeline that led to it; the same seed brings the same storm again, event for event, on any
-machine with the same Python and packages. `--log` writes what the brokers and clients log, with virtual times.
+Each seed is a storm of that many virtual minutes (see `storms.storm`), which runs in a worker process. A seed with an
+anomaly is printed with the timeline that led to it. The same seed repeats the same storm, event for event, on any
+machine with the same Python and packages. `--log` writes the logs of brokers and clients, with virtual times.
 
-Exit code: 0, all is well; 1, an anomaly, or (with --floors) a storm that was too mild to say anything.
+Exit codes: 0 without anomalies, 1 with an anomaly or (with --floors) after a storm that was too mild to prove anything.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def simulate_many(
     kind: type[Storm] = Storm,
     jobs: int | None = None,
 ) -> Iterator[Outcome]:
-    """The outcome of each seed, in the order of the seeds; `is_enough` (a function of a module) ends its storm. Leaving
-    early ends the storms under way. Raises BrokenProcessPool where a worker dies."""
-    # Workers are started afresh, and anew after some seeds: what a storm leaves behind must not reach the next, nor
-    # fill the memory. Not by `max_tasks_per_child`: with it, Python 3.11's pool can come to a standstill (gh-115634).
+    """Yield the outcome of each seed in order. `is_enough` (a function of a module) ends a storm early. Closing the
+    iterator ends the storms under way. Raise BrokenProcessPool if a worker dies."""
+    # Workers are spawned, and replaced after some seeds, so that the remains of a storm neither reach the next one nor
+    # fill the memory. `max_tasks_per_child` does not do it: with it, Python 3.11's pool can hang (gh-115634).
     jobs = jobs or os.cpu_count() or 1
     context = multiprocessing.get_context("spawn")
     for start in range(0, len(seeds), jobs * _SEEDS_PER_WORKER):
@@ -67,7 +67,7 @@ def simulate_many(
                     yield future.result()
             finally:
                 if not all(future.done() for future in futures):
-                    # Nobody will ask for them, and a storm with a planted bug can last for minutes.
+                    # Their results are not needed, and a storm with a planted bug can last for minutes.
                     pool.shutdown(wait=False, cancel_futures=True)
                     for worker in set(multiprocessing.active_children()) - others:
                         worker.terminate()
@@ -93,7 +93,7 @@ def print_failure(
     for line in report.timeline[-shown:]:
         print(f"  {line}")
     options = (" --groups" if kind is GroupStorm else "") + (f" --mutant {mutant}" if mutant else "")
-    # At once, also into a file: a run of hours may be broken off.
+    # Flushed at once, even into a file, since a run of hours may be interrupted.
     print(
         f"replay: python -m tests.simulation.storms.simulate --seed {report.seed} --minutes {minutes:g}{options}",
         flush=True,
@@ -101,7 +101,7 @@ def print_failure(
 
 
 def summary(outcomes: Sequence[Outcome], wall_s: float) -> str:
-    """What these storms were like, and how fast."""
+    """Return a summary of these storms and of their speed."""
     reports = [outcome.report for outcome in outcomes]
     cpu_s = sum(outcome.cpu_s for outcome in outcomes)
     virtual_s = sum(report.virtual_s for report in reports)
@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--groups", action="store_true", help="storms of little but consumer groups")
     arguments = parser.parse_args()
     kind = GroupStorm if arguments.groups else Storm
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its workers would go on for ever without it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise its workers would run forever
     if arguments.seed is not None:
         return _replay(arguments.seed, arguments.minutes, arguments.mutant, arguments.log, kind)
 

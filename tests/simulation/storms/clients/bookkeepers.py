@@ -1,13 +1,13 @@
-"""Those who keep offsets themselves, as scripts and tools do: they commit, look up and delete them for a group of their
-own, and delete the group; by an `Admin`, and now and then as the group's only member.
+"""Clients that manage offsets themselves, as scripts and tools do. They commit, look up and delete the offsets of their
+own group, and delete the group, through an `Admin` and now and then as the group's only member.
 
-Many storms have one or two. In half of the storms offsets are kept for a minute only, and looked for every few seconds:
-there bookkeepers rest until shortly before or after that, and then look, or commit again while a coordinator is about
-to delete. Wall clocks are set there as everywhere, also back and by days. No machine is suspended, as whoever wakes up
-takes the time for passed.
+Many storms have one or two. In half of the storms offsets expire after a minute, and coordinators look for expired ones
+every few seconds. There bookkeepers wait until shortly before or after that, and then look, or commit again while a
+coordinator is about to delete. Wall clocks jump there as everywhere, even back and by days. Machines are not suspended,
+since a process that resumes takes the time as passed.
 
-Each has one group, does one thing at a time, and is the only one to do it; so what it finds can be told in advance, but
-for what is in doubt (`ledger`).
+Each bookkeeper has its own group and makes one call at a time, so that the result of each lookup is predictable, except
+for calls whose outcome is unknown (`ledger`).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from tests.simulation.storms.verdicts.history import Anomaly
 from tests.simulation.storms.verdicts.ledger import Call, Ledger, Retention, check_ledger
 
 CLOCK_FAULTS = frozenset({"suspend"})
-"""What storms with a short retention do without."""
+"""Faults that storms with a short retention leave out."""
 
 _KEPT_S = RETENTION_MINUTES * 60.0
 _LATE_S = 75.0
-"""Nobody may have coordinated the group for as long as faults last, and a member that is gone counts until then."""
+"""Longest time for which faults may leave the group without a coordinator. A dead member counts until then."""
 _API_TIMEOUT_MS = 10_000
 _SESSION_TIMEOUT_MS = 1_500
 _RETRY_S = 0.3
 
 
 class _Book:
-    """A group, and the one who keeps it."""
+    """A bookkeeper and its group."""
 
     def __init__(self, name: str, partitions: list[TopicPartition]) -> None:
         self.name = name
@@ -55,13 +55,13 @@ class _Book:
         self.process: Process | None = None
         self.starts = 0
         self.next_offset = itertools.count(1)
-        """No two calls set the same."""
+        """Offsets, each of which only one call sets."""
         self.set_s = 0.0
-        """When something was set last."""
+        """Time of the last acknowledged change."""
 
 
 class Bookkeepers:
-    """`Guests` of the workload."""
+    """The bookkeepers of a storm, `Guests` of the workload."""
 
     def __init__(self, storm: Ground, dice: Random, at_least: int = 0) -> None:
         self._storm = storm
@@ -92,7 +92,7 @@ class Bookkeepers:
             self._start(name)
 
     def restart(self, name: str) -> None:
-        """kill -9, and another one."""
+        """Kill a bookkeeper (SIGKILL) and start it again."""
         self.process(name).kill()
         self._start(name)
 
@@ -104,7 +104,7 @@ class Bookkeepers:
         world.process.start(self._live(book, world), name)
 
     async def _live(self, book: _Book, world: VirtualWorld) -> None:
-        """One client after the other."""
+        """Use one client after the other."""
         for number in itertools.count(1):
             client = f"{book.name}#{book.starts}.{number}"
             try:
@@ -197,7 +197,7 @@ class Bookkeepers:
             self._storm.event("a group deleted")
 
     async def _rest(self, book: _Book, client: str, admin: Admin, random: Random) -> None:
-        """Mostly until what was committed is about to go, if it does."""
+        """Rest, mostly until the committed offsets are about to expire, and then look or commit."""
         seconds = random.uniform(0, 20)
         if self._storm.offsets_expire and random.random() < 0.7:
             seconds = book.set_s + _KEPT_S - self._storm.now_s + random.choice([-1, 0, 1, 6]) * random.random()
@@ -254,17 +254,17 @@ class Bookkeepers:
         book.ledger.acknowledge(call, self._storm.now_s, but_for=but_for)
 
     def _may_be_used(self, book: _Book, seconds: float) -> None:
-        """From now on for so long, and until a coordinator has missed the member."""
+        """Record that the group may have a member for that long, and until a coordinator has expired its session."""
         book.ledger.may_be_used_until_s = self._storm.now_s + seconds + 2 * _SESSION_TIMEOUT_MS / 1_000
 
     # -- what the storm asks --
 
     def forgive(self) -> None:
-        """What was committed may be lost."""
+        """Allow the loss of committed offsets."""
         self._is_forgiven = True
 
     async def finish(self) -> None:
-        """After all is healed: they end, and somebody looks at what they have left."""
+        """After healing, end the bookkeepers and look up their offsets."""
         for book in self._books.values():
             if book.process is not None:
                 book.process.kill()

@@ -1,16 +1,18 @@
-"""A topic that keeps the latest record of each key: some storms have one, whose logs the brokers compact all the while.
+"""A compacted topic, which some storms have.
 
-One producer after the other writes to it (acks=all): for each key numbers that only grow, and now and then a tombstone.
-What is left in the end is judged as a table: of each key there is what was acknowledged last, or a later attempt; or an
-attempt of an earlier producer of which nobody knows, since what such a one has sent may come late. A record that is
-still there has the offset at which it was acknowledged. The numbers of a producer under a key grow, whatever a consumer
-skips.
+One producer after the other writes to it (acks=all): increasing numbers for each key, and now and then a tombstone. The
+final content is judged as a table:
 
-`delete.retention.ms` is longer than a storm: a replica that was away for longer may lead with what was deleted, as in
-Kafka.
+- Each key has its last acknowledged value, or a later attempt, or an unacknowledged attempt of an earlier producer,
+  which may have arrived late.
+- A record that is still there has the offset at which it was acknowledged.
+- The numbers of one producer under one key increase, with or without gaps.
 
-Administrators change the policy meanwhile: the topic is no longer compacted, and is again. What was written when all
-records were to stay, and is acknowledged, must be in every replica in sync until the policy is changed.
+`delete.retention.ms` is longer than a storm: as in Kafka, a replica that was away for longer may become leader with
+deleted records.
+
+Administrators switch compaction off and on meanwhile. A record acknowledged while it is off must stay in every in-sync
+replica until it is on again.
 """
 
 from __future__ import annotations
@@ -57,23 +59,23 @@ class Written(NamedTuple):
     number: int
     is_tombstone: bool
     offset: int | None
-    """None: not acknowledged."""
+    """None if it was not acknowledged."""
 
 
 class Found(NamedTuple):
-    """A record that a fresh consumer read in the end."""
+    """A record that a fresh consumer read at the end."""
 
     offset: int
     number: int | None
-    """None: a tombstone."""
+    """None for a tombstone."""
 
 
 Table = dict[bytes, list[Found]]
-"""By key, in the order of the log."""
+"""Records by key, in the order of the log."""
 
 
 class Compacting:
-    """`Guests` of the workload."""
+    """The compacted topic and its clients, `Guests` of the workload."""
 
     def __init__(
         self,
@@ -107,10 +109,10 @@ class Compacting:
         self._table: Table | None = None
         self._is_forgiven = False
         self._keeps_all: object | None = None
-        """Stands for the time since it was granted that all records stay; None: some may go."""
+        """An identity of the current period without compaction; None while compaction is on."""
         self._must_stay: list[tuple[bytes, Found]] = []
         self.swaps: Ambushes[int] = Ambushes()
-        """Of brokers at which one begins."""
+        """Brokers that are about to swap segments."""
 
     # -- their lives --
 
@@ -126,7 +128,7 @@ class Compacting:
             self._start(name)
 
     def restart(self, name: str) -> None:
-        """kill -9, and another one."""
+        """Kill a client (SIGKILL) and start it again."""
         self._processes[name].kill()
         self._start(name)
 
@@ -145,12 +147,12 @@ class Compacting:
             self._processes["compacted-consumer"].kill()
 
     def forgive(self) -> None:
-        """What was acknowledged may be lost."""
+        """Allow the loss of acknowledged records."""
         self._is_forgiven = True
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """As long as this lasts each swap of compacted segments is seen when it begins."""
+        """Observe the beginning of each swap of compacted segments."""
         patches = Patches()
 
         @patches.instead_of(Swap, "carry_out")
@@ -166,7 +168,7 @@ class Compacting:
             patches.undo()
 
     def _broker_of(self, swap: Swap) -> int:
-        """Whose disk it is."""
+        """Return the broker whose disk is concerned."""
         for broker_id in self._cluster.broker_ids:
             broker = self._cluster.living_broker(broker_id)
             if broker is not None and any(log._swap is swap for log in broker._logs.logs()):
@@ -194,7 +196,7 @@ class Compacting:
             await asyncio.sleep(_RETRY_S)
 
     async def _write(self, producer: Producer, identity: int, random: Random) -> None:
-        """A few records, and then their endings: so that attempts of one key end in their order."""
+        """Send a few records and await them, so that attempts for one key end in order."""
         keeps_all = self._keeps_all
         sent: list[tuple[bytes, int, Delivery]] = []
         for _ in range(random.randint(1, 8)):
@@ -220,7 +222,7 @@ class Compacting:
     # -- its policy --
 
     async def change_policy(self, world: World) -> str:
-        """Returns what was granted. Raises MinibrokerError, and then that is in doubt."""
+        """Change the policy and return it. After a MinibrokerError the policy is unknown."""
         policy = "compact" if self._keeps_all is not None else "delete"
         self._look_at_replicas()
         self._keeps_all = None
@@ -233,7 +235,8 @@ class Compacting:
         return policy
 
     def _look_at_replicas(self) -> None:
-        """Of those in sync: they have what must stay, as far as they come. What cannot be read is judged elsewhere."""
+        """Check that each in-sync replica has the records that must stay below its log end. Unreadable logs are judged
+        elsewhere."""
         if self._is_forgiven or not self._must_stay:
             return
         [partition] = self.partitions
@@ -281,7 +284,7 @@ class Compacting:
             await asyncio.sleep(_RETRY_S)
 
     async def read_back(self, world: VirtualWorld) -> None:
-        """The whole topic, by a consumer that knows nothing. Nobody writes any more."""
+        """Read the whole topic with a fresh consumer, after all producers have ended."""
         if not self.partitions:
             return
         [partition] = self.partitions
@@ -296,7 +299,7 @@ class Compacting:
                     async with asyncio.timeout(5):
                         batch = await anext(batches)
                 except TimeoutError:
-                    break  # what is left has no records
+                    break  # only empty batches are left
                 at = batch.next_offset
                 for offset, key, value in zip(batch.offsets, batch.keys, batch.values, strict=True):
                     found = Found(offset, None if value is None else _numbers(value)[1])
@@ -312,7 +315,7 @@ class Compacting:
 
 
 def _held(log: Log) -> Table:
-    """Raises BrokerError and CorruptRecord."""
+    """Return the content of a log. Raise BrokerError or CorruptRecord."""
     table: Table = {}
     offset = log.log_start_offset
     while records := log.read(offset, _READ_BYTES, log.log_end_offset):
@@ -329,7 +332,7 @@ def _put(batch: DecodedBatch, table: Table) -> None:
 
 
 def lost(must_stay: Sequence[tuple[bytes, Found]], table: Table) -> Iterator[Anomaly]:
-    """One anomaly for all of them. Pure."""
+    """Yield one anomaly if any of these records is missing. Pure."""
     gone = [(key, found) for key, found in must_stay if found not in table.get(key, [])]
     if gone:
         key, found = gone[0]
@@ -337,7 +340,7 @@ def lost(must_stay: Sequence[tuple[bytes, Found]], table: Table) -> Iterator[Ano
 
 
 def wrong(written: dict[bytes, list[Written]], table: Table) -> Iterator[Anomaly]:
-    """What is wrong with what is left of a compacted topic. Pure."""
+    """Yield the anomalies in the final content of a compacted topic. Pure."""
     for key, attempts in written.items():
         found = table.get(key, [])
         acknowledged = [attempt for attempt in attempts if attempt.offset is not None]
@@ -366,11 +369,11 @@ def wrong(written: dict[bytes, list[Written]], table: Table) -> Iterator[Anomaly
 
 
 def _may_come_after(attempt: Written, last: Written) -> bool:
-    """It may be the latest record of a key of which `last` was acknowledged last."""
+    """Return whether the attempt may be the latest record of a key whose last acknowledged value is `last`."""
     return attempt.number >= last.number or (attempt.offset is None and attempt.producer < last.producer)
 
 
 def _numbers(value: bytes) -> tuple[int, int]:
-    """Producer and number."""
+    """Return the producer and the number of a value."""
     producer, _, number = value.partition(b"|")[0].partition(b".")
     return int(producer), int(number)

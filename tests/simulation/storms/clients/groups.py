@@ -1,15 +1,15 @@
-"""Consumer groups in a storm: members that come and go, and what is committed by whom.
+"""Consumer groups in a storm, whose members come and go.
 
-Most storms draw a group or two, on topics that may lose nothing, on the one that grows, and on those that are deleted
-and created again. Members join late, leave in good order after a while, are killed and paused (by faults, as all
-clients are), sit on their records for longer than `max_poll_interval_ms`, and read one by one, by polls or by batches;
-some are static. They commit what they have done, with or without waiting for the answer, or let the consumer do it.
-Meanwhile somebody who is no member asks what is committed.
+Most storms draw one or two groups, on topics that may lose nothing, on the growing topic, and on topics that are
+deleted and re-created. Members join late, leave in good order after a while, are killed and paused by faults, exceed
+`max_poll_interval_ms`, and read records one by one, by polls or by batches; some are static. They commit their
+positions, with or without awaiting the response, or leave that to the consumer. Meanwhile a client outside the group
+reads the committed offsets.
 
-What they see is judged in the end (`group_history`). Once all is healed the members share all partitions in one
-generation, and all that is there gets committed, in time.
+The history of a group is judged at the end (`group_history`). After healing, the members must share all partitions in
+one generation, and commit all records, in time.
 
-Random decisions are this module's own, so that storms stay what they are on the other topics.
+The random decisions of groups are independent, so that the rest of a storm does not depend on them.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ READER = "group-reader"
 LIVENESS_S = 60.0
 
 _PATIENCE_MS = 600_000
-"""Longer than a storm: a call that nothing would end but its time limit does not end, and that is seen in the end."""
+"""Longer than a storm, so that a call which only its time limit would end is seen as hanging."""
 _RETRY_S = 0.3
 _LONGEST_ABSENCE_S = 40.0
-"""With that, nothing expires that is kept for a minute: the last sign of a member may be older than its end."""
+"""Longest absence of members after which offsets kept for a minute have not expired. It is shorter, since the last sign
+of a member is older than its end."""
 _STATIC_PROBABILITY = 0.3
 _EAGER = ("range", "roundrobin", "sticky")
 _COOPERATIVE = "cooperative-sticky"
@@ -64,7 +65,7 @@ class _Group:
     name: str
     topics: list[str]
     is_by_pattern: bool
-    """Then the topics need not be there."""
+    """Whether the group subscribes by a pattern, so that its topics need not exist."""
     strategy: str
     commits: str
     """"awaited", "not awaited" or "automatic"."""
@@ -74,32 +75,32 @@ class _Group:
     history: GroupHistory
     is_forgiven: bool = False
     stable_s: float | None = None
-    """When a member was last seen to be in a generation."""
+    """When a member was last seen in a generation."""
     may_have_expired: bool = False
-    """What was committed, in a storm in which offsets do: the group may have been without members for that long."""
+    """Whether committed offsets may have expired while the group had no member."""
     behind: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """What is committed and where the log ends, by partition, where these differed at the last look in the end."""
+    """Committed offset and log end of each partition where the two differed at the last final check."""
 
 
 @dataclass
 class _Member:
-    """Of a group, over all its starts."""
+    """A member of a group over all its starts."""
 
     name: str
     group: _Group
     instance_id: str | None
     style: str
-    """"poll", "records" or "batches"."""
+    """"poll", "glance", "records" or "batches"."""
     pause_s: float
-    """Between steps."""
+    """Longest pause between reads."""
     life_s: float
-    """Until it leaves, to come back; on average."""
+    """Mean time until it leaves, to come back later."""
     records_per_commit: int
     process: Process | None = None
     starts: int = 0
     identity: str = ""
     view: tuple[int, frozenset[TopicPartition]] = (-1, frozenset())
-    """Generation and partitions, as of last."""
+    """Its last known generation and partitions."""
 
 
 @dataclass
@@ -110,7 +111,7 @@ class _Life:
     identity: str
     consumer: Consumer = field(init=False)
     positions: dict[TopicPartition, int] = field(default_factory=dict)
-    """Where it goes on in what it has and has done something of."""
+    """The next offset of each partition of which it has processed records."""
     uncommitted: int = 0
 
     @property
@@ -151,7 +152,7 @@ class _Listener(RebalanceListener):
 
 
 class Groups:
-    """`Guests` of the workload."""
+    """The groups of a storm, `Guests` of the workload."""
 
     def __init__(self, storm: Ground, dice: Random, growing: Growing, rebirth: Rebirth, at_least: int = 0) -> None:
         self._storm = storm
@@ -161,11 +162,11 @@ class Groups:
         self._dice = dice
         self._is_over = False
         self._lost_offsets = False
-        """What was committed may be gone."""
+        """Whether committed offsets may be lost."""
         self._is_last_life = False
         self._reader: Process | None = None
         self.partitions: list[TopicPartition] = []
-        """Those in which groups are kept, once they are there."""
+        """The partitions of `__consumer_offsets`, once they exist."""
         lasting = list(dict.fromkeys(p.topic for p in storm.partitions if p.topic.startswith(DURABLE)))
         lasting = [topic for topic in lasting if topic != SHRINKING]
         self._members = {
@@ -218,7 +219,7 @@ class Groups:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """As long as this lasts each deletion of a group is seen when it begins."""
+        """Observe the beginning of each deletion of a group."""
         patches = Patches()
 
         @patches.instead_of(GroupRemoval, "_delete")
@@ -243,7 +244,7 @@ class Groups:
         return list(self._members)
 
     def session_timeout_s(self, name: str) -> float:
-        """Of a member."""
+        """Return the session timeout of a member."""
         return self._members[name].group.session_timeout_ms / 1_000
 
     def process(self, name: str) -> Process:
@@ -252,7 +253,7 @@ class Groups:
         return process
 
     async def create_offsets_topic(self) -> None:
-        """It comes with the first question to a coordinator."""
+        """Create `__consumer_offsets` through the first request to a coordinator."""
         world = self._cluster.client(READER)
         await world.process.run(self._ask_for_offsets(world))
         world.process.kill()
@@ -268,7 +269,7 @@ class Groups:
             self._start(name)
 
     def restart(self, name: str) -> None:
-        """kill -9, and another one."""
+        """Kill a client (SIGKILL) and start it again."""
         self.process(name).kill()
         if name in self._members:
             member = self._members[name]
@@ -287,7 +288,7 @@ class Groups:
         world.process.start(self._live(member, world), name)
 
     async def _live(self, member: _Member, world: VirtualWorld) -> None:
-        """One consumer after the other."""
+        """Use one consumer after the other."""
         group, random = member.group, world.random
         for attempt in itertools.count(1):
             if not self._is_last_life:
@@ -330,7 +331,7 @@ class Groups:
             await asyncio.sleep(_RETRY_S)
 
     async def _close_later(self, consumer: Consumer, after_s: float) -> None:
-        """As a handler of a signal does, whatever the member is in the middle of."""
+        """Close the consumer while the member uses it, as a signal handler does."""
         await asyncio.sleep(after_s)
         self._storm.event("a member is closed by another task")
         await consumer.close()
@@ -350,7 +351,7 @@ class Groups:
                     if member.style == "poll":
                         for record in await consumer.poll(timeout_ms=500, max_records=random.choice([None, 1, 20])):
                             self._delivered(life, record.topic, record.partition, record.offset, record.value)
-                    elif member.style == "glance":  # without waiting, and again a little later, in virtual time
+                    elif member.style == "glance":  # polls without waiting, and again a little later in virtual time
                         for record in await consumer.poll(timeout_ms=0):
                             self._delivered(life, record.topic, record.partition, record.offset, record.value)
                         await asyncio.sleep(0.1)
@@ -366,8 +367,8 @@ class Groups:
             except MaxPollIntervalExceeded:
                 self._storm.event("a member sat on its records for too long")
             self.look_at(life)
-            # In the end there may be no further records to remind it of a commit that failed. (With each record,
-            # commits would take longer than there is for what it has still to read.)
+            # At the end no further record may come to trigger a retry of a failed commit. A commit for each record,
+            # however, would take too long.
             is_idle = self._is_last_life and life.uncommitted == before
             if life.uncommitted >= member.records_per_commit or random.random() < 0.05 or is_idle:
                 await self._commit(life, random)
@@ -383,8 +384,8 @@ class Groups:
         life.uncommitted += 1
 
     def look_at(self, life: _Life) -> None:
-        """In which generation a member is, and what it has there. One that has no assignments yet is not counted: it
-        may be gone with the coordinator, which has not written it down."""
+        """Record the generation and the partitions of a member. A member without an assignment is ignored: the
+        coordinator may fail before it has stored that generation."""
         status, held = life.consumer.status(), frozenset(life.consumer.assignment())
         generation = status.generation_id
         if status.member_state != MemberState.STABLE.phase:
@@ -398,10 +399,10 @@ class Groups:
             life.member.view = (generation, held)
             life.history.holds(life.member.instance_id or life.identity, generation, held)
 
-    # -- what is committed --
+    # -- commits --
 
     async def _commit(self, life: _Life, random: Random) -> None:
-        """What the member has done; nothing where its consumer commits by itself."""
+        """Commit the member's positions, unless its consumer commits automatically."""
         life.uncommitted = 0
         if life.group.commits == "automatic" or not life.positions:
             return
@@ -413,16 +414,18 @@ class Groups:
             await self._answered(life, life.consumer.commit(offsets), commits)
 
     async def commit_last(self, life: _Life) -> None:
-        """Before partitions are given back."""
+        """Commit before partitions are revoked."""
         if life.group.commits != "automatic" and life.positions:
             commits = self._commit_begins(life, None)
             await self._answered(life, life.consumer.commit(), commits)
 
     def _commit_begins(self, life: _Life, offsets: Mapping[TopicPartition, int] | None) -> list[Commit]:
-        """In the moment in which the consumer is to commit these offsets; None: its positions. Of a topic that was
-        created again it may have none, though the member had records of the earlier one: then nothing is sent of that
-        partition, whatever becomes of the others, and no error names it. And a consumer that another task closes has
-        taken back what the member is in the middle of."""
+        """Record a commit of these offsets, or with None of the consumer's positions, at the moment of the call.
+
+        The consumer may have no position in a re-created topic although the member had records of the earlier one. It
+        then commits nothing for that partition, and no error names it. A consumer that another task closes has moved
+        its positions back to records that the member is still processing.
+        """
         done = life.positions
         if offsets is None:
             sent, reborn = positions(life.consumer._partitions), self._rebirth.topics
@@ -443,13 +446,13 @@ class Groups:
         except CommitFailed as error:
             commits = [commit for commit in commits if commit.partition not in error.errors]
         except MinibrokerError:
-            return  # it may have been carried out
+            return  # it may have been carried out all the same
         life.history.commit_acknowledged(commits, life.generation)
 
     async def _committed(
         self, world: VirtualWorld, group: _Group, partitions: list[TopicPartition]
     ) -> dict[TopicPartition, int | None]:
-        """As somebody finds it who knows nothing of the group. Asks until there is an answer."""
+        """Read the committed offsets with a client outside the group. Retry until there is an answer."""
         while True:
             try:
                 async with Consumer(
@@ -473,7 +476,7 @@ class Groups:
                 await asyncio.sleep(world.random.uniform(0.5, 4))
 
     def _partitions_of(self, group: _Group) -> list[TopicPartition]:
-        """Those that are there."""
+        """Return the existing partitions of the group's topics."""
         partitions = [partition for partition in self._storm.partitions if partition.topic in group.topics]
         if GROWING in group.topics:
             partitions += self._growing.partitions()
@@ -482,14 +485,14 @@ class Groups:
     # -- what the storm asks --
 
     def forgive(self, exposed: Collection[TopicPartition]) -> None:
-        """What these partitions held may be gone."""
+        """Allow these partitions to lose records."""
         for group in self._groups:
             group.is_forgiven |= not set(exposed).isdisjoint([*self._partitions_of(group), *self.partitions])
         self._lost_offsets |= not set(exposed).isdisjoint(self.partitions)
 
     async def finish(self) -> None:
-        """After all is healed, and all is sent: the members are to share everything, and to commit it. Accuses where
-        they do not."""
+        """After healing and all sending, accuse each group whose members do not share all partitions and commit all
+        records in time."""
         self._is_last_life = True
         world = self._cluster.client("group-auditor")
         for group in self._groups:
@@ -528,7 +531,7 @@ class Groups:
         return f"{group.strategy}, commits {group.commits}; members {views}; committed and end {group.behind}"
 
     def judge(self) -> Iterator[Anomaly]:
-        """Once all topics were read back."""
+        """Yield anomalies, once all topics were read back."""
         for group in self._groups:
             if not group.is_forgiven and not group.may_have_expired:
                 final = self._storm.workload.history.final | self._growing.final

@@ -1,11 +1,11 @@
-"""A storm's topic that gets more partitions, again and again, with traffic on it.
+"""A topic that repeatedly gets more partitions while it is written and read.
 
-An administrator adds them through the API, or somebody writes the topic's znode; meanwhile one producer spreads records
-over all partitions that it knows, and one consumer reads the whole topic: both live through all of it, and have to find
-the new partitions by themselves. In the end there are at least as many partitions as were ever promised, every broker
-shows them with leaders, what was acknowledged is there, and the consumer has read it.
+An administrator adds them through the API, or writes the topic's znode. One producer spreads records over all
+partitions that it knows, and one consumer reads the whole topic; both have to find the new partitions themselves. At
+the end there are at least as many partitions as were acknowledged, every broker knows their leaders, every acknowledged
+record is there, and the consumer has read it.
 
-Random decisions are this module's own, so that storms stay what they are on the other topics.
+Its random decisions are independent, so that the rest of a storm does not depend on them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RETRY_S = 0.3
 
 
 class Growing:
-    """`storm` calls it at few places."""
+    """The growing topic and its clients."""
 
     def __init__(self, storm: Ground, dice: Random) -> None:
         self._storm = storm
@@ -44,13 +44,13 @@ class Growing:
         self._is_changing = asyncio.Lock()
         self._is_over = False
         self._promised = 0
-        """So many partitions there are, according to whoever was told of a success."""
+        """Number of partitions that an acknowledged call has promised."""
         self._asked = 0
         self._acknowledged: dict[TopicPartition, dict[int, bytes]] = {}
         self._seen: set[tuple[int, int, bytes]] = set()
         self._sender: asyncio.Task[None] | None = None
         self.final: dict[TopicPartition, dict[int, bytes]] = {}
-        """What was there in the end."""
+        """The final content, by partition and offset."""
 
     # -- the fault --
 
@@ -65,7 +65,7 @@ class Growing:
         async with self._is_changing:
             if self._beginning is None:
                 self._beginning = asyncio.create_task(self._begin(), name="the growing topic begins")
-            # Healing cancels this fault; what was asked for by then is created all the same, and must be known here.
+            # Healing cancels this fault, but not the creation that it has requested, which must be known here.
             await asyncio.shield(self._beginning)
             if self._asked >= MOST_PARTITIONS:
                 return
@@ -90,11 +90,11 @@ class Growing:
                 self._promised = max(self._promised, count)
                 self._storm.event("partitions added by request")
         except BrokerError as error:
-            # All that were asked for before are fewer, so neither an attempt of this call nor a late one explains it.
+            # Each earlier request was for fewer partitions, so no retry or late request explains this error.
             if error.code in (ErrorCode.INVALID_PARTITIONS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 self._accuse("partitions were refused", f"{count}: {error}")
         except MinibrokerError:
-            pass  # it has said why
+            pass  # the outcome is unknown
 
     def _write_by_hand(self, count: int) -> None:
         topic, brokers = self._storm.topic(TOPIC), self._cluster.broker_ids
@@ -107,7 +107,7 @@ class Growing:
         self._promised = max(self._promised, count)
 
     async def _begin(self) -> None:
-        """The topic, a producer and a consumer, which live until the end."""
+        """Create the topic, and start a producer and a consumer that live until the end."""
         world = self._cluster.client("enlarger")
 
         async def create() -> None:
@@ -159,12 +159,12 @@ class Growing:
                         except MinibrokerError:
                             await asyncio.sleep(_RETRY_S)
             except MinibrokerError:
-                await asyncio.sleep(_RETRY_S)  # it could not start
+                await asyncio.sleep(_RETRY_S)  # the consumer could not start
 
     # -- what the storm asks --
 
     def partitions(self) -> list[TopicPartition]:
-        """Those that have a state."""
+        """Return the partitions that have a state znode."""
         zookeeper = self._cluster.simulation.zookeeper
         if not self._is_there:
             return []
@@ -172,7 +172,7 @@ class Growing:
         return [partition for partition in found if zookeeper.has(znodes.state_path(partition))]
 
     def is_whole(self) -> bool:
-        """All partitions are there, and all their replicas in sync."""
+        """Return whether all promised partitions are there, with all replicas in sync."""
         if not self._is_there:
             return True
         states = [self._cluster.state(partition) for partition in self.partitions()]
@@ -186,7 +186,7 @@ class Growing:
         )
 
     def forgive(self, partitions: Iterable[TopicPartition]) -> None:
-        """What was acknowledged of these may be gone: no broker that had it kept its power."""
+        """Allow the loss of acknowledged records in these partitions."""
         for partition in partitions:
             self._acknowledged.pop(partition, None)
 
@@ -200,7 +200,7 @@ class Growing:
         return True
 
     async def finish(self, within_s: float) -> None:
-        """After all is healed: everything is there, and was read."""
+        """After healing, accuse missing partitions, missing records, and records that the consumer has not read."""
         if self._beginning is None:
             return
         async with asyncio.timeout(within_s):
@@ -219,7 +219,7 @@ class Growing:
             missed = sorted(final - self._seen)[:3]
             self._accuse("a consumer of a growing topic missed records", f"{missed} of {len(final)}")
         if self._storm.cuts_power_of_several or len(self._cluster.broker_ids) == 2:
-            return  # what was acknowledged may be lost
+            return  # acknowledged records may be lost legally
         for partition, records in sorted(self._acknowledged.items()):
             for offset, value in records.items():
                 if (partition.partition, offset, value) not in final:
@@ -229,7 +229,7 @@ class Growing:
         final: set[tuple[int, int, bytes]] = set()
         partitions = self.partitions()
         async with Producer(self._cluster.bootstrap, acks="all", world=world) as producer:
-            for partition in partitions:  # each of them takes something
+            for partition in partitions:  # each partition must accept a record
                 await producer.send(TOPIC, b"the last", partition=partition.partition)
         async with Consumer(self._cluster.bootstrap, topics=[TOPIC], world=world) as consumer:
             ends = await consumer.end_offsets(partitions)

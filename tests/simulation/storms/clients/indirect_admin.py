@@ -1,4 +1,4 @@
-"""An administrator that asks any broker but the controller, as a client does that is told to ask any."""
+"""An administrator whose requests go to brokers other than the controller, as a client may choose any broker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class IndirectRequests(AdminRequests):
 
 
 class IndirectAdmin(Admin):
-    """Every change of topics is forwarded, as long as another broker than the controller is known."""
+    """An `Admin` whose changes of topics are forwarded if a broker other than the controller is known."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

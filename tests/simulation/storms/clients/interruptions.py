@@ -1,8 +1,7 @@
-"""Users who do not wait until a call is over: they cancel it, as `asyncio.timeout` does, and go on with the client; or
-they close the client, from another task.
+"""Users that cancel a call, as `asyncio.timeout` does, and continue to use the client; or close it from another task.
 
-Promised is that the call ends at once, and with it whatever it had still to do: what it has sent may be carried out,
-once, and before anything that the same client does later.
+The call must end at once and do nothing more. A request that was sent before may be carried out, once, and before any
+later request of the same client.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ AT_ONCE_S = 0.05
 
 
 def begun(call: Awaitable[T]) -> asyncio.Task[T]:
-    """Not by `ensure_future`: where no loop runs, as when a killed process is buried, that makes one, which stays."""
+    """Start a call. `ensure_future` would create an event loop if none runs, as when a killed process is cleaned up."""
 
     async def wait() -> T:
         return await call
@@ -29,8 +28,8 @@ def begun(call: Awaitable[T]) -> asyncio.Task[T]:
 
 
 async def patiently(ending: asyncio.Future[T], within_s: float) -> None:
-    """Until it is done, or has had its time, and a moment more: where the clock of this process jumps, all its timers
-    are due at once, and this one may come first."""
+    """Wait until it is done or the time is over, and a moment longer: after a clock jump all timers of the process are
+    due at once, and this one may fire first."""
     await asyncio.wait([ending], timeout=within_s)
     if not ending.done():
         await asyncio.wait([ending], timeout=AT_ONCE_S)
@@ -44,7 +43,7 @@ async def may_be_interrupted(
     who: str,
     close: Callable[[], Awaitable[None]],
 ) -> bool:
-    """Make a call, or begin it only. Returns whether it has come to its end. Raises what it raises."""
+    """Make a call and possibly interrupt it. Return whether it ended by itself. Raise its error."""
     how = random.random()
     if how > 0.15:
         await call

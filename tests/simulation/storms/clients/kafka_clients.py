@@ -1,9 +1,9 @@
-"""A producer and a consumer that speak Kafka's protocol, for the storms: as librdkafka does it, in a few lines.
+"""A producer and a consumer that speak Kafka's protocol as librdkafka does, reduced to a few lines for the storms.
 
-They stand in for our own clients in the strict workload, so what they are told is judged by the same rules: nothing
-acknowledged is lost, twice or out of order, and a consumer neither skips nor goes back. Each connection has several
-requests under way and expects the answers in their order; an answer that is not one, or records that such a client
-cannot read, are `ProtocolBroken`: a bug, whatever the cluster has been through.
+They replace our own clients in the strict workload and are judged by the same rules: no acknowledged record is lost,
+duplicated or reordered, and a consumer neither skips nor goes back. Each connection pipelines requests and expects the
+responses in order. A malformed response, or records that such a client cannot read, raise `ProtocolBroken`, which is a
+bug whatever faults the cluster has had.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ _REQUEST_TIMEOUT_S = 5.0
 
 
 class ProtocolBroken(MinibrokerError):
-    """What no broker may answer."""
+    """A response that no broker may send."""
 
 
 class _Unreachable(MinibrokerError):
-    """The connection failed, or the request had no answer in time: it may have been carried out."""
+    """The connection failed or the request timed out; it may have been carried out."""
 
 
 class Versions(NamedTuple):
-    """Which ones of the APIs a client uses."""
+    """The version of each API that a client uses."""
 
     metadata: int
     produce: int
     fetch: int
     epochs: int
-    """Of OffsetForLeaderEpoch."""
+    """The version of OffsetForLeaderEpoch; -1 if unused."""
 
     @property
     def knows_epochs(self) -> bool:
-        """Of leaders, and so fences what it asks."""
+        """Whether the client sends leader epochs, which fence its requests."""
         return self.metadata >= 7
 
     @property
     def fetches_by_id(self) -> bool:
-        """Topics are not named in a Fetch (KIP-516)."""
+        """Whether a Fetch identifies topics by id (KIP-516)."""
         return self.fetch >= 13
 
 
 VERSIONS = (Versions(4, 7, 10, -1), Versions(7, 8, 11, 3), Versions(9, 9, 12, 4), Versions(12, 11, 17, 4))
-"""Of clients old and new; all of them know zstd, which is among what our own producers write."""
+"""Versions of old and new clients. All of them can read zstd, which our own producers may write."""
 
 
 class RecordMetadata(NamedTuple):
     offset: int
-    """-1: the broker has it already, and does not know any more where."""
+    """-1 for a duplicate whose offset the broker no longer knows."""
 
 
 class KafkaBatch(NamedTuple):
-    """What came of a partition, record by record."""
+    """A fetched batch of a partition, record by record."""
 
     topic: str
     partition: int
@@ -81,14 +81,14 @@ class KafkaBatch(NamedTuple):
 class _Leader(NamedTuple):
     node_id: int
     epoch: int
-    """-1: not told in the version that is used."""
+    """The leader epoch; -1 if this version of the response has none."""
 
 
 # --- Connections -----------------------------------------------------------------------------------------------
 
 
 class _Connection(KafkaConnection):
-    """Its last frame has no bytes."""
+    """A connection whose last frame is empty."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -96,7 +96,7 @@ class _Connection(KafkaConnection):
 
 
 class _Link:
-    """A connection on which requests go out behind each other. Its answers must come in their order."""
+    """A connection with pipelined requests, whose responses must arrive in order."""
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
@@ -118,7 +118,7 @@ class _Link:
     async def _read(self) -> None:
         error: MinibrokerError = _Unreachable("closed")
         try:
-            while frame := await self._connection.frames.get():  # the last one is empty
+            while frame := await self._connection.frames.get():  # the last frame is empty
                 if not self._waiting:
                     raise ProtocolBroken("an answer that nobody has asked for")
                 sent, api, version, future = self._waiting.popleft()
@@ -136,7 +136,7 @@ class _Link:
             for *_, future in self._waiting:
                 if not future.done():
                     future.set_exception(error)
-                    future.exception()  # nobody may be left to hear it
+                    future.exception()  # retrieved, since the caller may be gone
             self._connection.close()
 
     async def close(self) -> None:
@@ -145,7 +145,7 @@ class _Link:
 
 
 class _Cluster:
-    """Links to the brokers, and which of them leads what, as far as it is known."""
+    """Links to the brokers, and the known leader of each partition."""
 
     def __init__(self, bootstrap: str, world: World, versions: Versions) -> None:
         self._addresses = {-1 - i: _address(text) for i, text in enumerate(bootstrap.split(","))}
@@ -155,7 +155,7 @@ class _Cluster:
         self._links: dict[int, _Link] = {}
         self._leaders: dict[TopicPartition, _Leader] = {}
         self._epochs: dict[TopicPartition, int] = {}
-        """The latest of each leader: older metadata is not believed (KIP-320)."""
+        """The highest leader epoch seen of each partition; older metadata is ignored (KIP-320)."""
         self.topic_ids: dict[str, str] = {}
 
     async def close(self) -> None:
@@ -163,11 +163,11 @@ class _Cluster:
             await link.close()
 
     def forget(self, partition: TopicPartition) -> None:
-        """Whoever led it does not answer as a leader does."""
+        """Forget the leader of a partition, which has answered that it is not."""
         self._leaders.pop(partition, None)
 
     async def leader(self, partition: TopicPartition) -> _Leader:
-        """Raises _Unreachable where nobody says."""
+        """Return the leader of a partition. Raise _Unreachable if no broker knows it."""
         if partition not in self._leaders:
             await self._refresh([partition.topic])
         leader = self._leaders.get(partition)
@@ -206,7 +206,7 @@ class _Cluster:
         return link
 
     async def drop(self, node_id: int) -> None:
-        """What has no answer in time may never have one."""
+        """Close the link to a broker that did not respond in time."""
         if (link := self._links.pop(node_id, None)) is not None:
             await link.close()
 
@@ -229,7 +229,7 @@ def _address(text: str) -> tuple[str, int]:
 
 @dataclass
 class _Unsent:
-    """A batch from its first record to its answer."""
+    """A batch from its first record to its response."""
 
     sequence: int
     deadline_s: float
@@ -243,12 +243,12 @@ class _Unsent:
 
 
 MOST_IN_FLIGHT = 5
-"""Batches of a partition: so many a broker tells apart (KAFKA-5494)."""
+"""Batches in flight per partition: a broker detects duplicates among the last five (KAFKA-5494)."""
 
 
 class KafkaProducer:
-    """Idempotent with acks=all. A batch that fails, or has not ended within its delivery timeout, fails the producer:
-    all that was sent after it, and every later `send`. (Its sequence is used up; librdkafka calls that fatal.)"""
+    """A producer that is idempotent with acks=all. A batch that fails or exceeds its delivery timeout fails all later
+    batches and every later `send`, since its sequence numbers are used up: a fatal error in librdkafka."""
 
     def __init__(
         self,
@@ -274,15 +274,16 @@ class KafkaProducer:
         self._producer_id, self._producer_epoch = -1, -1
         self._queues: dict[TopicPartition, asyncio.Queue[_Unsent]] = {}
         self._open: dict[TopicPartition, _Unsent] = {}
-        """Batches that still take records, in their queues already."""
+        """Queued batches that still accept records."""
         self._sequences: dict[TopicPartition, int] = {}
         self._sending: list[asyncio.Task[None]] = []
-        self._unended: set[asyncio.Future[RecordMetadata]] = set()
+        self._unended: dict[asyncio.Future[RecordMetadata], None] = {}
+        """An ordered set: the order in which the records of a failed producer end is part of the trace."""
         self.failure: MinibrokerError | None = None
-        """What it has failed with."""
+        """The fatal error, if there is one."""
 
     async def __aenter__(self) -> Self:
-        """Raises _Unreachable where no broker gives it an id."""
+        """Get a producer id. Raise _Unreachable if no broker provides one."""
         while self._acks == -1 and self._producer_id < 0:
             await self._init_producer_id()
         return self
@@ -326,8 +327,8 @@ class KafkaProducer:
             self._open[where] = batch
             queue.put_nowait(batch)
         self._sequences[where] += 1
-        self._unended.add(ending)
-        ending.add_done_callback(self._unended.discard)
+        self._unended[ending] = None
+        ending.add_done_callback(self._unended.pop)
         batch.values.append(value)
         batch.endings.append(ending)
         return ending
@@ -346,7 +347,7 @@ class KafkaProducer:
                 return
 
     def _sender_ended(self, sending: asyncio.Task[None]) -> None:
-        """A bug of this file would else show as records that wait for ever."""
+        """Fail all batches if the sender has a bug; otherwise their records would wait forever."""
         if not sending.cancelled() and (error := sending.exception()) is not None:
             self._fail(ProtocolBroken(f"{sending.get_name()}: {error!r}"))
 
@@ -358,7 +359,7 @@ class KafkaProducer:
                 ending.set_exception(self.failure)
 
     async def _deliver(self, where: TopicPartition, window: list[_Unsent]) -> None:
-        """All of them, whatever it takes; again and again what has no answer, in its order."""
+        """Deliver all batches in order, and retry those without a response."""
         while window:
             if self._world.clock.monotonic() > window[0].deadline_s:
                 raise _Unreachable(f"{where}: not delivered within the delivery timeout")
@@ -383,7 +384,7 @@ class KafkaProducer:
         self, where: TopicPartition, batch: _Unsent, answer: asyncio.Future[Any], leader: _Leader, *, is_first: bool
     ) -> bool:
         if not answer.done():
-            # It may be on its way out already: a sender of another partition has waited in vain, too.
+            # The sender of another partition may have timed out and dropped the link already.
             await self._cluster.drop(leader.node_id)
             return False
         try:
@@ -401,7 +402,7 @@ class KafkaProducer:
         if code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
             batch.end(-1)
             return True
-        # Behind one that has failed it must be out of order; by itself it says that the cluster has lost some.
+        # This is expected after a failed batch. Without one, the cluster has lost records.
         if ERRORS[code].retriable or (code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and not is_first):
             return False
         raise BrokerError(code, f"{where}: {told.error_message}")
@@ -429,10 +430,10 @@ LIMITS = (1, 1_000, 1_048_576, 1_048_576)
 
 
 class KafkaConsumer:
-    """Reads the partitions from where `seek` has put it, on the leaders alone; one request for all of a leader's.
+    """A consumer that fetches from leaders only, with one request for all partitions of a leader.
 
-    A client that knows epochs says which one it believes in, and asks a new leader whether the log that it has read is
-    still the log's beginning (KIP-320).
+    A client that knows leader epochs sends its own, and asks a new leader whether the log that it has read is still a
+    prefix of the leader's (KIP-320).
     """
 
     def __init__(
@@ -445,7 +446,7 @@ class KafkaConsumer:
         limits: Sequence[int] = LIMITS,
         fetch_max_wait_ms: int = 300,
     ) -> None:
-        """`limits`: one of them is drawn for what an answer, and each partition in it, may take in bytes."""
+        """`limits` are sizes in bytes, one of which is drawn as the limit of a response and of each partition in it."""
         self._limits = limits
         self._fetch_max_wait_ms = fetch_max_wait_ms
         self._cluster = _Cluster(bootstrap, world, versions)
@@ -454,9 +455,9 @@ class KafkaConsumer:
         self._random = Random(world.random.random())
         self._position = dict.fromkeys(partitions, 0)
         self._read_epoch = dict.fromkeys(partitions, -1)
-        """That of the batch that was read last."""
+        """The leader epoch of the last batch that was read."""
         self._validated_epoch = dict.fromkeys(partitions, -1)
-        """That of the leader which has said that nothing read is gone."""
+        """The epoch of the leader that has confirmed that no record that was read is gone."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -469,7 +470,7 @@ class KafkaConsumer:
         self._read_epoch[partition] = -1
 
     async def ends(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where the partitions end for consumers. Asks until it is told."""
+        """Return the end offsets of the partitions for consumers. Retry until the leaders respond."""
         ends: dict[TopicPartition, int] = {}
         while missing := [partition for partition in partitions if partition not in ends]:
             try:
@@ -490,7 +491,7 @@ class KafkaConsumer:
         return int(told.offset)
 
     async def batches(self) -> AsyncGenerator[KafkaBatch]:
-        """Raises LogTruncated, CorruptBatch, BrokerError with OFFSET_OUT_OF_RANGE."""
+        """Yield batches. Raise LogTruncated, CorruptBatch, or BrokerError with OFFSET_OUT_OF_RANGE."""
         while True:
             led: dict[int, list[tuple[TopicPartition, int]]] = {}
             for partition in self._partitions:
@@ -514,7 +515,7 @@ class KafkaConsumer:
                     yield batch
 
     async def _validate(self, partition: TopicPartition, leader: _Leader) -> None:
-        """Whether all that was read is in the log of this leader."""
+        """Check that all records read are in this leader's log. Raise LogTruncated if not."""
         if leader.epoch < 0 or leader.epoch == self._validated_epoch[partition]:
             return
         read_epoch = self._read_epoch[partition]
@@ -532,7 +533,7 @@ class KafkaConsumer:
         self._validated_epoch[partition] = leader.epoch
 
     async def _fetch(self, node_id: int, asked: list[tuple[TopicPartition, int]]) -> list[KafkaBatch]:
-        self._random.shuffle(asked)  # the first one gets a batch, however small the limit
+        self._random.shuffle(asked)  # the first partition gets a batch whatever the limit
         topics: dict[str, list[m.FetchPartition]] = {}
         for partition, epoch in asked:
             limit = self._random.choice(self._limits)
@@ -573,7 +574,7 @@ class KafkaConsumer:
         return batches
 
     def _read(self, partition: TopicPartition, told: m.FetchPartitionResponse, *, is_alone: bool) -> list[KafkaBatch]:
-        """The whole batches, which are all that counts."""
+        """Return the complete batches of a response."""
         read = []
         position = start = self._position[partition]
         try:

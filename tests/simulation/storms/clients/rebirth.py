@@ -1,13 +1,14 @@
-"""Topics that come back: deleted and created again under one name, again and again, with traffic on them.
+"""Topics that are repeatedly deleted and re-created under one name while they are written and read.
 
-Each time it is another topic, with other partitions, replicas and promises; but all that knew the old one (files,
-queued writes, clients and what they have cached and numbered) have yet to learn it. Producers and consumers outlive
-the re-creations, and what they see is judged by incarnation (`incarnations.py`). During bouts a life of each topic goes
-on: an administrator deletes it and creates it anew, at once or some time later, while the other faults go on, and while
-now and then something lies in ambush for the very moment at which ZooKeeper has the deletion queued, has nothing of the
-topic any more, or has the new one. Once all is healed the topics must be there, and work for the same clients.
+Each incarnation is another topic, with its own partitions, replicas and promises. Everything that belongs to the old
+one (files, queued writes, clients' caches and sequence numbers) must not reach the new one. Producers and consumers
+outlive re-creations, and their histories are judged by incarnation (`incarnations.py`).
 
-Random decisions are this module's own, so that storms stay what they are on the other topics.
+During bouts an administrator deletes each topic and creates it again, at once or some time later, among the other
+faults. Some ambushes wait for the moment at which ZooKeeper has queued the deletion, has removed the topic, or has the
+new one (`rebirth_ambushes`). After healing, the topics must exist and work for the same clients.
+
+The random decisions of this module are independent, so that the rest of a storm does not depend on them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ MOST_PARTITIONS = 4
 KEYS = 8
 
 END_GRACE_S = 3.0
-"""A delivery has its end so long after its timeout, at the latest."""
+"""Seconds by which a delivery may exceed its timeout."""
 
 _RETRY_S = 0.3
 
@@ -61,7 +62,7 @@ LATE_ISR_WRITE = "an ISR write held up"
 SLOW_CONSUMERS = "consumers in the middle of a batch"
 POLL_S = 0.001
 _MOMENT_S = 25.0
-"""How long an ambush waits for its moment."""
+"""Seconds for which an ambush waits for its moment."""
 
 Moment = Literal["deletion queued", "gone", "created"]
 
@@ -73,7 +74,7 @@ Ambush = Callable[["Rebirth", str, asyncio.Event], Coroutine[Any, Any, None]]
 class _Producing:
     topic: str
     chooses: Literal["number", "key", "neither"]
-    """What decides on a record's partition."""
+    """What determines a record's partition."""
     records_per_s: float
     burst: int
     linger_ms: int
@@ -88,11 +89,11 @@ class _Consuming:
     is_by_topic: bool
     is_by_record: bool
     iterates_on: bool
-    """After an error, instead of beginning anew."""
+    """Whether it continues with the same consumer after an error."""
 
 
 class _Wish(NamedTuple):
-    """What a topic is to be like."""
+    """The partitions, replicas and settings of the next incarnation."""
 
     partitions: int
     replication_factor: int
@@ -101,7 +102,7 @@ class _Wish(NamedTuple):
 
 
 class Rebirth:
-    """The topics of a storm that come back, and their clients. `storm` calls it at few places."""
+    """The re-created topics of a storm and their clients."""
 
     def __init__(self, storm: Ground, dice: Random, ambushes: Mapping[str, Ambush]) -> None:
         self.storm = storm
@@ -120,22 +121,22 @@ class Rebirth:
         self._producing: dict[str, asyncio.Task[None]] = {}
         self._consumers: dict[str, _Consuming] = {}
         self.wished_leader: dict[str, int] = {}
-        """Which broker is to lead a topic when it comes back, where an ambush needs that."""
+        """The broker that an ambush wants as the leader of the next incarnation, by topic."""
         self.wished_assignment: dict[str, Sequence[Sequence[int]]] = {}
         self.quiet: set[str] = set()
-        """Topics to which producers send nothing for now."""
+        """Topics to which producers send nothing at the moment."""
         self.slow: set[str] = set()
-        """Topics whose consumers deal with one record, and take no other for now."""
+        """Topics whose consumers process one record and read no other at the moment."""
         self._last_notes: dict[str, str] = {}
         self._is_complete = False
         self._is_probing = False
         self._probed: dict[str, str] = {}
-        """Producers that have not ended their probes, and what is wrong still."""
+        """The last problem of each producer that has not finished its final probes."""
 
-    # -- what ZooKeeper says --
+    # -- writes to ZooKeeper --
 
     def written(self, operations: Sequence[Operation]) -> None:
-        """ZooKeeper has just carried out a write."""
+        """Follow a write that ZooKeeper has just carried out."""
         for operation in operations:
             for topic in self.topics:
                 path = operation.path
@@ -185,7 +186,7 @@ class Rebirth:
     def _was_queued(self, topic: str) -> None:
         current = self.lives.current(topic)
         if current is not None:
-            self.storm.look()  # what it holds now, before it is deleted
+            self.storm.look()  # records its content before the deletion
             current.queued_at_s = self.storm.now_s
             self.storm.note(f"{current} is to be deleted")
             self._happened(topic, "deletion queued")
@@ -199,18 +200,18 @@ class Rebirth:
         happened = await self._moments.next(_MOMENT_S, lambda event: event[:2] == (topic, moment))
         return None if happened is None else happened[2]
 
-    # -- what must hold at every moment --
+    # -- invariants --
 
     def committed(self, identified: TopicIdPartition, header: BatchHeader, records: bytes, start: int) -> None:
-        """A batch was seen below a high watermark. One that comes when the consumers are gone, out of a connection that
-        was given up long before, is for nobody to read."""
+        """Record a batch that was seen below a high watermark. A batch that arrives late from a dropped connection,
+        when the consumers are gone, does not count."""
         if identified.topic_partition.topic in self.topics and not self._is_complete:
             batch = decode_batch(records, header, start)
             values = (value or b"" for value in batch.values)
             self.lives.committed[identified].update(zip(batch.offsets, values, strict=True))
 
     def look(self, *, is_harmed: bool) -> tuple[dict[TopicIdPartition, int], set[str]]:
-        """The acknowledged ends of topics that may lose nothing, and the ids of those that may."""
+        """Return the acknowledged ends of topics that may lose nothing, and the ids of topics that may."""
         lossy = set()
         for topic in self.topics:
             incarnations = self.lives.incarnations[topic]
@@ -238,13 +239,13 @@ class Rebirth:
         return ends, lossy
 
     def power_lost(self) -> None:
-        """No broker is known to have everything: whatever topic is there now may lose some of it."""
+        """Allow the current topics to lose records, since no broker is known to be complete."""
         for topic in self.topics:
             if (current := self.lives.current(topic)) is not None:
                 current.was_harmed = True
 
     def partitions(self) -> list[TopicPartition]:
-        """Those that are there, and not about to be deleted."""
+        """Return the partitions that exist and whose topic is not being deleted."""
         return [
             partition
             for topic in self.topics
@@ -254,7 +255,7 @@ class Rebirth:
         ]
 
     def replicas(self) -> list[tuple[TopicPartition, Incarnation, tuple[int, ...]]]:
-        """Each of `partitions`, its incarnation, and the brokers that are to have it."""
+        """Return each of `partitions` with its incarnation and its assigned brokers."""
         found = []
         for partition in self.partitions():
             current = self.lives.current(partition.topic)
@@ -263,7 +264,7 @@ class Rebirth:
         return found
 
     def has_caught_up(self, broker_id: int) -> bool:
-        """With every partition that it is to have."""
+        """Return whether the broker is in sync and complete in every partition assigned to it."""
         for partition, current, assigned in self.replicas():
             if broker_id not in assigned:
                 continue
@@ -281,7 +282,7 @@ class Rebirth:
         return replica if replica is not None and replica.log.topic_id == incarnation.topic_id else None
 
     def is_whole(self) -> bool:
-        """No deletion goes on; every topic that is there has its leaders, and all replicas are in sync."""
+        """Return whether no deletion is pending and all existing topics have leaders and all replicas in sync."""
         if self.storm.simulation.zookeeper.names(znodes.DELETE_TOPICS):
             return False
         there = self.partitions()
@@ -300,10 +301,10 @@ class Rebirth:
         states = [f"{partition} {self._cluster.state(partition)}" for partition in self.partitions()]
         return f"deletions under way: {zookeeper.names(znodes.DELETE_TOPICS)}; {'; '.join(states)}"
 
-    # -- the course of it --
+    # -- the course of a storm --
 
     async def begin(self) -> None:
-        """The first incarnations, and their clients."""
+        """Create the first incarnations and start their clients."""
         dice = self.dice
         for topic in self.topics:
             least = min(dice.choice([1, 2, 2, 3]), self._most_replicas)
@@ -334,13 +335,13 @@ class Rebirth:
         self.storm.workload.guests.append(self)
 
     def bout(self, end_s: float) -> None:
-        """The lives of the topics go on until then, or until all is healed."""
+        """Re-create the topics until then, or until everything is healed."""
         for topic in self.topics:
             self.storm.begin(self._live(topic, end_s), f"life of {topic}")
 
     async def recover(self) -> list[str]:
-        """After all was healed and is whole: the topics must be there, and work for clients that knew the old ones.
-        Returns what was awaited in vain. Ends the clients."""
+        """After healing, check that the topics exist and work for clients that knew the old ones, and end the clients.
+        Return what did not happen in time."""
         in_vain = []
         doing = ""
         try:
@@ -365,7 +366,7 @@ class Rebirth:
             async with asyncio.timeout(60):
                 reader = self._cluster.client("rebirth-reader")
                 await reader.process.run(self._read_everything(reader))
-            with suppress(TimeoutError):  # the checker says what they have not read
+            with suppress(TimeoutError):  # the verdict names the records that they have not read
                 await self._cluster.until(self._is_read, within_s=60)
             for name, settings in self._consumers.items():
                 self.lives.readers[self._identity(name)] = self._read_by(settings)
@@ -376,7 +377,7 @@ class Rebirth:
         return in_vain
 
     def judge(self) -> list[Anomaly]:
-        """Every anomaly of the clients' history, if it could be completed."""
+        """Return the anomalies of the clients' history, if it is complete."""
         if not self._is_complete:
             return []
         if self.lives.legal_losses():
@@ -398,7 +399,7 @@ class Rebirth:
             self.wished_assignment.pop(topic, None)
             try:
                 if LATE_ISR_WRITE in ambushes:
-                    # The write is for a version, which begins at 0: this topic is to be as new as the next one.
+                    # The write names a version, which begins at 0: this topic must be as new as the next one.
                     await self._delete(topic, admin)
                     await self._create(
                         topic,
@@ -425,13 +426,13 @@ class Rebirth:
                 admin.process.kill()
 
     async def _delete(self, topic: str, admin: VirtualWorld) -> None:
-        """Returns once it is being deleted."""
+        """Delete the topic. Return once the deletion is queued."""
         while self.lives.current(topic) is not None:
             await self._call("delete", topic, admin)
             await asyncio.sleep(0.1)
 
     async def _create(self, topic: str, admin: VirtualWorld, wish: _Wish | None = None) -> bool:
-        """Try for as long as an administrator has patience. Returns whether it is there."""
+        """Create the topic, and retry for a while. Return whether it exists."""
         patience_s = self.storm.now_s + 30
         while self.lives.current(topic) is None and self.storm.now_s < patience_s:
             await self._call("create", topic, admin, wish or self._wish(topic))
@@ -439,7 +440,7 @@ class Rebirth:
         return self.lives.current(topic) is not None
 
     async def _ensure(self, topic: str) -> None:
-        """Create it if it is not there: nothing may be in the way of that any more."""
+        """Create the topic if it does not exist, which nothing may prevent after healing."""
         admin = self._cluster.client(f"admin-{topic}")
         while self.lives.current(topic) is None:
             wish = self._wish(topic)
@@ -491,7 +492,7 @@ class Rebirth:
             self._note_once(topic, f"{kind} {topic}: done")
 
     def _note_once(self, whose: str, text: str) -> None:
-        """What is tried again and again would fill the timeline."""
+        """Note the text unless it repeats the last one: retries would fill the timeline."""
         if self._last_notes.get(whose) != text:
             self._last_notes[whose] = text
             self.storm.note(text)
@@ -518,7 +519,7 @@ class Rebirth:
                 assignments = [sorted(ids, key=lambda broker_id: broker_id != leader) for ids in assignments]
         return _Wish(partitions, factor, configs, assignments or None)
 
-    # -- in the end --
+    # -- after healing --
 
     def _metadata_agrees(self) -> bool:
         for broker_id in self._cluster.broker_ids:
@@ -602,7 +603,7 @@ class Rebirth:
         return self._processes[name]
 
     def restart(self, name: str) -> None:
-        """kill -9 a client, and start it again."""
+        """Kill a client (SIGKILL) and start it again."""
         self._processes[name].kill()
         self._start(name)
 
@@ -622,7 +623,7 @@ class Rebirth:
                 return
             except ClientCrashed as error:
                 self.storm.workload.unexpected.append(f"{name}: {error!r} {error.__cause__!r}")
-            except MinibrokerError as error:  # no broker could be reached: each record has its own end
+            except MinibrokerError as error:  # no broker was reached; each record has its own outcome
                 if name in self._probed:
                     self._probed[name] = str(error)
             await asyncio.sleep(_RETRY_S)
@@ -644,7 +645,7 @@ class Rebirth:
                     await asyncio.sleep(_RETRY_S)
 
     def _choice(self, settings: _Producing, random: Random) -> int | bytes | None:
-        """The partition or the key of a record."""
+        """Draw the partition or the key of a record."""
         if settings.chooses == "number":
             return random.randrange(len(self.lives.incarnations[settings.topic][-1].assignment))
         return b"%d" % random.randrange(KEYS) if settings.chooses == "key" else None
@@ -652,7 +653,8 @@ class Rebirth:
     async def _probe(
         self, identity: str, numbers: itertools.count[int], producer: Producer, random: Random, settings: _Producing
     ) -> str | None:
-        """A record to each partition, or with each key, or to whichever partition. Returns what went wrong first."""
+        """Send a record to each partition, with each key, or to partitions of the producer's choice. Return the first
+        problem."""
         count = len(self.lives.incarnations[settings.topic][-1].assignment)
         choices: list[int | bytes | None] = list(range(count))
         if settings.chooses == "key":
@@ -674,7 +676,7 @@ class Rebirth:
         settings: _Producing,
         choice: int | bytes | None,
     ) -> str | None:
-        """Sends a record, and waits for its end. Returns what went wrong with it, if anything did."""
+        """Send a record and wait for its outcome. Return its error, if there is one."""
         value = b"%s/%d|" % (identity.encode(), number) + random.randbytes(random.choice([0, 20, 200]))
         partition = choice if isinstance(choice, int) else None
         key = choice if isinstance(choice, bytes) else None
@@ -728,7 +730,7 @@ class Rebirth:
                 self.storm.workload.unexpected.append(f"{identity}: {error!r} {error.__cause__!r}")
             except MinibrokerError as error:
                 self.storm.note(f"{identity} begins anew: {error}")
-            self._starts[name] += 1  # what comes begins at the beginning again
+            self._starts[name] += 1  # the next consumer begins at the beginning again
             await asyncio.sleep(_RETRY_S)
 
     async def _read(self, identity: str, consumer: Consumer, random: Random, settings: _Consuming) -> None:

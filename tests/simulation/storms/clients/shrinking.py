@@ -1,17 +1,19 @@
-"""A topic whose log ends at the old end: in some storms records are deleted, by size, by age, and on demand.
+"""A topic from which some storms delete records, by size, by age, and on request.
 
-The topic is written and read by the strict workload, and judged as its others are, but for what was deleted. So what is
-gone has to have been deleted, and each deletion has to be legal: watched here as a leader decides it, with the log that
-it has at that moment, batch by batch, and without the product's own arithmetic. Never past the high watermark; never so
-that less is left than `retention.bytes`, unless all of what went was older than `retention.ms`. No replica of any topic
-may begin later than its leaders have decided (`Invariants`). What an administrator was told to be deleted is in no log
-that may become the leader's.
+The strict workload writes and reads the topic, and it is judged as the other topics, except for deleted records. A
+missing record must have been deleted, and each deletion must be legal. It is checked at the moment of the leader's
+decision, batch by batch, and without the product's own arithmetic:
 
-Administrators change the retention meanwhile. What counts is what ZooKeeper had at some time since the leader asked for
-it, and not what the leader had heard of.
+- It never passes the high watermark.
+- It leaves at least `retention.bytes`, unless every deleted record was older than `retention.ms`.
+- No replica of any topic has a log start above those that its leaders have decided (`Invariants`).
+- A record whose deletion was acknowledged is in no log that may become the leader's.
 
-To watch, a function of the product is replaced as long as the storm lasts: between the decision and the next look from
-outside, the leader may be cut back, or be dead.
+Administrators change the retention meanwhile. Each value counts that ZooKeeper has had since the leader looked it up,
+whether the leader knew of it or not.
+
+The storm replaces a function of the product to see each decision: before the next look from outside, the leader may
+truncate its log or die.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ RETENTION = {
     "retention.bytes": ["1000", "5000", "20000", "-1"],
     "retention.ms": ["1000", "5000", "30000", "-1"],
 }
-"""Values to which it is changed."""
+"""Values that administrators set."""
 
 _PROBABILITY = 0.6
 _READ_BYTES = 1024 * 1024
@@ -60,7 +62,7 @@ class Batch(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A retention, and since when ZooKeeper has had it. None: no limit."""
+    """A retention, and the time since which ZooKeeper has had it. None means no limit."""
 
     since_s: float
     retention_ms: int | None
@@ -68,7 +70,7 @@ class Rule(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A leader has decided that a log begins later."""
+    """A leader's decision to raise a log start."""
 
     partition: TopicPartition
     leader: int
@@ -85,7 +87,7 @@ class Shrinking:
         event: Callable[[str], None],
         accuse: Callable[[Anomaly], None],
     ) -> None:
-        """`deleted` is kept: the highest offset at which a log has begun."""
+        """`deleted` is updated with the highest log start of each partition."""
         self._cluster = cluster
         self._event = event
         self._accuse = accuse
@@ -104,19 +106,19 @@ class Shrinking:
         }
         self._rules = [_rule(-math.inf, self.configs)]
         self._asked_s: dict[Partition, float] = {}
-        """When the leader has begun to look for the rule."""
+        """When the leader began to look up the retention."""
         self._is_over = False
         self._administrator: Process | None = None
         self.decided: Counter[TopicIdPartition] = Counter()
-        """The highest offset at which a leader has let the log begin."""
+        """The highest log start that a leader has decided."""
         self.promised: Counter[TopicIdPartition] = Counter()
-        """Below it nothing is left in any replica that may become leader: so an administrator was told."""
+        """The offset below which deletion was acknowledged: no replica that may become leader has such a record."""
         self._deleted = deleted
         self.moves: Ambushes[Move] = Ambushes()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """As long as this lasts each decision is seen."""
+        """Observe each decision of a leader."""
         patches = Patches()
 
         @patches.instead_of(ReplicaSettings, "with_present_settings")
@@ -149,22 +151,22 @@ class Shrinking:
             patches.undo()
 
     def settings_written(self, data: bytes) -> None:
-        """ZooKeeper has these for the topic from now on."""
+        """Follow a write of the topic's settings to ZooKeeper."""
         values = znodes.decode_config(znodes.topic_config_path(SHRINKING), data)
         self._rules.append(_rule(self._cluster.simulation.loop.now_s, values))
 
     def start_administrator(self, world: VirtualWorld, ends: Mapping[TopicPartition, int]) -> None:
-        """It deletes records now and then, up to what is acknowledged. `ends` is read anew each time."""
+        """Start an administrator that deletes acknowledged records now and then. It reads `ends` each time."""
         self._administrator = world.process
         world.process.start(self._delete_now_and_then(world, ends), "deleter")
 
     def forgive(self, exposed: Collection[TopicPartition]) -> None:
-        """The ends of these logs may be gone, and other records come below what was deleted."""
+        """Allow these logs to lose their ends, so that new records may get offsets that were deleted before."""
         for identified in [each for each in self.promised if each.topic_partition in exposed]:
             del self.promised[identified]
 
     def end(self) -> None:
-        """Nothing is to be deleted any more."""
+        """Stop deleting."""
         self._is_over = True
         if self._administrator is not None:
             self._administrator.kill()
@@ -194,7 +196,7 @@ class Shrinking:
             self._accuse(Anomaly("not deleted", f"{partition} up to {offset}: it begins at {low_watermark}"))
 
     def _batches(self, partition: Partition) -> list[Batch] | None:
-        """None where the disk has gone bad."""
+        """Return the batches of a log, or None after a disk error."""
         log = partition.log
         batches: list[Batch] = []
         offset = log.log_start_offset
@@ -236,7 +238,7 @@ class Shrinking:
 
 
 def in_force(rules: Sequence[Rule], since_s: float) -> list[Rule]:
-    """At some time since then. They are in the order of their times."""
+    """Return the rules that applied at some time since `since_s`. The rules are in order of time."""
     ends_s = [*(rule.since_s for rule in rules[1:]), math.inf]
     return [rule for rule, end_s in zip(rules, ends_s, strict=True) if end_s >= since_s]
 
@@ -251,7 +253,7 @@ def _rule(since_s: float, values: Mapping[str, str]) -> Rule:
 def illegal(
     batches: Sequence[Batch], start: int, now_ms: int, retention_ms: int | None, retention_bytes: int | None
 ) -> str | None:
-    """Why the log may not begin at `start`; None where it may."""
+    """Return the reason for which the log must not begin at `start`, or None."""
     left = sum(batch.size for batch in batches)
     for batch in batches:
         if batch.base_offset >= start:

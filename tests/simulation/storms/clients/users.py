@@ -1,14 +1,18 @@
-"""Clients as people write them, on topics of their own (acks=all), beside the strict workload; each storm draws some.
+"""Clients as people write them, on topics of their own (acks=all), beside the strict workload. Each storm draws some.
 
-The strict workload names partitions, awaits each record in a task of its own and reads by batches from where it was.
-Users do not: they send by key or leave the partition to the producer, drain, flush and close in the middle, send one
-record and are gone, send more than fits into a batch; they read record by record, from the beginning, the end, or where
-they want, ask for offsets in between, and start afresh all the time, knowing nothing. Spark's tasks read ranges
-of what was acknowledged, and administrators create and delete topics, several of them at a time.
+The strict workload names partitions, awaits each record in its own task and reads by batches from its last position.
+Users do other things:
 
-What they are told is written down, and judged in the end (`answers.py`). That a client says nothing is an anomaly at
-once: a delivery ends within its delivery timeout; after `flush` and `close` every record has had its ending, and a
-failure that nobody awaited was reported.
+- Producers send by key or leave the partition to the partitioner; they drain, flush and close half-way, send a single
+  record and close, or send more than fits into a batch.
+- Consumers read record by record, from the beginning, the end or any offset, look up offsets meanwhile, and often start
+  afresh without a position.
+- Spark's tasks read ranges of acknowledged records.
+- Administrators create and delete topics, several of them at a time.
+
+Every answer is recorded and judged at the end (`answers.py`). A missing answer is an anomaly at once: a delivery ends
+within its delivery timeout, every record has an outcome after `flush` and `close`, and a failure that nothing awaited
+is reported.
 """
 
 from __future__ import annotations
@@ -71,37 +75,37 @@ from tests.simulation.storms.verdicts.history import Acknowledged, Anomaly, Hist
 
 TOPIC = "users-0"
 SMALL_BATCHES = "users-1"
-"""A topic that takes batches of MAX_MESSAGE_BYTES alone, however large its producers make them."""
+"""A topic that accepts batches of at most MAX_MESSAGE_BYTES, while its producers build larger ones."""
 MAX_MESSAGE_BYTES = 500
 
 
 GRACE_S = 3.0
-"""So much later than its time limit a client may speak."""
+"""Seconds by which a client may exceed its time limit."""
 WITHIN_S = 60.0
-"""So long after healing metadata must be true: the storms' own bound."""
+"""Seconds after healing within which metadata must be correct, as for the whole storm."""
 _RETRY_S = 0.5
 _REST_S = 1.5
 _LONGEST_REST_S = 100.0
-"""A storm waits for its users to end for little longer."""
+"""Slightly less than a storm waits for its users to end."""
 
 
 @dataclass(frozen=True)
 class Habits:
-    """How a producer is used."""
+    """The way in which a producer is used."""
 
     kind: str
     topic: str
     partitions: int
     style: str
-    """"awaited" one by one, "tasks" that await one each, "drained", "flushed"."""
+    """"awaited" one by one, "tasks" that await one record each, "drained", "flushed"."""
     records: int
-    """Sent in one life."""
+    """Records that one producer sends before it closes."""
     burst: int
-    """Sent in a row."""
+    """Records sent without a pause."""
     pause_s: float
-    """Between bursts."""
+    """Mean pause between bursts."""
     keys: int
-    """0: none."""
+    """Number of different keys; 0 for records without a key."""
     max_value_bytes: int
     partitioner: Partitioner
     settings: Mapping[str, Any]
@@ -119,16 +123,16 @@ class _Life:
     producer: Producer
     numbers: Iterator[int] = field(default_factory=itertools.count)
     open: list[tuple[Delivery, bytes]] = field(default_factory=list)
-    """Records that nobody has awaited."""
+    """Records that were not awaited yet."""
     reported: set[bytes] = field(default_factory=set)
-    """Those that `drain`, `flush` and `close` said to have failed."""
+    """Records whose failure `drain`, `flush` or `close` has reported."""
     awaiting: set[asyncio.Task[bool]] = field(default_factory=set)
 
 
 class Users:
-    """Draws which users there are, starts them on a cluster, and keeps what they were told.
+    """Draws users, starts them on a cluster, and records the answers that they get.
 
-    `acknowledged_end`: one past the highest offset of each partition that was acknowledged, for others to look at.
+    `acknowledged_end` is updated to one past the highest acknowledged offset of each partition.
     """
 
     def __init__(
@@ -163,7 +167,7 @@ class Users:
         self._answers = Answers()
         self._topic_ids: dict[str, str] = {}
         self._operations: dict[str, list[TopicOperation]] = {}
-        """On side topics, by name."""
+        """Operations on side topics, by name."""
         self._starts: Counter[str] = Counter()
         self._processes: dict[str, Process] = {}
         self._producing: dict[str, asyncio.Task[None]] = {}
@@ -183,7 +187,7 @@ class Users:
         return [*(f"user-producer-{number}" for number in range(len(self._producers))), *self._others]
 
     def stay_away(self) -> None:
-        """There are none."""
+        """Remove all users from this storm."""
         self._producers.clear()
         self._others.clear()
 
@@ -195,7 +199,7 @@ class Users:
         return self._processes[name]
 
     def restart(self, name: str) -> None:
-        """kill -9 a client, and start it again."""
+        """Kill a client (SIGKILL) and start it again."""
         self._processes[name].kill()
         self._start(name)
 
@@ -214,7 +218,7 @@ class Users:
         return world
 
     async def finish(self) -> None:
-        """Send no more, wait until each record has had its ending, and end everybody else."""
+        """Stop sending, wait until each record has its outcome, and end the other users."""
         self._stopping = True
         for producing in self._producing.values():
             await producing
@@ -224,19 +228,19 @@ class Users:
 
     @contextmanager
     def _whatever_happens(self, who: str) -> Iterator[None]:
-        """A client that gives up is started again. One that crashes is an anomaly."""
+        """Let a client that gives up start again, and accuse one that crashes."""
         try:
             yield
         except ClientCrashed as error:
             self._accuse(Anomaly("a client crashed", f"{who}: {error!r} {error.__cause__!r}"))
         except MinibrokerError:
-            pass  # it has said why, and what became of each record has been written down
+            pass  # the outcome of each record is already recorded
 
     def _identity(self, name: str, attempt: int) -> str:
         return f"{name}#{self._starts[name]}.{attempt}"
 
     def _bootstrap(self, random: Random) -> str:
-        """The brokers in any order; sometimes one alone."""
+        """Return the brokers' addresses in any order, sometimes a single one."""
         addresses = self._cluster.bootstrap.split(",")
         random.shuffle(addresses)
         return ",".join(addresses[: random.choice([1, len(addresses)])])
@@ -318,7 +322,7 @@ class Users:
         life.open.append((delivery, label))
 
     async def _gives_up(self, delivery: Delivery, random: Random) -> bool:
-        """Now and then nobody waits for a record but for a moment."""
+        """Return whether the user stops waiting for this record, as happens now and then."""
         if random.random() > 0.2:
             return False
         try:
@@ -333,7 +337,7 @@ class Users:
         return False
 
     async def _ending(self, delivery: Delivery, label: bytes, who: str, within_s: float) -> bool:
-        """Whether a record was acknowledged."""
+        """Wait for a record's outcome, and return whether it was acknowledged."""
         ending = begun(delivery)
         await patiently(ending, within_s)
         if not ending.done():
@@ -349,12 +353,12 @@ class Users:
         if delivery._batch.partition >= 0 and delivery._batch.forwarded is not None:
             self._event("batch split")
         self._history.acknowledged[partition].append(Acknowledged(label, metadata.offset, _now_s()))
-        if partition not in self._forgiven:  # it may have been acknowledged before, and heard of just now
+        if partition not in self._forgiven:  # it may have been acknowledged before the power cut
             self._acknowledged_end[partition] = max(self._acknowledged_end[partition], metadata.offset + 1)
         return True
 
     async def _call(self, life: _Life, what: str, call: Awaitable[None], within_s: float) -> None:
-        """`drain`, `flush` or `close`: what they report is written down."""
+        """Call `drain`, `flush` or `close`, and record the failures that they report."""
         calling = begun(call)
         try:
             await patiently(calling, within_s)
@@ -417,7 +421,7 @@ class Users:
     async def _read_range(
         self, who: str, world: VirtualWorld, bootstrap: str, partition: TopicPartition, start: int, end: int
     ) -> None:
-        """As a task of Spark's does; `start` to `end` were acknowledged."""
+        """Read acknowledged offsets from `start` to `end`, as a task of Spark does."""
         fails_on_loss = world.random.random() < 0.5
         settings = ReadSettings(bootstrap, "user-spark", include_headers=False, fail_on_data_loss=fails_on_loss)
         wanted = OffsetRange(partition.topic, self._topic_ids[partition.topic], partition.partition, start, end)
@@ -468,12 +472,12 @@ class Users:
                     await self._change(who, world, topic, "create", random.randint(1, 3))
 
     async def _change(self, who: str, world: VirtualWorld, topic: str, what: str, partitions: int) -> str:
-        """Create or delete a topic. Returns the outcome."""
+        """Create or delete a topic, and return the outcome."""
         random = world.random
         operations = self._operations.setdefault(topic, [])
         index = len(operations)
         began_s = _now_s()
-        # If its process dies it stays in doubt, and so it is for ever.
+        # It stays in doubt if the process dies during the call.
         operations.append(TopicOperation(what, who, partitions, began_s, float("inf"), IN_DOUBT, self._seen(topic)))
         outcome = IN_DOUBT
         topic_id = self._topic_id(topic)
@@ -509,7 +513,7 @@ class Users:
         return outcome
 
     def _answers_lost(self, host: str, random: Random) -> None:
-        """The host's connections break again and again, for a moment."""
+        """Reset the host's connections several times within a moment."""
         self._event("administrator's connections break")
         at_s = 0.0
         for _ in range(6):
@@ -519,13 +523,13 @@ class Users:
                 asyncio.get_running_loop().call_later(at_s, network.reset, host, host_name(broker_id))
 
     def _hold_up_deletions(self, random: Random) -> None:
-        """For a moment the controller does not reach one of the brokers that are to delete."""
+        """Block for a moment the link from the controller to a broker that has to delete its replica."""
         for controller in self._cluster.active_controllers():
             other = random.choice([broker_id for broker_id in self._cluster.broker_ids if broker_id != controller])
             link = host_name(controller), host_name(other)
             network = self._cluster.simulation.network
             network.block(*link)
-            # In nobody's context: the link must come back even if the administrator is killed meanwhile.
+            # In an empty context: the link must come back even if the administrator's process is killed meanwhile.
             asyncio.get_running_loop().call_later(random.uniform(0.3, 2), network.unblock, *link, context=Context())
 
     def _seen(self, topic: str) -> TopicSeen:
@@ -544,7 +548,7 @@ class Users:
     # -- visitors --
 
     def send_on(self, partition: TopicPartition, records: int) -> None:
-        """A producer that knows its partition, for whoever needs acknowledged records there."""
+        """Start a producer that sends this many records to the partition."""
         world = self._new_process("visiting-producer")
         who = self._identity("visiting-producer", 1)
 
@@ -561,8 +565,7 @@ class Users:
         world.process.start(send(), who)
 
     def visit(self, partition: TopicPartition, first_address: str, start: int, random: Random) -> str:
-        """Somebody who has just been started, and reaches that broker first, begins at an acknowledged offset.
-        Returns its host."""
+        """Start a consumer that reaches this broker first and begins at an acknowledged offset. Return its host."""
         name = f"visitor-{self._starts['visitor']}"
         self._starts["visitor"] += 1
         world = self._new_process(name)
@@ -587,7 +590,7 @@ class Users:
     # -- the end --
 
     async def read_back(self) -> None:
-        """Everything, in the end; and what brokers say of its offsets."""
+        """Read all records, and ask the brokers for the offsets of the partitions."""
         world = self._cluster.client("user-reader")
         await world.process.run(self._read_back(world))
 
@@ -612,7 +615,7 @@ class Users:
             await reading.ask_everything(consumer, self.partitions, world.random, is_healed=True)
 
     async def look_at_topics(self) -> None:
-        """Until what each broker says of all topics is what ZooKeeper holds, and nothing waits for its deletion."""
+        """Wait until each broker describes all topics as ZooKeeper does, and no deletion is pending."""
         world = self._cluster.client("user-reader")
         await world.process.run(self._look_at_topics(world))
 
@@ -645,7 +648,7 @@ class Users:
             return f"it said {error}"
 
     async def _difference(self, admin: Admin) -> str | None:
-        """What differs between what brokers say of topics and what ZooKeeper holds."""
+        """Return a difference between a broker's description of the topics and ZooKeeper, or None."""
         zookeeper = self._cluster.simulation.zookeeper
         doomed = zookeeper.names(znodes.DELETE_TOPICS)
         if doomed:
@@ -677,8 +680,7 @@ class Users:
         return None
 
     def forgive(self, partitions: Iterable[TopicPartition]) -> None:
-        """These may have lost acknowledged records within what is legal (no broker that had everything kept its power),
-        so what was told of them is not judged."""
+        """Judge no answer about these partitions: they may legally have lost acknowledged records."""
         self._forgiven.update(partitions)
 
     def judge(self) -> list[Anomaly]:
@@ -697,14 +699,14 @@ async def _rest(random: Random, mean_s: float) -> None:
 
 
 def _now_s() -> float:
-    """The storm's time, whatever the clock of the calling process says."""
+    """Return the storm's time, which ignores clock jumps of the calling process."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     return loop.now_s
 
 
 class _Reading:
-    """One consumer, from its start to its end, and where it has to be."""
+    """One consumer from its start to its end, and the positions that it must have."""
 
     def __init__(
         self,
@@ -722,10 +724,10 @@ class _Reading:
         self._event = event
         self._accuse = accuse
         self._legs: dict[TopicPartition, str] = {}
-        """Each time it is moved on purpose, it goes on as somebody else."""
+        """The identity under which its records are judged. Each deliberate move begins a new one."""
         self._numbers = itertools.count()
         self._next: dict[TopicPartition, int] = {}
-        """The offset that must come next, where that is known."""
+        """The next offset of a partition, if it is known."""
 
     def _moved(self, partition: TopicPartition, start: int | None) -> None:
         leg = self._legs[partition] = f"{self._who}/{next(self._numbers)}"
@@ -755,7 +757,7 @@ class _Reading:
                 await self._read(consumer, 3, within_s)
 
     async def _read(self, consumer: Consumer, records: int, within_s: float) -> None:
-        """So many records, or what comes until then."""
+        """Read this many records, or fewer if the time is over."""
         try:
             async with asyncio.timeout(within_s):
                 async for record in consumer:
@@ -814,7 +816,7 @@ class _Reading:
                     await self._do_something(consumer, partitions, random)
 
     def _seek(self, consumer: Consumer, partition: TopicPartition, random: Random) -> None:
-        """To an offset that is known to be acknowledged; near the end, if possible."""
+        """Seek to an acknowledged offset, near the end if possible."""
         end = self._acknowledged_end[partition]
         offset = random.choice([end, max(0, end - 1), random.randint(max(0, end - 20), end), random.randint(0, end)])
         consumer.seek(partition, offset)
@@ -867,7 +869,7 @@ class _Reading:
     async def ask_everything(
         self, consumer: Consumer, partitions: list[TopicPartition], random: Random, *, is_healed: bool = False
     ) -> None:
-        """Beginnings, ends, and the first records of a time."""
+        """Ask for log starts, log ends and the first record at or after a time."""
 
         def told(partition: TopicPartition, question: str, asked_ms: int, offset: int | None, time_ms: int) -> None:
             answer = OffsetTold(self._who, partition, question, asked_ms, offset, time_ms, _now_s(), is_healed)

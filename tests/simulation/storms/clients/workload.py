@@ -1,9 +1,9 @@
-"""The clients of a storm: producers and consumers that write down what they see, and go on whatever happens to them.
+"""The strict clients of a storm: producers and consumers that record what they see and survive every fault.
 
-Each runs in a process on a host of its own. A killed one comes back as another start of the same name, and a consumer
-then goes on where its predecessor was, as one that had committed its offsets. Topics whose name begins with `durable`
-are written with acks=all, the others with acks=1. Of one the records are deleted as it grows older (`shrinking`): its
-consumers go on where it begins. Some of them speak Kafka's protocol (`kafka_clients`), and share the topics with ours.
+Each runs in a process on its own host. A killed client is started again under its name, and a consumer then continues
+at the position of its predecessor, as if it had committed its offsets. Topics whose names begin with `durable` are
+written with acks=all, the others with acks=1. One topic loses its oldest records (`shrinking`), and its consumers skip
+to its log start. Some clients speak Kafka's protocol (`kafka_clients`) on the same topics.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SYNCED = "durable-synced"
 
 
 class Guests(Protocol):
-    """Other clients, which meet the same faults."""
+    """Other clients that meet the same faults."""
 
     @property
     def names(self) -> list[str]: ...
@@ -56,7 +56,7 @@ class Guests(Protocol):
 
 _RETRY_S = 0.3
 _MOST_AT_ONCE = 40
-"""Records of a `send_batch`."""
+"""Most records of a `send_batch`."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class ProducerSettings:
     delivery_timeout_ms: int
     request_timeout_ms: int
     sends_batches: bool = False
-    """Some of its records go in calls of `send_batch`, to one partition or to that of each key."""
+    """Whether some records go through `send_batch`, to one partition or to the partition of each key."""
     versions: Versions | None = None
-    """Of Kafka's protocol; None: it speaks ours."""
+    """Versions of Kafka's protocol; None for minibroker's own."""
 
     @property
     def is_durable(self) -> bool:
@@ -85,14 +85,13 @@ class Workload:
     def __init__(self, cluster: VirtualCluster, history: History) -> None:
         self.history = history
         self.unexpected: list[str] = []
-        """What no client should ever meet: each is a bug of the client or of the cluster."""
+        """Observations that prove a bug of the client or of the cluster."""
         self.acknowledged_end: Counter[TopicPartition] = Counter()
-        """One past the highest offset that was acknowledged with acks=all."""
+        """One past the highest offset acknowledged with acks=all."""
         self.guests: list[Guests] = []
         self.exposed: set[TopicPartition] = set()
-        """Partitions of which no broker that had everything has kept its power, until all brokers have caught up again:
-        a deposed leader that kept its power, and does not know, shows records until it is cut back. So what is read
-        meanwhile is not judged."""
+        """Partitions without a complete replica since a power cut, until all brokers have caught up. A deposed leader
+        that kept its power may serve records until it truncates its log, so reads are not judged meanwhile."""
         self._cluster = cluster
         self._processes: dict[str, Process] = {}
         self._starts: Counter[str] = Counter()
@@ -101,7 +100,7 @@ class Workload:
         self._unanswered: dict[str, Counter[TopicPartition]] = {}
         self._consumers: dict[str, list[TopicPartition]] = {}
         self._versions: dict[str, Versions] = {}
-        """Of the consumers that speak Kafka's protocol."""
+        """Protocol versions of the consumers that speak Kafka's protocol."""
         self._positions: dict[tuple[str, TopicPartition], int] = {}
         self._stopping = False
 
@@ -114,7 +113,7 @@ class Workload:
         self._producing[name] = world.process.start(self._produce(name, world, settings), name)
 
     def start_consumer(self, name: str, partitions: list[TopicPartition], versions: Versions | None = None) -> None:
-        """`versions`: of Kafka's protocol; None: it speaks ours."""
+        """Start a consumer. `versions` are those of Kafka's protocol, None for minibroker's own."""
         self._consumers[name] = partitions
         if versions is not None:
             self._versions[name] = versions
@@ -126,7 +125,7 @@ class Workload:
         return [*self._producers, *self._consumers, *(name for guests in self.guests for name in guests.names)]
 
     def process(self, name: str) -> Process:
-        """That of a client, as it was started last."""
+        """Return the latest process of a client."""
         guests = self._guests_with(name)
         return self._processes[name] if guests is None else guests.process(name)
 
@@ -138,7 +137,7 @@ class Workload:
         return [name for name, settings in self._producers.items() if settings.is_durable]
 
     def restart(self, name: str) -> None:
-        """kill -9 a client, and start it again."""
+        """Kill a client (SIGKILL) and start it again."""
         guests = self._guests_with(name)
         if guests is not None:
             guests.restart(name)
@@ -150,28 +149,28 @@ class Workload:
             self.start_producer(name, self._producers[name])
 
     def power_lost(self, partitions: Collection[TopicPartition]) -> None:
-        """What was acknowledged of these partitions may be gone, and where consumers stood: they begin anew."""
+        """Forget the acknowledged ends of these partitions, and restart all consumers at the beginning."""
         for partition in partitions:
             self.acknowledged_end.pop(partition, None)
         self.reread()
 
     def reread(self) -> None:
-        """Consumers begin anew."""
+        """Restart all consumers at the beginning."""
         self._positions.clear()
         for name in self._consumers:
             self.restart(name)
 
     def has_in_flight(self, partition: TopicPartition) -> bool:
-        """A living producer has sent to the partition and waits for the answer."""
+        """Return whether a living producer has an unanswered request for the partition."""
         return any(unanswered[partition] > 0 for unanswered in self._unanswered.values())
 
     pages_have_rotten = False
-    """So a consumer may have been told that what it was sent is corrupt."""
+    """Whether a consumer may report a corrupt batch."""
     corrupt_reads = 0
-    """How often one was."""
+    """Number of corrupt batches that consumers reported."""
 
     async def finish(self) -> None:
-        """Send no more, wait until every record is acknowledged or has failed, and end the consumers."""
+        """Stop sending, wait until each record is acknowledged or has failed, and end the consumers."""
         self._stopping = True
         for producing in self._producing.values():
             await producing
@@ -196,7 +195,7 @@ class Workload:
             except (ClientCrashed, ProtocolBroken) as error:
                 self.unexpected.append(f"{name}: {error!r} {error.__cause__!r}")
             except MinibrokerError:
-                pass  # no broker could be reached: each record's own end has been written down
+                pass  # no broker was reached; the outcome of each record is already recorded
             await asyncio.sleep(_RETRY_S)
 
     def _producer(self, settings: ProducerSettings, world: World) -> Producer | KafkaProducer:
@@ -261,7 +260,7 @@ class Workload:
         settings: ProducerSettings,
         unanswered: Counter[TopicPartition],
     ) -> tuple[BatchDelivery, list[bytes], list[TopicPartition]]:
-        """The values, and where each belongs."""
+        """Send a batch. Return its delivery, its values, and the partition of each value."""
         count = random.randint(1, _MOST_AT_ONCE)
         values = [
             b"%s.%d|" % (name.encode(), index) + random.randbytes(random.randint(0, settings.max_value_bytes))
@@ -305,7 +304,7 @@ class Workload:
                 if part.partition != partition.partition:
                     self.unexpected.append(f"{values[index][:40]!r} is in partition {part.partition}, not {partition}")
                 if self.history.era(partition, sent_s) != self.history.era(partition, now_s):
-                    continue  # it is told once the last part has ended: this one may have, before the power was cut
+                    continue  # the batch ends with its last part; this one may have ended before the power cut
                 self.history.acknowledged[partition].append(Acknowledged(values[index], offset, now_s))
                 if is_durable:
                     self.acknowledged_end[partition] = max(self.acknowledged_end[partition], offset + 1)
@@ -351,7 +350,7 @@ class Workload:
                 ) as consumer:
                     for partition in partitions:
                         position = self._positions.get((name, partition), 0)
-                        if versions is not None:  # as one whose last commits were lost: in the middle of a batch
+                        if versions is not None:  # in the middle of a batch, as if the last commits were lost
                             position = max(0, position - world.random.randint(0, 5))
                         consumer.seek(partition, position)
                         if shrinks:
@@ -376,7 +375,7 @@ class Workload:
                         for partition in partitions
                     ]
             except MinibrokerError:
-                pass  # no broker could be reached
+                pass  # no broker was reached
             await asyncio.sleep(_RETRY_S)
 
     def _note_poll(self, identity: str, partition: TopicPartition, batch: ConsumerBatch | KafkaBatch) -> None:
@@ -390,7 +389,7 @@ class Workload:
 
 
 async def read_everything(bootstrap: str, world: World, partitions: list[TopicPartition], history: History) -> None:
-    """A fresh consumer reads the partitions from their beginning to their end into `history.final`. Nothing is deleted
+    """Read the partitions from beginning to end with a fresh consumer into `history.final`. No record may be deleted
     meanwhile."""
     async with Consumer(bootstrap, partitions=partitions, auto_offset_reset="none", world=world) as consumer:
         consumer.seek_to_beginning()
@@ -408,7 +407,7 @@ async def read_everything(bootstrap: str, world: World, partitions: list[TopicPa
 
 
 async def read_as_kafkas_do(bootstrap: str, world: World, versions: Versions, history: History) -> list[str]:
-    """A fresh consumer of Kafka's protocol reads what `read_everything` has read. Returns what is not the same."""
+    """Read what `read_everything` has read with a consumer of Kafka's protocol. Return the differences."""
     ends = {partition: end for partition, end in history.ends.items() if end > history.begins[partition]}
     seen: dict[TopicPartition, dict[int, bytes]] = {partition: {} for partition in ends}
     async with KafkaConsumer(

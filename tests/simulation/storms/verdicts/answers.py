@@ -1,13 +1,15 @@
-"""What users were told beside their records (offsets, ranges, topics), and what is wrong with it. Pure.
+"""The verdict on the answers that users got beside their records: offsets, ranges and topics. Pure.
 
-A record has a *label*: what is unique about it, and is always found again. It is its value; of a tombstone, which has
-none, a header, or its key. So `history.check` judges these records like any others, and what is judged here is the
-rest: that a record came back as it was sent, key, headers and time; that each answer to a question was true.
+A record has a unique *label*: its value, or for a tombstone a header or the key. By labels `history.check` judges these
+records like all others. This module judges the rest: a record must come back with its key, headers and time, and each
+answer must be true.
 
-When is an answer true? A broker that is cut off may not know yet that it leads no more, so what it says of the end of a
-log may be old, and that there is no record as young as asked for may be, too. But what it takes for committed is
-committed. So an end is never beyond the real one, whatever was sent after the answer has a higher offset, and the first
-record at or after a time is the first for ever. Once all is healed answers have to be up to date as well.
+A broker that is cut off may not know that it was deposed. Its log end may be outdated, and so may its answer that no
+record is as young as requested. Every record that it considers committed, however, is committed. Therefore:
+
+- A log end is never beyond the real one, and every record sent after the answer has a higher offset.
+- The first record at or after a time remains the first.
+- After healing, answers must be up to date as well.
 """
 
 from __future__ import annotations
@@ -21,27 +23,27 @@ from minibroker.protocol.model import TopicPartition
 from tests.simulation.storms.verdicts.history import Anomaly, History, check
 
 LABEL = "label"
-"""The header that tells a tombstone from all others."""
+"""The header that identifies a tombstone."""
 
 ANY = -1
-"""The partition of a record for which its producer may choose one."""
+"""The partition of a record that leaves the choice to its producer."""
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class Written(NamedTuple):
-    """A record as its producer has given it to `send`."""
+    """A record as it was passed to `send`."""
 
     key: bytes | None
     value: bytes | None
     headers: Headers
     timestamp_ms: int | None
-    """None: by the producer's clock."""
+    """The explicit timestamp; None for the producer's clock."""
     at_s: float
 
 
 class Stored(NamedTuple):
-    """A record as it was read in the end."""
+    """A record of the final read."""
 
     key: bytes | None
     value: bytes | None
@@ -58,16 +60,16 @@ class OffsetTold(NamedTuple):
     """"beginning", "end", or "time" for the first record at or after `asked_ms`."""
     asked_ms: int
     offset: int | None
-    """None: there is no such record."""
+    """The answer; None if no such record exists."""
     timestamp_ms: int
     at_s: float
-    """When the answer came."""
+    """The time of the answer."""
     is_healed: bool = False
-    """It was asked when everything was healed, and nobody sent any more."""
+    """Whether it was asked after healing and after all sending."""
 
 
 class PositionTold(NamedTuple):
-    """Where a consumer was said to be, and which offset had to come next."""
+    """A reported position of a consumer, and the offset that had to come next."""
 
     who: str
     partition: TopicPartition
@@ -85,12 +87,12 @@ class RangeRead(NamedTuple):
     end: int
     labels: dict[int, bytes]
     loss: str | None
-    """The data loss that was reported instead of an end."""
+    """The reported data loss, if the range was not complete."""
     at_s: float
 
 
 class Refused(NamedTuple):
-    """A consumer was told that its position is not in the log."""
+    """An answer to a consumer that its position is not in the log."""
 
     who: str
     partition: TopicPartition
@@ -102,7 +104,7 @@ class Refused(NamedTuple):
 @dataclass
 class Answers:
     written: dict[bytes, Written] = field(default_factory=dict)
-    """By label."""
+    """Records by label."""
     stored: dict[TopicPartition, dict[int, Stored]] = field(default_factory=dict)
     offsets: list[OffsetTold] = field(default_factory=list)
     positions: list[PositionTold] = field(default_factory=list)
@@ -111,14 +113,14 @@ class Answers:
 
 
 def label_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> bytes:
-    """What is unique about a record."""
+    """Return the label of a record."""
     if value is not None:
         return value
     return next((content for name, content in headers if name == LABEL), None) or key or b""
 
 
 def check_users(history: History, answers: Answers) -> list[Anomaly]:
-    """Every anomaly of a complete history of users."""
+    """Return every anomaly of a complete history of users."""
     _settle_partitions(history)
     return [
         *check(history),
@@ -132,12 +134,12 @@ def check_users(history: History, answers: Answers) -> list[Anomaly]:
 
 
 def forget(history: History, answers: Answers, partitions: Collection[TopicPartition]) -> None:
-    """Drop whatever is known of these partitions."""
+    """Forget everything about these partitions."""
     for partition in partitions:
         for by_partition in (history.final, history.acknowledged, answers.stored):
             by_partition.pop(partition, None)
     history.polled = [poll for poll in history.polled if poll.partition not in partitions]
-    history.truncations.clear()  # they do not say of which
+    history.truncations.clear()  # they name no partition
     answers.offsets = [told for told in answers.offsets if told.partition not in partitions]
     answers.positions = [told for told in answers.positions if told.partition not in partitions]
     answers.ranges = [read for read in answers.ranges if read.partition not in partitions]
@@ -145,8 +147,8 @@ def forget(history: History, answers: Answers, partitions: Collection[TopicParti
 
 
 def _settle_partitions(history: History) -> None:
-    """A record whose partition was its producer's choice was sent to where it is. (To where it is first: another check
-    says that it is in two partitions, and once is enough.)"""
+    """Set the partition that a producer chose for a record to the first one in which it is. `_in_two_partitions`
+    reports any other."""
     for partition, labels in sorted(history.final.items()):
         for label in labels.values():
             sent = history.sent.get(label)
@@ -155,7 +157,7 @@ def _settle_partitions(history: History) -> None:
 
 
 def _altered(answers: Answers) -> Iterator[Anomaly]:
-    """Key, headers and time of a record are what its producer gave it."""
+    """Yield records that came back with another key, headers or time."""
     for partition, records in answers.stored.items():
         for offset, stored in records.items():
             label = label_of(stored.key, stored.value, stored.headers)
@@ -170,7 +172,7 @@ def _altered(answers: Answers) -> Iterator[Anomaly]:
 
 
 def _in_two_partitions(history: History) -> Iterator[Anomaly]:
-    """Within one partition `history.check` sees it."""
+    """Yield records that are in two partitions; `history.check` finds duplicates within one."""
     first: dict[bytes, TopicPartition] = {}
     for partition, labels in history.final.items():
         for label in labels.values():
@@ -195,7 +197,7 @@ def _wrong_offsets(history: History, answers: Answers) -> Iterator[Anomaly]:
 
 
 def _problem(told: OffsetTold, history: History, answers: Answers, later: _LowestSentSince) -> str | None:
-    """What is wrong with an answer, if anything is."""
+    """Return the error in an answer, or None."""
     end = max(history.final[told.partition], default=-1) + 1
     if told.question == "beginning":
         return None if told.offset == 0 else "but the log begins at 0"
@@ -219,7 +221,7 @@ def _problem(told: OffsetTold, history: History, answers: Answers, later: _Lowes
 
 
 class _LowestSentSince:
-    """The lowest offset of a partition that was sent after a time."""
+    """The lowest offset of a partition among records sent after a time."""
 
     def __init__(self, history: History, answers: Answers, partition: TopicPartition) -> None:
         sent = sorted(
@@ -248,7 +250,7 @@ def _wrong_positions(answers: Answers) -> Iterator[Anomaly]:
 
 
 def _wrong_ranges(history: History, answers: Answers) -> Iterator[Anomaly]:
-    """What Spark calls complete is all that is there; it speaks of loss only where there was one."""
+    """Yield ranges that Spark read as complete but that lack a record, and losses that it reported without one."""
     for read in answers.ranges:
         who = f"{read.who} at {read.at_s:.3f} s, offsets {read.start} to {read.end} of {read.partition}"
         final = history.final[read.partition]
@@ -276,7 +278,7 @@ def _wrongly_refused(history: History, answers: Answers) -> Iterator[Anomaly]:
 
 
 class TopicSeen(NamedTuple):
-    """What ZooKeeper holds of a topic."""
+    """The state of a topic in ZooKeeper."""
 
     exists: bool
     is_being_deleted: bool
@@ -287,28 +289,28 @@ DONE, EXISTS, UNKNOWN, IN_DOUBT = "done", "it exists", "unknown", "in doubt"
 
 
 class TopicOperation(NamedTuple):
-    """A create or delete of a topic, and what its caller was told."""
+    """A creation or deletion of a topic, and its outcome for the caller."""
 
     what: str
     """"create" or "delete"."""
     who: str
     partitions: int
-    """That the topic was to have."""
+    """The number of partitions requested."""
     began_s: float
     ended_s: float
     outcome: str
-    """DONE, EXISTS, UNKNOWN; IN_DOUBT for every other error, and where the caller died."""
+    """DONE, EXISTS or UNKNOWN; IN_DOUBT after any other error or the caller's death."""
     seen: TopicSeen
-    """When the answer came."""
+    """The topic at the time of the answer."""
 
     def __str__(self) -> str:
         return f"{self.what} by {self.who} from {self.began_s:.3f} to {self.ended_s:.3f} s: {self.outcome}, {self.seen}"
 
 
 def check_topic(name: str, operations: Sequence[TopicOperation], at_end: TopicSeen) -> list[Anomaly]:
-    """What is wrong with the answers about one topic, whose name nobody else uses.
+    """Return the errors in the answers about one topic, given all operations on its name.
 
-    An operation in doubt may be carried out at any later time. Two at the same time have no order.
+    An operation in doubt may be carried out at any later time. Concurrent operations have no order.
     """
     found = []
     story = "; ".join(map(str, operations))
@@ -341,14 +343,14 @@ def check_topic(name: str, operations: Sequence[TopicOperation], at_end: TopicSe
 
 
 def _wrong_end(name: str, operations: Sequence[TopicOperation], at_end: TopicSeen) -> Iterator[Anomaly]:
-    """When all is healed, what the last operation was told is so, if nothing else can have happened since."""
+    """Yield an anomaly if the final state contradicts the last operation, and no other can have followed it."""
     if not operations or any(operation.outcome == IN_DOUBT for operation in operations):
         return
     last = max(operations, key=lambda operation: operation.ended_s)
     if any(_overlap(last, other) and other.what != last.what for other in operations if other is not last):
         return
     if last.outcome == EXISTS and any(operation.what == "delete" for operation in operations):
-        return  # a topic that was still being deleted
+        return  # the topic was still being deleted
     if at_end.is_being_deleted or at_end.exists != (last.what == "create"):
         yield Anomaly(
             "an acknowledged operation was undone", f"{name}, in the end {at_end}: {'; '.join(map(str, operations))}"
@@ -360,14 +362,14 @@ def _overlap(one: TopicOperation, other: TopicOperation) -> bool:
 
 
 def _may_follow(other: TopicOperation, operation: TopicOperation, what: str) -> bool:
-    """Whether `other` is a `what` that may have been carried out after `operation` was, before that was answered."""
+    """Return whether `other` is a `what` that may have been carried out between `operation` and its answer."""
     if other.what != what or other.began_s >= operation.ended_s:
         return False
     return other.outcome == IN_DOUBT or other.ended_s > operation.began_s
 
 
 def _was_there_all_along(deletion: TopicOperation, others: Sequence[TopicOperation]) -> bool:
-    """A create was acknowledged before, and nobody else has deleted anything."""
+    """Return whether a creation was acknowledged before, and no other deletion can have removed the topic."""
     created = any(o.what == "create" and o.outcome == DONE and o.ended_s <= deletion.began_s for o in others)
     return created and not any(other.what == "delete" for other in others)
 

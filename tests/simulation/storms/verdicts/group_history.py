@@ -1,17 +1,17 @@
-"""What the members of a consumer group saw and did, and what is wrong with it. Pure.
+"""The verdict on the history of a consumer group. Pure.
 
-Promised is at least once, in order, to one member at a time:
+The promise is at-least-once delivery, in order, to one member at a time:
 
-- What is committed does not go back: neither behind an acknowledged commit nor behind what anybody has read of it.
-- Nothing is committed that was not delivered before, so nothing is skipped, whoever goes on from there.
-- While a member has a partition (its *session*, from `on_partitions_assigned` to revoked, lost or the member's death)
-  it gets the records in order, without gaps and once, and from the committed offset on: what comes again after a
-  hand-over was not committed.
+- A committed offset never moves behind an acknowledged commit, nor behind an offset that was read before.
+- A commit covers only records that were delivered before, so that the next owner skips none.
+- While a member has a partition (its *session*, from `on_partitions_assigned` until revocation, loss or death), it gets
+  each record once, in order and without gaps, from the committed offset on. After a hand-over only uncommitted records
+  are repeated.
 - In one generation a partition has one owner.
-- Who was left behind by a later generation commits nothing.
+- A member of an earlier generation commits nothing.
 
-All happens on one loop, so it is ordered by when it was noted (`_now`), not by seconds, of which many events share one.
-A partition whose end may be lost legally (see `tests.simulation.storms.storm`) is for the caller to leave out.
+All events happen on one loop and are ordered by a counter (`_now`), since several may happen at the same time. The
+caller leaves out partitions that may legally have lost records (see `tests.simulation.storms.storm`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from minibroker.protocol.model import TopicPartition
 from tests.simulation.storms.verdicts.history import Anomaly
 
 Records = Mapping[TopicPartition, Mapping[int, bytes]]
-"""What is in the log in the end, by offset."""
+"""The final content of the log, by offset."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Delivered:
 
 @dataclass
 class Session:
-    """A member has a partition."""
+    """The time for which a member has a partition."""
 
     member: str
     partition: TopicPartition
@@ -56,11 +56,11 @@ class Commit:
     began: float
     ended: float = inf
     is_acknowledged: bool = False
-    """False: it was refused, or nobody knows."""
+    """False if it was rejected or its outcome is unknown."""
     generation: int = -1
-    """The member's: the latest that it can have been made in."""
+    """The latest generation of the member in which it can have been made."""
     newest_before: int = -1
-    """The highest generation that any member had been seen in when it began."""
+    """The highest generation in which any member was seen before the commit began."""
 
     def acknowledged(self, at: float, generation: int) -> None:
         self.ended, self.is_acknowledged = at, True
@@ -69,19 +69,19 @@ class Commit:
 
 @dataclass
 class Read:
-    """Somebody asked what is committed."""
+    """A lookup of the committed offset."""
 
     who: str
     partition: TopicPartition
     offset: int | None
-    """None: nothing."""
+    """None if no offset is committed."""
     began: float
     ended: float
 
 
 class GroupHistory:
-    """To be told of everything as it happens. `member`: unique to one start of a consumer. `owner`: the same, or the
-    name of a static member, which goes on under another start."""
+    """The record of a group's events, filled while they happen. `member` is unique to one start of a consumer. `owner`
+    is the same, or the name of a static member, which survives a restart."""
 
     def __init__(self, group: str) -> None:
         self.group = group
@@ -90,12 +90,12 @@ class GroupHistory:
         self.commits: list[Commit] = []
         self.reads: list[Read] = []
         self.owners: dict[tuple[int, TopicPartition], set[str]] = defaultdict(set)
-        """By generation."""
+        """Owners by generation and partition."""
         self.not_owned: list[tuple[str, TopicPartition, int]] = []
-        """Records that were delivered to a member that did not have the partition."""
+        """Records delivered to a member without the partition."""
         self.newest_generation = -1
         self.may_begin_anew = False
-        """The group was to be deleted, as it had nothing: the next one of its name counts its generations from 1."""
+        """Whether the empty group may have been deleted, after which its generations begin at 1 again."""
         self._open: dict[tuple[str, TopicPartition], Session] = {}
         self._clock = count()
 
@@ -110,17 +110,17 @@ class GroupHistory:
             self._open[member, partition] = session
 
     def taken(self, member: str, partitions: Collection[TopicPartition]) -> None:
-        """Revoked or lost."""
+        """Record the end of sessions by revocation or loss."""
         for partition in partitions:
             self._open.pop((member, partition), None)
 
     def ended(self, member: str) -> None:
-        """It was closed or killed."""
+        """Record that a member was closed or killed."""
         for key in [key for key in self._open if key[0] == member]:
             del self._open[key]
 
     def holds(self, owner: str, generation: int, partitions: Collection[TopicPartition]) -> None:
-        """A member is in that generation and has these partitions."""
+        """Record that a member of that generation has these partitions."""
         self.newest_generation = max(self.newest_generation, generation)
         for partition in partitions:
             self.owners[generation, partition].add(owner)
@@ -135,7 +135,8 @@ class GroupHistory:
             session.delivered.append(delivered)
 
     def commit_begins(self, member: str, offsets: Mapping[TopicPartition, int], generation: int) -> list[Commit]:
-        """`generation`: that of the member now; when it is acknowledged, it may be a later one, or none."""
+        """Record a commit. `generation` is the member's current one; at the acknowledgement it may be later, or
+        none."""
         commits = [
             Commit(member, partition, offset, self._now, generation=generation, newest_before=self.newest_generation)
             for partition, offset in offsets.items()
@@ -156,7 +157,7 @@ class GroupHistory:
 
 
 def check_group(history: GroupHistory, records: Records) -> Iterator[Anomaly]:
-    """Everything that is wrong in the partitions of `records`."""
+    """Yield the anomalies in the partitions of `records`."""
     for member, partition, offset in history.not_owned:
         if partition in records:
             yield _anomaly(
@@ -184,9 +185,8 @@ def _check_generations(history: GroupHistory, records: Records) -> Iterator[Anom
 
 
 def check_reborn(history: GroupHistory, partition: TopicPartition, log: Mapping[int, bytes]) -> Iterator[Anomaly]:
-    """What is wrong in a partition of a topic that was deleted and created again, as far as its last life goes: what
-    was seen of earlier ones is told apart by its values, which are unique. Of what was committed only the last counts:
-    nobody can tell which life the rest was for."""
+    """Yield the anomalies of the last incarnation of a re-created topic's partition. Unique values tell apart the
+    records of earlier incarnations. Only the last committed offset counts, since others cannot be attributed to one."""
     got: set[int] = set()
     for session in history.sessions:
         if session.partition != partition:
@@ -211,7 +211,7 @@ def _anomaly(history: GroupHistory, kind: str, text: str) -> Anomaly:
 
 
 class _Check:
-    """Of one partition."""
+    """The check of one partition."""
 
     def __init__(self, history: GroupHistory, partition: TopicPartition, log: Mapping[int, bytes]) -> None:
         self._history = history
@@ -230,7 +230,7 @@ class _Check:
                 yield from self._session(session)
 
     def _floors_over_time(self) -> list[tuple[float, int, str]]:
-        """(from when, what is committed at least, how that is known), ascending in both."""
+        """Return (time, lowest committed offset from then on, evidence), ascending in time and offset."""
         known = [
             (commit.ended, commit.offset, f"{commit.member} was acknowledged {commit.offset}")
             for commit in self._commits
@@ -258,7 +258,7 @@ class _Check:
                 yield self._anomaly("a committed offset went back", f"{read.who} read {read.offset}, after {why}")
 
     def _skipped(self) -> Iterator[Anomaly]:
-        """Committed, and not delivered before."""
+        """Yield commits of records that were not delivered before."""
         first: dict[int, float] = {}
         for delivered in self._history.deliveries[self._partition]:
             first.setdefault(delivered.offset, delivered.at)

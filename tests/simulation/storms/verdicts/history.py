@@ -1,20 +1,21 @@
-"""What clients saw, and what is wrong with it (after Jepsen's Kafka workload). Pure: a history in, anomalies out.
+"""The verdict on the history of clients (after Jepsen's Kafka workload). Pure: a history in, anomalies out.
 
-Every value is unique and was sent once, so each place where it turns up can be told apart. A history is complete when
-all clients have ended and `final` holds what fresh consumers read from each partition's beginning to its end, after
-everything was healed.
+Every value is unique and was sent once, so that all its occurrences can be compared. A history is complete when all
+clients have ended and `final` holds the records that fresh consumers read from each partition, after healing.
 
-What counts as an anomaly depends on what was promised. With acks=all: nothing acknowledged is lost, nothing is there
-twice, each producer's records are in order. With acks=1 a crash may lose what was acknowledged, and a retry may repeat
-or reorder: such losses are only counted, so that a run shows that they would be seen. For both: an offset has one value
-for ever, nothing that a consumer has seen vanishes, and a consumer neither skips nor goes back.
+The promises depend on acks:
 
-Records may be deleted from the old end of a log, where whoever lets it shrink says so (`deleted`): then they may be
-gone, and a consumer that had not come so far goes on behind them.
+- acks=all: no acknowledged record is lost, no record is there twice, and each producer's records are in order.
+- acks=1: a crash may lose acknowledged records, and a retry may repeat or reorder them. Such losses are counted, to
+  show that the check would see them.
+- Both: an offset keeps its value, no record that a consumer has read vanishes, and a consumer neither skips nor goes
+  back.
 
-Where the power of all hosts that had everything was cut at once, what they had not synced is gone. So such a moment
-divides a partition's history: what was acknowledged or read before it may be lost, and is counted, if it was the end of
-the log; its offsets then go to other records. What comes after it is judged as ever.
+Records below `deleted` may be gone. A consumer that had not reached them continues behind them.
+
+If all complete replicas of a partition lose their power, unsynced records are gone. Such a moment divides the history:
+records acknowledged or read before it may be lost if they were the end of the log, and are counted; their offsets go to
+other records. Later records are judged as usual.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from minibroker.protocol.model import TopicPartition
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition of a topic that may be deleted and created again under its name: the id says of which one."""
+    """A partition of a topic that may be re-created under its name; the id identifies the incarnation."""
 
     topic_id: str
     topic_partition: TopicPartition
@@ -51,7 +52,7 @@ class Sent(NamedTuple):
     producer: str
     """Unique to one start of one producer."""
     number: int
-    """Grows with every send of the producer."""
+    """Increases with every send of the producer."""
     partition: TopicPartition
 
 
@@ -69,55 +70,55 @@ class Polled(NamedTuple):
     value: bytes
     at_s: float
     deleted: int = 0
-    """What of the partition may have been deleted by then lies below this offset."""
+    """Records below this offset may have been deleted by then."""
 
 
 @dataclass
 class History:
     durable_topics: frozenset[str]
-    """Those that are written with acks=all by idempotent producers."""
+    """Topics that idempotent producers write with acks=all."""
     sent: dict[bytes, Sent] = field(default_factory=dict)
     acknowledged: dict[TopicPartition, list[Acknowledged]] = field(default_factory=lambda: defaultdict(list))
     failed: int = 0
-    """Records that were reported as not delivered: each may be there or not."""
+    """Number of records reported as not delivered, each of which may still be in the log."""
     polled: list[Polled] = field(default_factory=list)
     truncations: list[str] = field(default_factory=list)
-    """What consumers were told of records that were gone: LogTruncated."""
+    """LogTruncated errors of consumers."""
     out_of_range: list[tuple[str, TopicPartition, int]] = field(default_factory=list)
-    """Where consumers stood that were told OFFSET_OUT_OF_RANGE: what they were told, partition, position.
+    """OFFSET_OUT_OF_RANGE errors of consumers: text, partition, position.
 
-    A leader that does not know yet that it was deposed may say so to a consumer that was just started, and knows no
-    epochs to fence it by. It is an anomaly if the position is beyond the end for good."""
+    A deposed leader that does not know it yet may answer so to a consumer that has just started and has no epoch to
+    fence the leader. It is an anomaly if the position is beyond the final log end."""
     final: dict[TopicPartition, dict[int, bytes]] = field(default_factory=dict)
-    """By offset."""
+    """The final records, by offset."""
     begins: dict[TopicPartition, int] = field(default_factory=dict)
-    """Where the logs began in the end, if not at 0."""
+    """Final log starts, if not 0."""
     ends: dict[TopicPartition, int] = field(default_factory=dict)
-    """Where the logs ended in the end."""
+    """Final log ends."""
     deleted: Counter[TopicPartition] = field(default_factory=Counter)
-    """Up to where records have been deleted, as far as that was legal."""
+    """The offset below which records were legally deleted."""
     power_losses: dict[TopicPartition, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """When the power of all brokers that had all of a partition was cut."""
+    """Times at which the last complete replica of a partition lost its power."""
     starts: dict[tuple[str, TopicPartition], int] = field(default_factory=dict)
-    """Where consumers were told to begin. Others may begin anywhere."""
+    """Prescribed first positions of consumers. Others may begin anywhere."""
 
     def power_lost(self, partitions: Collection[TopicPartition], at_s: float) -> None:
-        """The ends of these partitions may be gone. (All consumers are to begin anew.)"""
+        """Record that the ends of these partitions may be gone. The caller restarts all consumers."""
         for partition in partitions:
             self.power_losses[partition].append(at_s)
         self.out_of_range = [told for told in self.out_of_range if told[1] not in partitions]
         self.truncations.clear()
 
     def era(self, partition: TopicPartition, at_s: float) -> int:
-        """How often the partition's end may have been lost before that."""
+        """Return how often the partition's end may have been lost before that time."""
         return bisect_left(self.power_losses.get(partition, ()), at_s)
 
     def may_be_lost(self, partition: TopicPartition, at_s: float) -> bool:
-        """The power was cut after that moment, so a record that was seen there may be gone."""
+        """Return whether a record seen at that time may have been lost with the power since."""
         return self.era(partition, at_s) < len(self.power_losses.get(partition, ()))
 
     def was_deleted(self, partition: TopicPartition, offset: int) -> bool:
-        """It is gone since the log begins later now. (An offset that was not told, -1, may be anywhere.)"""
+        """Return whether the offset is below the final log start. An unknown offset, -1, may be."""
         return offset < self.begins.get(partition, 0)
 
     def _is_gone(self, partition: TopicPartition, record: Acknowledged) -> bool:
@@ -125,7 +126,7 @@ class History:
         return not there and not self.was_deleted(partition, record.offset)
 
     def lost_with_power(self) -> int:
-        """Legal losses of acks=all."""
+        """Return the number of legal losses with acks=all."""
         return sum(
             self._is_gone(partition, record)
             for partition, records in self.acknowledged.items()
@@ -135,7 +136,7 @@ class History:
         )
 
     def lost_with_acks_1(self) -> int:
-        """Legal losses."""
+        """Return the number of legal losses with acks=1."""
         return sum(
             self._is_gone(partition, record)
             for partition, records in self.acknowledged.items()
@@ -145,7 +146,7 @@ class History:
 
 
 def check(history: History) -> list[Anomaly]:
-    """Every anomaly of a complete history, kind by kind."""
+    """Return every anomaly of a complete history, kind by kind."""
     return [
         *_inconsistent_offsets(history),
         *_lost_writes(history),
@@ -160,7 +161,7 @@ def check(history: History) -> list[Anomaly]:
 
 
 def _inconsistent_offsets(history: History) -> Iterator[Anomaly]:
-    """One offset, two values, whoever saw them. Not for acknowledgements of acks=1, whose offsets may be reused."""
+    """Yield offsets with two values. Acknowledgements with acks=1 do not count, since their offsets may be reused."""
     seen: dict[tuple[TopicPartition, int, int], tuple[bytes, str]] = {}
 
     def see(partition: TopicPartition, offset: int, value: bytes, who: str, at_s: float) -> Iterator[Anomaly]:
@@ -185,7 +186,7 @@ def _inconsistent_offsets(history: History) -> Iterator[Anomaly]:
 
 
 def _lost_writes(history: History) -> Iterator[Anomaly]:
-    """Acknowledged with acks=all, or seen by a consumer, and not there in the end."""
+    """Yield records that were acknowledged with acks=all or read by a consumer, and are not in the final log."""
     there = {partition: set(values.values()) for partition, values in history.final.items()}
     for partition, records in history.acknowledged.items():
         if partition.topic in history.durable_topics:
@@ -214,10 +215,11 @@ def _lost_writes(history: History) -> Iterator[Anomaly]:
 
 
 def _holes(history: History) -> Iterator[Anomaly]:
-    """What was lost with the power was the end of the log, so nothing that was acknowledged behind it then is there.
+    """Yield records lost with the power although a record acknowledged behind them is still there: a power cut may only
+    remove the end of a log.
 
-    Of what was acknowledged since the last such loss, that is. What an earlier one took may come back in the place of
-    what followed: a cut of the log that was only in memory when the power failed is undone by it, as is all else."""
+    Only records acknowledged since the last such loss count. Records that an earlier loss removed may come back in the
+    place of later ones: a truncation that was not synced is undone by the next power cut."""
     for partition, losses in history.power_losses.items():
         if partition.topic not in history.durable_topics:
             continue
@@ -236,7 +238,7 @@ def _holes(history: History) -> Iterator[Anomaly]:
 
 
 def _known_values(history: History) -> Iterator[tuple[TopicPartition, dict[int, bytes]]]:
-    """Of each durable partition: what is there, and what was read before it was deleted."""
+    """Yield the known records of each durable partition: the final ones, and deleted ones that were read before."""
     deleted: dict[TopicPartition, dict[int, bytes]] = defaultdict(dict)
     for poll in history.polled:
         if history.was_deleted(poll.partition, poll.offset) and not history.may_be_lost(poll.partition, poll.at_s):
@@ -256,7 +258,7 @@ def _duplicates(history: History) -> Iterator[Anomaly]:
 
 
 def _reorderings(history: History) -> Iterator[Anomaly]:
-    """Within a partition, each producer's records stand in the order in which it sent them."""
+    """Yield records of a partition that are not in the order in which their producer sent them."""
     for partition, values in _known_values(history):
         last: dict[str, Sent] = {}
         for offset, value in sorted(values.items()):
@@ -273,7 +275,7 @@ def _reorderings(history: History) -> Iterator[Anomaly]:
 
 
 def _phantoms(history: History) -> Iterator[Anomaly]:
-    """Values that were never sent, or not to that partition."""
+    """Yield values that were never sent, or were sent to another partition."""
     for partition, values in history.final.items():
         for offset, value in values.items():
             sent = history.sent.get(value)
@@ -282,8 +284,7 @@ def _phantoms(history: History) -> Iterator[Anomaly]:
 
 
 def _poll_jumps(history: History) -> Iterator[Anomaly]:
-    """Without compaction and transactions a consumer sees every offset that is not deleted, each one after the one
-    before."""
+    """Yield skips and steps back: without compaction a consumer reads every offset that is not deleted, in order."""
     next_offsets = dict(history.starts)
     for poll in history.polled:
         expected = next_offsets.get((poll.consumer, poll.partition), poll.offset)

@@ -1,16 +1,17 @@
-"""What clients saw of topics that were deleted and created again under one name, and what is wrong with it. Pure.
+"""The verdict on the history of topics that were deleted and re-created under one name. Pure.
 
-A topic of that name is another topic each time: an *incarnation*, known by its topic id. Clients do not tell of which
-one an answer speaks, so it is inferred, and only where nothing else is possible: what was sent when an incarnation
-was there, and acknowledged before the next one was, is in that one, since the earlier ones are gone from every broker
-before the next is made. What a consumer returned is compared to the committed records of all incarnations: there must
-be one way through them, from each only to later ones, in which every incarnation is read from its beginning on and
-without a gap. Values are unique, but a record that was sent again after a re-creation may be in two incarnations, so
-all ways are followed at once.
+Each time the topic is another *incarnation*, identified by its topic id. Clients do not report the incarnation of a
+record, so it is inferred where only one is possible. A record that was sent while an incarnation existed, and
+acknowledged before the next one, is in that one: earlier incarnations are gone from every broker before the next is
+created.
 
-Promised is, per incarnation, what is promised for any topic. Not for those that may lose records: with unclean
-elections, or where one replica was enough for an acknowledgement and a host lost its power or a disk failed. What
-these lose is counted.
+The records that a consumer returned are compared to the committed records of all incarnations. There must be a path
+through them, from each incarnation only to later ones, that reads every incarnation from its beginning and without a
+gap. Values are unique, but a record that was retried after a re-creation may be in two incarnations, so all paths are
+followed at once.
+
+Each incarnation has the promises of any topic, unless it may lose records: with unclean elections, or if one replica
+was enough for an acknowledgement and a host lost its power or a disk failed. Such losses are counted.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ class Incarnation:
     has_unclean_elections: bool
     created_at_s: float
     queued_at_s: float = inf
-    """When its deletion stood in ZooKeeper."""
+    """When its deletion was queued in ZooKeeper."""
     gone_at_s: float = inf
     has_own_min_insync_replicas: bool = True
-    """If not, the brokers' setting counts, which storms raise."""
+    """Whether the topic sets it. If not, the brokers' setting applies, which storms raise."""
     was_harmed: bool = False
-    """A host lost its power, or had a bad disk, while one replica was enough."""
+    """Whether a host lost its power, or had a bad disk, while one replica was enough."""
 
     @property
     def partitions(self) -> list[TopicPartition]:
@@ -51,7 +52,7 @@ class Incarnation:
 
     @property
     def is_weak(self) -> bool:
-        """One replica is enough for an acknowledgement."""
+        """Whether one replica is enough for an acknowledgement."""
         return min(self.min_insync_replicas, self.replication_factor) == 1
 
     @property
@@ -66,10 +67,10 @@ class Sent(NamedTuple):
     producer: str
     """Unique to one start of one producer."""
     number: int
-    """Grows with every send of the producer."""
+    """Increases with every send of the producer."""
     topic: str
     partition: int | None
-    """None: it was the producer's choice."""
+    """None if the producer chose it."""
     at_s: float
     key: bytes | None = None
 
@@ -94,37 +95,37 @@ class AdminCall(NamedTuple):
     topic: str
     began_s: float
     ended_s: float
-    """`inf` where it did not return: it may be carried out whenever."""
+    """`inf` if it did not return; it may be carried out at any later time."""
     is_acknowledged: bool
     partitions: int = 0
-    """That were asked for."""
+    """Number of partitions requested."""
 
 
 @dataclass
 class Lives:
-    """Everything that happened to the topics that come back."""
+    """The history of the re-created topics."""
 
     incarnations: dict[str, list[Incarnation]] = field(default_factory=lambda: defaultdict(list))
-    """By name, in the order of their creation."""
+    """Incarnations by topic name, in the order of their creation."""
     sent: dict[bytes, Sent] = field(default_factory=dict)
     acknowledged: list[Acknowledged] = field(default_factory=list)
     committed: dict[TopicIdPartition, dict[int, bytes]] = field(default_factory=lambda: defaultdict(dict))
-    """What was seen below a high watermark, by offset. Of the last incarnation everything, of earlier ones perhaps not
-    their last moments; nothing of those that may lose records, but for what they hold in the end."""
+    """Records seen below a high watermark, by offset: all of the last incarnation, and all but possibly the last ones
+    of earlier incarnations. Of an incarnation that may lose records, only the final ones."""
     polled: dict[tuple[str, TopicPartition], list[Polled]] = field(default_factory=lambda: defaultdict(list))
-    """By start of a consumer. Each begins with "earliest"."""
+    """Records by start of a consumer. Each start begins at "earliest"."""
     readers: dict[str, list[TopicPartition]] = field(default_factory=dict)
-    """The starts of consumers that lived to the end, and what they read."""
+    """The starts of consumers that lived to the end, and their partitions."""
     calls: list[AdminCall] = field(default_factory=list)
 
     def current(self, topic: str) -> Incarnation | None:
-        """The one that is there, and not about to be deleted."""
+        """Return the incarnation that exists and is not being deleted."""
         incarnations = self.incarnations[topic]
         return incarnations[-1] if incarnations and incarnations[-1].queued_at_s == inf else None
 
     def surely_in(self, value: bytes, partition: TopicPartition, at_s: float) -> Incarnation | None:
-        """The incarnation in which a record is that was acknowledged then: there is none if it was sent before the
-        newest of that time was made."""
+        """Return the incarnation that certainly has a record acknowledged at that time; None if the record was sent
+        before the newest incarnation of that time was created."""
         newest = None
         for incarnation in self.incarnations[partition.topic]:
             if incarnation.created_at_s <= at_s:
@@ -134,7 +135,7 @@ class Lives:
         return newest
 
     def legal_losses(self) -> int:
-        """Acknowledged, and not in the last incarnation, which may lose records."""
+        """Return the number of acknowledged records missing in a last incarnation that may lose records."""
         return sum(incarnation.may_lose for _, incarnation in self._lost())
 
     def lost(self) -> Iterator[Anomaly]:
@@ -161,7 +162,7 @@ class Lives:
 
 
 def check(lives: Lives) -> list[Anomaly]:
-    """Every anomaly, when all clients have ended and `committed` holds all of the last incarnations."""
+    """Return every anomaly, once all clients have ended and `committed` has all records of the last incarnations."""
     return [
         *lives.lost(),
         *_inconsistent_offsets(lives),
@@ -172,7 +173,7 @@ def check(lives: Lives) -> list[Anomaly]:
 
 
 def _inconsistent_offsets(lives: Lives) -> Iterator[Anomaly]:
-    """One offset of one incarnation, two values."""
+    """Yield offsets of an incarnation with two values."""
     for record in lives.acknowledged:
         incarnation = lives.surely_in(record.value, record.partition, record.at_s)
         if incarnation is None or incarnation.may_lose or record.offset < 0:
@@ -188,13 +189,13 @@ def _inconsistent_offsets(lives: Lives) -> Iterator[Anomaly]:
 
 
 def _within_a_log(lives: Lives) -> Iterator[Anomaly]:
-    """Duplicates, reordering and what was never sent, of one incarnation's partition."""
+    """Yield duplicates, reorderings and phantoms within one incarnation's partition."""
     for (topic_id, partition), values in lives.committed.items():
         where = f"{partition} ({topic_id})"
         first: dict[bytes, int] = {}
         last: dict[tuple[str, bytes | None], Sent] = {}
-        # What waits for a topic with another number of partitions comes from several queues to one: of records that the
-        # partitioner placed, only those of one key are in order then.
+        # Records that waited for a topic with another number of partitions move from several queues to one. Of those
+        # that the partitioner placed, only records of the same key are in order then.
         is_one_count = len({len(life.assignment) for life in lives.incarnations[partition.topic]}) == 1
         for offset, value in sorted(values.items()):
             if value in first:
@@ -223,11 +224,11 @@ _ANYWHERE = -1
 _NOWHERE_YET = -1
 
 _Place = tuple[int, int]
-"""Where a consumer may be: the number of the incarnation, and the offset that comes next in it."""
+"""A possible position of a consumer: the number of the incarnation, and the next offset in it."""
 
 
 class _Path:
-    """All places at which a consumer may be in one partition, given what it has returned."""
+    """All possible positions of a consumer in one partition after the records that it has returned."""
 
     def __init__(self, lives: Lives, partition: TopicPartition) -> None:
         self._sent = lives.sent
@@ -241,7 +242,7 @@ class _Path:
         self.places: set[_Place] = {(_NOWHERE_YET, 0)}
 
     def _may_be_in(self, poll: Polled) -> list[int]:
-        """The incarnations that this may have been read from, as far as their logs and times tell."""
+        """Return the incarnations from which this may have been read, according to their logs and times."""
         known = self._holding.get((poll.offset, poll.value), [])
         sent = self._sent.get(poll.value)
         unknown = [
@@ -255,7 +256,7 @@ class _Path:
         return sorted({*known, *unknown})
 
     def follow(self, poll: Polled) -> str | None:
-        """Go on by one record. Returns the kind of anomaly where there is no way."""
+        """Follow one record. Return the kind of anomaly if no path is left."""
         numbers = self._may_be_in(poll)
         places: set[_Place] = set()
         for number, expected in self.places:
@@ -284,7 +285,7 @@ class _Path:
         return "poll step back" if goes_back else "poll skip"
 
     def has_read_all(self) -> bool:
-        """All of the last incarnation, which is complete. Of an empty one there is nothing to read."""
+        """Return whether the last incarnation, which is complete, was read to its end."""
         last = len(self._incarnations) - 1
         if self._incarnations[last].may_lose or not self._logs[last]:
             return True
@@ -298,13 +299,13 @@ class _Path:
 
 
 def has_read_all(lives: Lives, consumer: str, partition: TopicPartition) -> bool:
-    """Whether that start of a consumer has returned all that the last incarnation holds. To have returned its last
-    record is not enough: an earlier incarnation may hold that, too, where its producer had to send it again."""
+    """Return whether a start of a consumer has returned all records of the last incarnation. Its last record alone
+    proves nothing: an earlier incarnation may have it as well, if the producer had to retry it."""
     polls = lives.polled.get((consumer, partition), [])
     current = lives.current(partition.topic)
     values = {} if current is None else lives.committed[TopicIdPartition(current.topic_id, partition)]
     if values and (not polls or polls[-1].value != values[max(values)]):
-        return False  # which costs less to find out
+        return False  # the cheaper check
     path = _Path(lives, partition)
     for poll in polls:
         path.follow(poll)
@@ -312,7 +313,7 @@ def has_read_all(lives: Lives, consumer: str, partition: TopicPartition) -> bool
 
 
 def _polls(lives: Lives) -> Iterator[Anomaly]:
-    """Skips, steps back, records of an earlier incarnation after those of a later one, and what was never returned."""
+    """Yield skips, steps back, returns to an earlier incarnation, and records that were never returned."""
     paths: dict[tuple[str, TopicPartition], _Path] = {}
     for (consumer, partition), polls in lives.polled.items():
         path = paths[consumer, partition] = _Path(lives, partition)
@@ -339,7 +340,7 @@ def _polls(lives: Lives) -> Iterator[Anomaly]:
 
 
 def _calls(lives: Lives) -> Iterator[Anomaly]:
-    """What was acknowledged happened, and nothing else did."""
+    """Yield acknowledged calls without an effect, and effects without a call."""
     for call in lives.calls:
         if not call.is_acknowledged:
             continue

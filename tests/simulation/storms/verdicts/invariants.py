@@ -1,24 +1,23 @@
-"""What must hold at every moment of a run, whatever has just been broken; looked at from outside, often.
+"""Invariants that hold at every moment of a run, whatever fault has just struck. They are checked often, from outside.
 
-- Per partition and leader epoch at most one process leads, ever.
-- A replica's high watermark never goes back while its process lives and its leader epoch stays.
-- Below their high watermarks, the logs of all replicas are whole and equal: offsets, leader epochs and checksums.
-  (Compacted logs need only be whole.)
-  (After a power cut, once the broker has caught up: a truncation that was not synced brings back what was cut, until it
-  is cut again.)
-- No log begins later than a leader has decided (`shrinking`), nor above its replica's high watermark.
-- What an administrator was told to be deleted is in no log of a broker that may be elected.
+- A leader epoch of a partition has at most one leading process, ever, and one leader in ZooKeeper, elected by the
+  newest controller.
+- A replica's high watermark never decreases while its process lives and its leader epoch stays.
+- Below their high watermarks, the logs of all replicas are complete and equal in offsets, leader epochs and checksums.
+  Compacted logs need only be complete. After a power cut this holds once the broker has caught up: the cut undoes a
+  truncation that was not synced.
+- No log start is above the one that a leader has decided (`shrinking`), nor above its replica's high watermark.
+- A record whose deletion was acknowledged is in no log of a broker that may be elected.
 - Each broker that may be elected has every record that was acknowledged with acks=all.
-- The controller epoch never goes back, in ZooKeeper and in each broker's process; nor does a partition's leader epoch,
-  in ZooKeeper, in its replicas and in what brokers tell clients.
-- An epoch has one leader in ZooKeeper, too, and only the newest controller makes one.
+- The controller epoch never decreases, in ZooKeeper or in a broker's process. A partition's leader epoch never does,
+  in ZooKeeper, in its replicas, or in the metadata for clients.
 
-A topic that was deleted and created again under its name is another topic, whose epochs and offsets begin anew: so
-all that is remembered is remembered by topic id.
+A re-created topic is another topic, whose epochs and offsets begin again, so the checks remember everything by topic
+id.
 
-`look` may be called at any moment between two callbacks of the loop: each of these holds there, not only when things
-have settled. What follows is compared to what was seen before, so a violation that mends itself between two looks
-may be missed; the histories of clients are the other half of the net.
+`look` may be called between any two callbacks of the loop, since the invariants hold even while the cluster changes.
+Each look is compared to earlier ones, so a violation that disappears between two looks may be missed. The histories of
+clients cover those.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from tests.simulation.storms.verdicts.history import Anomaly, TopicIdPartition
 _READ_BYTES = 1024 * 1024
 
 _BatchPrint = tuple[int, int, int]
-"""Of a batch: last offset, leader epoch, checksum."""
+"""Last offset, leader epoch and checksum of a batch."""
 
 
 OnCommitted = Callable[[TopicIdPartition, BatchHeader, bytes, int], None]
-"""Told of each batch (its header, and the bytes in which it begins there) that is found below a high watermark for the
-first time."""
+"""Called with the header of each batch that is first found below a high watermark, and the bytes and position where it
+begins."""
 
 
 class Invariants:
@@ -53,8 +52,8 @@ class Invariants:
         begins: Mapping[TopicIdPartition, int] | None = None,
         deleted: Mapping[TopicIdPartition, int] | None = None,
     ) -> None:
-        """`begins`: the highest offset at which leaders have let a log begin, if not at 0. `deleted`: up to where
-        clients were told that records are deleted. Both are read anew each time."""
+        """`begins` holds the highest log start that leaders have decided, if not 0. `deleted` holds the offset below
+        which a deletion was acknowledged. Each look reads both."""
         self._cluster = cluster
         self._on_committed = on_committed
         self._begins = {} if begins is None else begins
@@ -62,11 +61,11 @@ class Invariants:
         self._leaders: dict[tuple[TopicIdPartition, int], str] = {}
         self._high_watermarks: dict[tuple[TopicIdPartition, str, int], int] = {}
         self._leader_epochs: dict[tuple[TopicIdPartition, str, str], int] = {}
-        """Of a replica in a process, and of what it tells clients."""
+        """Leader epochs of each replica in a process, and of its metadata for clients."""
         self._controller_epoch = 0
         self._batches: dict[TopicIdPartition, dict[int, tuple[_BatchPrint, str]]] = {}
         self._compared: dict[tuple[TopicIdPartition, str], int] = {}
-        """Up to where a process's log has been compared."""
+        """The offset up to which a process's log was compared."""
 
     def look(
         self,
@@ -74,11 +73,11 @@ class Invariants:
         damaged: Container[int],
         lossy_topic_ids: Container[str] = (),
     ) -> Iterator[Anomaly]:
-        """Everything that is wrong now, and was not reported before. No fault of a disk strikes the look itself.
+        """Yield the current violations that were not reported before. Disk faults do not affect the look itself.
 
-        `acknowledged_ends`: one past the highest offset that clients know to be acknowledged with acks=all.
-        `damaged`: brokers that had a power cut and have not caught up with everything since, or have rotten pages.
-        `lossy_topic_ids`: topics that may lose what was acknowledged, so that their logs may change.
+        `acknowledged_ends` holds one past the highest offset that clients know to be acknowledged with acks=all.
+        `damaged` brokers had a power cut and have not caught up since, or have rotten pages.
+        Topics in `lossy_topic_ids` may lose acknowledged records, so that their logs may change.
         """
         yield from self._controller_epochs()
         for broker_id in self._cluster.broker_ids:
@@ -97,8 +96,8 @@ class Invariants:
                     told_partition = TopicIdPartition(told_id, topic_partition)
                     yield from self._leader_epoch(told_partition, process, "metadata", told.leader_epoch)
                 yield from self._leadership(partition, process)
-                # What a power cut brings back had been cut, and is cut again: below the high watermark on file, too. So
-                # is what an unclean election has lost.
+                # A power cut may undo a truncation, which is then repeated, even below the checkpointed high watermark.
+                # An unclean election causes such a truncation, too.
                 may_lose = broker_id in damaged or partition.log.topic_id in lossy_topic_ids
                 yield from self._high_watermark(partition, process, may_go_back=may_lose)
                 yield from self._beginning(partition, process)
@@ -109,7 +108,7 @@ class Invariants:
             yield from self._electable(identified, end, damaged)
 
     def power_lost(self, partitions: Collection[TopicPartition]) -> None:
-        """What the ends of these logs were is forgotten: other records may come there."""
+        """Forget the ends of these logs, since other records may take their offsets."""
         self._batches = {key: known for key, known in self._batches.items() if key.topic_partition not in partitions}
         self._compared = {
             key: offset for key, offset in self._compared.items() if key[0].topic_partition not in partitions
@@ -118,8 +117,8 @@ class Invariants:
     def state_written(
         self, topic_partition: TopicPartition, before: LeaderAndIsr, after: LeaderAndIsr
     ) -> Iterator[Anomaly]:
-        """What is wrong with what has just been written to a partition's state znode. To be called for each write, at
-        once: the next one may cover it up."""
+        """Yield the violations in a write to a partition's state znode. It must be called at each write, since the next
+        one may hide a violation."""
         if after.leader_epoch < before.leader_epoch:
             yield Anomaly(
                 "leader epoch went back", f"{topic_partition} in ZooKeeper: from {_role(before)} to {_role(after)}"
@@ -137,7 +136,7 @@ class Invariants:
             )
 
     def _replicas(self, broker_id: int) -> ReplicaManager | None:
-        """None where the broker is down, or has not come so far yet."""
+        """Return a broker's replicas; None if it is down or still starting."""
         broker = self._cluster.living_broker(broker_id)
         return None if broker is None else broker._replicas
 
@@ -154,7 +153,7 @@ class Invariants:
         self, identified: TopicIdPartition, process: str, where: str, leader_epoch: int
     ) -> Iterator[Anomaly]:
         if leader_epoch < 0:
-            return  # a replica that is made anew, after its deletion, has heard of none for a moment
+            return  # a replica re-created after its deletion has no epoch for a moment
         key = (identified, process, where)
         before = self._leader_epochs.get(key, leader_epoch)
         if leader_epoch < before:
@@ -210,16 +209,16 @@ class Invariants:
         if offset >= end or log._directory.failure is not None:
             return
         known = self._batches.setdefault(key[0], {})
-        may_have_gaps = log.config.compact or partition.topic_partition.topic == COMPACTED  # which may be so no longer
+        may_have_gaps = log.config.compact or partition.topic_partition.topic == COMPACTED  # or compacted before
         while offset < end:
             records = log.read(offset, _READ_BYTES, end)
             if not records and may_have_gaps:
-                break  # nothing is left below a high watermark that comes from a checkpoint
+                break  # no batch is left below a checkpointed high watermark
             if not records:
                 yield Anomaly("a log has a hole", f"{key[0]} on {process}: nothing at {offset}, below {end}")
                 break
             for header, start, _ in iterate_batches(records):
-                begins_within = header.base_offset <= offset == log.log_start_offset  # the rest of it was deleted
+                begins_within = header.base_offset <= offset == log.log_start_offset  # its start was deleted
                 is_gap = may_have_gaps and header.base_offset > offset
                 if header.base_offset != offset and not begins_within and not is_gap:
                     yield Anomaly("a log has a hole", f"{key[0]} on {process}: {header.base_offset} follows {offset}")
@@ -250,7 +249,7 @@ class Invariants:
                 continue
             since = self._cluster.broker(broker_id)._logs.trusted_since
             if broker_id in state.eligible and (since == znodes.SINCE_THIS_REGISTRATION or since > epoch):
-                continue  # on record for the last resort alone
+                continue  # recorded only for unclean elections
             deleted = self._deleted.get(identified, 0)
             if partition.log.log_start_offset < deleted:
                 yield Anomaly(

@@ -1,15 +1,14 @@
-"""What somebody does and sees who keeps a group's offsets by hand, one call after the other; and what is wrong with it.
-Pure.
+"""The verdict on a bookkeeper, which manages a group's offsets by one call after the other. Pure.
 
-Of each partition a group has one offset, or none. Promised is:
+A group has one offset, or none, for each partition. The promises:
 
-- What is found is what was set last: by the last call that was acknowledged, or by one of which nobody knows how it
-  ended. What is in doubt may come about later still, but not once the same client had a later call acknowledged.
-- A group that was deleted has nothing, and neither has one of which it is told that there is none.
-- What was committed is kept for as long as `offsets.retention.minutes` says: since it was committed, and since the
-  group had a member that read the topic. It is not kept for much longer by the coordinator that the group has then.
+- A lookup finds the offset of the last acknowledged call, or of a call with an unknown outcome. Such a call may take
+  effect later, but not once a later call of the same client was acknowledged.
+- A deleted or unknown group has no offsets.
+- An offset is kept for `offsets.retention.minutes` after the commit, and after the group last had a member that read
+  the topic. The current coordinator removes it soon after that.
 
-Times are seconds, whatever the brokers' wall clocks say.
+Times are virtual seconds, independent of the brokers' wall clocks.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from tests.simulation.storms.verdicts.history import Anomaly
 class Retention(NamedTuple):
     kept_s: float
     late_s: float
-    """By so much a coordinator may be late to find what is too old."""
+    """Seconds by which a coordinator may be late to remove an expired offset."""
 
 
 @dataclass
 class Call:
-    """It sets offsets, or (None) deletes them."""
+    """A call that sets offsets, or deletes those that are None."""
 
     client: str
-    """Unique among all clients of all processes."""
+    """A name that is unique among the clients of all processes."""
     offsets: Mapping[TopicPartition, int | None]
     began_s: float
     ended_s: float = inf
-    """Without an acknowledgement: never."""
+    """The time of the acknowledgement; `inf` without one."""
 
 
 @dataclass
@@ -49,11 +48,11 @@ class Look:
     began_s: float
     ended_s: float
     is_punctual: bool
-    """All has been well for a while, so what is too old must be gone."""
+    """Whether expired offsets must be gone, since there was no fault for a while."""
 
 
 class _Setting(NamedTuple):
-    """An offset that a partition may have, and when it was set: from `began_s` to `ended_s`."""
+    """A possible offset of a partition, which was set between `began_s` and `ended_s`."""
 
     offset: int | None
     began_s: float
@@ -65,16 +64,16 @@ _NOTHING = _Setting(None, -inf, -inf, "")
 
 
 class Ledger:
-    """Of one group. To be told of everything when it begins, and when it ends."""
+    """The calls and lookups of one group, recorded when they begin and end."""
 
     def __init__(self, group: str) -> None:
         self.group = group
         self.events: list[Call | Look] = []
         self.used_s: dict[str, list[float]] = defaultdict(list)
-        """When the group had, for certain, a member that read this topic."""
+        """Times at which the group certainly had a member that read this topic."""
         self.may_be_used_until_s = -inf
         self.coordinated_since_s = -inf
-        """When the group got the coordinator that it has."""
+        """The time since which the group has its current coordinator."""
 
     def begin(self, client: str, offsets: Mapping[TopicPartition, int | None], now_s: float) -> Call:
         call = Call(client, dict(offsets), now_s)
@@ -82,7 +81,7 @@ class Ledger:
         return call
 
     def acknowledge(self, call: Call, now_s: float, *, but_for: Mapping[TopicPartition, object] | None = None) -> None:
-        """Of the partitions of `but_for` it is not known."""
+        """Record an acknowledgement, except for the partitions in `but_for`, whose outcome is unknown."""
         failed = {partition: offset for partition, offset in call.offsets.items() if partition in (but_for or {})}
         if failed:
             self.begin(call.client, failed, call.began_s)
@@ -140,7 +139,7 @@ def _check(ledger: Ledger, partition: TopicPartition, retention: Retention) -> I
 def _may_be_expired(
     ledger: Ledger, partition: TopicPartition, setting: _Setting, look: Look, retention: Retention
 ) -> bool:
-    """Whether nobody may have used it for so long, at some time up to the look."""
+    """Return whether it may have been unused for the retention at some time up to the lookup."""
     signs = [sign for sign in ledger.used_s[partition.topic] if setting.began_s < sign < look.ended_s]
     return any(
         later - earlier >= retention.kept_s for earlier, later in pairwise([setting.began_s, *signs, look.ended_s])
