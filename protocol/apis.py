@@ -1,7 +1,7 @@
 """The table of APIs: key, request, response, versions, plane, and who may call it.
 
-Also the envelope: a request or response struct to the bytes of a frame, and back. Envelope and body are decoded in two
-steps, so that a request can be answered, by its correlation id, even if its body is nonsense.
+Also the envelope, which encodes requests and responses as frames. Envelope and body are decoded in two steps, so that a
+request with an invalid body can still be answered by its correlation id.
 """
 
 import struct
@@ -21,15 +21,15 @@ Response = TypeVar("Response", bound=m.Message)
 class Plane(Enum):
     DATA = "data"
     CONTROL = "control"
-    """Only through the control listener, and before any data request (KIP-291)."""
+    """Served only through the control listener, and before any data request (KIP-291)."""
 
 
 class Caller(Enum):
     ANYBODY = "anybody"
     BROKER = "broker"
-    """Only brokers of the cluster (Kafka's ClusterAction)."""
+    """Brokers of the cluster (Kafka's ClusterAction)."""
     READER = "reader"
-    """Anybody as a consumer; as a replica (`replica_id` of 0 or more) only the broker with that id."""
+    """Consumers, and for a `replica_id` of 0 or more only the broker with that id."""
 
 
 class Api(Generic[Request, Response]):
@@ -51,7 +51,7 @@ class Api(Generic[Request, Response]):
         self.request = request
         self.response = response
         self.plane = plane
-        """None: either."""
+        """None: both planes."""
         self.caller = caller
         self.min_version = 0
         self.max_version = max_version
@@ -137,67 +137,24 @@ OFFSET_DELETE = Api(47, "OffsetDelete", g.OffsetDeleteRequest, g.OffsetDeleteRes
 ENVELOPE = Api(58, "Envelope", m.EnvelopeRequest, m.EnvelopeResponse, caller=Caller.BROKER)
 DESCRIBE_CLUSTER = Api(60, "DescribeCluster", m.DescribeClusterRequest, m.DescribeClusterResponse)
 DESCRIBE_PRODUCERS = Api(61, "DescribeProducers", m.DescribeProducersRequest, m.DescribeProducersResponse)
-# Kafka has no such APIs, and numbers its own upwards from 0. A key must fit into seven bits (see `framing`).
+# Not in Kafka, which numbers its APIs upwards from 0. A key must fit into seven bits (see `framing`).
 DESCRIBE_TIMELINE = Api(125, "DescribeTimeline", m.DescribeTimelineRequest, m.DescribeTimelineResponse)
 BROKER_HANDSHAKE = Api(126, "BrokerHandshake", m.BrokerHandshakeRequest, m.BrokerHandshakeResponse, plane=None)
 BROKER_AUTHENTICATE = Api(
     127, "BrokerAuthenticate", m.BrokerAuthenticateRequest, m.BrokerAuthenticateResponse, plane=None
 )
 
-APIS: dict[int, Api[Any, Any]] = {
-    api.key: api
-    for api in (
-        PRODUCE,
-        FETCH,
-        LIST_OFFSETS,
-        METADATA,
-        LEADER_AND_ISR,
-        STOP_REPLICA,
-        UPDATE_METADATA,
-        CONTROLLED_SHUTDOWN,
-        OFFSET_COMMIT,
-        OFFSET_FETCH,
-        FIND_COORDINATOR,
-        JOIN_GROUP,
-        HEARTBEAT,
-        LEAVE_GROUP,
-        SYNC_GROUP,
-        DESCRIBE_GROUPS,
-        LIST_GROUPS,
-        API_VERSIONS,
-        CREATE_TOPICS,
-        DELETE_TOPICS,
-        DELETE_RECORDS,
-        INIT_PRODUCER_ID,
-        OFFSET_FOR_LEADER_EPOCH,
-        DESCRIBE_CONFIGS,
-        ALTER_CONFIGS,
-        ALTER_REPLICA_LOG_DIRS,
-        DESCRIBE_LOG_DIRS,
-        CREATE_PARTITIONS,
-        DELETE_GROUPS,
-        ELECT_LEADERS,
-        ALTER_PARTITION_REASSIGNMENTS,
-        LIST_PARTITION_REASSIGNMENTS,
-        INCREMENTAL_ALTER_CONFIGS,
-        OFFSET_DELETE,
-        ENVELOPE,
-        DESCRIBE_CLUSTER,
-        DESCRIBE_PRODUCERS,
-        DESCRIBE_TIMELINE,
-        BROKER_HANDSHAKE,
-        BROKER_AUTHENTICATE,
-    )
-}
+APIS: dict[int, Api[Any, Any]] = {api.key: api for api in list(globals().values()) if isinstance(api, Api)}
+"""The APIs by their keys: all those above."""
 
 API_KEYS = [m.ApiVersion(key, api.min_version, api.max_version) for key, api in sorted(APIS.items())]
-"""What ApiVersions answers."""
+"""The response to ApiVersions."""
 
 _encoder = msgspec.msgpack.Encoder()
 _request_envelope = msgspec.msgpack.Decoder(m.RequestEnvelope)
 _response_envelope = msgspec.msgpack.Decoder(m.ResponseEnvelope)
 _LENGTH = struct.Struct(">i")
-# msgspec reports text that is not UTF-8, and nesting that is too deep, with Python's own exceptions.
+# msgspec raises Python's own exceptions for invalid UTF-8 and for nesting that is too deep.
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -209,22 +166,22 @@ def _frame(envelope: list[Any]) -> bytearray:
 
 
 def encode_request(api: Api[Request, Any], correlation_id: int, client_id: str | None, body: Request) -> bytearray:
-    """The frame (length prefix included) of a request in the API's newest version."""
+    """Return the frame (length prefix included) of a request in the API's newest version."""
     return _frame([api.key, api.max_version, correlation_id, client_id, body])
 
 
 def encode_response(correlation_id: int, body: m.Message) -> bytearray:
-    """The frame (length prefix included) of a response."""
+    """Return the frame (length prefix included) of a response."""
     return _frame([correlation_id, body])
 
 
 def encode_error(correlation_id: int, code: ErrorCode, message: str) -> bytearray:
-    """The frame of the answer to a request that could not be understood: no body, an error code, a sentence."""
+    """Return the frame of the response to a request that could not be decoded: no body, an error code, a sentence."""
     return _frame([correlation_id, None, code, message[:1_000]])
 
 
 def decode_request_envelope(frame: m.Buffer) -> m.RequestEnvelope:
-    """Raises InvalidMessage if the frame is not a request envelope."""
+    """Return the envelope. Raises InvalidMessage if the frame is not a request envelope."""
     try:
         return _request_envelope.decode(frame)
     except _UNREADABLE as error:
@@ -232,7 +189,7 @@ def decode_request_envelope(frame: m.Buffer) -> m.RequestEnvelope:
 
 
 def decode_request(api: Api[Request, Any], envelope: m.RequestEnvelope) -> Request:
-    """The typed body. Raises InvalidMessage naming the field that is wrong."""
+    """Return the typed body. Raises InvalidMessage naming the invalid field."""
     try:
         return api.request_decoder.decode(envelope.body)
     except _UNREADABLE as error:
@@ -240,7 +197,7 @@ def decode_request(api: Api[Request, Any], envelope: m.RequestEnvelope) -> Reque
 
 
 def decode_response_envelope(frame: m.Buffer) -> m.ResponseEnvelope:
-    """Raises InvalidMessage if the frame is not a response envelope."""
+    """Return the envelope. Raises InvalidMessage if the frame is not a response envelope."""
     try:
         return _response_envelope.decode(frame)
     except _UNREADABLE as error:
@@ -248,7 +205,7 @@ def decode_response_envelope(frame: m.Buffer) -> m.ResponseEnvelope:
 
 
 def decode_response(api: Api[Any, Response], envelope: m.ResponseEnvelope) -> Response:
-    """The typed body. Raises BrokerError if the broker refused the request, InvalidMessage for nonsense."""
+    """Return the typed body. Raises BrokerError for an error of the broker, InvalidMessage for an invalid body."""
     if envelope.error_code:
         raise BrokerError(error_of(envelope.error_code), f"{api.name}: {envelope.error_message}")
     try:

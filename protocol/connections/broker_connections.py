@@ -1,6 +1,6 @@
-"""Connections of a broker to other brokers: the controller's for its orders, and followers' for their fetches.
+"""Connections between brokers: the controller's for its orders and followers' for their fetches.
 
-Each is a connection of `rpc` on which both sides have proved which broker they are before it is used (`broker_proof`).
+Both sides of such a connection prove which broker they are before it is used (`broker_proof`).
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from minibroker.protocol.world import World
 
 
 class NotTrusted(NetworkError):
-    """There is a connection, but one side does not accept the other as the expected broker. The text has the remedy."""
+    """One side does not accept the other as the expected broker. The text has the remedy."""
 
 
 class BrokerConnections:
-    """Connections of broker `broker_id`. Without a secret (no broker of the cluster has one then) nothing is proved."""
+    """Connections of broker `broker_id`. Nothing is proved without a secret, which then no broker of the cluster has."""
 
     def __init__(self, world: World, broker_id: int, secret: bytes | None) -> None:
         self._network = world.network
@@ -35,10 +35,10 @@ class BrokerConnections:
     async def open(
         self, peer_id: int, host: str, port: int, *, client_id: str, connect_timeout_s: float, request_timeout_s: float
     ) -> Connection:
-        """A connection to broker `peer_id`, ready for what only brokers may ask. Raises NetworkError; NotTrusted if the
-        other side is not that broker.
+        """Connect to broker `peer_id` and prove the identities. Raises NetworkError; NotTrusted if the other side is
+        not that broker.
 
-        `request_timeout_s` is for the handshake, which waits for a request handler, as every request does."""
+        `request_timeout_s` limits the handshake, which waits for a request handler like every request."""
         connection = await open_connection(
             self._network, host, port, client_id=client_id, timeout_s=connect_timeout_s, patience=OF_BROKERS
         )
@@ -67,11 +67,11 @@ class BrokerConnections:
                 f"broker.secret.file (or broker.secret), and restart those that had another"
             )
         proof = BrokerAuthenticateRequest(handshake.connecting_proof(secret))
-        # The answer is not awaited: the first request may follow at once, and is not handled before the proof.
+        # The response is not awaited: the peer handles requests in order, so the first one may follow at once.
         connection.send(BROKER_AUTHENTICATE, proof, timeout_s=timeout_s).add_done_callback(_heard)
 
 
 def _heard(answer: "asyncio.Future[BrokerAuthenticateResponse]") -> None:
-    """If the proof is refused, so is every request after it, and their errors say why."""
+    """Ignore an error: if the proof is rejected, every later request fails too, with an error that says why."""
     if not answer.cancelled():
         answer.exception()

@@ -1,22 +1,20 @@
-"""How two brokers prove to each other that they belong to one cluster: by a secret that they share, and never send.
-Pure.
+"""Two brokers prove to each other that they belong to one cluster, by a shared secret that is never sent. Pure.
 
-The problem: a broker obeys any control request with a high epoch, and believes any fetch that says how far a replica
-has come. So anybody who can reach its port could depose the controller, delete replicas, or have a producer told that
-its records are safe (CVE-2018-1288).
+The problem: a broker obeys any control request with a high epoch, and any fetch may claim how far a replica has come.
+Without a proof, any process that can reach the port could depose the controller, delete replicas, or have records
+acknowledged that are not replicated (CVE-2018-1288).
 
-The choice: a challenge and a response each way, by HMAC-SHA256. The connecting broker sends a nonce; the accepting one
-answers with its own nonce and its proof; the connecting one checks that before it says anything more, and sends its own
-proof together with its first request, so a connection costs one extra round trip. A proof covers both nonces, both
-broker ids and the side that gives it: it is worth nothing on another connection, towards another broker, or sent back
-to its sender.
+The choice: a challenge and a response each way, by HMAC-SHA256. The connecting broker sends a nonce. The accepting
+broker returns its own nonce and its proof. The connecting broker checks that proof and sends its own together with its
+first request, so a connection costs one extra round trip. A proof covers both nonces, both broker ids and the side that
+sends it: it is invalid on another connection, for another broker, or if it is sent back.
 
-What it does not do: what follows is neither encrypted nor signed, so anybody who can change packets between two brokers
-can take over their connection. Preventing that takes TLS.
+The limit: later requests are neither encrypted nor signed, so an attacker who can change packets between two brokers
+can take over their connection. Only TLS prevents that.
 
-Rejected: sending the secret (anybody who pretends to be a broker would have it); SCRAM, Kafka's way, which is made for
-passwords that are weak and known to one side only, and takes another round trip; a nonce from one side only (an old
-proof could be replayed to the other).
+Rejected: sending the secret (an impostor would receive it); SCRAM, as in Kafka, which is designed for weak passwords
+that one side knows, and takes another round trip; a nonce from one side only (an old proof could be replayed to the
+other).
 """
 
 import hmac
@@ -29,7 +27,7 @@ _IDS = struct.Struct(">ii")
 
 
 class Handshake(NamedTuple):
-    """What both sides of a connection know once the nonces have been exchanged."""
+    """The values that both sides of a connection know once the nonces have been exchanged."""
 
     connecting_id: int
     accepting_id: int
@@ -37,11 +35,11 @@ class Handshake(NamedTuple):
     accepting_nonce: bytes
 
     def connecting_proof(self, secret: bytes) -> bytes:
-        """The proof of the broker that has connected."""
+        """Return the proof of the connecting broker."""
         return self._proof(secret, b"minibroker connecting")
 
     def accepting_proof(self, secret: bytes) -> bytes:
-        """The proof of the broker that was connected to."""
+        """Return the proof of the accepting broker."""
         return self._proof(secret, b"minibroker accepting ")
 
     def _proof(self, secret: bytes, side: bytes) -> bytes:
@@ -51,11 +49,11 @@ class Handshake(NamedTuple):
 
 
 def is_same(proof: bytes, expected: bytes) -> bool:
-    """Whether they are equal, in a time that does not depend on where they differ."""
+    """Return whether they are equal, in a time that does not depend on where they differ."""
     return hmac.compare_digest(proof, expected)
 
 
 def fingerprint(secret: bytes | None, cluster_id: str) -> str:
-    """By which brokers of a cluster see whether they have the same secret; empty: none at all. It may be known to
-    everybody, as a proof may: neither tells the secret."""
+    """Return the value by which brokers see whether they have the same secret; empty: no secret. Like a proof, it may
+    be public, since it does not reveal the secret."""
     return "" if secret is None else hmac.digest(secret, b"minibroker cluster " + cluster_id.encode(), "sha256").hex()

@@ -1,15 +1,14 @@
 """Bytes in, frames out. Sans-I/O: no socket, no clock, no asyncio.
 
-The problem: a frame announces its length, and believing it can be expensive. A 4-byte header must not make the
-broker take 2 GB, a slow sender must not hold a buffer of the size that it announced, and a 1 MiB produce request
-must not be copied twice on its way to the log.
+The problem: a frame announces its length, and trusting it can be expensive. A 4-byte header must not make the broker
+allocate 2 GB, a slow sender must not hold a buffer of the size that it announced, and a 1 MiB produce request must not
+be copied twice on its way to the log.
 
-The choice: small frames are gathered in one buffer that is reused, and leave it as `bytes` copies (a
-memoryview into a buffer that is reused would change under its reader). A frame that does not fit there gets a
-buffer of its own, filled directly by the transport (`get_buffer`), which starts at no more than 1 MiB and
-doubles only once it is full: memory follows the bytes that arrived. The limit depends on the API, which is in
-the frame's first bytes (array of five, then the key), so those are looked at before anything large is
-allocated.
+The choice: small frames are collected in one reused buffer and copied out of it as `bytes` (a memoryview into a reused
+buffer would change under its reader). A larger frame gets its own buffer, which the transport fills directly
+(`get_buffer`). It starts at no more than 1 MiB and doubles only once it is full, so memory follows the bytes that
+arrived. The limit depends on the API, which is in the frame's first bytes (array of five, then the key), so these are
+read before anything large is allocated.
 
 Rejected: asyncio streams (`readexactly` copies twice and wakes a task per frame); decoding incrementally
 with msgpack's Unpacker (it grows by the announced length of nested values).
@@ -23,13 +22,13 @@ _SMALL = 64 * 1024
 _FIRST_PIECE = 1024 * 1024
 
 MAX_SMALL_REQUEST_BYTES = 1024 * 1024
-"""The largest frame of any request that does not carry records."""
+"""The largest frame of a request without records."""
 
 
 class FrameTooLarge(ValueError):
     """A frame announced a length that is negative or over the limit. The connection cannot be read further.
 
-    `frames` were complete before it. `prefix` has the first bytes of the frame that is over the limit, from which
+    `frames` are the complete frames before it. `prefix` has the first bytes of the frame over the limit, from which
     `correlation_id_of` may find the request to answer.
     """
 
@@ -42,9 +41,9 @@ class FrameTooLarge(ValueError):
 class FrameReader:
     """Cuts a byte stream into frames of a 4-byte big-endian length and that many bytes.
 
-    `limit_of(prefix)` is asked for the maximum length of a frame that does not fit the small buffer; the prefix
-    is the frame's first bytes (at least 8). Use: `get_buffer`, fill some of it, `buffer_updated(n)`, which
-    returns the frames completed, in order, without their length prefix.
+    `limit_of(prefix)` returns the maximum length of a frame that does not fit the small buffer; the prefix is the
+    frame's first bytes (at least 8). To use it, call `get_buffer`, fill a part of the buffer, and call
+    `buffer_updated(n)`, which returns the completed frames, in order, without their length prefix.
     """
 
     def __init__(self, limit_of: Callable[[bytes], int]) -> None:
@@ -58,11 +57,11 @@ class FrameReader:
 
     @property
     def in_frame(self) -> bool:
-        """Whether a frame has arrived in part: a deadline for its completion should be running."""
+        """Whether a part of a frame has arrived, so that a deadline for the rest should be running."""
         return self._large is not None or self._end > 0
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes go. Never empty; valid until `buffer_updated`."""
+        """Return the buffer for the next bytes. It is never empty, and valid until `buffer_updated`."""
         if self._large is None:
             return self._view[self._end :]
         if self._large_filled == len(self._large):
@@ -72,7 +71,7 @@ class FrameReader:
         return memoryview(self._large)[self._large_filled :]
 
     def buffer_updated(self, received: int) -> list[bytes | memoryview]:
-        """`received` bytes were put into the buffer. Raises FrameTooLarge."""
+        """Return the frames that `received` more bytes complete. Raises FrameTooLarge."""
         if self._large is not None:
             self._large_filled += received
             if self._large_filled < self._large_length:
@@ -115,14 +114,14 @@ class FrameReader:
 
 
 def api_key_of(prefix: bytes) -> int | None:
-    """The API key in the first bytes of a request frame, or None if they do not begin a request envelope."""
+    """Return the API key in the first bytes of a request frame, or None if they do not begin a request envelope."""
     if len(prefix) >= 2 and prefix[0] == 0x95 and prefix[1] < 0x80:
         return prefix[1]
     return None
 
 
 def correlation_id_of(prefix: bytes) -> int | None:
-    """The correlation id in the first bytes of a request frame, whatever follows, or None if there is none."""
+    """Return the correlation id in the first bytes of a request frame, or None if there is none."""
     if len(prefix) < 4 or api_key_of(prefix) is None or prefix[2] >= 0x80:
         return None
     if prefix[3] < 0x80:
@@ -135,7 +134,7 @@ def correlation_id_of(prefix: bytes) -> int | None:
 
 
 def request_limit(max_request_bytes: int, large_api_keys: frozenset[int]) -> Callable[[bytes], int]:
-    """A broker's `limit_of`: `max_request_bytes` for requests that carry records, 1 MiB for all others."""
+    """Return a broker's `limit_of`: `max_request_bytes` for requests with records, 1 MiB for all others."""
 
     def limit_of(prefix: bytes) -> int:
         if api_key_of(prefix) in large_api_keys:
@@ -146,5 +145,5 @@ def request_limit(max_request_bytes: int, large_api_keys: frozenset[int]) -> Cal
 
 
 def response_limit(max_response_bytes: int) -> Callable[[bytes], int]:
-    """A client's `limit_of`: one limit for everything."""
+    """Return a client's `limit_of`: one limit for all responses."""
     return lambda prefix: max_response_bytes

@@ -1,14 +1,14 @@
-"""Connections that fall silent end soon, by the kernel's own means.
+"""The kernel ends connections that no longer reach the other side.
 
-The problem: a box in between may forget a connection (a firewall's table, an address that moves) and tell neither end.
-Whoever waits for an answer then waits for its request's timeout, 30 s and more: a follower that way holds up every
-write with acks=all, a broker does not hear that it leads.
+The problem: a device in between may drop a connection silently (a firewall's table, an address that moves). A request
+then waits for its timeout, 30 s and more. Meanwhile a follower delays every write with acks=all, or a broker does not
+learn that it leads.
 
-The choice: the kernels ask each other whether a quiet connection still stands (TCP keepalive). They answer however busy
-their process is, so unlike with a shorter timeout a slow answer is waited for. Where something was sent and not
-acknowledged no probe is sent, but what was sent, again and again for a quarter of an hour: so between brokers that is
-bounded, too (TCP_USER_TIMEOUT, RFC 5482). Not for clients: it would also end connections whose other end reads nothing
-for a while on purpose, as a broker that is flooded does, and a consumer that is slow.
+The choice: TCP keepalive, in which the kernels probe a quiet connection. A kernel answers even if its process is busy,
+so a slow response is not mistaken for a dead connection, as it would be with a shorter timeout. While sent bytes are
+unacknowledged, the kernel sends no probes, but retransmits for a quarter of an hour; between brokers TCP_USER_TIMEOUT
+(RFC 5482) bounds that time as well. Clients do not set it: it would also end connections whose other side deliberately
+stops reading for a while, such as an overloaded broker or a slow consumer.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 
 class Patience(NamedTuple):
-    """The kernel counts in whole seconds."""
+    """Limits of a connection, in whole seconds, as the kernel counts."""
 
     idle_s: int
-    """When nothing has come for so long, the other end is asked,"""
+    """Seconds without any data after which the kernel probes the other side."""
     probes: int
-    """up to so many times, once a second."""
+    """Unanswered probes, one a second, after which the connection ends."""
     unacknowledged_s: int | None = None
-    """How long what was sent may go without an acknowledgement; None: as long as the kernel thinks fit. Where it is
-    set, Linux ends a quiet connection after this time, too, and does not count the probes."""
+    """Seconds that sent bytes may stay unacknowledged; None: the kernel's default. If it is set, Linux also ends a
+    quiet connection after this time and ignores `probes`."""
 
 
 OF_CRASH_DETECTION = Patience(idle_s=1, probes=2)
@@ -36,7 +36,7 @@ OF_CLIENTS = Patience(idle_s=3, probes=3)
 
 
 def keep_alive(transport: asyncio.BaseTransport, patience: Patience) -> None:
-    """As far as the platform can."""
+    """Apply `patience` to the transport's socket, as far as the platform supports it."""
     connection = transport.get_extra_info("socket")
     if connection is None:
         return

@@ -1,9 +1,9 @@
 """One connection to a broker: correlation ids, pipelining, time limits. For clients, followers and controllers.
 
-Guarantees: requests leave in the order of `send`; every future returned ends exactly once (with a response, a
-BrokerError, InvalidMessage, or NetworkError); once the connection is lost nothing more is accepted. A request that
-gets no answer in time closes the connection, as in Kafka's NetworkClient: responses come in order, so the next ones
-would be late, too, and a slow broker cannot be told from a dead one.
+Guarantees: requests leave in the order of `send`; every returned future ends exactly once (with a response, a
+BrokerError, InvalidMessage, or NetworkError); a lost connection accepts no more requests. A request without a response
+in time closes the connection, as in Kafka's NetworkClient: responses come in order, so the next ones would also be
+late, and a slow broker cannot be distinguished from a dead one.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class RequestTimedOut(NetworkError):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Made by `open_connection`. Not to be shared between event loops."""
+    """A connection, made by `open_connection`. It belongs to one event loop."""
 
     def __init__(
         self,
@@ -58,27 +58,27 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def closed_because(self) -> str | None:
-        """Why the connection is closed; None: it is open."""
+        """Why the connection is closed; None if it is open."""
         return self._closed_because
 
     @property
     def in_flight(self) -> int:
-        """How many requests wait for their response."""
+        """Requests that wait for their response."""
         return len(self._pending)
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of requests that the operating system has not taken yet: all the backpressure there is with acks 0."""
+        """Bytes of requests not yet passed to the operating system: the only backpressure with acks 0."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def on_lost(self, listener: Callable[["Connection"], None]) -> None:
-        """Call `listener` once, when the connection has ended for whatever reason."""
+        """Call `listener` once, when the connection has ended for any reason."""
         self._on_lost = listener
 
     def send(
         self, api: Api[Request, Response], body: Request, *, timeout_s: float | None = None
     ) -> asyncio.Future[Response]:
-        """Write a request now; the future gets its response. Raises NetworkError if the connection is gone."""
+        """Write a request now and return a future of its response. Raises NetworkError if the connection is gone."""
         transport = self._usable(api)
         correlation_id = self._next_correlation_id
         self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
@@ -98,11 +98,11 @@ class Connection(asyncio.BufferedProtocol):
         transport.write(encode_request(api, correlation_id, self._client_id, body))
 
     async def request(self, api: Api[Request, Response], body: Request, *, timeout_s: float | None = None) -> Response:
-        """`send`, and wait for the response. Raises NetworkError, RequestTimedOut, BrokerError, InvalidMessage."""
+        """Send a request and return its response. Raises NetworkError, RequestTimedOut, BrokerError, InvalidMessage."""
         return await self.send(api, body, timeout_s=timeout_s)
 
     def close(self, reason: str = "closed here", ends_with: type[NetworkError] = NetworkError) -> None:
-        """Drop the connection; pending requests end with `ends_with`."""
+        """Drop the connection; pending requests fail with `ends_with`."""
         if self._closed_because is None:
             self._closed_because = reason
             self._ends_with = ends_with
@@ -125,7 +125,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- the transport's side --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         keep_alive(transport, self._patience)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -136,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
             for frame in self._reader.buffer_updated(nbytes):
                 self._frame(frame)
         except FrameTooLarge as error:
-            is_http = error.prefix.startswith(b"/1.")  # behind "HTTP", which was taken for the frame's length
+            is_http = error.prefix.startswith(b"/1.")  # after "HTTP", which was read as the frame's length
             why = "it speaks HTTP, as a broker's metrics port does" if is_http else str(error)
             self.close(f"it does not speak this protocol: {why}")
         except InvalidMessage as error:
@@ -177,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     future.set_exception(error)
-    future.exception()  # no warning if nobody awaits it any more; awaiting it still raises
+    future.exception()  # no warning if the future is never awaited; awaiting it still raises
 
 
 async def open_connection(
@@ -190,7 +190,7 @@ async def open_connection(
     max_response_bytes: int = MAX_RESPONSE_BYTES,
     patience: Patience = OF_CLIENTS,
 ) -> Connection:
-    """Connect. Raises NetworkError naming the address and the reason (refused, name unknown, no answer in time)."""
+    """Connect to a broker. Raises NetworkError with the address and the reason (refused, unknown name, time-out)."""
     address = f"{host}:{port}"
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""What one broker alone knows: its log directories, and the timeline of its controller."""
+"""Requests about one broker: its log directories and the timeline of its controller."""
 
 from typing import Annotated
 
@@ -25,7 +25,7 @@ class AlterReplicaLogDirTopic(Message):
 
 class AlterReplicaLogDir(Message):
     path: String
-    """The directory that these replicas of the broker are to be moved to."""
+    """The log directory to which the broker moves these replicas."""
     topics: Annotated[list[AlterReplicaLogDirTopic], Meta(max_length=MAX_TOPICS)]
 
 
@@ -66,9 +66,9 @@ class DescribeLogDirsPartition(Message):
     partition_index: Int32
     partition_size: Int64
     offset_lag: Int64
-    """How far the log ends before the high watermark; -1: not known."""
+    """The high watermark minus the log end offset, at least 0; -1: unknown."""
     is_future_key: bool = False
-    """The replica is being moved here, from another directory, and `offset_lag` is what is still to be copied."""
+    """The replica is being moved here from another directory; `offset_lag` offsets remain to be copied."""
 
 
 class DescribeLogDirsTopic(Message):
@@ -78,14 +78,14 @@ class DescribeLogDirsTopic(Message):
 
 class DescribeLogDirsResult(Message):
     error_code: Int16
-    """KAFKA_STORAGE_ERROR: it is offline."""
+    """KAFKA_STORAGE_ERROR if the directory is offline."""
     log_dir: String
     topics: Annotated[list[DescribeLogDirsTopic], Meta(max_length=MAX_TOPICS)]
     total_bytes: Int64 = -1
     usable_bytes: Int64 = -1
-    """Of the file system that the directory is on; -1: not known."""
+    """These two are of the directory's file system; -1: unknown."""
     error_message: String = ""
-    """Why it is offline (not in Kafka)."""
+    """Why the directory is offline (not in Kafka)."""
 
 
 class DescribeLogDirsResponse(Message):
@@ -98,8 +98,8 @@ class DescribeLogDirsResponse(Message):
 
 
 class DescribeTimelineRequest(Message):
-    """What the controller of this broker did, whenever it was in office: entries with a number above `after`, and not
-    older than `since_ms`."""
+    """Entries of this broker's controller, from all its terms, with numbers above `after` and not older than
+    `since_ms`."""
 
     after: Int64 = 0
     since_ms: Int64 = 0
@@ -110,7 +110,7 @@ class DescribeTimelineResponse(Message):
     throttle_time_ms: Int32
     error_code: Int16
     entries: Annotated[list[memoryview], Meta(max_length=10_000)]
-    """JSON objects, in the order of their numbers; not all that there are, unless `is_complete`."""
+    """JSON objects in the order of their numbers. More entries follow unless `is_complete`."""
     is_complete: bool = True
     last_number: Int64 = 0
-    """Of the last entry that this broker has. Lower than one that it gave out before: its files were lost."""
+    """The number of the broker's last entry. If it is lower than in an earlier response, the files were lost."""

@@ -1,4 +1,4 @@
-"""Settings of topics and brokers: described and altered."""
+"""Requests that describe and alter the settings of topics and brokers."""
 
 from typing import Annotated
 
@@ -24,7 +24,7 @@ from minibroker.protocol.messages.topics import CreatableConfig
 
 
 MAX_CONFIGS = 1_000
-"""Of one resource."""
+"""Settings of one resource."""
 
 
 class DescribeConfigsResource(Message):
@@ -49,7 +49,7 @@ class DescribeConfigsSynonym(Message):
 class DescribeConfigsEntry(Message):
     name: Name
     value: String | None
-    """None: it is not set, or a secret."""
+    """None: the setting is unset or secret."""
     read_only: bool
     config_source: Int8
     is_sensitive: bool
@@ -57,7 +57,7 @@ class DescribeConfigsEntry(Message):
     config_type: Int8
     documentation: String | None = None
     problem: String | None = None
-    """What ZooKeeper has for this resource does not hold, as it makes no sense: why (not in Kafka)."""
+    """Why the value in ZooKeeper is invalid and does not apply; None: it is valid (not in Kafka)."""
 
 
 class DescribeConfigsResult(Message):
@@ -81,8 +81,8 @@ class AlterableConfig(Message):
 
 
 class AlterConfigsResource(Message):
-    """`topic_id`, `known_version`: as in ReassignableTopic, of the znode of the settings (0: where there is none);
-    another topic is an UNKNOWN_TOPIC_OR_PARTITION."""
+    """`topic_id`, `known_version`: as in ReassignableTopic, but of the znode of the settings (0: there is none).
+    Another topic is answered with UNKNOWN_TOPIC_OR_PARTITION."""
 
     resource_type: Int8
     resource_name: TopicName
@@ -97,7 +97,7 @@ class IncrementalAlterConfigsRequest(Message):
 
 
 class AlterConfigsResourceResponse(Message):
-    """`topic_id` and `version`: as they are, where others were meant."""
+    """`topic_id` and `version`: the current ones, if the request named others."""
 
     error_code: Int16
     error_message: String | None
@@ -113,7 +113,7 @@ class IncrementalAlterConfigsResponse(Message):
 
 
 class ReplacedConfigs(Message):
-    """All that is to be set for a resource: what is not named is as if it had never been set."""
+    """All settings of a resource; a setting that is not named returns to its default."""
 
     resource_type: Int8
     resource_name: TopicName
@@ -121,7 +121,7 @@ class ReplacedConfigs(Message):
 
 
 class AlterConfigsRequest(Message):
-    """What came before IncrementalAlterConfigs. Of two who ask, the second undoes what the first has done."""
+    """The predecessor of IncrementalAlterConfigs. The last writer wins."""
 
     resources: Annotated[list[ReplacedConfigs], Meta(max_length=MAX_TOPICS)]
     validate_only: bool = False

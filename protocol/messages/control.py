@@ -1,4 +1,4 @@
-"""Between brokers: the controller's orders, controlled shutdown, forwarded requests, proofs of identity."""
+"""Requests between brokers: the controller's orders, controlled shutdown, forwarded requests, proofs of identity."""
 
 from typing import Annotated
 
@@ -33,16 +33,16 @@ class LeaderAndIsrPartition(Message):
     partition_epoch: Int32
     replicas: Replicas
     is_new: bool = False
-    """The replica was never there before: a log may be created for it."""
+    """The replica is a new one: the broker may create a log for it."""
     isr_epochs: BrokerEpochs = []
     eligible: Replicas = []
     eligible_epochs: BrokerEpochs = []
-    """These three as in `minibroker.protocol.model.LeaderAndIsr`."""
+    """See `minibroker.protocol.model.LeaderAndIsr`, for all three."""
     adding_replicas: Replicas = []
     removing_replicas: Replicas = []
-    """As in `minibroker.protocol.model.ReplicaAssignment`."""
+    """See `minibroker.protocol.model.ReplicaAssignment`, for both."""
     to_commit: Int32 = 0
-    """As in `minibroker.protocol.model.LeaderAndIsr`."""
+    """See `minibroker.protocol.model.LeaderAndIsr`."""
 
 
 class LeaderAndIsrTopic(Message):
@@ -64,7 +64,7 @@ class LeaderAndIsrRequest(Message):
     topic_states: Annotated[list[LeaderAndIsrTopic], Meta(max_length=MAX_TOPICS)]
     live_leaders: Annotated[list[LiveLeader], Meta(max_length=MAX_BROKERS)]
     number: Int64 = 0
-    """Grows with every order to a broker within a controller's term, and stays the same in a retry; 0: not numbered."""
+    """Grows with every order to a broker within a controller's term; a retry repeats it; 0: not numbered."""
 
 
 class PartitionError(Message):
@@ -72,9 +72,8 @@ class PartitionError(Message):
     partition_index: Int32
     error_code: Int16
     leader_epoch: Int32 = -1
-    """This and the next two only in answers to LeaderAndIsr, for a replica that has no leader: the leader epoch that it
-    was told, in which its log does not change, and how the log ends (the epoch of its last record, and the log end
-    offset)."""
+    """Set only in responses to LeaderAndIsr, for a replica without a leader, like the next two: the leader epoch of the
+    order, in which its log does not change. The others are the epoch of its last record and its log end offset."""
     last_epoch: Int32 = -1
     log_end_offset: Int64 = -1
 
@@ -102,7 +101,7 @@ class StopReplicaRequest(Message):
     broker_epoch: Int64
     topic_states: Annotated[list[StopReplicaTopic], Meta(max_length=MAX_TOPICS)]
     number: Int64 = 0
-    """As in LeaderAndIsrRequest."""
+    """See LeaderAndIsrRequest."""
 
 
 class StopReplicaResponse(Message):
@@ -126,9 +125,9 @@ class UpdateMetadataTopic(Message):
     topic_id: TopicId
     partition_states: Annotated[list[UpdateMetadataPartition], Meta(max_length=MAX_PARTITIONS)]
     deleted: bool = False
-    """The topic is gone (Kafka says so with a leader of -2 for each partition: LeaderDuringDelete)."""
+    """The topic is gone (Kafka sends a leader of -2 for each partition: LeaderDuringDelete)."""
     num_partitions: Int32 = 0
-    """How many partitions the topic has, in this request or in others of the same update."""
+    """Partitions of the topic, in this request and in others of the same update."""
 
 
 class UpdateMetadataEndpoint(Message):
@@ -142,9 +141,9 @@ class UpdateMetadataBroker(Message):
     endpoints: Annotated[list[UpdateMetadataEndpoint], Meta(max_length=100)]
     rack: Name | None = None
     broker_epoch: Int64 = -1
-    """Tells a leader which run of a follower is alive (KIP-903)."""
+    """Identifies the live run of a follower for its leader (KIP-903)."""
     is_shutting_down: bool = False
-    """It is about to stop, and must not be taken into an ISR (KIP-841 has that for KRaft)."""
+    """The broker is about to stop and must not join an ISR (KIP-841 has that for KRaft)."""
 
 
 class UpdateMetadataRequest(Message):
@@ -154,9 +153,9 @@ class UpdateMetadataRequest(Message):
     topic_states: Annotated[list[UpdateMetadataTopic], Meta(max_length=MAX_TOPICS)]
     live_brokers: Annotated[list[UpdateMetadataBroker], Meta(max_length=MAX_BROKERS)]
     number: Int64 = 0
-    """As in LeaderAndIsrRequest."""
+    """See LeaderAndIsrRequest."""
     names_the_last: bool = False
-    """With this request the broker has been told of every topic."""
+    """With this request the broker has received every topic."""
 
 
 class UpdateMetadataResponse(Message):
@@ -167,22 +166,22 @@ class UpdateMetadataResponse(Message):
 
 
 class EnvelopeRequest(Message):
-    """A request for the controller, brought by broker `broker_id` (KIP-590)."""
+    """A request for the controller, forwarded by broker `broker_id` (KIP-590)."""
 
     broker_id: Int32
     is_from_client: bool
-    """A client asked; otherwise the broker asks for itself, and may do what only brokers may."""
+    """The request came from a client; otherwise it is the broker's own and has a broker's rights."""
     request_data: memoryview
     """A frame of the request, without its length."""
 
 
 class EnvelopeResponse(Message):
     response_data: memoryview
-    """A frame of the answer, without its length."""
+    """A frame of the response, without its length."""
 
 
 class BrokerHandshakeRequest(Message):
-    """Broker `broker_id` has connected to broker `peer_id`, and asks it for its proof."""
+    """Broker `broker_id` has connected to broker `peer_id` and asks for its proof."""
 
     broker_id: Int32
     peer_id: Int32
@@ -195,7 +194,7 @@ class BrokerHandshakeResponse(Message):
 
 
 class BrokerAuthenticateRequest(Message):
-    """The proof of the broker that has connected, in return."""
+    """The proof of the connecting broker."""
 
     proof: Proof
 
@@ -208,7 +207,7 @@ class BrokerAuthenticateResponse(Message):
 
 
 class ControlledShutdownRequest(Message):
-    """A broker is about to stop, and asks the controller to let others lead what it leads."""
+    """A broker is about to stop and asks the controller to move its leaderships to other brokers."""
 
     broker_id: Int32
     broker_epoch: Int64
@@ -222,4 +221,4 @@ class RemainingPartition(Message):
 class ControlledShutdownResponse(Message):
     error_code: Int16
     remaining_partitions: Annotated[list[RemainingPartition], Meta(max_length=MAX_PARTITIONS)]
-    """Those that the broker still leads, or whose ISR would be too small without it."""
+    """Partitions that the broker still leads, or whose ISR would be too small without it."""

@@ -1,4 +1,4 @@
-"""The data path: Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, InitProducerId."""
+"""Requests of the data path: Produce, Fetch, ListOffsets, OffsetForLeaderEpoch, InitProducerId."""
 
 from typing import Annotated
 
@@ -33,7 +33,7 @@ class ProduceTopic(Message):
     name: TopicName
     partition_data: Annotated[list[ProducePartition], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
-    """The topic that is meant: another one of the same name appends nothing (INCONSISTENT_TOPIC_ID; KIP-516)."""
+    """The id of the topic. Another topic of the same name appends nothing (INCONSISTENT_TOPIC_ID; KIP-516)."""
 
 
 class ProduceRequest(Message):
@@ -46,10 +46,10 @@ class ProduceRequest(Message):
 
 
 class ProduceRecordError(Message):
-    """Why one record is refused, and with it its batch (KIP-467)."""
+    """Why one record, and with it its batch, is rejected (KIP-467)."""
 
     batch_index: Int32
-    """Which record of the batch, from 0."""
+    """The index of the record in its batch, from 0."""
     batch_index_error_message: String | None = None
 
 
@@ -61,7 +61,7 @@ class ProducePartitionResponse(Message):
     log_start_offset: Int64 = -1
     error_message: String = ""
     current_leader_id: Int32 = -1
-    """With NOT_LEADER_OR_FOLLOWER: the leader now, as far as this broker knows (KIP-951)."""
+    """With NOT_LEADER_OR_FOLLOWER, the current leader according to this broker (KIP-951)."""
     current_leader_epoch: Int32 = -1
     record_errors: Annotated[list[ProduceRecordError], Meta(max_length=MAX_RECORD_ERRORS)] = []
 
@@ -75,7 +75,7 @@ class ProduceResponse(Message):
     responses: Annotated[list[ProduceTopicResponse], Meta(max_length=MAX_TOPICS)]
     throttle_time_ms: Int32 = 0
     node_endpoints: Annotated[list[MetadataBroker], Meta(max_length=MAX_BROKERS)] = []
-    """Where the leaders are that the partitions name (KIP-951)."""
+    """The addresses of the leaders that the partitions name (KIP-951)."""
 
 
 # --- Fetch (1) -----------------------------------------------------------------------------------------------
@@ -86,16 +86,16 @@ class FetchPartition(Message):
     current_leader_epoch: Int32
     fetch_offset: Int64
     last_fetched_epoch: Int32
-    """The epoch of the record before `fetch_offset` in the follower's log, or as the consumer has read it; -1: not
-    checked (KIP-595)."""
+    """The epoch of the record before `fetch_offset`, in the follower's log or as read by the consumer; -1: not checked
+    (KIP-595)."""
     log_start_offset: Int64
     partition_max_bytes: Int32
     suspect: bool = False
-    """What was sent for this offset before was corrupt when it arrived: the leader is to look at its disk."""
+    """The last response for this offset arrived corrupt: the leader checks its disk."""
 
 
 class FetchTopic(Message):
-    """`topic` empty: whichever topic has the id."""
+    """`topic` empty: the id alone identifies the topic."""
 
     topic: TopicName
     topic_id: TopicId
@@ -113,8 +113,8 @@ class FetchRequest(Message):
     topics: Annotated[list[FetchTopic], Meta(max_length=MAX_TOPICS)]
     replica_epoch: Int64 = -1
     slot: FetchSlot = -1
-    """Of followers: the leader is to keep what this asks for. With no topics: what was asked for in this slot before
-    (see `fetch_slots`). -1: none."""
+    """From followers: the leader keeps the topics of this request in this slot. A request without topics asks for the
+    topics kept there (see `fetch_slots`). -1: no slot."""
 
 
 class EpochEndOffset(Message):
@@ -129,32 +129,32 @@ class FetchPartitionResponse(Message):
     last_stable_offset: Int64 = -1
     log_start_offset: Int64 = -1
     diverging_epoch: EpochEndOffset | None = None
-    """Set if the follower's log differs: the follower truncates to this epoch's end and asks again (KIP-595). With
-    OFFSET_OUT_OF_RANGE: of which epoch the record before `log_start_offset` was, if that is known."""
+    """Set if the follower's log differs: the follower truncates to the end of this epoch and fetches again (KIP-595).
+    With OFFSET_OUT_OF_RANGE: the epoch of the record before `log_start_offset`, if it is known."""
     current_leader_id: Int32 = -1
     current_leader_epoch: Int32 = -1
     records: memoryview = memoryview(b"")
     producers: memoryview = memoryview(b"")
-    """To a follower, with OFFSET_OUT_OF_RANGE: who had written before `log_start_offset`, as a snapshot of producers
-    has it. Empty: nobody."""
+    """For a follower, with OFFSET_OUT_OF_RANGE: the producers that wrote before `log_start_offset`, as a snapshot of
+    producers. Empty: there are none."""
 
 
 class FetchTopicResponse(Message):
     topic: TopicName
     partitions: Annotated[list[FetchPartitionResponse], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
-    """As in the request."""
+    """The id in the request."""
 
 
 class FetchResponse(Message):
     throttle_time_ms: Int32
     error_code: Int16
     responses: Annotated[list[FetchTopicResponse], Meta(max_length=MAX_TOPICS)]
-    """Where the request named a slot and no topics: without those of which there is nothing new to say."""
+    """If the request named a slot and no topics, unchanged partitions are left out."""
     slot: FetchSlot = -1
-    """The request's, if the leader keeps it."""
+    """The slot of the request if the leader keeps it."""
     node_endpoints: Annotated[list[MetadataBroker], Meta(max_length=MAX_BROKERS)] = []
-    """As in ProduceResponse."""
+    """See ProduceResponse."""
 
 
 # --- ListOffsets (2) -----------------------------------------------------------------------------------------
@@ -163,24 +163,24 @@ LATEST_TIMESTAMP = -1
 EARLIEST_TIMESTAMP = -2
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL_TIMESTAMP = -4
-"""As EARLIEST_TIMESTAMP: no log has a part in other storage (KIP-405)."""
+"""The same as EARLIEST_TIMESTAMP, since no log has tiered storage (KIP-405)."""
 LATEST_TIERED_TIMESTAMP = -5
-"""The last record that is in other storage (KIP-1005): there is none."""
+"""The last record in tiered storage (KIP-1005): there is none."""
 
 
 class ListOffsetsPartition(Message):
     partition_index: Int32
     current_leader_epoch: Int32
     timestamp: Int64
-    """Milliseconds since 1970, LATEST_TIMESTAMP, EARLIEST_TIMESTAMP, or MAX_TIMESTAMP: the record with the largest of
-    all (KIP-734)."""
+    """Milliseconds since 1970, LATEST_TIMESTAMP, EARLIEST_TIMESTAMP, or MAX_TIMESTAMP for the record with the largest
+    timestamp (KIP-734)."""
 
 
 class ListOffsetsTopic(Message):
     name: TopicName
     partitions: Annotated[list[ListOffsetsPartition], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
-    """The topic that is meant, not another one of that name; empty: whichever has the name."""
+    """The id of the topic; empty: the name alone identifies it."""
 
 
 class ListOffsetsRequest(Message):
@@ -190,18 +190,18 @@ class ListOffsetsRequest(Message):
 
 
 class ListOffsetsPartitionResponse(Message):
-    """`offset` is that of the first record at or after the time; -1 if there is none."""
+    """`offset` is the offset of the first record at or after the time; -1 if there is none."""
 
     partition_index: Int32
     error_code: Int16
     timestamp: Int64 = -1
     offset: Int64 = -1
     leader_epoch: Int32 = -1
-    """The epoch of the record at `offset`; of the leader, if that is the end."""
+    """The epoch of the record at `offset`, or of the leader if `offset` is the end of the log."""
     previous_epoch: Int32 = -1
-    """The epoch of the record before `offset`, where it is known: what a reader that begins there is to have read last
-    (`FetchPartition.last_fetched_epoch`). The leader's would not do: if it has written nothing in its epoch, the next
-    one knows of no such epoch, and would take the reader for one of another history."""
+    """The epoch of the record before `offset`, if it is known. A reader that begins at `offset` sends it as
+    `FetchPartition.last_fetched_epoch`. The leader's own epoch would be wrong: if the leader wrote nothing in it, the
+    next leader does not know that epoch and would report a diverging log."""
 
 
 class ListOffsetsTopicResponse(Message):

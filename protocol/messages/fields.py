@@ -1,4 +1,4 @@
-"""The types of fields, the bounds of lists, and the envelopes around every message."""
+"""Types of fields, bounds of lists, and the envelopes around every message."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 PROOF_BYTES = 32
-"""The size of a SHA-256, and of the nonces that make each proof a different one."""
+"""The size of a SHA-256 proof, and of the nonces that make each proof unique."""
 
 Int8 = Annotated[int, Meta(ge=-(2**7), le=2**7 - 1)]
 Int16 = Annotated[int, Meta(ge=-(2**15), le=2**15 - 1)]
@@ -15,25 +15,25 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 String = Annotated[str, Meta(max_length=32_767)]
 Name = Annotated[str, Meta(max_length=249)]
 TopicName = String
-"""As a client names a topic. One that is too long for a topic is refused where the topic is looked for, for that entry
-alone, as in Kafka: a name that cannot be decoded would cost all others in the request their answer."""
+"""A topic's name in a client's request. It may be longer than a legal name: the handler then rejects that entry alone,
+as in Kafka, while a failure to decode it would reject the whole request."""
 TopicId = Annotated[str, Meta(max_length=22)]
-"""URL-safe base64 of 16 bytes, 22 characters (Kafka's Uuid; see `topic_ids`); empty: not known, not checked."""
+"""URL-safe base64 of 16 bytes, 22 characters (Kafka's Uuid; see `topic_ids`); empty: unknown, not checked."""
 
 Nonce = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
 Proof = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
 
 Replicas = Annotated[list[Int32], Meta(max_length=1_000)]
 BrokerEpochs = Annotated[list[Int64], Meta(max_length=1_000)]
-"""One for each replica of another list, in its order; empty: not known."""
+"""One for each replica of another list, in its order; empty: unknown."""
 
 MAX_TOPICS = 20_000
 MAX_PARTITIONS = 100_000
 MAX_BROKERS = 10_000
 MAX_RECORD_ERRORS = 10_000
-"""Of one batch: as many records as librdkafka puts into one."""
+"""Errors of one batch; librdkafka puts at most this many records into a batch."""
 MAX_FETCH_SLOTS = 32
-"""Of one connection."""
+"""Slots of one connection."""
 
 ANY_VERSION = -1
 """The known version in a change that is not conditional."""
@@ -41,7 +41,7 @@ NO_VERSION = -2
 """A known version that no znode has: the change is rejected, and the response has the current version."""
 
 NO_OPERATIONS = -(2**31)
-"""Authorized operations (KIP-430) that were not asked for."""
+"""Authorized operations (KIP-430) that the client did not request."""
 
 FetchSlot = Annotated[int, Meta(ge=-1, lt=MAX_FETCH_SLOTS)]
 
@@ -62,7 +62,7 @@ class RequestEnvelope(Message):
 
 
 class ResponseEnvelope(Message):
-    """`error_code` is set, and `body` nil, if the request could not be understood at all."""
+    """If the request could not be decoded, `error_code` is set and `body` is nil."""
 
     correlation_id: Int32
     body: msgspec.Raw

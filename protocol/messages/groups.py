@@ -1,7 +1,7 @@
-"""The requests and responses of groups: membership and committed offsets, with Kafka 3.9's fields (see `messages`).
+"""Requests about groups: membership, committed offsets and administration.
 
-`group_instance_id` is the name of a static member (KIP-345), None for a dynamic one. `generation_id` -1 and an empty
-`member_id` in OffsetCommit are those of somebody who is no member, which a group without members takes.
+`group_instance_id` is the name of a static member (KIP-345), None for a dynamic one. A client that is no member commits
+offsets with `generation_id` -1 and an empty `member_id`; a group without members accepts them.
 """
 
 from typing import Annotated
@@ -25,16 +25,16 @@ from minibroker.protocol.messages.fields import (
 )
 
 MAX_MEMBERS = 10_000
-"""Of a group, in one message."""
+"""Members of a group in one message."""
 MAX_GROUPS = 100_000
 MAX_PROTOCOLS = 100
 CLASSIC = "classic"
-"""The type of every group: those of KIP-848 are not served."""
+"""The type of every group; groups of KIP-848 are not supported."""
 
 GroupId = String
 MemberId = String
 Opaque = Annotated[bytes, Meta(max_length=16 * 1024 * 1024)]
-"""A subscription or an assignment: for the members alone (see `consumer_protocol`)."""
+"""A subscription or an assignment, which only members read (see `consumer_protocol`)."""
 
 
 # --- FindCoordinator (10) ------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ class FindCoordinatorRequest(Message):
     """0: groups, 1: transactions."""
     coordinator_keys: Annotated[list[GroupId], Meta(max_length=MAX_GROUPS)]
     gives_up_at_init: bool = False
-    """The client gives up a transaction at an error of InitProducerId alone; one of FindCoordinator it retries."""
+    """The client gives up a transaction if InitProducerId fails, and retries FindCoordinator."""
 
 
 class Coordinator(Message):
@@ -56,10 +56,10 @@ class Coordinator(Message):
     error_code: Int16
     error_message: String | None = None
     leader_epoch: Int32 = -1
-    """Of the group's partition of `__consumer_offsets`, as the broker that was asked knows it; -1: not told. For
-    `Attempt`."""
+    """The leader epoch of the group's partition of `__consumer_offsets` according to the broker that answers, for
+    `Attempt`; -1: unknown."""
     topic_id: TopicId = ""
-    """Of `__consumer_offsets`: another one's epochs are others."""
+    """The id of `__consumer_offsets`; epochs of a topic with another id do not compare."""
 
 
 class FindCoordinatorResponse(Message):
@@ -86,7 +86,7 @@ class JoinGroupRequest(Message):
     reason: String | None = None
     """KIP-800."""
     requires_known_member_id: bool = True
-    """One without an id is given it, to join with (KIP-394). False for clients that are older than that."""
+    """A member without an id receives one and joins again with it (KIP-394). False for older clients."""
 
 
 class JoinGroupMember(Message):
@@ -103,13 +103,13 @@ class JoinGroupResponse(Message):
     protocol_name: String | None = None
     leader: MemberId = ""
     skip_assignment: bool = False
-    """For a static leader that came back: the assignment stands (KIP-814)."""
+    """The leader is a static member that came back: the assignment stands (KIP-814)."""
     member_id: MemberId = ""
-    """With MEMBER_ID_REQUIRED: the one to join with (KIP-394)."""
+    """With MEMBER_ID_REQUIRED, the id to join with (KIP-394)."""
     members: Annotated[list[JoinGroupMember], Meta(max_length=MAX_MEMBERS)] = msgspec.field(default_factory=list)
     """For the leader alone."""
     error_message: String | None = None
-    """What the code alone does not say; Kafka has no place for it."""
+    """Details of the error (not in Kafka)."""
 
 
 # --- SyncGroup (14) ------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class SyncGroupRequest(Message):
     protocol_type: String | None
     protocol_name: String | None
     assignments: Annotated[list[SyncGroupAssignment], Meta(max_length=MAX_MEMBERS)]
-    """From the leader; empty from the others."""
+    """From the leader; empty from other members."""
 
 
 class SyncGroupResponse(Message):
@@ -156,7 +156,7 @@ class HeartbeatResponse(Message):
 
 class LeavingMember(Message):
     member_id: MemberId
-    """Empty where a static member is removed by its name."""
+    """Empty if a static member is removed by its name."""
     group_instance_id: String | None
     reason: String | None = None
 
@@ -185,7 +185,7 @@ class OffsetCommitPartition(Message):
     partition_index: Int32
     committed_offset: Int64
     committed_leader_epoch: Int32
-    """Of the last record before the offset; -1: not known (KIP-320)."""
+    """The epoch of the last record before the offset; -1: unknown (KIP-320)."""
     committed_metadata: String | None = None
 
 
@@ -193,17 +193,17 @@ class OffsetCommitTopic(Message):
     name: TopicName
     partitions: Annotated[list[OffsetCommitPartition], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
-    """The topic that was read: of another one of that name nothing is committed (INCONSISTENT_TOPIC_ID)."""
+    """The id of the topic that was read. Commits for another topic of the name fail (INCONSISTENT_TOPIC_ID)."""
 
 
 class Attempt(Message):
-    """Which of a client's attempts to change something this is, so that one which arrives late can be told (see
-    `broker/groups/attempts.py`). Kafka has nothing like it."""
+    """Identifies an attempt of a client to change something, so that the coordinator can recognise one that arrives
+    late (see `broker/groups/attempts.py`). Kafka has nothing like it."""
 
     client_instance: String
-    """Who asks: no two clients have the same."""
+    """Unique for each client."""
     number: Int64
-    """Grows with each attempt of that client, in the order in which it sends them."""
+    """Grows with each attempt that the client sends."""
     coordinator_epoch: Int32
     """The highest `leader_epoch` that FindCoordinator has named for this group; -1: none."""
 
@@ -240,13 +240,13 @@ class OffsetFetchTopic(Message):
 class OffsetFetchGroup(Message):
     group_id: GroupId
     topics: Annotated[list[OffsetFetchTopic], Meta(max_length=MAX_TOPICS)] | None
-    """None: all that the group has committed."""
+    """None: all offsets that the group has committed."""
 
 
 class OffsetFetchRequest(Message):
     groups: Annotated[list[OffsetFetchGroup], Meta(max_length=MAX_GROUPS)]
     require_stable: bool = False
-    """Offsets that a transaction is about to commit are waited for (UNSTABLE_OFFSET_COMMIT; KIP-447)."""
+    """Fail with UNSTABLE_OFFSET_COMMIT while a transaction is about to commit an offset (KIP-447)."""
 
 
 class OffsetFetchPartition(Message):
@@ -262,7 +262,7 @@ class OffsetFetchTopicResponse(Message):
     name: TopicName
     partitions: Annotated[list[OffsetFetchPartition], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
-    """The topic in which the offsets were committed; empty: not known."""
+    """The id of the topic for which the offsets were committed; empty: unknown."""
 
 
 class OffsetFetchGroupResponse(Message):
@@ -277,7 +277,7 @@ class OffsetFetchResponse(Message):
 
 
 def refused_offset_fetch(group: OffsetFetchGroup, error_code: int) -> OffsetFetchGroupResponse:
-    """Of a group, and of each partition that was asked for, which is where the oldest clients look."""
+    """Return the error for the group and for each requested partition, where the oldest clients look."""
     topics = [
         OffsetFetchTopicResponse(
             topic.name, [OffsetFetchPartition(index, -1, -1, None, error_code) for index in topic.partition_indexes]
@@ -327,7 +327,7 @@ class DescribedGroup(Message):
     group_state: Name
     protocol_type: String
     protocol_data: String
-    """The name of the protocol, that is the assignor, that the members agreed on."""
+    """The name of the protocol (the assignor) that the members have in common."""
     members: Annotated[list[DescribedGroupMember], Meta(max_length=MAX_MEMBERS)]
     authorized_operations: Int32 = NO_OPERATIONS
 
@@ -341,7 +341,7 @@ class ListGroupsRequest(Message):
     states_filter: Annotated[list[String], Meta(max_length=1_000)] = msgspec.field(default_factory=list)
     """Empty: all states (KIP-518)."""
     types_filter: Annotated[list[String], Meta(max_length=1_000)] = msgspec.field(default_factory=list)
-    """Empty: all types (KIP-848). There is one, "classic"."""
+    """Empty: all types (KIP-848). There is only "classic"."""
 
 
 class ListedGroup(Message):

@@ -1,4 +1,4 @@
-"""What a client asks first: ApiVersions, Metadata, DescribeCluster; and DescribeProducers."""
+"""Requests about the cluster: ApiVersions, Metadata, DescribeCluster; and DescribeProducers."""
 
 from typing import Annotated
 
@@ -33,9 +33,9 @@ class MetadataBroker(Message):
 
 
 class MetadataRequest(Message):
-    """`topics` None asks for all of them, an empty list for none (only brokers and controller).
-    `allow_auto_topic_creation`: a topic that does not exist may be created, if the broker's auto.create.topics.enable
-    says so, too. `topic_ids`: topics that are asked for by their ids alone (KIP-516)."""
+    """`topics` None asks for all topics, an empty list for none (only brokers and controller).
+    `allow_auto_topic_creation`: a topic that does not exist may be created if the broker's auto.create.topics.enable
+    also allows it. `topic_ids`: topics requested by their ids alone (KIP-516)."""
 
     topics: Annotated[list[String], Meta(max_length=MAX_TOPICS)] | None
     allow_auto_topic_creation: bool = False
@@ -61,7 +61,7 @@ class MetadataTopic(Message):
     is_internal: bool
     partitions: Annotated[list[MetadataPartition], Meta(max_length=MAX_PARTITIONS)]
     topic_authorized_operations: Int32 = NO_OPERATIONS
-    """What the client may do with the topic: bit N for operation N of Kafka's AclOperation (KIP-430)."""
+    """The operations that the client may perform: bit N for operation N of Kafka's AclOperation (KIP-430)."""
 
 
 class MetadataResponse(Message):
@@ -71,7 +71,7 @@ class MetadataResponse(Message):
     controller_id: Int32
     topics: Annotated[list[MetadataTopic], Meta(max_length=MAX_TOPICS)]
     controller_epoch: Int32 = -1
-    """That of the last UpdateMetadata that the broker took; tells which of two brokers' metadata is newer."""
+    """The epoch of the last UpdateMetadata that the broker accepted; the higher of two marks the newer metadata."""
     cluster_authorized_operations: Int32 = NO_OPERATIONS
 
 
@@ -100,7 +100,7 @@ class ApiVersionsResponse(Message):
 MAX_PRODUCERS = 1_000_000
 """Producers of a log in one message."""
 BROKER_ENDPOINTS = 1
-"""What clients come to; 2 is for controllers that are brokers no longer (KIP-919)."""
+"""Endpoints for clients; 2 would be those of controllers (KIP-919)."""
 
 
 class DescribeClusterRequest(Message):
@@ -136,13 +136,13 @@ class DescribeProducersRequest(Message):
 
 
 class ActiveProducer(Message):
-    """An idempotent producer, as far as the log of a partition knows it."""
+    """An idempotent producer in the state of a partition's log."""
 
     producer_id: Int64
     producer_epoch: Int32
     last_sequence: Int32
     last_timestamp: Int64
-    """When it was heard of last, in ms since 1970."""
+    """The time of its last batch, in ms since 1970."""
 
 
 class DescribeProducersPartition(Message):

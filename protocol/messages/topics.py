@@ -1,4 +1,4 @@
-"""Topics and partitions: creation, deletion, reassignment, elections; deletion of records."""
+"""Requests about topics and partitions: creation, deletion, reassignment, elections; deletion of records."""
 
 from typing import Annotated
 
@@ -43,13 +43,13 @@ class CreatableTopic(Message):
     assignments: Annotated[list[CreatableAssignment], Meta(max_length=MAX_PARTITIONS)] = []
     configs: Annotated[list[CreatableConfig], Meta(max_length=1_000)] = []
     nonce: Annotated[bytes, Meta(max_length=NONCE_BYTES)] = b""
-    """Drawn by the client, and the same in every attempt: a topic that exists and whose id ends with it was created by
-    this request, and counts as created. Empty: the controller draws one."""
+    """Drawn by the client and repeated in every attempt. If a topic exists whose id ends with the nonce, an earlier
+    attempt created it and this one succeeds. Empty: the controller draws one."""
 
 
 class CreateTopicsRequest(Message):
-    """`controller_epoch`: of the controller that is meant. No other creates the topics (NOT_CONTROLLER), so that a
-    request which comes late brings no topic back that was deleted meanwhile. -1: any, as Kafka's clients ask."""
+    """`controller_epoch`: the epoch of the only controller that may create the topics (NOT_CONTROLLER from others), so
+    that a late request does not bring back a deleted topic. -1: any controller, as with Kafka's clients."""
 
     topics: Annotated[list[CreatableTopic], Meta(max_length=MAX_TOPICS)]
     timeout_ms: Int32
@@ -72,8 +72,9 @@ class CreateTopicsResponse(Message):
 
 
 class DeleteTopicsRequest(Message):
-    """`topic_ids`, in the order of `topics`: the topic that is meant. Another one of the same name is not deleted
-    (UNKNOWN_TOPIC_ID). An empty id, or one left out, is not checked. With an empty name the id alone says which."""
+    """`topic_ids`: the topics' ids, in the order of `topics`. Another topic of the same name is not deleted
+    (UNKNOWN_TOPIC_ID). An empty or missing id is not checked. If the name is empty, the id alone identifies the
+    topic."""
 
     topics: Annotated[list[String], Meta(max_length=MAX_TOPICS)]
     timeout_ms: Int32
@@ -81,7 +82,7 @@ class DeleteTopicsRequest(Message):
 
 
 class DeletableTopicResult(Message):
-    """`topic_id` is that of the topic which has the name now, even if another was meant."""
+    """`topic_id` is the id of the topic that has the name now, even if the request named another id."""
 
     name: String
     topic_id: TopicId
@@ -97,11 +98,11 @@ class DeleteTopicsResponse(Message):
 # --- DeleteRecords (21) --------------------------------------------------------------------------------------
 
 UP_TO_HIGH_WATERMARK = -1
-"""Delete all that is committed."""
+"""Delete all committed records."""
 
 
 class DeleteRecordsPartition(Message):
-    """`offset`: what comes before it is deleted; or UP_TO_HIGH_WATERMARK."""
+    """`offset`: records before it are deleted; or UP_TO_HIGH_WATERMARK."""
 
     partition_index: Int32
     offset: Int64
@@ -111,7 +112,7 @@ class DeleteRecordsTopic(Message):
     name: TopicName
     partitions: Annotated[list[DeleteRecordsPartition], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
-    """The topic that is meant: of another one of the same name nothing is deleted (INCONSISTENT_TOPIC_ID)."""
+    """The id of the topic. Another topic of the same name keeps its records (INCONSISTENT_TOPIC_ID)."""
 
 
 class DeleteRecordsRequest(Message):
@@ -147,8 +148,9 @@ class ElectLeadersTopic(Message):
 
 
 class ElectLeadersRequest(Message):
-    """`topic_partitions` None: all. `election_type`: `model.ElectionType`. `controller_epoch`: of the controller that
-    is meant, so that a request which comes late elects nobody (NOT_CONTROLLER); -1: any, as Kafka's clients ask."""
+    """`topic_partitions` None: all. `election_type`: `model.ElectionType`. `controller_epoch`: the epoch of the only
+    controller that may elect (NOT_CONTROLLER from others), so that a late request has no effect; -1: any controller, as
+    with Kafka's clients."""
 
     election_type: Int8
     topic_partitions: Annotated[list[ElectLeadersTopic], Meta(max_length=MAX_TOPICS)] | None
@@ -168,7 +170,7 @@ class ElectLeadersTopicResult(Message):
 
 
 class ElectLeadersResponse(Message):
-    """Where all partitions were asked for, those are left out that needed no election."""
+    """If the request asked for all partitions, those that needed no election are left out."""
 
     throttle_time_ms: Int32
     error_code: Int16
@@ -183,12 +185,12 @@ class CreatePartitionsAssignment(Message):
 
 
 class CreatePartitionsTopic(Message):
-    """`count`: how many partitions there are to be, with those that exist. `assignments`: of the new ones, in their
-    order, the preferred leader first; None: the controller chooses.
+    """`count`: the new total number of partitions. `assignments`: the replicas of each new partition, the preferred
+    leader first; None: the controller chooses.
 
-    `topic_id`: the topic that is meant; another one of the same name stays as it is (UNKNOWN_TOPIC_ID). Empty: not
-    checked. `known_count`: how many partitions there were when the caller began; where there are `count` of them by
-    now, an earlier attempt has succeeded, and that is no error. -1: it was not looked at (Kafka has neither field)."""
+    `topic_id`: the id of the topic; another topic of the same name does not change (UNKNOWN_TOPIC_ID). Empty: not
+    checked. `known_count`: the number of partitions when the caller began. If there are `count` of them by now, an
+    earlier attempt has succeeded, and this one does too. -1: unknown. (Kafka has neither field.)"""
 
     name: String
     count: Int32
@@ -204,7 +206,7 @@ class CreatePartitionsRequest(Message):
 
 
 class CreatePartitionsTopicResult(Message):
-    """`topic_id` and `num_partitions` are those of the topic which has the name now (not in Kafka)."""
+    """`topic_id` and `num_partitions` are those of the topic that has the name now (not in Kafka)."""
 
     name: String
     error_code: Int16
@@ -224,14 +226,14 @@ class CreatePartitionsResponse(Message):
 class ReassignablePartition(Message):
     partition_index: Int32
     replicas: Replicas | None = None
-    """None: cancel the reassignment that is under way."""
+    """None: cancel the current reassignment."""
 
 
 class ReassignableTopic(Message):
-    """`topic_id`: the topic that is meant; nothing happens to another one of that name (UNKNOWN_TOPIC_ID). Empty: it is
-    not checked. `known_version`: the transaction that had changed the topic's znode last (its mzxid) when the caller
-    looked; if that is another by now, nothing happens (INVALID_UPDATE_VERSION). So a request that comes late undoes
-    nothing newer. (Kafka has neither field.)"""
+    """`topic_id`: the id of the topic; another topic of the same name does not change (UNKNOWN_TOPIC_ID). Empty: not
+    checked. `known_version`: the mzxid of the topic's znode when the caller read it. If the znode has changed since,
+    the request is rejected (INVALID_UPDATE_VERSION), so that a late request does not undo a newer change. (Kafka has
+    neither field.)"""
 
     name: TopicName
     partitions: Annotated[list[ReassignablePartition], Meta(max_length=MAX_PARTITIONS)]
@@ -251,7 +253,7 @@ class ReassignablePartitionResponse(Message):
 
 
 class ReassignableTopicResponse(Message):
-    """`topic_id` and `version`: as they are now, or were before what has happened."""
+    """`topic_id` and `version`: the current ones, or those before the change."""
 
     name: TopicName
     partitions: Annotated[list[ReassignablePartitionResponse], Meta(max_length=MAX_PARTITIONS)]
@@ -272,7 +274,7 @@ class ListPartitionReassignmentsTopic(Message):
 
 
 class ListPartitionReassignmentsRequest(Message):
-    """`topics` None: all that are under way."""
+    """`topics` None: all current reassignments."""
 
     timeout_ms: Int32
     topics: Annotated[list[ListPartitionReassignmentsTopic], Meta(max_length=MAX_TOPICS)] | None = None
