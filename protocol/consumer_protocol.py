@@ -1,11 +1,10 @@
-"""What members of a consumer group tell each other through the coordinator, which does not read it: Kafka's
-ConsumerProtocolSubscription (member to leader) and ConsumerProtocolAssignment (leader to member), versions 0 to 3.
-Pure.
+"""The messages between members of a consumer group, which the coordinator passes on unread. Pure.
 
-Kafka's own bytes (big-endian, no MessagePack), since a group may have members of both kinds. Each begins with the
-version that its writer chose. As in Kafka, a version above 3 is read as 3 and the rest of its bytes is left alone:
-newer ones only add fields at the end. What another member wrote is not trusted: lengths are checked against the bytes
-that are there before anything is taken for them, and the error says what is wrong and where.
+They are Kafka's ConsumerProtocolSubscription (member to leader) and ConsumerProtocolAssignment (leader to member),
+versions 0 to 3, in Kafka's own bytes (big-endian, no MessagePack), since a group may have members of both kinds. Each
+begins with the version that its writer chose. As in Kafka, a version above 3 is read as 3 and its other bytes are
+ignored: newer versions only add fields at the end. The bytes are not trusted: each length is checked against the bytes
+left before memory is allocated, and errors name the field and the problem.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ PROTOCOL_TYPE = "consumer"
 """The `protocol_type` of groups whose members are consumers."""
 HIGHEST_VERSION = 3
 NO_GENERATION = -1
-"""Of a member that has not been in one, or does not say (before version 2)."""
+"""The generation of a member that has been in none, or does not name it (before version 2)."""
 
 _INT16, _INT32 = Struct(">h"), Struct(">i")
 _SMALLEST_TOPIC = 6  # an empty name and no partitions
@@ -30,28 +29,28 @@ _T = TypeVar("_T")
 
 
 class ConsumerProtocolSubscription(NamedTuple):
-    """What a member wants, and what it has."""
+    """A member's subscribed topics and owned partitions."""
 
     topics: Sequence[str]
     user_data: bytes | None = None
-    """For the assignor of that name at the leader."""
+    """Data for the leader's assignor of the protocol's name."""
     owned_partitions: Sequence[TopicPartition] = ()
-    """Version 1 (KIP-429): what the member has and did not give back before it joined. Empty from eager members."""
+    """Version 1 (KIP-429): the partitions that the member kept when it joined. Empty for eager members."""
     generation_id: int = NO_GENERATION
-    """Version 2 (KIP-792): the generation in which it got them."""
+    """Version 2 (KIP-792): the generation in which the member received them."""
     rack_id: str | None = None
     """Version 3 (KIP-881)."""
 
 
 class ConsumerProtocolAssignment(NamedTuple):
-    """What the leader gives a member."""
+    """The partitions that the leader assigns to a member."""
 
     assigned_partitions: Sequence[TopicPartition]
     user_data: bytes | None = None
 
 
 def encode_subscription(subscription: ConsumerProtocolSubscription, version: int = HIGHEST_VERSION) -> bytes:
-    """The subscription, without what `version` does not have. Raises ValueError for one above `HIGHEST_VERSION`."""
+    """Encode the fields that `version` has. Raises ValueError for a version above `HIGHEST_VERSION`."""
     output = _begin(version)
     output += _INT32.pack(len(subscription.topics))
     for topic in subscription.topics:
@@ -67,7 +66,7 @@ def encode_subscription(subscription: ConsumerProtocolSubscription, version: int
 
 
 def decode_subscription(data: bytes) -> ConsumerProtocolSubscription:
-    """What a member wrote. Raises InvalidMessage."""
+    """Decode a member's subscription. Raises InvalidMessage."""
     reader = _Reader(data, "subscription")
     version = reader.version()
     topics = reader.topics()
@@ -80,7 +79,7 @@ def decode_subscription(data: bytes) -> ConsumerProtocolSubscription:
 
 
 def encode_assignment(assignment: ConsumerProtocolAssignment, version: int = HIGHEST_VERSION) -> bytes:
-    """The assignment; all versions have the same fields. Raises ValueError for one above `HIGHEST_VERSION`."""
+    """Encode an assignment; all versions have the same fields. Raises ValueError for one above `HIGHEST_VERSION`."""
     output = _begin(version)
     _write_partitions(output, assignment.assigned_partitions)
     _write_bytes(output, assignment.user_data)
@@ -88,8 +87,8 @@ def encode_assignment(assignment: ConsumerProtocolAssignment, version: int = HIG
 
 
 def decode_assignment(data: bytes) -> ConsumerProtocolAssignment:
-    """What the leader wrote. Raises InvalidMessage. No bytes at all are no partitions: the leader may have left a
-    member out, and the coordinator then has nothing for it."""
+    """Decode the leader's assignment. Raises InvalidMessage. No bytes mean no partitions: the coordinator sends none if
+    the leader left the member out."""
     if not data:
         return ConsumerProtocolAssignment([])
     reader = _Reader(data, "assignment")
@@ -101,15 +100,15 @@ def decode_assignment(data: bytes) -> ConsumerProtocolAssignment:
 
 
 def subscribed_topics(data: bytes) -> list[str]:
-    """The topics of a subscription, whatever follows them: they are the first field of all versions, and some clients
-    (Faust) claim a version whose other fields they do not write. Raises InvalidMessage."""
+    """Decode only the topics of a subscription, the first field in all versions: some clients (Faust) claim a version
+    whose other fields they do not write. Raises InvalidMessage."""
     reader = _Reader(data, "subscription")
     reader.version()
     return reader.topics()
 
 
 def assigned_partitions(data: bytes) -> list[TopicPartition]:
-    """As `subscribed_topics`, of an assignment. No bytes at all are no partitions."""
+    """Decode only the partitions of an assignment, as `subscribed_topics` does. No bytes mean no partitions."""
     if not data:
         return []
     reader = _Reader(data, "assignment")
@@ -118,8 +117,9 @@ def assigned_partitions(data: bytes) -> list[TopicPartition]:
 
 
 def encode_sticky_user_data(owned: Iterable[TopicPartition], generation_id: int) -> bytes:
-    """What an eager member says to the leader's `sticky` assignor (Kafka's StickyAssignor, user data version 1): what
-    it had before it gave everything back, and in which generation."""
+    """Encode an eager member's data for the leader's `sticky` assignor (Kafka's StickyAssignor, user data version 1).
+
+    They are the partitions that it owned before it revoked them all, and their generation."""
     output = bytearray()
     _write_partitions(output, owned)
     output += _INT32.pack(generation_id)
@@ -127,7 +127,7 @@ def encode_sticky_user_data(owned: Iterable[TopicPartition], generation_id: int)
 
 
 def decode_sticky_user_data(data: bytes) -> tuple[list[TopicPartition], int]:
-    """(partitions, generation), the generation NO_GENERATION where version 0 leaves it out. Raises InvalidMessage."""
+    """Return (partitions, generation); NO_GENERATION from version 0, which has none. Raises InvalidMessage."""
     reader = _Reader(data, "sticky member's user data")
     partitions = reader.partitions("previous_assignment")
     generation_id = NO_GENERATION if reader.is_at_end else reader.int32("generation")
@@ -163,7 +163,7 @@ def _write_partitions(output: bytearray, partitions: Iterable[TopicPartition]) -
 
 
 class _Reader:
-    """Fields one after the other, each with its name for the error."""
+    """Reads fields in turn; each is named for errors."""
 
     def __init__(self, data: bytes, what: str) -> None:
         self._data = data
@@ -175,7 +175,7 @@ class _Reader:
         return self._at == len(self._data)
 
     def version(self) -> int:
-        """At most HIGHEST_VERSION + 1, which stands for all that are newer."""
+        """Return the version, at most HIGHEST_VERSION + 1, which stands for all newer ones."""
         version = self._int16("version")
         if version < 0:
             raise self._wrong("version", f"is {version}; versions are not negative")
@@ -211,7 +211,7 @@ class _Reader:
         return found
 
     def array(self, field: str, smallest: int, limit: int, read: Callable[[], _T]) -> list[_T]:
-        """Elements of at least `smallest` bytes each."""
+        """Return elements of at least `smallest` bytes each."""
         count = self.int32(field)
         left = len(self._data) - self._at
         if not 0 <= count <= limit or count * smallest > left:
@@ -241,7 +241,7 @@ class _Reader:
         return int(value)
 
     def _take(self, length: int, field: str) -> bytes | None:
-        """None for a length of -1."""
+        """Return the next bytes; None for a length of -1."""
         left = len(self._data) - self._at
         if not -1 <= length <= left:
             raise self._wrong(field, f"has a length of {length}, with {left} bytes left")

@@ -1,7 +1,7 @@
-"""Kafka's error codes, one row each: name, code, what a client does about it, and the remedy for a person.
+"""Kafka's error codes: each with its name, the reaction of a client, and a remedy for the user.
 
-The table is the only place that says whether an error is retriable or means stale metadata. Brokers put the code on
-the wire; clients raise `BrokerError` for codes that a retry cannot cure, or has not cured in time.
+Only this table says whether an error is retriable or means stale metadata. Brokers send the code; clients raise
+`BrokerError` for a code if a retry cannot cure it, or has not cured it in time.
 """
 
 from enum import IntEnum
@@ -89,16 +89,16 @@ class ErrorCode(IntEnum):
 
 class ErrorInfo(NamedTuple):
     retriable: bool
-    """The same request may succeed later without anybody's intervention."""
+    """The same request may succeed later without intervention."""
     refresh_metadata: bool
-    """The sender's picture of the cluster is stale: it must ask for metadata before it tries again."""
+    """The sender's metadata is stale: it must refresh it before a retry."""
     remedy: str
-    """What a person can do, as a sentence."""
+    """A sentence for the user."""
 
 
 _E = ErrorCode
 ERRORS: dict[ErrorCode, ErrorInfo] = {
-    _E.UNKNOWN_SERVER_ERROR: ErrorInfo(False, False, "Read the broker's log (`minibroker logs ID`): it met a bug."),
+    _E.UNKNOWN_SERVER_ERROR: ErrorInfo(False, False, "The broker met a bug: read its log (`minibroker logs ID`)."),
     _E.NONE: ErrorInfo(False, False, ""),
     _E.OFFSET_OUT_OF_RANGE: ErrorInfo(
         False, False, "Ask for an offset between the log's start and end, or begin at one of them."
@@ -134,17 +134,17 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ),
     _E.NETWORK_EXCEPTION: ErrorInfo(True, True, "The connection broke; the client reconnects."),
     _E.COORDINATOR_LOAD_IN_PROGRESS: ErrorInfo(
-        True, False, "The coordinator reads the groups that it has taken over; the client retries."
+        True, False, "The coordinator is loading its groups; the client retries."
     ),
     _E.COORDINATOR_NOT_AVAILABLE: ErrorInfo(
         True,
         False,
-        "The partition of __consumer_offsets that has the group has no leader, or fewer replicas in sync than its "
+        "The group's partition of __consumer_offsets has no leader, or fewer replicas in sync than its "
         "min.insync.replicas: see `minibroker status`.",
     ),
     _E.NOT_COORDINATOR: ErrorInfo(True, False, "Another broker coordinates the group now; the client looks for it."),
     _E.INVALID_TOPIC_EXCEPTION: ErrorInfo(
-        False, False, "Use another name, of 1 to 249 of the characters a-z A-Z 0-9 . _ and -."
+        False, False, "Use a name of 1 to 249 of the characters a-z A-Z 0-9 . _ and -."
     ),
     _E.RECORD_LIST_TOO_LARGE: ErrorInfo(False, False, "Send fewer records in one batch."),
     _E.NOT_ENOUGH_REPLICAS: ErrorInfo(
@@ -163,7 +163,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         False, False, "Give all members of the group an assignor in common, or use another group."
     ),
     _E.INVALID_GROUP_ID: ErrorInfo(False, False, "Give the group a name that is not empty."),
-    _E.UNKNOWN_MEMBER_ID: ErrorInfo(False, False, "The group has put the member out: join it again."),
+    _E.UNKNOWN_MEMBER_ID: ErrorInfo(False, False, "The group has removed the member: join it again."),
     _E.INVALID_SESSION_TIMEOUT: ErrorInfo(
         False, False, "Choose a session timeout within group.min and group.max.session.timeout.ms of the brokers."
     ),
@@ -172,7 +172,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.CLUSTER_AUTHORIZATION_FAILED: ErrorInfo(
         False,
         False,
-        "Only brokers of the cluster may ask that: give each of them the same broker.secret.file.",
+        "Only brokers of the cluster may send this: give each of them the same broker.secret.file.",
     ),
     _E.INVALID_TIMESTAMP: ErrorInfo(False, False, "Give a time in milliseconds since 1970 that is not negative."),
     _E.UNSUPPORTED_VERSION: ErrorInfo(False, False, "Client and broker are too far apart: upgrade the older one."),
@@ -199,7 +199,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.DUPLICATE_SEQUENCE_NUMBER: ErrorInfo(False, False, "The batch is in the log already; there is nothing to do."),
     _E.INVALID_PRODUCER_EPOCH: ErrorInfo(False, False, "A newer producer with the same id is active."),
     _E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: ErrorInfo(
-        False, False, "There are no transactions yet: remove transactional.id."
+        False, False, "Transactions are not supported yet: remove transactional.id."
     ),
     _E.KAFKA_STORAGE_ERROR: ErrorInfo(
         True, True, "The broker's disk failed: see its log, and whether the directory is full or unreadable."
@@ -216,7 +216,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         False, False, "Set delete.topic.enable=true on all brokers and restart them, or keep the topic."
     ),
     _E.FENCED_LEADER_EPOCH: ErrorInfo(True, True, "The leader has changed since; the client asks for metadata."),
-    _E.UNKNOWN_LEADER_EPOCH: ErrorInfo(True, False, "The broker has not heard of the new leader yet; retry."),
+    _E.UNKNOWN_LEADER_EPOCH: ErrorInfo(True, False, "The broker does not know the new leader yet; retry."),
     _E.UNSUPPORTED_COMPRESSION_TYPE: ErrorInfo(False, False, "Use none, gzip, snappy, lz4 or zstd."),
     _E.STALE_BROKER_EPOCH: ErrorInfo(False, False, "The request was meant for an earlier run of the broker."),
     _E.OFFSET_NOT_AVAILABLE: ErrorInfo(True, False, "The new leader's high watermark is not settled yet; retry."),
@@ -235,7 +235,9 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.ELIGIBLE_LEADERS_NOT_AVAILABLE: ErrorInfo(
         False, False, "Start a broker that has a replica: `minibroker topics describe TOPIC` names them."
     ),
-    _E.ELECTION_NOT_NEEDED: ErrorInfo(False, False, "The partition is led as it should be; there is nothing to do."),
+    _E.ELECTION_NOT_NEEDED: ErrorInfo(
+        False, False, "The partition already has the right leader; there is nothing to do."
+    ),
     _E.REASSIGNMENT_IN_PROGRESS: ErrorInfo(
         False, False, "Wait until the reassignment is over (`minibroker reassign verify`), or cancel it."
     ),
@@ -250,22 +252,22 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.PRODUCER_FENCED: ErrorInfo(False, False, "A newer producer with the same transactional id is active."),
     _E.THROTTLING_QUOTA_EXCEEDED: ErrorInfo(True, False, "Slow down; the limit is in the broker's settings."),
     _E.INVALID_UPDATE_VERSION: ErrorInfo(
-        True, False, "It has been changed since it was looked at; the client looks again."
+        True, False, "It has changed since the client read it; the client reads it again."
     ),
     _E.UNKNOWN_TOPIC_ID: ErrorInfo(True, True, "The topic was deleted, or created again under the same name."),
     _E.BROKER_ID_NOT_REGISTERED: ErrorInfo(
-        True, False, "The broker has not heard of its registration yet: see whether it reaches ZooKeeper."
+        True, False, "The broker has not seen its registration yet: check that it reaches ZooKeeper."
     ),
     _E.INCONSISTENT_TOPIC_ID: ErrorInfo(
         True,
         True,
-        "The broker has another incarnation of the topic, which it deletes when the controller tells it to.",
+        "The broker has another incarnation of the topic, which it deletes when the controller orders that.",
     ),
 }
 
 
 def error_of(code: int) -> ErrorCode:
-    """The error of a code from the wire; a code that this version does not know is UNKNOWN_SERVER_ERROR."""
+    """Return the error of a code from the wire; an unknown code becomes UNKNOWN_SERVER_ERROR."""
     try:
         return ErrorCode(code)
     except ValueError:
@@ -277,13 +279,13 @@ class MinibrokerError(Exception):
 
 
 def as_sentence(text: str) -> str:
-    """With the stop that another sentence needs before it."""
+    """Return the text with a full stop at its end."""
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 class BrokerError(MinibrokerError):
-    """A broker answered with an error code. `code` is Kafka's; the text ends with the remedy: the table's, unless
-    `detail` has its own (`is_complete`)."""
+    """A broker returned an error code. `code` is Kafka's. The text ends with the table's remedy, unless `detail` has
+    its own (`is_complete`)."""
 
     def __init__(self, code: ErrorCode, detail: str = "", is_complete: bool = False) -> None:
         self.code = code
@@ -302,8 +304,8 @@ class BrokerError(MinibrokerError):
 
 
 class NetworkError(MinibrokerError, OSError):
-    """A broker could not be reached or the connection to it broke. Names the address and the stage."""
+    """A broker could not be reached or its connection broke. The text names the address and the stage."""
 
 
 class InvalidMessage(MinibrokerError, ValueError):
-    """Bytes from the wire that are not a message of the protocol. Names what was expected and what was found."""
+    """Bytes that are not a message of the protocol. The text names the expected and the found value."""

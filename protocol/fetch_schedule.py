@@ -1,27 +1,26 @@
-"""How the partitions that are due at a leader are put into fetch requests, for followers and consumers alike. Pure.
+"""How followers and consumers divide the partitions due at a leader into fetch requests. Pure.
 
-A partition is in one outstanding request at most, since the offset of its next fetch depends on what the last one
-brought; and a partition that is in none is asked for as soon as it is due. So an answer splits its request: partitions
-for which it brought records are asked for again in one request, the others in another. The busy ones then travel
-without the quiet ones. A leader looks at every partition of a request several times before it answers, at about 20
-microseconds each: if all were in one request, each record of one busy partition would pay for a thousand quiet ones.
-Nor does a new partition (or a new leader after a crash) wait for requests of quiet ones: it gets a request of its own.
+A partition is in at most one outstanding request, since the offset of its next fetch depends on the last response. A
+partition in none is requested as soon as it is due. So a response splits its request: partitions with records go into
+one new request, the others into another, and busy partitions no longer share a request with quiet ones. That matters
+because a leader looks at every partition of a request several times before it responds, at about 20 microseconds each:
+in one request, each record of a busy partition would pay for a thousand quiet ones. A new partition (or a new leader
+after a crash) does not wait for requests of quiet partitions either: it gets its own request.
 
-Splitting alone would end with a request for each partition. They are joined again in two ways. Partitions that are
-answered in one turn of the loop are asked for together. And the requests to a leader expire together: each waits there
-until the next of a series of moments that are the longest wait apart. If there are many requests all the same, the
-small ones come back earlier to be joined: the smaller, the earlier, since asking again costs by the partition. One that
-names a quarter of what a request should name waits for a quarter of the longest wait, and the moments of the earlier
-ones are among those of the later ones, so that whatever comes back meets all that are smaller.
+Splitting alone would end with a request per partition, so requests are joined again in two ways. Partitions answered in
+one turn of the loop are requested together. And the requests to a leader expire together: each waits until the next of
+a series of moments that are the longest wait apart. If there are still many requests, small ones expire earlier, to be
+joined; the smaller, the earlier, since the cost of a repeated request grows with its partitions. A request with a
+quarter of the desired partitions waits for a quarter of the longest wait. The moments of long waits are also moments of
+all shorter ones, so an expiring request meets all smaller ones.
 
-A request names PARTITIONS_PER_REQUEST at most, unless there are very many partitions: each request is handled in one
-go, and the leader has others to serve.
+A request names at most PARTITIONS_PER_REQUEST, unless there are very many partitions: the leader handles a request
+without interruption, and must serve other clients in between.
 
-A follower's requests for quiet partitions are mostly the same as before, and are then not sent in full: see
-`fetch_slots`.
+A follower's requests for quiet partitions are mostly the same as before and are then not sent in full (`fetch_slots`).
 
-Rejected: abandoning the outstanding request whenever another partition
-becomes busy, since its answer is sent all the same.
+Rejected: abandoning the outstanding request whenever another partition becomes busy, since the leader still sends its
+response.
 """
 
 from __future__ import annotations
@@ -35,53 +34,54 @@ P = TypeVar("P")
 
 PARTITIONS_PER_REQUEST = 100
 MAX_PIECES = 8
-"""The most requests into which the partitions are cut; if there are very many partitions, each request names more."""
+"""The maximum number of requests into which partitions are cut; with very many partitions, each names more."""
 
 MAX_REQUESTS = MAX_FETCH_SLOTS
-"""Outstanding requests at a leader, whose own limit is max_in_flight_requests_per_connection, 100."""
+"""Maximum of outstanding requests at a leader, whose own limit is max_in_flight_requests_per_connection, 100."""
 
 PARTITIONS_PER_WAIT = 500
-"""A follower of more partitions than these waits longer in proportion: see `follower_pace`."""
+"""With more partitions than this a follower waits longer, in proportion (`follower_pace`)."""
 LAG_PER_WAIT = 10
 
 MANY_REQUESTS = 16
 SHORT_WAIT_MS = 20
-"""A small request waits at the leader for at least this long, when there are many."""
+"""The shortest wait of a small request if there are MANY_REQUESTS."""
 SHORT_WAITS = 32
-"""How many waits of the smallest there are at most in the longest one."""
+"""The maximum ratio of the longest wait to the shortest."""
 
 
 def most_in_a_request(partitions: int) -> int:
-    """How many partitions a request should name when so many are fetched."""
+    """Return the number of partitions that a request should name if this many are fetched."""
     return max(PARTITIONS_PER_REQUEST, -(-partitions // MAX_PIECES))
 
 
 def follower_pace(partitions: int) -> int:
-    """How many times longer a follower of so many partitions of one leader waits, for an answer and after a refusal: so
-    quiet partitions cost the same, however many they are, and so do those whose leader does not lead yet."""
+    """Return the factor by which a follower of this many partitions of one leader extends its waits, for a response and
+    after an error. So the cost of quiet partitions, and of those whose leader does not lead yet, stays constant."""
     return max(1, -(-partitions // PARTITIONS_PER_WAIT))
 
 
 def follower_wait_ms(wait_max_ms: int, partitions: int, lag_time_max_ms: int) -> int:
-    """How long the requests of a follower of so many partitions may wait at their leader. Records end the wait as ever.
-    What comes later is what a follower of a quiet partition tells and hears without any: where logs begin, and the high
-    watermark. Never so long that it counts as lag."""
+    """Return how long the requests of a follower of this many partitions may wait at their leader.
+
+    New records still end the wait at once. Only log start offsets and high watermarks of quiet partitions are exchanged
+    later. The wait is always too short to count as lag."""
     longest = max(wait_max_ms, lag_time_max_ms // LAG_PER_WAIT)
     return min(wait_max_ms * follower_pace(partitions), longest)
 
 
 def cut(due: Sequence[P], most: int) -> list[Sequence[P]]:
-    """What is due, cut into pieces of one request each."""
+    """Cut the due partitions into pieces of one request each."""
     return [due[start : start + most] for start in range(0, len(due), most)]
 
 
 def schedule(
     pieces: Sequence[Sequence[P]], *, most: int, outstanding: int, elapsed_ms: int, longest_wait_ms: int
 ) -> list[tuple[Sequence[P], int]]:
-    """The pieces to ask for now, and for how many milliseconds each may wait at the leader. The others go once an
-    answer has come.
+    """Return the pieces to request now, each with the milliseconds that it may wait at the leader. The others follow
+    after a response.
 
-    `outstanding` requests wait there already. `elapsed_ms` is counted from any moment, the same for all requests.
+    `outstanding` requests already wait there. `elapsed_ms` is counted from any moment, the same for all requests.
     """
     scheduled = []
     for count, piece in enumerate(pieces[: max(0, MAX_REQUESTS - outstanding)], start=outstanding):
@@ -91,12 +91,12 @@ def schedule(
 
 
 def _waits(partitions: int, most: int, longest_wait_ms: int) -> int:
-    """How many waits of a request that names so many partitions there are in the longest one: a power of two."""
+    """Return the ratio of the longest wait to the wait of a request for this many partitions: a power of two."""
     wanted = min(SHORT_WAITS, most // partitions, longest_wait_ms // SHORT_WAIT_MS)
     return 1 << (max(wanted, 1).bit_length() - 1)
 
 
 def _until_next(waits: int, elapsed_ms: int, longest_wait_ms: int) -> int:
-    """To the next moment, where there are so many in the longest wait."""
+    """Return the time to the next moment if this many divide the longest wait."""
     number = elapsed_ms * waits // longest_wait_ms + 1
     return -(-number * longest_wait_ms // waits) - elapsed_ms

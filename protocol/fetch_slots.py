@@ -1,20 +1,19 @@
-"""A fetch that says "the same again": quiet partitions cost nothing on the wire.
+"""Fetches that repeat an earlier request by its number, so that quiet partitions cost nothing on the wire.
 
-The problem. A follower asks twice a second for each partition that it follows, and hears that nothing has happened.
-With thousands of quiet partitions that is a steady stream of names, offsets and epochs which the other side knows.
+The problem: a follower fetches each of its partitions twice a second, mostly without any news. With thousands of quiet
+partitions that is a steady stream of names, offsets and epochs which the leader already knows.
 
-The choice. A request may go in a *slot* of its connection. The leader keeps what was asked for in it, and what it said
-last of each partition; the follower keeps what it asked for. Where it would ask for exactly that again, it names the
-slot and no topics; and an answer to that leaves out the partitions of which there is nothing new to say. Only the wire
-is spared: the leader handles the request as if it had come in full, and the follower works out its request in full
-before it compares. So neither can act on something that is out of date, and there is nothing to be kept in step: a
-partition that goes, comes, or moves makes another request, which is sent in full. Slots end with their connection.
+The choice: a request may use a *slot* of its connection. The leader keeps the topics of the request in the slot, and
+its last response for each partition; the follower also keeps the topics. To send the same request again, the follower
+names the slot and no topics, and the response leaves out unchanged partitions. Only bytes are saved: the leader handles
+the request as if it had come in full, and the follower computes its full request before it compares. So neither can act
+on outdated state, and no state must be kept in step: if a partition is added, removed or moves, the request differs and
+is sent in full. Slots end with their connection. A follower uses a slot only after the leader has confirmed it in a
+response.
 
-A leader that says in its answer that it keeps the slot is the only one who is asked so.
-
-Rejected: fetch sessions (KIP-227), where a request changes a set of partitions that the leader keeps: both sides' sets
-must agree after each change and error, and requests that are outstanding side by side would need a session each.
-Answers without what did not change, as they are there, are taken from it.
+Rejected: fetch sessions (KIP-227), where each request changes a set of partitions at the leader. Both sides' sets must
+agree after each change and error, and concurrent requests would each need a session. Their incremental responses are
+the model for the ones here.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ F = TypeVar("F")
 
 
 class LeaderSlots:
-    """The slots of one connection, as its leader keeps them."""
+    """The leader's side of the slots of one connection."""
 
     def __init__(self) -> None:
         self._asked: dict[int, list[FetchTopic]] = {}
         self._told: dict[TopicPartition, FetchPartitionResponse] = {}
-        """What was said last of partitions that are asked for in slots. Not of those that got records or an error."""
+        """The last responses for partitions in slots, without those that had records or an error."""
 
     def open(self, request: FetchRequest) -> Callable[[Answer], Answer]:
-        """Fill in the topics of a request that names only its slot. Returns what shortens its answer.
+        """Fill in the topics of a request that names only its slot. Return a function that shortens its answer.
 
-        Raises BrokerError(INVALID_REQUEST) where the slot is empty.
+        Raises BrokerError(INVALID_REQUEST) if the slot is empty.
         """
         slot = request.slot
         asked_before = self._asked.get(slot, [])
@@ -80,14 +79,14 @@ class LeaderSlots:
 
 
 class FollowerSlots(Generic[F]):
-    """The slots of one connection, as its follower keeps them. F: for what partitions are asked, compared by `==`."""
+    """The follower's side of the slots of one connection. F is a requested partition, compared by `==`."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[Sequence[F], list[FetchTopic]]] = {}
-        """Those that were used last come last."""
+        """The requests in the slots, the least recently used first."""
 
     def choose(self, asked: Sequence[F], topics: list[FetchTopic], busy: Collection[int]) -> tuple[int, bool]:
-        """A slot that is not among the busy ones, and whether the leader has just these topics in it already."""
+        """Return a slot that is not busy, and whether the leader already has exactly these topics in it."""
         for slot, (before, known) in self._kept.items():
             if slot not in busy and before == asked and known == topics:
                 return slot, True
@@ -101,6 +100,6 @@ class FollowerSlots(Generic[F]):
         return NO_SLOT, False
 
     def keep(self, slot: int, asked: Sequence[F], topics: list[FetchTopic]) -> None:
-        """The leader has answered, and keeps this slot."""
+        """Record that the leader has confirmed this slot in its response."""
         self._kept.pop(slot, None)
         self._kept[slot] = asked, topics

@@ -12,7 +12,7 @@ NO_LEADER = -1
 """The leader of a partition that has none (Kafka's `LeaderAndIsr.NoLeader`)."""
 
 NO_EPOCH = -1
-"""An epoch that is not known, or not checked (Kafka's `UNDEFINED_EPOCH`)."""
+"""An epoch that is unknown or not checked (Kafka's `UNDEFINED_EPOCH`)."""
 
 NO_CONTROLLER = -1
 
@@ -34,13 +34,13 @@ class TopicPartition(NamedTuple):
     partition: int
 
     def __str__(self) -> str:
-        if len(self.topic) > MAX_TOPIC_NAME_LENGTH:  # no topic's: a small request may ask for many of its partitions
+        if len(self.topic) > MAX_TOPIC_NAME_LENGTH:  # not a legal name; a small request may name many of its partitions
             return f"{self.topic[:80]}...-{self.partition}"
         return f"{self.topic}-{self.partition}"
 
 
 class Principal(NamedTuple):
-    """Who sends a request (Kafka's KafkaPrincipal): a broker that has proved to belong to the cluster, or anybody."""
+    """The sender of a request (Kafka's KafkaPrincipal): a broker with a proved identity, or an anonymous client."""
 
     broker_id: int | None = None
 
@@ -60,9 +60,9 @@ class Endpoint(NamedTuple):
 class RegisteredBroker(msgspec.Struct, frozen=True):
     """A registered broker. `epoch` is the czxid of its znode (KIP-380): it changes with every registration.
 
-    `trusted_since`: all that the broker has written since that broker epoch is still on its disk (or in the memory of
-    its host). What it had in an earlier one may be gone. 0, as for a broker of Kafka's: nothing was ever lost.
-    `synced_since`: the same of all that it has flushed, which is what replicas with durability=synced count for.
+    `trusted_since`: records written since that broker epoch are still on the broker's disk (or in its host's memory);
+    earlier ones may be lost. 0, as for Kafka's brokers: nothing was ever lost.
+    `synced_since`: the same for flushed records, which count for replicas with durability=synced.
     """
 
     id: int
@@ -73,7 +73,7 @@ class RegisteredBroker(msgspec.Struct, frozen=True):
     synced_since: int = 0
 
     def endpoint(self, listener: str) -> Endpoint | None:
-        """The endpoint of that listener, or None if the broker has no such listener."""
+        """Return the endpoint of that listener, or None if the broker has no such listener."""
         return next((e for e in self.endpoints if e.listener == listener), None)
 
     @property
@@ -89,9 +89,9 @@ class RegisteredBroker(msgspec.Struct, frozen=True):
 
 
 class Member(NamedTuple):
-    """A replica that had everything that was acknowledged, and the broker epoch in which it was known to have it.
+    """A replica that had all acknowledged records, and the broker epoch in which it was known to have them.
 
-    NO_EPOCH: the epoch is not known, as Kafka's state znodes have none. Such a member is trusted, as in Kafka.
+    NO_EPOCH: the epoch is unknown, since Kafka's state znodes have none. Such a member is trusted, as in Kafka.
     """
 
     broker_id: int
@@ -104,11 +104,11 @@ class LeaderAndIsr(msgspec.Struct, frozen=True):
     `partition_epoch` is the znode's data version; a write is conditional on it. `controller_epoch` is the
     epoch of the controller that wrote it last. `isr` is in the order of the assignment.
 
-    `eligible` are replicas outside the ISR that have all that was acknowledged nevertheless (KIP-966's eligible leader
+    `eligible` are replicas outside the ISR that nevertheless have all acknowledged records (KIP-966's eligible leader
     replicas). The epochs are in the order of their replicas; empty if none is known.
 
-    `to_commit` is the leader's min.insync.replicas: it commits nothing by a higher number before that is on record, so
-    whoever shrinks the ISR knows what was promised (`eligible_after`). 0: not on record, as in Kafka's znodes.
+    `to_commit` is the leader's min.insync.replicas. The leader commits by a higher number only after recording it here,
+    so the controller knows the promise when it shrinks the ISR (`eligible_after`). 0: unknown, as in Kafka's znodes.
     """
 
     leader: int
@@ -131,7 +131,7 @@ class LeaderAndIsr(msgspec.Struct, frozen=True):
 
 
 def members(broker_ids: Sequence[int], epochs: Sequence[int]) -> tuple[Member, ...]:
-    """Replicas with their epochs; with NO_EPOCH if there is not one epoch for each."""
+    """Return the replicas with their epochs, or with NO_EPOCH if there is not one epoch for each."""
     if not broker_ids:
         return ()
     known = epochs if len(epochs) == len(broker_ids) else [NO_EPOCH] * len(broker_ids)
@@ -139,7 +139,7 @@ def members(broker_ids: Sequence[int], epochs: Sequence[int]) -> tuple[Member, .
 
 
 def split(group: Iterable[Member]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The reverse of `members`."""
+    """Return the ids and epochs of the members: the reverse of `members`."""
     group = tuple(group)
     if not group:
         return (), ()
@@ -172,11 +172,11 @@ def leader_and_isr(
 
 
 class ReplicaAssignment(NamedTuple):
-    """The brokers that hold replicas of a partition, and which of them come or go by a reassignment (KIP-455).
+    """The brokers that hold replicas of a partition, and those that a reassignment adds or removes (KIP-455).
 
-    `replicas` are all of them, those of the target first, in its order. One that is both `adding` and `removing` came
-    by a reassignment that was cancelled or replaced before it was over: it belongs neither to the origin nor to the
-    target, but may have records that no other replica has, so it goes with the others and not before.
+    `replicas` are all of them, those of the target first, in its order. A replica that is both `adding` and `removing`
+    was added by a reassignment that was cancelled or replaced. It belongs neither to the origin nor to the target, but
+    may have records that no other replica has, so it is removed together with the others and not before.
     """
 
     replicas: tuple[int, ...]
@@ -185,12 +185,12 @@ class ReplicaAssignment(NamedTuple):
 
     @property
     def target(self) -> tuple[int, ...]:
-        """Who is to hold the partition in the end."""
+        """The replicas after the reassignment."""
         return tuple(b for b in self.replicas if b not in self.removing)
 
     @property
     def origin(self) -> tuple[int, ...]:
-        """Who held it before. (Its order is not kept, as in Kafka.)"""
+        """The replicas before the reassignment. Their order is not kept, as in Kafka."""
         return tuple(b for b in self.replicas if b not in self.adding)
 
     @property
@@ -199,18 +199,19 @@ class ReplicaAssignment(NamedTuple):
 
     @property
     def is_cancelled(self) -> bool:
-        """It goes back to the replicas that it had."""
+        """Whether the partition returns to its former replicas."""
         return self.is_being_reassigned and set(self.origin) == set(self.target)
 
     @property
     def replication_factor(self) -> int:
-        """How many replicas min.insync.replicas goes by: as many as there were, until a reassignment is over. One that
-        has just begun must not ask for more in sync than that, and one that goes to fewer may be cancelled: what is
-        acknowledged until then has been promised by the replicas that it comes from."""
+        """The replication factor for min.insync.replicas: that of the origin until the reassignment is over.
+
+        A reassignment to more replicas must not raise the requirement when it begins. One to fewer replicas may still
+        be cancelled, so records are acknowledged by the rule of the origin until its end."""
         return len(self.origin) or len(self.replicas)
 
     def reassigned_to(self, target: Iterable[int]) -> ReplicaAssignment:
-        """On the way to `target`, from wherever it is on the way now."""
+        """Return the assignment with `target` as its new target and the same origin."""
         target = tuple(target)
         replicas = (*target, *(b for b in self.replicas if b not in target))
         origin = self.origin
@@ -225,21 +226,22 @@ class ReplicaAssignment(NamedTuple):
 
 
 def min_insync_replicas(configured: int | None, replication_factor: int) -> int:
-    """How many replicas must be in sync for acks=all, and for anything to be committed, that is, for the high watermark
-    to advance (KIP-966). `configured` is the topic's own setting, or else the broker's, and never asks for more than
-    there are (Kafka's `Partition.effectiveMinIsr`); None: 2 for three or more replicas, otherwise 1."""
+    """Return the number of in-sync replicas that acks=all and every advance of the high watermark require (KIP-966).
+
+    `configured` is the topic's setting or the broker's; None: 2 for three or more replicas, otherwise 1. The result
+    never exceeds the replication factor (Kafka's `Partition.effectiveMinIsr`)."""
     return min(configured or (2 if replication_factor >= 3 else 1), replication_factor)
 
 
 def eligible_after(
     eligible: Iterable[Member], leaving: Iterable[Member], isr: Iterable[int], to_commit: int
 ) -> tuple[Member, ...]:
-    """Which replicas are eligible beside `isr`, the ISR from now on, once `leaving` have left it (KIP-966).
+    """Return the replicas that are eligible beside `isr`, the new ISR, once `leaving` have left it (KIP-966).
 
-    With fewer than `to_commit` in sync nothing is committed, so every replica that was in the ISR when it became too
-    small still has everything that was, and so has every replica that was eligible already. As soon as enough are in
-    sync again, they commit what only they are sure to have: then no other replica is eligible. With `to_commit` 0 it is
-    not known how many are enough: all stay eligible.
+    With fewer than `to_commit` in sync, nothing is committed. So a replica that was in the ISR when it became too small
+    still has all committed records, and so has a replica that was already eligible. As soon as enough are in sync, they
+    commit records that other replicas may lack, so no other replica is eligible. With `to_commit` 0, the number that is
+    enough is unknown, and all stay eligible.
     """
     isr = tuple(isr)
     if 0 < to_commit <= len(isr):
@@ -248,35 +250,35 @@ def eligible_after(
 
 
 class ElectionType(IntEnum):
-    """Which election an administrator asks for (Kafka's ElectionType, KIP-460)."""
+    """The kind of election that an administrator requests (Kafka's ElectionType, KIP-460)."""
 
     PREFERRED = 0
-    """The head of the assignment leads, if it is in sync."""
+    """Elect the first replica of the assignment if it is in sync."""
     UNCLEAN = 1
-    """Where no replica can be elected that surely has everything, any that lives."""
+    """Elect any live replica if none is left that has all committed records."""
 
 
 WITHOUT_EFFECT = "Without effect"
-"""So begins the documentation of a setting that is taken and shown, for tools that set it, and does nothing."""
+"""The documentation of a setting begins with this if brokers accept and show it, for tools, but ignore it."""
 NOT_KNOWN_TO_BROKERS = (
     f"{WITHOUT_EFFECT}: a broker has no setting of this name. Its value may be a secret, and is not shown."
 )
 DURABILITY = "durability"
-"""A topic's setting: what acks=all waits for. REPLICATED: the memory of every in-sync replica, as in Kafka; SYNCED:
-their disks."""
+"""The topic setting that says whether acks=all waits for the memory of every in-sync replica (REPLICATED, as in Kafka)
+or for their disks (SYNCED)."""
 REPLICATED: Final = "replicated"
 SYNCED: Final = "synced"
 
 
 class ResourceType(IntEnum):
-    """What has settings (Kafka's ConfigResource.Type)."""
+    """A kind of resource with settings (Kafka's ConfigResource.Type)."""
 
     TOPIC = 2
     BROKER = 4
 
 
 class ConfigSource(IntEnum):
-    """Where the value of a setting comes from (KIP-226). The lower number wins."""
+    """The source of a setting's value (KIP-226). The lower number wins."""
 
     DYNAMIC_TOPIC_CONFIG = 1
     DYNAMIC_BROKER_CONFIG = 2
@@ -296,7 +298,7 @@ class ConfigType(IntEnum):
 
 
 class AlterOperation(IntEnum):
-    """What becomes of a setting (KIP-339). The last two are for lists."""
+    """A change to a setting (KIP-339). The last two are for lists."""
 
     SET = 0
     DELETE = 1
@@ -306,29 +308,30 @@ class AlterOperation(IntEnum):
 
 OFFSETS_TOPIC = "__consumer_offsets"
 INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, "__transaction_state"})
-"""The brokers' own (Kafka's `Topic.isInternal`): they alone create, delete and write to them; clients may read them."""
+"""The brokers' own topics (Kafka's `Topic.isInternal`). Only brokers create, delete and write to them; clients may
+read them."""
 CLEANUP_POLICY = "cleanup.policy"
 INTERNAL_CLEANUP_POLICY = "compact"
-"""Theirs, whatever is set for them or for all topics: what the brokers keep there has no other place."""
+"""The cleanup policy of internal topics. Settings cannot change it: the topics hold the only copy of their data."""
 
 
 def offsets_partition(group_id: str, partitions: int) -> int:
-    """The partition of `__consumer_offsets` that a group belongs to, as everywhere in Kafka: by Java's
-    `String.hashCode`, over UTF-16 units."""
+    """Return the partition of `__consumer_offsets` for a group, by Java's `String.hashCode` (over UTF-16 units) as in
+    Kafka."""
     value = 0
     data = group_id.encode("utf-16-be")
     for position in range(0, len(data), 2):
         value = (31 * value + (data[position] << 8 | data[position + 1])) & 0xFFFFFFFF
     if value >= 1 << 31:
-        value = (1 << 32) - value  # the absolute value of what Java has for a negative number
+        value = (1 << 32) - value  # the absolute value of Java's negative number
     return 0 if value == 1 << 31 else value % partitions
 
 
 def topic_name_problem(name: str) -> str | None:
-    """Why `name` is not a legal topic name, as a sentence with the rule; None if it is legal.
+    """Return why `name` is not a legal topic name, with the rule, or None if it is legal.
 
     Kafka's rule (`Topic.validate`): 1 to 249 of `[a-zA-Z0-9._-]`, and neither `.` nor `..`. Names become
-    directories, so this is also what keeps a path from leaving the log directory.
+    directories, so the rule also keeps paths within the log directory.
     """
     if not name:
         return "the topic name is empty: give 1 to 249 of the characters a-z A-Z 0-9 . _ -"

@@ -1,5 +1,7 @@
-"""How far a broker is with opening its logs, which may take long after a crash: what it says of itself in its log and
-its metrics (KIP-831), and what `minibroker status` makes of it."""
+"""A broker's progress in opening its logs, which may take long after a crash.
+
+Brokers report it in their log and metrics (KIP-831), and `minibroker status` shows it.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,16 @@ import msgspec
 
 
 class RecoveryProgress(msgspec.Struct, frozen=True):
-    """Of one log directory, or of several together."""
+    """The progress in one log directory, or in several together."""
 
     logs: int = 0
-    """Those that were found when the broker started."""
+    """Logs that the broker found when it started."""
     remaining_logs: int = 0
-    """Those of them that are not open yet."""
+    """Logs that are not open yet."""
     remaining_segments: int = 0
-    """Those that are to be read, since they reach past what is known to be on disk, and are not read yet."""
+    """Segments still to be read. Only segments beyond the recovery point, up to which all is on disk, are read."""
     bytes: int = 0
-    """Of all segments that are to be read."""
+    """Bytes of all segments to be read."""
     remaining_bytes: int = 0
 
     def __str__(self) -> str:
@@ -39,11 +41,11 @@ METRICS = {
     "bytes": "minibroker_log_recovery_bytes",
     "remaining_bytes": "minibroker_log_recovery_remaining_bytes",
 }
-"""By field: the gauge that has it for each log directory, its label `dir`."""
+"""The gauge of each field; its label `dir` names the log directory."""
 
 
 def of_metrics(text: str) -> RecoveryProgress:
-    """What a broker's page of metrics says, of all its log directories together."""
+    """Return the progress in all log directories together, from a broker's page of metrics."""
     found = dict.fromkeys(METRICS, 0)
     for line in text.splitlines():
         for field, name in METRICS.items():

@@ -1,10 +1,10 @@
-"""Numbers and lists in sentences that a person reads."""
+"""Numbers and lists in sentences for users."""
 
 from collections.abc import Iterable
 
 
 def plural(number: int, noun: str, of_many: str = "") -> str:
-    """The noun as it stands after that number. `of_many`: its plural, if that is not the noun with an s."""
+    """Return the noun in singular or plural. `of_many`: the plural if it is not the noun with an s."""
     return noun if number == 1 else of_many or noun + "s"
 
 

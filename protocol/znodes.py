@@ -1,11 +1,11 @@
 """Every ZooKeeper path and the JSON under it.
 
-The JSON is Kafka 3.9's, field for field, so that people who know Kafka can read the output of `zkCli get`; our own
-fields come last. Decoders accept what Kafka would write, ignore fields that they do not know, and raise
-`MalformedZnode` naming the path for anything else: a znode can be written by hand.
+The JSON is Kafka 3.9's, field for field, so that `zkCli get` shows Kafka's users what they know; our own fields come
+last. Decoders accept Kafka's data, ignore unknown fields, and raise `MalformedZnode` with the path for anything else,
+since a znode can be written by hand.
 
-Numbers, texts and lists have the bounds of the messages that carry them on (`messages`). Otherwise a single number that
-no message can hold would keep the controller from sending anything about the other partitions.
+Numbers, texts and lists have the bounds of the messages that carry them on (`messages`). Otherwise one number that no
+message can hold would keep the controller from sending the state of all other partitions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from minibroker.protocol.model import (
 )
 
 SINCE_THIS_REGISTRATION = -1
-"""A `trusted_since` that cannot be known when it is written: the broker epoch that this very znode gets when it is
-created."""
+"""A `trusted_since` that stands for the broker epoch of the znode itself, which is unknown before its creation."""
 
 BROKERS = "/brokers"
 BROKER_IDS = "/brokers/ids"
@@ -59,7 +58,7 @@ IP_CONFIGS = "/config/ips"
 CONFIG_CHANGES = "/config/changes"
 CONFIG_CHANGE_PREFIX = "/config/changes/config_change_"
 DEFAULT_ENTITY = "<default>"
-"""In place of a broker's id: what holds for every broker that has nothing of its own."""
+"""Takes the place of a broker's id for the settings of all brokers."""
 CONSUMERS = "/consumers"
 PRODUCER_ID_BLOCK = "/latest_producer_id_block"
 
@@ -83,22 +82,21 @@ PERSISTENT_PATHS = (
     CONFIG_CHANGES,
     PRODUCER_ID_BLOCK,
 )
-"""The paths that every broker ensures when it starts, parents first: all that Kafka's brokers create
-(`persistentZkPaths` and `ConfigType`), so that tools for Kafka find what they expect. Some stay empty here."""
+"""The paths that every broker ensures when it starts, parents first. They are those of Kafka's brokers
+(`persistentZkPaths` and `ConfigType`), as tools for Kafka expect them. Some stay empty here."""
 
 
 MAX_EPOCH = 2**30
-"""Of a leader or a controller. The bound is half of what a message can hold, since the next ones are counted up from
-it."""
+"""The highest epoch of a leader or controller: half of the largest number in a message, as epochs are counted up."""
 MAX_PRODUCER_ID = 2**62
-"""The last producer id of a block. The bound is half of what a message can hold, for the blocks that follow."""
+"""The highest producer id of a block: half of the largest number in a message, as later blocks follow it."""
 MAX_INT32 = 2**31 - 1
 MAX_LISTENER_LENGTH = 249
 Epoch = Annotated[int, Meta(ge=-1, le=MAX_EPOCH)]
 
 
 class MalformedZnode(MinibrokerError, ValueError):
-    """The data of a znode is not what the path calls for. The text names the path and the field."""
+    """The data of a znode is not valid for its path. The text names the path and the field."""
 
 
 def broker_path(broker_id: int) -> str:
@@ -110,11 +108,11 @@ def topic_path(topic: str) -> str:
 
 
 def topic_id_path(topic: str, topic_id: str) -> str:
-    """A node that represents this very topic, beside Kafka's `partitions`: it comes and goes with the topic.
+    """Return the path of a node that exists as long as the topic with this id, beside Kafka's `partitions`.
 
-    A write is carried out whenever it reaches ZooKeeper, and by then the topic may have been deleted and created again,
-    with nodes whose versions begin at 0 again. A `multi` with a Check of this node cannot hit another topic of that
-    name, since ids never come back. (ZooKeeper cannot check a node's data.)"""
+    When a write reaches ZooKeeper, the topic may have been deleted and created again, with nodes whose versions begin
+    at 0 again. A `multi` with a Check of this node cannot change another topic of that name, since ids are never
+    reused. (ZooKeeper cannot check a node's data.)"""
     return f"{TOPICS}/{topic}/id-{topic_id}"
 
 
@@ -135,7 +133,7 @@ def topic_config_path(topic: str) -> str:
 
 
 def broker_config_path(broker_id: int | None) -> str:
-    """None: of all brokers."""
+    """Return the path of a broker's settings, or for None of those of all brokers."""
     return f"{BROKER_CONFIGS}/{DEFAULT_ENTITY if broker_id is None else broker_id}"
 
 
@@ -144,7 +142,7 @@ def delete_topic_path(topic: str) -> str:
 
 
 def number(text: str, most: int = MAX_INT32) -> int | None:
-    """Return the number that a text or the name of a znode is. None: it is none, or greater than `most`."""
+    """Return the number in a text or the name of a znode, or None if it is not a number of at most `most`."""
     if not text.isdecimal() or len(text) > len(str(most)):
         return None
     value = int(text)
@@ -152,7 +150,7 @@ def number(text: str, most: int = MAX_INT32) -> int | None:
 
 
 def _decode(path: str, data: bytes, schema: Any, remedy: str = "; correct or delete it") -> Any:
-    """`remedy`: none for a node that whoever reads it removes."""
+    """`remedy` is empty for a node that its reader removes."""
     try:
         return msgspec.json.decode(data, type=schema)
     except msgspec.MsgspecError as error:
@@ -176,7 +174,7 @@ class _BrokerJson(msgspec.Struct):
     synced_since: Int64 | None = None
     """None: as `trusted_since`."""
     secret: str | None = None
-    """None: a broker of an earlier version, which does not say."""
+    """None: the broker has an earlier version, which does not write it."""
 
 
 def encode_broker(
@@ -207,7 +205,7 @@ def encode_broker(
 
 
 def decode_broker(broker_id: int, data: bytes, epoch: int) -> RegisteredBroker:
-    """`epoch` is the czxid of the znode."""
+    """Decode a broker's registration. `epoch` is the czxid of the znode. Raises MalformedZnode."""
     path = broker_path(broker_id)
     node: _BrokerJson = _decode(path, data, _BrokerJson)
     endpoints = []
@@ -230,13 +228,13 @@ def decode_broker(broker_id: int, data: bytes, epoch: int) -> RegisteredBroker:
 
 
 def decode_secret(broker_id: int, data: bytes) -> str | None:
-    """The fingerprint of the secret in a broker's znode; None where it does not say. Raises MalformedZnode."""
+    """Return the fingerprint of the secret in a broker's znode; None if it has none. Raises MalformedZnode."""
     node: _BrokerJson = _decode(broker_path(broker_id), data, _BrokerJson)
     return node.secret
 
 
 def _since(said: int, epoch: int) -> int:
-    # What is above the znode's own epoch comes from another ZooKeeper: it means this registration.
+    # An epoch above the znode's own comes from another ZooKeeper; the znode's own replaces it.
     return epoch if said == SINCE_THIS_REGISTRATION else min(said, epoch)
 
 
@@ -246,7 +244,7 @@ def _since(said: int, epoch: int) -> int:
 class TopicZnode(msgspec.Struct, frozen=True):
     """The assignment of a topic: replicas per partition, the preferred leader first.
 
-    The other two are of those partitions alone that are being reassigned: see `ReplicaAssignment`."""
+    `adding_replicas` and `removing_replicas` have only partitions that are being reassigned (`ReplicaAssignment`)."""
 
     topic_id: str
     partitions: dict[int, tuple[int, ...]]
@@ -261,7 +259,7 @@ class TopicZnode(msgspec.Struct, frozen=True):
         )
 
     def reassigned(self, changed: Mapping[int, ReplicaAssignment]) -> TopicZnode:
-        """With other replicas of these partitions."""
+        """Return the topic with other replicas of these partitions."""
         return TopicZnode(
             self.topic_id,
             {**self.partitions, **{p: assignment.replicas for p, assignment in changed.items()}},
@@ -300,7 +298,7 @@ def _named(replicas_of: Mapping[int, Sequence[int]]) -> dict[str, list[int]]:
 
 
 def decode_topic(name: str, data: bytes) -> TopicZnode:
-    """Raises MalformedZnode, also for a name that is not legal: it would become a directory."""
+    """Decode a topic. Raises MalformedZnode, also for an illegal name, which would become a directory."""
     path = topic_path(name)
     problem = topic_name_problem(name)
     if problem:
@@ -355,7 +353,7 @@ def _changing(
 
 
 def new_uuid(random: Random) -> str:
-    """A random id in Kafka's form: 16 bytes as URL-safe base64 without padding, not beginning with a dash."""
+    """Return a random id in Kafka's form: 16 bytes as URL-safe base64 without padding, not beginning with a dash."""
     while True:
         text = base64.urlsafe_b64encode(random.randbytes(16)).rstrip(b"=").decode()
         if not text.startswith("-"):
@@ -393,7 +391,7 @@ def encode_state(state: LeaderAndIsr) -> bytes:
 
 
 def decode_state(partition: TopicPartition, data: bytes, version: int) -> LeaderAndIsr:
-    """`version` is the data version of the znode: the partition epoch."""
+    """Decode a partition's state. `version` is the data version of the znode: the partition epoch."""
     path = state_path(partition)
     node: _StateJson = _decode(path, data, _StateJson, "; correct it")
     isr_epochs, eligible, eligible_epochs = map(_given, (node.isr_epochs, node.eligible, node.eligible_epochs))
@@ -434,7 +432,7 @@ def encode_controller(broker_id: int, timestamp_ms: int) -> bytes:
 
 
 def decode_controller(data: bytes) -> int:
-    """The broker id of the controller."""
+    """Return the broker id of the controller."""
     node: _ControllerJson = _decode(CONTROLLER, data, _ControllerJson)
     return node.brokerid
 
@@ -491,7 +489,7 @@ def decode_isr_change(path: str, data: bytes) -> list[TopicPartition]:
 
 
 LOG_DIR_FAILURE = 1
-"""The only event of a log directory that there is, as in Kafka."""
+"""The only event of a log directory, as in Kafka."""
 
 
 class _LogDirEventJson(msgspec.Struct):
@@ -501,12 +499,12 @@ class _LogDirEventJson(msgspec.Struct):
 
 
 def encode_log_dir_event(broker_id: int) -> bytes:
-    """A log directory of the broker has failed."""
+    """Encode the event that a log directory of the broker has failed."""
     return msgspec.json.encode(_LogDirEventJson(version=1, broker=broker_id, event=LOG_DIR_FAILURE))
 
 
 def decode_log_dir_event(path: str, data: bytes) -> int:
-    """The broker. What event it is does not matter: the broker is asked."""
+    """Return the id of the broker, which knows more about the event."""
     node: _LogDirEventJson = _decode(path, data, _LogDirEventJson, "")
     return node.broker
 
@@ -523,7 +521,7 @@ def encode_preferred_election(partitions: Sequence[TopicPartition]) -> bytes:
 
 
 def decode_preferred_election(data: bytes) -> list[TopicPartition]:
-    """The partitions, as they stand there: some may not exist, or be there twice."""
+    """Return the partitions in the znode; some may not exist or be listed twice."""
     node: _PreferredElectionJson = _decode(PREFERRED_REPLICA_ELECTION, data, _PreferredElectionJson, "")
     return [TopicPartition(p.topic, p.partition) for p in node.partitions]
 
@@ -548,12 +546,12 @@ class _ConfigChangeJson(msgspec.Struct):
 
 
 def encode_config_change(path: str) -> bytes:
-    """The settings at that path, below `/config`, have changed."""
+    """Encode the event that the settings at this path, below `/config`, have changed."""
     return msgspec.json.encode(_ConfigChangeJson(version=2, entity_path=path.removeprefix(f"{CONFIG}/")))
 
 
 def decode_config_change(path: str, data: bytes) -> str:
-    """The path of the settings that have changed."""
+    """Return the path of the settings that have changed."""
     node: _ConfigChangeJson = _decode(path, data, _ConfigChangeJson, "")
     return f"{CONFIG}/{node.entity_path}"
 
@@ -580,7 +578,7 @@ def encode_producer_id_block(block: ProducerIdBlock) -> bytes:
 
 
 def decode_producer_id_block(data: bytes) -> ProducerIdBlock | None:
-    """None: no block has been taken yet."""
+    """Decode a block. None: no block has been allocated yet."""
     if not data:
         return None
     node: _ProducerIdBlockJson = _decode(PRODUCER_ID_BLOCK, data, _ProducerIdBlockJson)
@@ -608,7 +606,7 @@ class _ReassignmentsJson(msgspec.Struct):
 
 
 class Reassignment(NamedTuple):
-    """An entry of `/admin/reassign_partitions`: who is to hold the partition."""
+    """An entry of `/admin/reassign_partitions`: the new replicas of a partition."""
 
     partition: TopicPartition
     replicas: tuple[int, ...]
@@ -627,6 +625,6 @@ def encode_reassignments(reassignments: Sequence[Reassignment]) -> bytes:
 
 
 def decode_reassignments(data: bytes) -> list[Reassignment]:
-    """Raises MalformedZnode. What the entries say has not been looked at."""
+    """Decode the entries without checking them. Raises MalformedZnode."""
     node: _ReassignmentsJson = _decode(REASSIGN_PARTITIONS, data, _ReassignmentsJson, "")
     return [Reassignment(TopicPartition(r.topic, r.partition), tuple(r.replicas)) for r in node.partitions]

@@ -24,7 +24,7 @@ class NotTrusted(NetworkError):
 
 
 class BrokerConnections:
-    """Connections of broker `broker_id`. Nothing is proved without a secret, which then no broker of the cluster has."""
+    """Connections of broker `broker_id`. Without a secret, which then no broker has, nothing is proved."""
 
     def __init__(self, world: World, broker_id: int, secret: bytes | None) -> None:
         self._network = world.network

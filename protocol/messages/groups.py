@@ -277,7 +277,7 @@ class OffsetFetchResponse(Message):
 
 
 def refused_offset_fetch(group: OffsetFetchGroup, error_code: int) -> OffsetFetchGroupResponse:
-    """Return the error for the group and for each requested partition, where the oldest clients look."""
+    """Return the error for the group and for each requested partition, as the oldest clients expect."""
     topics = [
         OffsetFetchTopicResponse(
             topic.name, [OffsetFetchPartition(index, -1, -1, None, error_code) for index in topic.partition_indexes]

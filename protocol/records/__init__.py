@@ -1,16 +1,16 @@
 """The record batch: the unit that producers send, logs store, followers copy and consumers read.
 
-The problem: records come by the million, and Python spends more on touching one of them than C does on a whole batch.
-So the unit is the batch, and the broker looks at its header alone (`header`). The header is Kafka's version 2, byte for
-byte (DefaultRecordBatch): its CRC-32C begins at the attributes, so the leader writes base offset and leader epoch in
-front of it without encoding anything again.
+The problem: records come by the million, and Python spends more time on one record than C on a whole batch. So the unit
+is the batch, and the broker reads only its header (`header`). The header is Kafka's version 2, byte for byte
+(DefaultRecordBatch). Its CRC-32C begins at the attributes, so the leader writes base offset and leader epoch in front
+of it without encoding anything again.
 
-The choice: behind that header, magic 77 holds columns instead of records (`columns`): C code encodes and decodes each
-column in one call, and Arrow gets its columns without a step per record. Magic 2, Kafka's varint records, is here too
-(`varint`): control batches use it (`control`), and so do Kafka's own clients. `batch` puts headers and bodies together.
+The choice: behind that header, magic 77 holds columns instead of records (`columns`). C code encodes and decodes each
+column in one call, and Arrow receives its columns without a step per record. Control batches (`control`) and Kafka's
+own clients use magic 2, Kafka's varint records (`varint`). `batch` puts headers and bodies together.
 
-A body is never trusted: however long it claims to be, what is decoded from it is bounded before it takes memory.
-Timestamps are milliseconds since the Unix epoch.
+A body is never trusted: its decoded size is bounded before memory is allocated. Timestamps are milliseconds since the
+Unix epoch.
 """
 
 from minibroker.protocol.records.batch import check_size, decode_batch, encode_batch

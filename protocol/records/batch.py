@@ -1,4 +1,4 @@
-"""Whole batches, encoded and decoded: a header and a body, by one codec or the other."""
+"""Encoding and decoding of whole batches: a header and a body of either magic."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -73,18 +73,18 @@ def encode_batch(
     magic: int = MAGIC_COLUMNS,
     is_checked: bool = False,
 ) -> bytearray:
-    """A batch of `len(values)` records, from columns (lists or tuples) of that length.
+    """Encode a batch of `len(values)` records from columns (lists or tuples) of that length.
 
-    Record i has the timestamp `timestamps[i]`; or `base_timestamp + timestamp_deltas[i]`; or `base_timestamp` if there
+    Record i has the timestamp `timestamps[i]`, or `base_timestamp + timestamp_deltas[i]`, or `base_timestamp` if there
     are no deltas. `offset_deltas` and `last_offset_delta` are for compaction, which leaves gaps and keeps a
-    batch's last offset; only there may `values` be empty.
+    batch's last offset; only then may `values` be empty.
 
-    `is_checked`: the caller has made sure already that keys and values are bytes or None, and need not be told; to look
-    at the type of each again would be a third of what this costs.
+    `is_checked`: the caller guarantees that keys and values are bytes or None. Checking each type again would be a
+    third of the cost.
 
     Raises TypeError for an element of the wrong type and ValueError for columns of the wrong length,
-    deltas out of order or range, and more records, headers or bytes than a reader accepts:
-    `decode_batch` can read whatever this returns.
+    deltas out of order or range, and more records, headers or bytes than a reader accepts.
+    `decode_batch` can read every result.
     """
     count = len(values)
     check = _of_length if is_checked else _checked
@@ -160,7 +160,7 @@ def encode_batch(
 
 
 def _of_length(name: str, column: Sequence[_T] | None, count: int, allowed: frozenset[type]) -> Sequence[_T] | None:
-    """`_checked`, for a column whose types are known."""
+    """The same as `_checked` for a column of known types."""
     if column is None:
         return None
     if len(column) != count:
@@ -172,10 +172,10 @@ _MOST_RUNS = 64
 
 
 def _deltas(timestamps: Sequence[int], base: int) -> tuple[list[int], int, int]:
-    """What each timestamp is above `base`; the lowest and the highest of that.
+    """Return each timestamp minus `base`, and the lowest and highest of these deltas.
 
-    A producer's timestamps mostly ascend, and a batch spans few milliseconds: then each run of equal ones is found by
-    bisection, and its deltas are made at once, which takes a quarter of the time. Raises TypeError for what is no int.
+    A producer's timestamps mostly ascend, and a batch spans few milliseconds. Then bisection finds each run of equal
+    timestamps and its deltas are made at once, in a quarter of the time. Raises TypeError for other types than int.
     """
     if sorted(timestamps) == timestamps:
         deltas: list[int] = []
@@ -200,7 +200,7 @@ def _range(deltas: Sequence[int] | None) -> tuple[int, int]:
 
 
 def _checked(name: str, column: Sequence[_T] | None, count: int, allowed: frozenset[type]) -> Sequence[_T] | None:
-    """The column, or None if all of it is null. One value of the wrong type would make a batch unreadable."""
+    """Return the column, or None if it is all null. One value of the wrong type would make a batch unreadable."""
     if column is None:
         return None
     _of_length(name, column, count, allowed)
@@ -219,7 +219,7 @@ def _checked_headers(
     if len(headers) != count:
         raise ValueError(f"{len(headers)} headers for {count} records")
     try:
-        # builtin_types: bytes are bytes, and not, as in JSON, a str in base64.
+        # builtin_types: bytes stay bytes; by default msgspec expects base64 text, as in JSON.
         column = msgspec.convert(headers, HeadersColumn, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         raise TypeError(f"headers must be lists of (str, bytes or None): {error}") from error
@@ -240,12 +240,11 @@ def decode_batch(
     max_body_bytes: int = MAX_STORED_BODY_BYTES,
     to_be_encoded: bool = False,
 ) -> DecodedBatch:
-    """The records of the batch at `position`; `header`, if given, is what `parse_header` read there. `to_be_encoded`:
-    as for `decode_records`.
+    """Decode the records of the batch at `position`. `header`, if given, is the one that `parse_header` read there.
+    `to_be_encoded`: see `decode_records`.
 
-    Nothing in the result refers to `buffer`. Raises CorruptRecord, and nothing else, for whatever is
-    wrong with the bytes; RecordsTooLarge for what is larger than it may be. Memory is bounded by
-    `max_body_bytes`, MAX_RECORDS and MAX_HEADERS_BYTES.
+    Nothing in the result refers to `buffer`. Raises only CorruptRecord for invalid bytes, and RecordsTooLarge for a
+    batch over the limits. Memory is bounded by `max_body_bytes`, MAX_RECORDS and MAX_HEADERS_BYTES.
     """
     if header is None:
         header = parse_header(buffer, position)
@@ -272,8 +271,8 @@ def decode_batch(
 
 
 def check_size(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:
-    """Raises RecordsTooLarge for a batch that a producer may not send, as no reader would take it. Whatever else is
-    wrong with its body passes. Takes memory and time as `decode_batch`, or less."""
+    """Raise RecordsTooLarge for a producer's batch that is too large for readers. Other problems of its body are
+    ignored. Takes at most the memory and time of `decode_batch`."""
     body = memoryview(buffer)[position + HEADER_SIZE : position + header.size]
     try:
         body = memoryview(decompress(header.compression, body, MAX_BODY_BYTES))

@@ -1,4 +1,4 @@
-"""The records of a batch once they are decoded, and the limits that every codec of a body observes."""
+"""The decoded records of a batch, and the limits of bodies of either magic."""
 
 import operator
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from minibroker.protocol.records.header import HEADER_SIZE, LIMIT, MAX_RECORDS, 
 Header = tuple[str, bytes | None]
 
 MAX_BODY_BYTES = 64 << 20
-"""The size of a body, decompressed, as a producer may send it."""
+"""The largest decompressed body that a producer may send."""
 
 MAX_STORED_BODY_BYTES = MAX_BODY_BYTES + 16 * MAX_RECORDS
-"""The same once it is in a log: compaction writes an offset and a timestamp for each record that it leaves. What it had
-no room for would keep a key that was deleted."""
+"""The largest decompressed body in a log. Compaction adds an offset and a timestamp to each remaining record, and must
+always have room for them, or a deleted key would stay."""
 
 MAX_BATCH_BYTES = HEADER_SIZE + MAX_BODY_BYTES
-"""The size of a batch as it is sent: the most that `message.max.bytes` and `max.message.bytes` may be."""
+"""The largest batch, and the upper bound of `message.max.bytes` and `max.message.bytes`."""
 
 MAX_HEADERS_BYTES = 8 << 20
-"""The size of all record headers of a batch, encoded: a pair of two bytes or more becomes about 70 in memory."""
+"""The largest size of all encoded record headers of a batch. A pair of two bytes or more takes about 70 in memory."""
 
 HeadersColumn = Annotated[list[list[Header] | None], msgspec.Meta(max_length=MAX_RECORDS)]
 
@@ -36,8 +36,8 @@ class DecodedBatch(msgspec.Struct, frozen=True):
     offsets: Sequence[int]
     base_timestamp: int
     timestamp_deltas: list[int]
-    """A record's timestamp in ms since 1970 is `base_timestamp` plus its delta: small numbers, which cost less to pass
-    on than the sums."""
+    """A record's timestamp in ms since 1970 is `base_timestamp` plus its delta. The deltas are small numbers, which are
+    cheaper to pass on than the sums."""
     keys: list[bytes | None] | None
     values: list[bytes | None]
     headers: list[list[Header] | None] | None
@@ -48,7 +48,7 @@ class DecodedBatch(msgspec.Struct, frozen=True):
 
     @property
     def timestamps(self) -> list[int]:
-        """In ms since 1970; computed each time."""
+        """Timestamps in ms since 1970; computed on every access."""
         return [self.base_timestamp + delta for delta in self.timestamp_deltas]
 
     @property
@@ -61,7 +61,7 @@ def is_increasing(column: Sequence[int]) -> bool:
 
 
 def checked_base_timestamp(header: BatchHeader) -> int:
-    """The base timestamp, if deltas can be added to it. Raises CorruptRecord."""
+    """Return the base timestamp. Raises CorruptRecord if it is too large for adding deltas."""
     if not -LIMIT <= header.base_timestamp <= LIMIT:
         raise CorruptRecord(f"a base timestamp of {header.base_timestamp}")
     return header.base_timestamp

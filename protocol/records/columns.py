@@ -4,11 +4,12 @@ One MessagePack array `[offset_deltas, timestamp_deltas, keys, values, headers]`
 (null for every record; for offset_deltas 0, 1, 2...; for timestamp_deltas 0), an array of one element (the same for
 every record) or an array of one element for each record.
 
-msgspec decodes the columns against their types: decoding ends at a nested array, which would cost 70 bytes of memory
-for each byte of input, where a value is expected, and at a column longer than MAX_RECORDS. The header column is the
-exception, arrays within arrays by nature: it is skipped first (which allocates nothing), and decoded only if it is
-within MAX_HEADERS_BYTES. The `msgpack` package was rejected: it builds whatever it is sent before any type can be
-checked, and takes 2.5 times as long to encode.
+msgspec decodes the columns against their types. Decoding stops at a nested array in place of a value, which would cost
+70 bytes of memory for each byte of input, and at a column longer than MAX_RECORDS. The header column consists of nested
+arrays, so it is skipped first (which allocates nothing) and decoded only if it is within MAX_HEADERS_BYTES.
+
+Rejected: the `msgpack` package, which builds all objects before types can be checked, and takes 2.5 times as long to
+encode.
 """
 
 from collections.abc import Sequence
@@ -39,8 +40,8 @@ _T = TypeVar("_T")
 _Delta = Annotated[int, msgspec.Meta(ge=-LIMIT, le=LIMIT)]
 _OffsetDelta = Annotated[int, msgspec.Meta(ge=0, le=0x7FFFFFFF)]
 
-# The longest column that any batch may have: decoding stops at a longer one before it takes memory,
-# since the column's length is only compared with the count once it is decoded.
+# The longest column of any batch. Decoding stops at a longer one before it takes memory, since the column's length is
+# compared with the count only after decoding.
 _Length = msgspec.Meta(max_length=MAX_RECORDS)
 _BytesColumn = Annotated[list[bytes | None], _Length]
 
@@ -72,7 +73,7 @@ def encode_columns(
 
 
 def decode_columns(header: BatchHeader, body: Buffer) -> DecodedBatch:
-    """The records of a decompressed body. Raises CorruptRecord."""
+    """Decode the records of a decompressed body. Raises CorruptRecord."""
     count = header.records_count
     try:
         columns = _columns_decoder.decode(body)
@@ -107,7 +108,7 @@ def decode_columns(header: BatchHeader, body: Buffer) -> DecodedBatch:
 
 
 def headers_size(body: Buffer) -> int:
-    """Of the encoded header column; 0 for a body that is no columns."""
+    """Return the size of the encoded header column, or 0 if the body is not columns."""
     try:
         return len(memoryview(_columns_decoder.decode(body).headers))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,17 +1,15 @@
-"""The codecs of a record batch, each with a hard limit on what comes out.
+"""The codecs of a record batch, each with a hard limit on its output.
 
-A few kilobytes can announce, and decompress to, gigabytes, and the reader of a batch did not write it. So
-`decompress` never hands the codec a buffer that can grow: it allocates one, lets the codec fill
-it, and tries again with a larger one only up to the caller's limit. The first size is what the
-compressed data says about itself where the format says anything (exact for gzip, snappy and our own
-zstd), and a guess otherwise; what the data says is a hint, never trusted beyond the limit. Rejected:
-cramjam's `decompress`, whose output grows without bound, and a buffer of the limit at once, whose
-clearing costs more than most decompressions.
+The problem: a few kilobytes can decompress to gigabytes, and a reader cannot trust the writer of a batch. So
+`decompress` never gives the codec a growing buffer: it allocates one of fixed size, lets the codec fill it, and retries
+with a larger one only up to the caller's limit. The first size is the one that the compressed data announces, if its
+format does so (exact for gzip, snappy and our own zstd), and otherwise a guess; an announced size is a hint, never
+trusted beyond the limit. Rejected: cramjam's `decompress`, whose output grows without bound; a buffer of the limit at
+once, whose clearing costs more than most decompressions.
 
-The formats are the ones Kafka puts into its batches, so that one implementation serves both of our
-magics: gzip members, LZ4 frames of blocks that stand alone, zstd frames, and for snappy the framing
-of snappy-java (xerial): a 16-byte header, then blocks, each a big-endian length and raw snappy. A
-body without that header is one raw snappy block: librdkafka writes those.
+The formats are those of Kafka's batches, so one implementation serves both magics: gzip members, LZ4 frames of
+independent blocks, zstd frames, and for snappy the framing of snappy-java (xerial): a 16-byte header, then blocks, each
+a big-endian length and raw snappy. A body without that header is one raw snappy block, as librdkafka writes it.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import cramjam
 
 
 class DecompressionFailed(ValueError):
-    """The data is not what its codec writes."""
+    """The data is not valid for its codec."""
 
 
 class DecompressionTooLarge(DecompressionFailed):
@@ -42,7 +40,7 @@ class Compression(IntEnum):
 
     @classmethod
     def from_name(cls, name: str) -> Compression:
-        """The codec that `compression.type` calls `name`. Raises ValueError, naming the choices."""
+        """Return the codec that `compression.type` calls `name`. Raises ValueError, naming the choices."""
         try:
             return cls[name.upper()]
         except KeyError:
@@ -59,9 +57,9 @@ _MODULES = {
     Compression.ZSTD: cramjam.zstd,
 }
 
-# cramjam's own default for LZ4 is the high compression mode, 28 times as slow on random bytes.
+# cramjam's default for LZ4 is the high compression mode, 28 times as slow on random bytes.
 _LZ4_LEVEL = 1
-# Blocks of at most 64 KiB that stand alone: with a checksum behind each, as cramjam writes them, and without.
+# Independent blocks of at most 64 KiB: with a checksum behind each, as cramjam writes them, and without.
 _LZ4_WITH_CHECKSUMS = bytes.fromhex("04224d18 7040ad")
 _LZ4_HEADER = bytes.fromhex("04224d18 604082")
 _LZ4_SIZE = struct.Struct("<I")
@@ -85,16 +83,16 @@ _LARGEST_RATIOS = {
     Compression.LZ4: 255,  # a byte for each 255 of a match
     Compression.ZSTD: 1 << 15,  # a block of 128 KiB in four bytes
 }
-"""At most so many bytes come out for each that goes in."""
+"""The largest number of output bytes for each input byte."""
 _LZ4_MAGIC = 0x184D2204
 _LZ4_BLOCK_BYTES = {4: 64 << 10, 5: 256 << 10, 6: 1 << 20, 7: 4 << 20}
 _ZSTD_BLOCK_BYTES = 128 << 10
 _MOST_BLOCKS = 1_024
-"""That are counted, at 0.4 us each."""
+"""The largest number of blocks to count, at 0.4 us each."""
 
 
 def compress(codec: Compression, data: bytes | bytearray | memoryview, level: int | None = None) -> bytes:
-    """`data` in the format of `codec`; `level` None is the codec's default.
+    """Return `data` in the format of `codec`; `level` None is the codec's default.
 
     Raises ValueError for a level that the codec does not have (snappy and none have no levels).
     """
@@ -114,8 +112,8 @@ def compress(codec: Compression, data: bytes | bytearray | memoryview, level: in
 
 
 def _compress_lz4(data: bytes, level: int) -> bytes:
-    """As Kafka's Java client does, which supports no blocks that refer to those before them; and the Go clients take
-    right checksums of blocks for wrong ones (pierrec/lz4 4.1.19). The batch has a checksum."""
+    """Compress into independent blocks without checksums. Kafka's Java client supports no linked blocks, and the Go
+    clients reject correct checksums of blocks (pierrec/lz4 4.1.19). The batch has its own checksum."""
     compressor = cramjam.lz4.Compressor(level, content_checksum=False, block_linked=False)
     compressor.compress(data)
     frame = memoryview(compressor.finish())
@@ -131,12 +129,12 @@ def _compress_lz4(data: bytes, level: int) -> bytes:
 
 
 def decompress(codec: Compression, data: bytes | bytearray | memoryview, limit: int) -> bytes | bytearray | memoryview:
-    """What `compress` was given, in at most `limit` bytes; `data` itself for `Compression.NONE`.
+    """Return the input of `compress`, in at most `limit` bytes; `data` itself for `Compression.NONE`.
 
-    Memory stays near the limit whatever the data says (zstd keeps a window beside the output, so
-    "near" is up to twice). Raises DecompressionTooLarge past the limit, DecompressionFailed for data
-    that is cut short, corrupt or followed by anything that is not a further frame. (A cut between two
-    blocks of snappy goes unseen, as its framing announces no total: the batch's CRC is for that.)
+    Memory stays near the limit for any data (up to twice the limit for zstd, which keeps a window beside the output).
+    Raises DecompressionTooLarge past the limit, and DecompressionFailed for data that is cut short, corrupt or followed
+    by anything but another frame. A cut between two blocks of snappy is not detected, since its framing announces no
+    total; the batch's CRC detects it.
     """
     if codec is Compression.NONE:
         if len(data) > limit:
@@ -159,8 +157,8 @@ def decompress(codec: Compression, data: bytes | bytearray | memoryview, limit: 
         try:
             return memoryview(output)[: decompress_into(view, output)]
         except cramjam.DecompressionError as error:
-            # Any failure below the limit is worth another try: if the codec's words for "does not fit" changed and we
-            # mistook them for corruption, good batches would be unreadable.
+            # Retry after any failure below the limit: if cramjam changed its text for "does not fit", valid batches
+            # would otherwise count as corrupt.
             if size == limit:
                 if "failed to write whole buffer" in str(error):
                     raise DecompressionTooLarge(
@@ -171,9 +169,10 @@ def decompress(codec: Compression, data: bytes | bytearray | memoryview, limit: 
 
 
 def may_exceed(codec: Compression, data: bytes | bytearray | memoryview, limit: int) -> bool:
-    """Whether more than `limit` bytes may come out of `data`, told from its frames in less than a millisecond. False is
-    certain, with one exception: gzip data of several members, which no Kafka client writes, passes for as long as the
-    last of them. True where only decompressing it can tell."""
+    """Return whether the output may exceed `limit` bytes, derived from the frames in less than a millisecond.
+
+    False is certain, except for gzip data of several members, which no Kafka client writes: only the last one counts.
+    True if only decompression can tell."""
     if len(data) * _LARGEST_RATIOS[codec] <= limit:
         return False
     view = memoryview(data)
@@ -203,7 +202,7 @@ def _sum_exceeds(bounds: Iterable[int], limit: int) -> bool:
 
 
 def _lz4_block_bounds(data: memoryview) -> Iterator[int]:
-    """What each block may become."""
+    """Yield the largest output of each block."""
     position = 0
     while position < len(data):
         if _LZ4_SIZE.unpack_from(data, position)[0] != _LZ4_MAGIC:
@@ -219,7 +218,7 @@ def _lz4_block_bounds(data: memoryview) -> Iterator[int]:
 
 
 def _zstd_frame_bounds(data: memoryview) -> Iterator[int]:
-    """What each block may become (RFC 8878, 3.1.1), but no more in a frame than it announces: decoders compare."""
+    """Yield the largest output of each block (RFC 8878, 3.1.1), in total at most what its frame announces."""
     position = 0
     while position < len(data):
         if data[position : position + 4] != _ZSTD_MAGIC:
@@ -243,12 +242,12 @@ def _zstd_frame_bounds(data: memoryview) -> Iterator[int]:
 
 
 def _announced_gzip(data: memoryview) -> int | None:
-    """The length in the trailer: of the last member, modulo 2**32."""
+    """Return the length in the trailer: that of the last member, modulo 2**32."""
     return int.from_bytes(data[-4:], "little") if len(data) >= 18 else None
 
 
 def _announced_zstd(data: memoryview) -> int | None:
-    """The content size in the first frame's header (RFC 8878, 3.1.1.1), if it is there."""
+    """Return the content size in the first frame's header (RFC 8878, 3.1.1.1), if it is there."""
     if len(data) < 5 or data[:4] != _ZSTD_MAGIC:
         return None
     descriptor = data[4]
@@ -262,7 +261,7 @@ def _announced_zstd(data: memoryview) -> int | None:
 
 
 def _snappy_blocks(data: memoryview) -> Iterator[memoryview]:
-    """Raises DecompressionFailed."""
+    """Yield the raw blocks. Raises DecompressionFailed."""
     if data[: len(_XERIAL_MAGIC)] == _XERIAL_MAGIC:
         position = len(_XERIAL_HEADER)
         if position > len(data):
@@ -280,7 +279,7 @@ def _snappy_blocks(data: memoryview) -> Iterator[memoryview]:
 
 
 def _decompress_snappy(data: memoryview, limit: int) -> memoryview:
-    """One pass to add up what the blocks announce, one to decompress them into a buffer of that size."""
+    """Add up the announced sizes of the blocks, then decompress them into a buffer of that size."""
     blocks = list(_snappy_blocks(data))
     try:
         lengths = [cramjam.snappy.decompress_raw_len(block) for block in blocks]

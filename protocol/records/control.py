@@ -23,7 +23,7 @@ _VALUE = struct.Struct(">hi")  # version, coordinator epoch
 
 
 class ControlType(IntEnum):
-    """How a control batch ends its transaction (Kafka's ControlRecordType)."""
+    """The end of a transaction in a control batch (Kafka's ControlRecordType)."""
 
     ABORT = 0
     COMMIT = 1
@@ -45,7 +45,7 @@ def encode_control_batch(
     base_offset: int = 0,
     partition_leader_epoch: int = NO_LEADER_EPOCH,
 ) -> bytearray:
-    """The batch that ends a producer's transaction in one partition: transactional, control, one record."""
+    """Encode the batch that ends a producer's transaction in one partition: transactional, control, one record."""
     key = _KEY.pack(0, marker.type)
     value = _VALUE.pack(0, marker.coordinator_epoch)
     return write_header(
@@ -69,7 +69,7 @@ def encode_control_batch(
 
 
 def decode_control_batch(buffer: Buffer, header: BatchHeader | None = None, position: int = 0) -> EndTransactionMarker:
-    """The marker in the control batch at `position`. Raises CorruptRecord if it holds anything else."""
+    """Return the marker in the control batch at `position`. Raises CorruptRecord for any other batch."""
     batch = decode_batch(buffer, header, position)
     if not batch.header.is_control or batch.count != 1 or batch.keys is None:
         raise CorruptRecord("not a control batch of one record")

@@ -1,10 +1,10 @@
-"""The 61 bytes in front of a batch: all that a broker looks at.
+"""The 61 bytes in front of a batch, the only part that a broker reads.
 
-Kafka's CRC leaves out the first 17 of them, among them the base offset and the leader epoch, since a leader writes
-these anew: so where one of their bits flips on a disk or on the way, records get other offsets, and no CRC sees it. In
-a batch of columns, whose format is ours, the leader mixes a checksum of these 17 bytes into the CRC (`stamp`), and
-readers take it out again (`validate_batch`). Batches of Kafka's format stay as Kafka's; their readers see at least that
-a batch cannot be where it says (`placed_batches`).
+Kafka's CRC does not cover the first 17 of them, which include the base offset and the leader epoch, since a leader
+rewrites these. If one of their bits flips on a disk or on the way, records get other offsets and no CRC detects it. In
+a batch of columns, minibroker's own format, the leader mixes a checksum of these 17 bytes into the CRC (`stamp`), and
+readers remove it again (`validate_batch`). Batches of Kafka's format stay as they are; their readers at least detect
+that a batch cannot be at the offset it claims (`placed_batches`).
 """
 
 import struct
@@ -23,13 +23,13 @@ MAGIC_COLUMNS = 77
 
 HEADER_SIZE = 61
 MAGIC_POSITION = 16
-"""Here in every format that Kafka ever had."""
+"""The position of the magic in all of Kafka's formats."""
 LENGTH_END = 12  # batch_length counts the bytes from here on
 CRC_END = 21  # the CRC covers the bytes from here on
 TIMES_END = 43  # attributes, last offset delta, base and largest timestamp are between the two
 
 MAX_RECORDS = 1 << 20
-"""Records in a batch: constant columns would otherwise let a few bytes claim billions."""
+"""The limit of records in a batch: with constant columns a few bytes could otherwise claim billions."""
 
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
@@ -45,7 +45,7 @@ DELETE_HORIZON = 0x40
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _PLACE = struct.Struct(">qiib")
-"""What the leader writes, and what it finds between: base offset, batch length, leader epoch, magic."""
+"""Base offset, batch length, leader epoch, magic; the leader writes the first and the third."""
 _CRC = struct.Struct(">I")
 _TIMES = struct.Struct(">hiqq")
 _CRC_POSITION = 17
@@ -55,12 +55,12 @@ LIMIT = 1 << 62
 
 
 class CorruptRecord(ValueError):
-    """The bytes are not a batch as it was written: Kafka's CORRUPT_MESSAGE."""
+    """The bytes are not a valid batch: Kafka's CORRUPT_MESSAGE."""
 
 
 class RecordsTooLarge(CorruptRecord):
-    """No reader takes a batch with so much in it: Kafka's MESSAGE_TOO_LARGE to a producer. To a reader it is corrupt,
-    as no broker accepts such a batch."""
+    """The batch exceeds the readers' limits: Kafka's MESSAGE_TOO_LARGE to a producer. To a reader it is corrupt, since
+    no broker accepts such a batch."""
 
 
 class InvalidRecord(ValueError):
@@ -68,8 +68,8 @@ class InvalidRecord(ValueError):
 
 
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):
-    """The 61 bytes in front of a batch, in their order. `crc` covers attributes to the end of the batch; in the log,
-    where the batch is of columns, it covers what stands before it, too."""
+    """The fields of a header, in their order. `crc` covers attributes to the end of the batch; for columns in a log, it
+    also covers the fields before it."""
 
     base_offset: int
     batch_length: int
@@ -100,12 +100,12 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def compression(self) -> Compression:
-        """Raises ValueError for a codec that does not exist; `check_header` has ruled that out."""
+        """The codec. Raises ValueError for an unknown one, which `check_header` rules out."""
         return Compression(self.attributes & COMPRESSION_MASK)
 
     @property
     def is_log_append_time(self) -> bool:
-        """Every record's timestamp is `max_timestamp`, whatever the body says."""
+        """Whether `max_timestamp` is the timestamp of every record, instead of those in the body."""
         return bool(self.attributes & _LOG_APPEND_TIME)
 
     @property
@@ -118,8 +118,8 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """From when on compaction may remove the batch's tombstones; None: that is not known yet. It takes the place of
-        the base timestamp, from which the records' deltas are then counted (KIP-534)."""
+        """The time from which compaction may remove the batch's tombstones; None: unknown yet. It replaces the base
+        timestamp, and the records' deltas are then counted from it (KIP-534)."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON else None
 
     @property
@@ -130,7 +130,7 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     def last_sequence(self) -> int:
         """The last record's sequence, which wraps from 2**31 - 1 to 0; NO_SEQUENCE without a base.
 
-        Derived from offsets, not from the number of records, so compaction does not change it.
+        It is derived from offsets, not from the number of records, so compaction does not change it.
         """
         if self.base_sequence == NO_SEQUENCE:
             return NO_SEQUENCE
@@ -146,7 +146,7 @@ class BatchSlice(NamedTuple):
 
 
 def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header at `position`, whatever it says. Raises CorruptRecord if fewer than 61 bytes are left."""
+    """Return the unchecked header at `position`. Raises CorruptRecord if fewer than 61 bytes are left."""
     try:
         return BatchHeader(*_HEADER.unpack_from(buffer, position))
     except struct.error:
@@ -154,9 +154,9 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def check_header(header: BatchHeader) -> None:
-    """Raises CorruptRecord for values that no stored batch has.
+    """Raise CorruptRecord for values that no stored batch has.
 
-    A count of zero is allowed: compaction leaves the header of an emptied batch for the producer's state.
+    A count of zero is allowed: compaction keeps the header of an emptied batch for the producer's state.
     """
     if header.batch_length < HEADER_SIZE - LENGTH_END:
         raise CorruptRecord(f"a batch length of {header.batch_length} leaves no room for the header")
@@ -175,10 +175,10 @@ def check_header(header: BatchHeader) -> None:
 
 
 def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[BatchSlice]:
-    """The whole batches from `position` on; ends silently at an incomplete one.
+    """Yield the complete batches from `position` on, and end silently at an incomplete one.
 
-    The last slice's `end` (or `position`) says how far it got. Raises CorruptRecord as `check_header`;
-    the CRC is left to `validate_batch`.
+    The last slice's `end` (or `position`) is the end of the batches. Raises CorruptRecord as `check_header` does; the
+    CRC is left to `validate_batch`.
     """
     length = len(buffer)
     while length - position >= HEADER_SIZE:
@@ -194,9 +194,11 @@ def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[BatchSlice]:
 def placed_batches(
     buffer: Buffer, offset: int, end_offset: int, leader_epoch: int, least_epoch: int = NO_LEADER_EPOCH
 ) -> tuple[list[BatchSlice], CorruptRecord | None]:
-    """What a leader in `leader_epoch` (NO_LEADER_EPOCH: not known) sent from `offset` on: its whole batches, up to the
-    first that cannot be where it says, and what is wrong with that one. They go up, begin below `end_offset`, and their
-    epochs neither go down from `least_epoch` on nor come from later. No batch at all is wrong, too."""
+    """Return the complete batches that a leader sent from `offset` on, up to the first that cannot be at the offset it
+    claims, and the error of that one.
+
+    Offsets must ascend and begin below `end_offset`. Leader epochs must not descend, from `least_epoch` on, nor exceed
+    `leader_epoch` (NO_LEADER_EPOCH: unknown). No batch at all is an error as well."""
     placed: list[BatchSlice] = []
     at = offset
     try:
@@ -222,10 +224,10 @@ def placed_batches(
 
 
 def validate_batch(buffer: Buffer, header: BatchHeader, position: int = 0, *, as_produced: bool = False) -> None:
-    """Raises CorruptRecord unless the batch at `position` is whole, plausible and matches its CRC.
+    """Raise CorruptRecord unless the batch at `position` is complete, plausible and matches its CRC.
 
-    `header` is what `parse_header` read there. Holds for every batch in a log, a producer's or not, and
-    for one of a log that is older than `stamp`. `as_produced`: the batch has no place in a log yet.
+    `header` is the one that `parse_header` read there. Accepts every batch in a log, including logs older than
+    `stamp`. `as_produced`: the batch is not in a log yet.
     """
     check_header(header)
     end = position + header.size
@@ -238,8 +240,8 @@ def validate_batch(buffer: Buffer, header: BatchHeader, position: int = 0, *, as
 
 
 def validate_pieces(pieces: Iterable[Buffer], header: BatchHeader) -> None:
-    """`validate_batch` of a batch in a log that need not be in memory as a whole. `pieces` are all of its bytes, in
-    order, and the first one holds the header."""
+    """Do the same as `validate_batch` for a batch in a log that is not in memory as a whole. `pieces` are all of its
+    bytes, in order, and the first one holds the header."""
     check_header(header)
     computed, place = 0, b""
     for piece in pieces:
@@ -250,13 +252,13 @@ def validate_pieces(pieces: Iterable[Buffer], header: BatchHeader) -> None:
 
 
 def _check_crc(computed: int, header: BatchHeader, place: Buffer | None) -> None:
-    """`place`: the bytes before the CRC of a batch that has its place in a log (see `stamp`)."""
+    """`place`: the bytes before the CRC of a batch in a log (see `stamp`)."""
     if place is None or header.magic != MAGIC_COLUMNS or computed ^ crc32c(place) != header.crc:
         raise CorruptRecord(f"the CRC is {computed:#010x}, the header says {header.crc:#010x}")
 
 
 def validate_produced(header: BatchHeader) -> None:
-    """Raises InvalidRecord for what a log may hold but a producer must not send (Kafka's LogValidator)."""
+    """Raise InvalidRecord for a batch that a log may hold but a producer must not send (Kafka's LogValidator)."""
     if header.is_control:
         raise InvalidRecord("producers may not write control batches")
     if header.is_log_append_time:
@@ -280,16 +282,16 @@ def validate_produced(header: BatchHeader) -> None:
 
 
 def stamp(header: BatchHeader, base_offset: int, leader_epoch: int) -> bytes:
-    """The first CRC_END bytes of a batch, with its place in a log. `header` is that of a batch that has none yet: as it
-    was produced, with the CRC of what follows alone."""
+    """Return the first CRC_END bytes of a batch for its place in a log. `header` is the header as produced, whose CRC
+    covers only the bytes after it."""
     place = _PLACE.pack(base_offset, header.batch_length, leader_epoch, header.magic)
     crc = header.crc ^ crc32c(place) if header.magic == MAGIC_COLUMNS else header.crc
     return place + _CRC.pack(crc)
 
 
 def with_append_time(batch: memoryview, header: BatchHeader, now_ms: int) -> tuple[BatchHeader, bytes]:
-    """The header of a whole batch with the time at which its leader appends it, which all its records have then, and
-    the bytes from CRC_END to TIMES_END that say so."""
+    """Return the header of a batch whose records all get the time at which the leader appends it, and the new bytes
+    from CRC_END to TIMES_END."""
     attributes = header.attributes | _LOG_APPEND_TIME
     times = _TIMES.pack(attributes, header.last_offset_delta, header.base_timestamp, now_ms)
     crc = crc32c(batch[TIMES_END:], crc32c(times))
@@ -297,7 +299,7 @@ def with_append_time(batch: memoryview, header: BatchHeader, now_ms: int) -> tup
 
 
 def write_header(batch: bytearray, header: BatchHeader) -> bytearray:
-    """Write the header in front of the body that `batch` holds already, with its length and CRC."""
+    """Write the header, with its length and CRC, in front of the body that `batch` already holds."""
     header = msgspec.structs.replace(header, batch_length=len(batch) - LENGTH_END)
     check_header(header)
     try:

@@ -1,8 +1,8 @@
-"""What brokers make of a batch: compaction the same batch with some of its records, a leader one with a true header.
+"""Batches rewritten by brokers: compaction keeps some of the records, a leader corrects a header.
 
-Offsets, producer, sequence and leader epoch stay what they were, so whatever is derived from headers stays true: the
-last sequence follows from the last offset delta, not from the number of records. Timestamps stay, too; what a batch
-calls its base timestamp may change, see `BatchHeader.delete_horizon_ms`.
+Offsets, producer, sequence and leader epoch do not change, so state derived from headers stays valid: the last sequence
+follows from the last offset delta, not from the number of records. The records' timestamps do not change either, but
+the base timestamp of a batch may (`BatchHeader.delete_horizon_ms`).
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,11 @@ _T = TypeVar("_T", int, bytes | None, Sequence[Header] | None)
 
 
 def with_records(batch: DecodedBatch, kept: Sequence[int], delete_horizon_ms: int | None = None) -> bytearray:
-    """The batch with the records of these indexes alone, at least one, ascending. With `delete_horizon_ms`, that is
-    noted in the header.
+    """Return the batch with only the records of these indexes (at least one, ascending), and with `delete_horizon_ms`
+    in its header if it is given.
 
-    No column is written out that the batch says in one element: a megabyte would become as many as it has records.
-    Raises ValueError where that cannot be encoded so that `decode_batch` reads it: larger than it may be, or with
-    timestamps that are.
+    A column of one element stays one: written out, a megabyte would be repeated for each record. Raises ValueError if
+    the body or the timestamps would exceed the limits of `decode_batch`.
     """
     header = batch.header
     base_timestamp, attributes = header.base_timestamp, header.attributes
@@ -45,7 +44,9 @@ def with_records(batch: DecodedBatch, kept: Sequence[int], delete_horizon_ms: in
     timestamp_deltas = [timestamp - base_timestamp for timestamp in timestamps]
     has_deltas = any(timestamp_deltas) or header.magic != MAGIC_COLUMNS
     if has_deltas and (abs(base_timestamp) > LIMIT or min(timestamp_deltas) < -LIMIT or max(timestamp_deltas) > LIMIT):
-        raise ValueError(f"timestamps from {min(timestamps)} to {max(timestamps)} cannot be told from {base_timestamp}")
+        raise ValueError(
+            f"timestamps from {min(timestamps)} to {max(timestamps)} cannot be encoded relative to {base_timestamp}"
+        )
     offset_deltas = [batch.offsets[index] - header.base_offset for index in kept]
     keys = None if batch.keys is None else [batch.keys[index] for index in kept]
     values = [batch.values[index] for index in kept]
@@ -78,17 +79,17 @@ def with_records(batch: DecodedBatch, kept: Sequence[int], delete_horizon_ms: in
 
 
 def _folded(column: Sequence[_T] | None) -> Sequence[_T] | None:
-    """One element, where all are the same."""
+    """Return a column of one element if all are equal."""
     return column if column is None or column.count(column[0]) < len(column) else column[:1]
 
 
 def without_records(header: BatchHeader) -> bytearray:
-    """The batch with its header alone: what producers' state and the log's offsets are made of."""
+    """Return the batch with only its header, which carries the producer's state and the log's offsets."""
     return write_header(bytearray(HEADER_SIZE), msgspec.structs.replace(header, records_count=0))
 
 
 def with_true_times(batch: Buffer, header: BatchHeader) -> bytearray:
-    """The whole batch, with the largest timestamp of its records in its header; -1 where that is negative, as in Kafka.
+    """Return the batch with the largest timestamp of its records in its header; -1 if that is negative, as in Kafka.
     The CRC is not checked. Raises CorruptRecord."""
     largest = max(decode_batch(batch, header, check_crc=False).timestamps)
     header = msgspec.structs.replace(header, max_timestamp=max(largest, NO_TIMESTAMP))

@@ -1,19 +1,19 @@
-"""From columns (magic 77) to Kafka's records (magic 2): what a broker does for clients that know no columns.
+"""Transcoding of columns (magic 77) to Kafka's records (magic 2), for clients that do not know columns.
 
-What a reader sees of progress stays: a batch becomes one batch, with the same first and last offset, the same leader
-epoch, producer and sequence, the same attributes, and as many records. So a consumer that goes on after a batch, or
-fetches from its middle, is where it would be with the batch itself.
+A reader's progress does not change: a batch becomes one batch with the same first and last offset, leader epoch,
+producer, sequence, attributes and number of records. So a consumer that continues after a batch, or fetches from its
+middle, is at the same offset as with the original.
 
-The codec stays, too. The producer chose to pay for it, and what it saves are the bytes on the way to every reader, and
-room within the limits of a fetch; and a client that lacks other codecs has this one. Where compression makes a body
-larger, it is sent without, as no codec at all is what every reader has.
+The codec does not change either: the producer chose it to save bytes for every reader and room within the limits of a
+fetch, and a client that lacks other codecs has this one. If compression makes a body larger, it is sent uncompressed,
+which every reader accepts.
 
-The exception is a batch in which a column says once what all records have: a few bytes may stand for terabytes. No
-column is written out beyond LARGEST_BODY_BYTES: of such a batch, a part is made that begins with the record that is
-asked for, with an offset and a sequence of its own, so that a reader comes on part by part.
+The exception is a batch with a column of one element for all records: a few bytes may stand for terabytes. No
+body is written out beyond LARGEST_BODY_BYTES. Instead, the result is a part that begins with the requested record, with
+its own offset and sequence, and a reader proceeds part by part.
 
-In three steps, so that a broker can take the long ones elsewhere: `decompressed`, `as_records`, `finished`.
-The CRC is checked first: the result has a new one, which would otherwise cover up damage.
+There are three steps, so that a broker can run the long ones in a thread: `decompressed`, `as_records`, `finished`. The
+CRC is checked first, since the result has a new one, which would otherwise hide damage.
 """
 
 from bisect import bisect_left
@@ -44,30 +44,30 @@ from minibroker.protocol.records.header import (
 from minibroker.protocol.records.varint import BodyTooLarge, encode_records
 
 LARGEST_BODY_BYTES = 16 << 20
-"""Of the records of a batch that is transcoded as one, before they are compressed: less than any of Kafka's clients
-takes in an answer."""
+"""The largest uncompressed body of a batch that is transcoded as one: less than the limit of a response in any of
+Kafka's clients."""
 
 PART_BYTES = 1 << 20
-"""About what the records of a part take."""
+"""The approximate size of the records of a part."""
 
 _MOST_OVERHEAD = 40
-"""Of a record, beside key, value and headers."""
+"""The largest overhead of a record beside key, value and headers."""
 
 
 class Records(msgspec.Struct):
-    """A batch of magic 2, whose body is not compressed yet."""
+    """A batch of magic 2 with an uncompressed body."""
 
     header: BatchHeader
-    """As it is to be, but for magic, length and CRC."""
+    """The final header except for magic, length and CRC."""
     batch: bytearray
     """The body, behind room for the header."""
     is_whole: bool
-    """All records of the batch of columns."""
+    """Whether it has all records of the original batch."""
 
 
 def decompressed(batch: Buffer, header: BatchHeader, limit: int = MAX_STORED_BODY_BYTES) -> Buffer:
-    """The body of a whole batch. Raises CorruptRecord; and DecompressionTooLarge where it takes more than
-    `limit` bytes that is less than MAX_STORED_BODY_BYTES."""
+    """Return the body of a complete batch. Raises CorruptRecord, and DecompressionTooLarge if the body exceeds a
+    `limit` below MAX_STORED_BODY_BYTES."""
     validate_batch(batch, header)
     body = memoryview(batch)[HEADER_SIZE : header.size]
     if not header.records_count:
@@ -85,8 +85,8 @@ def decompressed(batch: Buffer, header: BatchHeader, limit: int = MAX_STORED_BOD
 
 
 def as_records(header: BatchHeader, body: Buffer, offset: int, limit: int = LARGEST_BODY_BYTES) -> Records:
-    """The batch as one of Kafka's; if that is too large, its part that begins at `offset`. Raises CorruptRecord; and
-    BodyTooLarge where it takes more than `limit` bytes that is less than LARGEST_BODY_BYTES."""
+    """Return the batch as one of Kafka's, or its part from `offset` on if that is too large. Raises CorruptRecord, and
+    BodyTooLarge if the body exceeds a `limit` below LARGEST_BODY_BYTES."""
     if not header.records_count:
         return Records(header, bytearray(HEADER_SIZE), is_whole=True)
     columns = decode_columns(header, body)
@@ -99,8 +99,8 @@ def as_records(header: BatchHeader, body: Buffer, offset: int, limit: int = LARG
 
 
 def _part(columns: DecodedBatch, offset: int) -> Records:
-    """From the first record that is not before `offset` on, as many as PART_BYTES hold, at least one. It ends where the
-    next part begins, the last where the batch does."""
+    """Return the records from `offset` on that fit into PART_BYTES, at least one. A part ends at the beginning of the
+    next, the last one at the end of the batch."""
     header, count = columns.header, columns.count
     first = min(bisect_left(columns.offsets, offset), count - 1)
     end, size = first, 0
@@ -133,7 +133,7 @@ def _part(columns: DecodedBatch, offset: int) -> Records:
 
 
 def _encoded(columns: DecodedBatch, first: int, end: int, limit: int) -> bytearray:
-    """The records from `first` to `end`. Offsets are counted from the batch's first, or that of record `first`."""
+    """Encode the records from `first` to `end`. Offsets are relative to record `first`, or to the batch for 0."""
     offsets, base = columns.offsets, columns.offsets[first] if first else columns.header.base_offset
     return encode_records(
         end - first,
@@ -147,7 +147,7 @@ def _encoded(columns: DecodedBatch, first: int, end: int, limit: int) -> bytearr
 
 
 def recompressed(header: BatchHeader, body: Buffer, codec: Compression, level: int | None = None) -> bytearray:
-    """A batch of either kind with that decompressed body, compressed by another codec, and with it in the header."""
+    """Return a batch of either magic with its decompressed body compressed by another codec."""
     attributes = header.attributes & ~COMPRESSION_MASK | codec
     batch = bytearray(HEADER_SIZE)
     batch += compress(codec, body, level)
@@ -155,7 +155,7 @@ def recompressed(header: BatchHeader, body: Buffer, codec: Compression, level: i
 
 
 def finished(records: Records, level: int | None = None, is_fixed: bool = False) -> bytearray:
-    """The batch, compressed, with its header. `is_fixed`: by that codec even where it becomes no smaller."""
+    """Return the compressed batch with its header. `is_fixed`: keep the codec even if the body becomes no smaller."""
     header, batch = records.header, records.batch
     codec = header.compression
     if codec is not Compression.NONE and header.records_count:

@@ -1,17 +1,18 @@
 """Bodies of magic 2: Kafka's records (DefaultRecord), each a sequence of zigzag varints.
 
-The problem: a record is ten small fields, and with a step of Python for each it takes a microsecond or two. Brokers
-turn batches of columns into this for Kafka's clients (`transcoding`), and serve others meanwhile.
+The problem: a record has ten small fields, and a Python step for each would take a microsecond or two per record.
+Brokers transcode batches of columns to this format for Kafka's clients (`transcoding`) while they serve other clients.
 
-The choice: most fields are the same in all records of a batch, or take few values. So each field is a column: bytes
-that all records share, or a piece for each, looked up in a table by one call for the whole column. Neighbours that are
-shared are merged, the columns interleaved by slices of a list, and joined once. A record's own length is the sum of its
-parts': one number where these are all of one length, a column where they are not. Offsets differ in every record, but
-have one length up to 63, to 8191, and so on, so a batch is encoded range by range. Rejected: a template of a record
-that `%` fills (slower than the join), and strides of a bytearray, a byte of all records at a time (slower where values
-are long).
+The choice: most fields are equal in all records of a batch, or take few values. So each field is a column: either bytes
+that all records share, or a piece per record, looked up in a table by one call for the whole column. Adjacent shared
+columns are merged, and all columns are interleaved by slices of a list and joined once. A record's length is the sum of
+the lengths of its fields: one number if these do not vary, otherwise a column. Offsets differ in every record, but have
+one length up to 63, to 8191, and so on, so a batch is encoded range by range.
 
-Decoding goes record by record: native clients read what Kafka's have written, and pay for it.
+Rejected: a template of a record that `%` fills (slower than the join); strides of a bytearray, one byte of all records
+at a time (slower for long values).
+
+Decoding takes a step per record: native clients pay this price for records that Kafka's clients wrote.
 """
 
 from bisect import bisect_left
@@ -31,11 +32,11 @@ from minibroker.protocol.records.header import HEADER_SIZE, LIMIT, BatchHeader, 
 _SMALLEST_RECORD = 7  # seven fields, a byte each
 
 _TABLE = 1 << 14
-"""Varints that are looked up: of the lengths and offsets that most records have."""
+"""The number of precomputed varints: enough for the lengths and offsets of most records."""
 
 
 class BodyTooLarge(ValueError):
-    """The records would take more than the limit; said before they take any memory."""
+    """The encoded records would exceed the limit."""
 
 
 def encode_records(
@@ -47,9 +48,9 @@ def encode_records(
     headers: Sequence[Sequence[Header] | None] | None,
     limit: int = MAX_BODY_BYTES,
 ) -> bytearray:
-    """The body, behind HEADER_SIZE bytes of room for the header. At least one record; None for a column means what nil
-    means in magic 77, and no column has one element for many records. Raises BodyTooLarge for a body of more than
-    `limit` bytes."""
+    """Encode at least one record, behind HEADER_SIZE bytes of room for the header. A column of None means the same as
+    nil in magic 77, but no column has one element for many records. Raises BodyTooLarge for a body of more than `limit`
+    bytes, mostly before it takes memory."""
     key_columns, key_size, key_sizes = _bytes_columns(keys)
     value_columns, value_size, value_sizes = _bytes_columns(values)
     columns = key_columns + value_columns
@@ -95,8 +96,8 @@ _Column = bytes | Sequence[bytes]
 
 
 def _bytes_columns(values: Sequence[bytes | None] | None) -> tuple[list[_Column], int, Sequence[int] | None]:
-    """The columns of a nullable field of bytes: lengths and data; and what they take in each record: one number, and
-    one for each that comes to it."""
+    """Return the columns of a nullable field of bytes (lengths and data), the part of their size that all records
+    share, and the rest for each record, if it varies."""
     if values is None:
         return [_varint(-1)], 1, None
     data: Sequence[bytes]
@@ -118,17 +119,17 @@ def _bytes_columns(values: Sequence[bytes | None] | None) -> tuple[list[_Column]
 
 @cache
 def _tables() -> tuple[list[bytes], list[int]]:
-    """The varints from 0 on, and the size of a field of that length. The last of each, which is at -1, is null's."""
+    """Return the varints from 0 on, and the sizes of fields of these lengths. The last of each, at -1, is for null."""
     varints = [_varint(number) for number in range(_TABLE)]
     return [*varints, _varint(-1)], [*(number + len(varint) for number, varint in enumerate(varints)), 1]
 
 
 def _offset_ranges(count: int, deltas: Sequence[int] | None) -> Iterator[tuple[int, int, int]]:
-    """Ranges of records whose offsets take the same number of bytes: first record, end, that number."""
+    """Yield ranges of records whose offsets take the same number of bytes: first record, end, that number."""
     first = width = 0
     while first < count:
         width += 1
-        bound = 1 << (7 * width - 1)  # a bit of each byte says whether another follows, and one the sign
+        bound = 1 << (7 * width - 1)  # one bit per byte marks continuation, one bit is the sign
         end = min(bound, count) if deltas is None else bisect_left(deltas, bound)
         if first < end:
             yield first, end, width
@@ -144,8 +145,8 @@ def _offset_column(first: int, end: int, deltas: Sequence[int] | None) -> list[b
 
 
 def _lead_columns(tail: bytes, fixed: int, sizes: Sequence[int] | None, deltas: Sequence[int] | None) -> list[_Column]:
-    """What comes before the offset: the end of the record before, the length, the attributes, the timestamp. A record
-    takes `fixed` bytes, with those of `sizes`, and of its timestamp, beside them."""
+    """Return the columns before the offset: the end of the previous record, length, attributes, timestamp. The size of
+    a record is `fixed`, plus its number in `sizes`, plus the size of its timestamp."""
     distinct = {0} if deltas is None else set(deltas)
     times = {delta: _varint(delta) for delta in distinct}
     if sizes is None:
@@ -157,7 +158,7 @@ def _lead_columns(tail: bytes, fixed: int, sizes: Sequence[int] | None, deltas: 
         fixed += widths.pop()
     else:
         sizes = list(map(add, sizes, map(len, time_column)))  # type: ignore[arg-type]
-        fixed -= 1  # they are with the attributes there
+        fixed -= 1  # the attributes are in the time column
     if max(sizes) + fixed < _TABLE:
         varints, _ = _tables()
         return [tail, list(map(varints.__getitem__, map(fixed.__add__, sizes))), time_column]
@@ -178,7 +179,7 @@ def _headers_column(headers: Sequence[Sequence[Header] | None]) -> list[bytes]:
     last: Sequence[Header] | None = None
     encoded = b"\0"
     for pairs in headers:
-        if pairs is not last:  # all have the same object where the batch says it once
+        if pairs is not last:  # they share an object if the column had one element
             last = pairs
             parts = [_varint(len(pairs)) if pairs else b"\0"]
             for name, value in pairs or ():
@@ -196,7 +197,7 @@ def _headers_column(headers: Sequence[Sequence[Header] | None]) -> list[bytes]:
 
 
 def _merged(row: Sequence[_Column]) -> list[_Column]:
-    """Without empty columns, and with one where two follow each other that are the same in every record."""
+    """Return the columns without empty ones, and with adjacent shared columns joined."""
     merged: list[_Column] = []
     for column in row:
         if isinstance(column, bytes) and merged and isinstance(merged[-1], bytes):
@@ -224,10 +225,10 @@ def _varint(value: int) -> bytes:
 
 
 def decode_records(header: BatchHeader, body: Buffer, *, to_be_encoded: bool = False) -> DecodedBatch:
-    """The records of a decompressed body. Raises CorruptRecord.
+    """Decode the records of a decompressed body. Raises CorruptRecord.
 
-    Header names may be any bytes: librdkafka sends them as they are. What is not UTF-8 is replaced (U+FFFD), as by
-    Java's client, or kept so that `encode_records` restores it (`to_be_encoded`).
+    Header names may be any bytes, since librdkafka does not check them. Invalid UTF-8 is replaced by U+FFFD, as in
+    Java's client, or, with `to_be_encoded`, kept so that `encode_records` restores it.
     """
     count = header.records_count
     data = bytes(body)
@@ -294,8 +295,8 @@ def decode_records(header: BatchHeader, body: Buffer, *, to_be_encoded: bool = F
 
 
 def headers_exceed(body: Buffer, count: int, limit: int) -> bool:
-    """`decode_records` would find more than `limit` bytes of headers. False for a body that is no records. Looks at as
-    few records as tell: what comes last cannot exceed the limit by itself."""
+    """Return whether `decode_records` would find more than `limit` bytes of headers; False for an invalid body. Stop as
+    soon as the bytes left cannot exceed the limit."""
     data = bytes(body)
     left = len(data)
     size = position = 0
@@ -327,7 +328,7 @@ def headers_exceed(body: Buffer, count: int, limit: int) -> bool:
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """The value at `position`, and where the next begins. Raises IndexError past the end of `data`."""
+    """Return the value at `position` and the position after it. Raises IndexError past the end of `data`."""
     result = shift = 0
     while shift < 70:  # ten bytes hold 64 bits
         byte = data[position]

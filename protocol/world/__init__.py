@@ -1,15 +1,15 @@
 """Everything outside the process: clock, network, disk, ZooKeeper, randomness, worker threads. Interfaces only.
 
-The problem: a cluster can only be tested under a thousand crashes, torn writes and reordered packets if all
-of those come from a place that the test controls, and only be debugged if the same seed reproduces them.
+The problem: a test can only put a cluster through a thousand crashes, torn writes and reordered packets if it controls
+their source, and a failure can only be debugged if the same seed reproduces it.
 
-The choice: brokers, controllers and clients get a `World` and reach nothing else: no `time.time()`, no
-`open()`, no `random`. `minibroker.protocol.world.real` implements it with the operating system; the simulator with
-virtual time, in memory. Waiting (tasks, events, `asyncio.timeout`, `loop.call_later`) stays asyncio's own, because the
-simulator brings an event loop of its own whose time is virtual; wrapping all of that again would buy nothing.
+The choice: brokers, controllers and clients receive a `World` and use nothing else: no `time.time()`, no `open()`, no
+`random`. `minibroker.protocol.world.real` implements it by the operating system, the simulator in memory with virtual
+time. Waiting (tasks, events, `asyncio.timeout`, `loop.call_later`) remains asyncio's, because the simulator has an
+event loop with virtual time, so wrapping it would gain nothing.
 
-Rejected: monkeypatching (a call that was forgotten goes unnoticed); a file-system or network fake below the
-sockets (slow, and threads make it irreproducible).
+Rejected: monkeypatching (a forgotten call goes unnoticed); a fake file system or network below the sockets (slow, and
+threads make it irreproducible).
 """
 
 import asyncio
@@ -26,11 +26,11 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 class Clock(Protocol):
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never goes back. The loop's own time."""
+        """Return seconds since a fixed moment; they never go back. The loop's own time."""
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970; may jump. For timestamps in records and znodes, never for deadlines."""
+        """Return milliseconds since 1970; they may jump. For timestamps in records and znodes, never for deadlines."""
         ...
 
 
@@ -38,7 +38,7 @@ class Clock(Protocol):
 
 
 class Incoming(Protocol):
-    """A connection that was accepted and has no owner yet."""
+    """An accepted connection without an owner."""
 
     @property
     def peer(self) -> str:
@@ -46,7 +46,7 @@ class Incoming(Protocol):
         ...
 
     async def attach(self, factory: Callable[[], P]) -> P:
-        """Hand the connection to a protocol: its `connection_made` is called with the transport."""
+        """Attach the connection to a protocol, whose `connection_made` is called with the transport."""
         ...
 
     def close(self) -> None:
@@ -63,17 +63,17 @@ class Listener(Protocol):
     def start(self, on_connection: Callable[[Incoming], None]) -> None: ...
 
     async def close(self) -> None:
-        """Stop accepting. Connections that were handed out live on."""
+        """Stop accepting. Accepted connections stay open."""
         ...
 
 
 class Network(Protocol):
     async def listen(self, host: str, port: int) -> Listener:
-        """Bind; port 0 takes a free one. Raises OSError (EADDRINUSE ...)."""
+        """Bind; port 0 selects a free one. Raises OSError, for example EADDRINUSE."""
         ...
 
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
-        """Raises OSError (refused, unreachable, name unknown). Bound its time with `asyncio.timeout`."""
+        """Connect. Raises OSError (refused, unreachable, unknown name). Bound its time with `asyncio.timeout`."""
         ...
 
 
@@ -84,18 +84,18 @@ class File(Protocol):
     """An open file. Positions are explicit, so there is no cursor to share. All calls block; see Executor."""
 
     def pread(self, size: int, position: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file."""
+        """Return `size` bytes, or fewer at the end of the file."""
         ...
 
     def pwrite(self, data: Sequence[Buffer], position: int) -> int:
-        """Write all of `data`, in order, and return the number of bytes. Raises OSError; then an unknown part
-        of it has been written."""
+        """Write all of `data`, in order, and return the number of bytes. Raises OSError after writing an unknown part
+        of it."""
         ...
 
     def size(self) -> int: ...
 
     def modified_ms(self) -> int:
-        """When it was last written to or cut, by the wall clock."""
+        """Return the time of the last write or truncation, by the wall clock."""
         ...
 
     def set_modified_ms(self, wall_ms: int) -> None: ...
@@ -103,22 +103,22 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def fdatasync(self) -> None:
-        """The bytes survive a power cut once this returns. After an error nothing is known, as the kernel may have
-        marked the lost pages clean: the log directory must be taken offline; never repeat the call."""
+        """Make the bytes survive a power cut. After an error their state is unknown, since the kernel may have marked
+        lost pages clean: take the log directory offline and never repeat the call."""
         ...
 
     def close(self) -> None: ...
 
 
 class Descriptors(NamedTuple):
-    """Of this process."""
+    """File descriptors of this process."""
 
     files: int
     """Open `File`s."""
     used: int
-    """Files, connections and all else that takes one: so many at least."""
+    """Descriptors of files, connections and others: a lower bound."""
     limit: int
-    """How many there may be (`ulimit -n`)."""
+    """The maximum (`ulimit -n`)."""
 
 
 class Lock(Protocol):
@@ -129,20 +129,20 @@ class Disk(Protocol):
     """Paths are absolute strings. Raises OSError as the operating system does."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing; with `create`, an empty file if there is none."""
+        """Open for reading and writing; with `create`, create an empty file if there is none."""
         ...
 
     def read_file(self, path: str) -> bytes: ...
 
     def write_atomically(self, path: str, data: bytes) -> None:
         """Replace the whole file: temporary file, fsync, rename, fsync of the directory. The event loop and one worker
-        thread may do so with the same file at once."""
+        thread may do so at once, even for the same file."""
         ...
 
     def exists(self, path: str) -> bool: ...
 
     def list(self, path: str) -> list[str]:
-        """The names in a directory, sorted."""
+        """Return the names in a directory, sorted."""
         ...
 
     def make_directories(self, path: str) -> None: ...
@@ -154,21 +154,21 @@ class Disk(Protocol):
     def remove_tree(self, path: str) -> None: ...
 
     def sync_directory(self, path: str) -> None:
-        """Names created, renamed or removed in the directory survive a power cut once this returns."""
+        """Make names created, renamed or removed in the directory survive a power cut."""
         ...
 
     def lock(self, path: str) -> Lock:
-        """Take the lock file for this process. Raises BlockingIOError if another process holds it."""
+        """Lock the file for this process. Raises BlockingIOError if another process holds the lock."""
         ...
 
     def space(self, path: str) -> tuple[int, int]:
-        """Bytes of the file system that the path is on: of all of it, and of what this user can still take."""
+        """Return the size of the path's file system and the space left for this user, in bytes."""
         ...
 
     def descriptors(self) -> Descriptors: ...
 
     def boot_id(self) -> str:
-        """Changes with every start of the host, which loses the page cache."""
+        """Return an id that changes with every start of the host, which loses the page cache."""
         ...
 
 
@@ -176,7 +176,7 @@ class Disk(Protocol):
 
 
 class ZooKeeperError(Exception):
-    """The base class of what ZooKeeper calls raise. The text names the path."""
+    """The base class of errors of ZooKeeper calls. The text names the path."""
 
 
 class NoNode(ZooKeeperError):
@@ -196,15 +196,15 @@ class NotEmpty(ZooKeeperError):
 
 
 class ConnectionLoss(ZooKeeperError):
-    """The connection broke during the call, which may or may not have been carried out."""
+    """The connection broke during the call, which may or may not have taken effect."""
 
 
 class SessionExpired(ZooKeeperError):
-    """The session is over, with all its ephemeral nodes. Nothing can be done through it any more."""
+    """The session has ended and its ephemeral nodes are gone. All later calls fail."""
 
 
 class MultiFailed(ZooKeeperError):
-    """A `multi` was refused as a whole: operation `index` failed with `cause`; nothing was changed."""
+    """A `multi` changed nothing, because operation `index` failed with `cause`."""
 
     def __init__(self, index: int, cause: ZooKeeperError) -> None:
         super().__init__(f"operation {index} of a multi failed: {cause!r}")
@@ -214,7 +214,7 @@ class MultiFailed(ZooKeeperError):
 
 class Stat(NamedTuple):
     version: int
-    """The data version: grows with every set."""
+    """The data version, which grows with every set."""
     czxid: int
     """The transaction that created the node."""
     mzxid: int
@@ -262,13 +262,13 @@ class WatchEvent(NamedTuple):
 
 
 Watcher = Callable[[WatchEvent], None]
-"""Called once, in the event loop, in the order in which ZooKeeper sent events and responses. Never called for
-a lost connection: every watch is forgotten with it, see `SessionState.CONNECTED`."""
+"""Called once, in the event loop, in the order in which ZooKeeper sent events and responses. A lost connection drops
+every watch without a call (`SessionState.CONNECTED`)."""
 
 
 class SessionState(Enum):
     CONNECTED = "connected"
-    """Connected (again). Every earlier watch is gone: read again and set new ones."""
+    """Connected, perhaps again. Every earlier watch is gone: read again and set new ones."""
     SUSPENDED = "suspended"
     """Disconnected; the session may live on. Calls wait or raise ConnectionLoss."""
     EXPIRED = "expired"
@@ -276,9 +276,9 @@ class SessionState(Enum):
 
 
 class ZooKeeperSession(Protocol):
-    """One session, from its connect to its end: it is never replaced by another behind its owner's back.
+    """One session, from its connect to its end. Another session never replaces it silently.
 
-    Calls may be pipelined (several awaited at once); ZooKeeper carries them out in the order of the calls. Paths
+    Calls may be pipelined (several awaited at once); ZooKeeper executes them in the order of the calls. Paths
     are below the chroot of the connection string. Every call raises ConnectionLoss and SessionExpired.
     """
 
@@ -289,40 +289,42 @@ class ZooKeeperSession(Protocol):
     def state(self) -> SessionState: ...
 
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
-        """Call `listener` in the event loop at every change from now on."""
+        """Call `listener` in the event loop at every later change of the state."""
         ...
 
     async def create(self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False) -> str:
-        """The path created (with its number, if sequential). Raises NodeExists, NoNode (no parent)."""
+        """Create a node and return its path, with its number if sequential. Raises NodeExists, NoNode (no parent)."""
         ...
 
     async def get(self, path: str, watch: Watcher | None = None) -> tuple[bytes, Stat]:
-        """Raises NoNode, and then sets no watch."""
+        """Return the data. Raises NoNode, and then sets no watch."""
         ...
 
     async def get_all(self, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
-        """What `get` returns for each of the paths, None where there is no such node: one request, answered as of one
-        moment, at a tenth of the price of as many."""
+        """Return the result of `get` for each path, or None if there is no such node. One request reads all of them as
+        of one moment, at a tenth of the cost of single ones."""
         ...
 
     async def exists(self, path: str, watch: Watcher | None = None) -> Stat | None:
-        """The watch is set in either case: it reports creation, change and deletion."""
+        """Return the node's Stat, if it exists. The watch is always set; it reports creation, change and deletion."""
         ...
 
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
-        """Names, sorted. The watch reports children created and deleted. Raises NoNode."""
+        """Return the names, sorted. The watch reports children created and deleted. Raises NoNode."""
         ...
 
     async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
-        """Raises NoNode, BadVersion. A version of -1 is not checked."""
+        """Set the data. A version of -1 is not checked. Raises NoNode, BadVersion."""
         ...
 
     async def delete(self, path: str, version: int = -1) -> None:
-        """Raises NoNode, BadVersion, NotEmpty."""
+        """Delete a node. Raises NoNode, BadVersion, NotEmpty."""
         ...
 
     async def multi(self, operations: Sequence[Operation]) -> list[str | Stat | None]:
-        """All or nothing. A path for each Create, a Stat for each SetData, None for others. Raises MultiFailed."""
+        """Execute all operations or none. Return a path for each Create, a Stat for each SetData, None for others.
+
+        Raises MultiFailed."""
         ...
 
     async def close(self) -> None:
@@ -332,8 +334,8 @@ class ZooKeeperSession(Protocol):
 
 class ZooKeeper(Protocol):
     async def connect(self, servers: str, session_timeout_ms: int, connect_timeout_ms: int) -> ZooKeeperSession:
-        """`servers`: `host:port,host:port/chroot`; the chroot is created. Raises ConnectionLoss naming `servers` if
-        none answers in time."""
+        """Open a session. `servers`: `host:port,host:port/chroot`; the chroot is created. Raises ConnectionLoss with
+        `servers` if none answers in time."""
         ...
 
 
@@ -347,14 +349,14 @@ class Executor(Protocol):
 
 
 class Beside(Protocol):
-    """A coroutine that runs beside the event loop of whoever started it (`World.beside`)."""
+    """A coroutine that runs in another event loop than its starter's (`World.beside`)."""
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call it soon, in the loop in which the coroutine runs. Nothing happens if that has ended."""
+        """Call `function` soon in the coroutine's loop; not at all if that has ended."""
         ...
 
     async def wait(self) -> None:
-        """Until it has ended. Raises what it raised; cancelling the wait cancels it, and returns when it is over."""
+        """Wait for its end and raise its error. Cancelling the wait cancels the coroutine and waits for its end."""
         ...
 
 
@@ -371,13 +373,13 @@ class World(Protocol):
     def random(self) -> Random: ...
 
     def new_executor(self, name: str) -> Executor:
-        """Worker threads of its own, started when they are needed: a call that never returns costs no other executor
-        one. `name` tells whose they are: a log directory's has its path."""
+        """Return an executor with its own worker threads, started when needed, so that a call that never returns does
+        not block a thread of another executor. `name` names the owner: for a log directory, its path."""
         ...
 
     def beside(self, main: Callable[["World"], Coroutine[Any, Any, None]], name: str) -> Beside:
-        """Run `main` where code that blocks this loop does not hold it up: in a thread with an event loop of its own,
-        and with a World for that loop. In the simulation, where code takes no time, it is a task like any other.
+        """Run `main` in a thread with its own event loop and World, so that code that blocks this loop does not delay
+        it. In the simulation, where code takes no time, it is an ordinary task.
 
-        Its messages to this loop go through `call_soon_threadsafe`."""
+        It must call into this loop by `call_soon_threadsafe`."""
         ...

@@ -1,5 +1,4 @@
-"""The World by means of the operating system: the only place where brokers and the client library open sockets and
-files."""
+"""The World of the operating system. Only this module opens sockets and files for brokers and clients."""
 
 import asyncio
 import contextlib
@@ -29,10 +28,10 @@ _BACKLOG = 1024
 LOOKUP_OVERDUE_S = 0.25
 
 ATTEMPT_DELAY_S = 0.25
-"""After so long without an answer of one address the next is tried, too: what RFC 8305 recommends."""
+"""Seconds without an answer of an address after which the next is tried as well, as RFC 8305 recommends."""
 
 THREADS = 4
-"""Of one executor."""
+"""Threads of one executor."""
 CLOSE_PATIENCE_S = 5.0
 
 _Addresses = list[tuple[int, str]]
@@ -75,7 +74,7 @@ class RealListener:
 
     def _accept(self) -> None:
         assert self._on_connection is not None
-        # A few per turn of the loop, so that a storm of connections cannot hold up everything else.
+        # A limited number per turn of the loop, so that a storm of connections cannot block other work.
         for _ in range(64):
             try:
                 connection, address = self._socket.accept()
@@ -84,7 +83,7 @@ class RealListener:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
-                # Out of file descriptors: the connection stays in the backlog. Do not spin on it.
+                # Out of file descriptors: leave the connection in the backlog and retry later.
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(self._socket.fileno())
                 loop.call_later(0.1, self._resume)
@@ -110,20 +109,19 @@ class _Lookup:
 
 
 class _Names:
-    """Host names to addresses. Look-ups have threads of their own, for whose end nothing waits.
+    """Resolves host names in daemon threads.
 
-    If the resolver is out of reach, a look-up blocks for 5 s and more. The event loop's pool for look-ups has so few
-    threads that a single dead name would then keep everything else from connecting to brokers that are alive. So each
-    name gets a thread of its own; callers of a name that is being looked up wait together, and after every
-    LOOKUP_OVERDUE_S one more thread asks (the network may be back, and a new request may be answered at once). The
-    first answer counts.
+    If the resolver is unreachable, a look-up blocks for 5 s and more. The event loop's pool for look-ups has so few
+    threads that one dead name would keep other connections from live brokers. So each name gets its own thread. Callers
+    share the look-up of a name, and after every LOOKUP_OVERDUE_S another thread repeats it, since the network may be
+    back and answer a new request at once. The first answer counts.
     """
 
     def __init__(self) -> None:
         self._lookups: dict[str, _Lookup] = {}
 
     async def resolve(self, host: str) -> _Addresses:
-        """At least one. Raises OSError."""
+        """Return at least one address. Raises OSError."""
         for family in (socket.AF_INET, socket.AF_INET6):
             with contextlib.suppress(OSError, ValueError):
                 socket.inet_pton(family, host)
@@ -145,7 +143,7 @@ class _Names:
 
 
 def _look_up(host: str, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[_Addresses | OSError]) -> None:
-    """Runs in a thread. `answer` is set in the loop, unless that is closed by then."""
+    """Run in a thread, and set `answer` in the loop unless the loop is closed by then."""
     found: _Addresses | OSError
     try:
         infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -190,15 +188,15 @@ class RealNetwork:
 
 
 def _by_turns(addresses: _Addresses) -> _Addresses:
-    """Families in turn, the first one's first: one family may reach nothing (RFC 8305, section 4)."""
+    """Alternate between the families, since one may be unreachable (RFC 8305, section 4)."""
     first = [entry for entry in addresses if entry[0] == addresses[0][0]]
     others = [entry for entry in addresses if entry[0] != addresses[0][0]]
     return [entry for pair in zip_longest(first, others) for entry in pair if entry is not None]
 
 
 async def _first_connected(addresses: _Addresses, port: int) -> socket.socket:
-    """Happy Eyeballs (RFC 8305): while an address does not answer, the next one is tried, too. (`create_connection` can
-    do that in asyncio, but not in uvloop.) Raises the error of all, if that is one."""
+    """Happy Eyeballs (RFC 8305): while an address does not answer, try the next one as well. (`create_connection` does
+    so in asyncio, but not in uvloop.) If all attempts fail alike, the first error is raised."""
     rest = iter(addresses)
     attempts: set[asyncio.Task[socket.socket]] = set()
     failures: list[OSError] = []
@@ -222,7 +220,7 @@ async def _first_connected(addresses: _Addresses, port: int) -> socket.socket:
                 elif winner is None:
                     winner = attempt.result()
     finally:
-        # Without waiting for them: whoever is cancelled here, perhaps twice, would leave a socket open.
+        # Do not await the attempts: a caller cancelled here, perhaps twice, would leave a socket open.
         for attempt in attempts:
             if not attempt.done():
                 attempt.cancel()
@@ -248,7 +246,7 @@ async def _connected(family: int, address: str, port: int) -> socket.socket:
         await asyncio.get_running_loop().sock_connect(connection, (address, port))
     except BaseException as error:
         connection.close()
-        if isinstance(error, OSError) and error.errno is not None:  # loops have texts of their own for it
+        if isinstance(error, OSError) and error.errno is not None:  # replaces the text of the loop
             raise OSError(error.errno, os.strerror(error.errno)) from None
         raise
     return connection
@@ -258,7 +256,7 @@ async def _connected(family: int, address: str, port: int) -> socket.socket:
 
 
 _open_files: set[int] = set()
-"""Descriptors of files. A set, since worker threads open and close some."""
+"""Descriptors of files. A set, since worker threads also open and close files."""
 
 
 class RealFile:
@@ -285,7 +283,7 @@ class RealFile:
         total = sum(len(piece) for piece in data)
         written = os.pwritev(self._descriptor, data, position)
         while written < total:
-            # Short write: a full disk or a signal. Go on from where it stopped; a full disk then raises ENOSPC.
+            # Short write: a full disk or a signal. Write the rest; a full disk then raises ENOSPC.
             rest = memoryview(b"".join(data))[written:]
             written += os.pwrite(self._descriptor, rest, position + written)
         return total
@@ -307,7 +305,7 @@ class RealFile:
 
     def close(self) -> None:
         if self._descriptor >= 0:
-            _open_files.discard(self._descriptor)  # first: another thread may be given the same number at once
+            _open_files.discard(self._descriptor)  # first: another thread may reuse the number at once
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -334,7 +332,7 @@ class RealDisk:
             return file.read()
 
     def write_atomically(self, path: str, data: bytes) -> None:
-        # The event loop has a name of its own: a worker thread that writes the same file would rename it away.
+        # The event loop and a worker thread that write the same file need different temporary files.
         temporary = path + (".tmp" if threading.current_thread() is threading.main_thread() else ".worker.tmp")
         with open(temporary, "wb") as file:
             file.write(data)
@@ -378,13 +376,13 @@ class RealDisk:
     def descriptors(self) -> Descriptors:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         try:
-            lowest_free = os.open("/", os.O_RDONLY | os.O_CLOEXEC)  # all below are taken
+            lowest_free = os.open("/", os.O_RDONLY | os.O_CLOEXEC)  # all below are in use
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             return Descriptors(len(_open_files), limit, limit)
         os.close(lowest_free)
-        # There may be more above it: the files, where one of the first to be opened was closed.
+        # Open files may lie above it, if an early descriptor was closed.
         return Descriptors(len(_open_files), max(lowest_free, len(_open_files)), limit)
 
     def boot_id(self) -> str:
@@ -404,15 +402,15 @@ class RealExecutor:
         return await asyncio.wrap_future(call)
 
     def close(self) -> bool:
-        """Wait for the threads to end. False: they do not, since calls hang."""
+        """Wait for the threads to end. Return False if a call hangs."""
         _, hanging = wait(list(self._calls), CLOSE_PATIENCE_S)
         self._pool.shutdown(wait=not hanging)
         return not hanging
 
 
 class _Besides:
-    """The thread, with its event loop, in which all clients of this process have what they run beside their loops. It
-    is started for the first, and ends with the last."""
+    """The thread with its event loop that all clients of this process share for `World.beside`. It starts with the
+    first client and ends with the last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -440,8 +438,8 @@ class _Besides:
 
 
 class _BesideThread:
-    """It makes the event loop itself: asyncio logs that, and a client of a logging handler must not wait for a lock of
-    `logging`, which its caller may hold."""
+    """A thread that makes its own event loop. asyncio logs that, and a client used by a logging handler must not wait
+    for a lock of `logging` that its caller may hold."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -450,7 +448,7 @@ class _BesideThread:
         Thread(target=self._run, name="minibroker beside", daemon=True).start()
 
     def call_soon(self, function: Callable[[], object]) -> None:
-        """In the loop; once there is one. Does nothing if it has ended."""
+        """Call `function` in the loop, as soon as it exists; not at all if it has ended."""
         with self._lock:
             if self._loop is None:
                 self._early.append(function)
@@ -523,14 +521,14 @@ class RealBeside:
 
 
 class NoZooKeeper:
-    """For processes that do not use ZooKeeper: clients."""
+    """The ZooKeeper of processes without one: clients."""
 
     async def connect(self, servers: str, session_timeout_ms: int, connect_timeout_ms: int) -> NoReturn:
         raise RuntimeError(f"this process was built without ZooKeeper and cannot connect to {servers}")
 
 
 class RealWorld:
-    """`zookeeper` is passed in by the composition root, since kazoo is used in the controller package."""
+    """The composition root passes `zookeeper`, since only the controller package uses kazoo."""
 
     def __init__(self, zookeeper: ZooKeeper | None = None) -> None:
         self.clock = RealClock()
@@ -549,6 +547,6 @@ class RealWorld:
         return RealBeside(main, name)
 
     def close(self) -> bool:
-        """Wait for the worker threads to end. False: some hang, and would keep the interpreter from ending, too."""
+        """Wait for the worker threads to end. Return False if some hang and would keep the interpreter from ending."""
         closed = [executor.close() for executor in self._executors]
         return all(closed)
