@@ -9,7 +9,7 @@ from itertools import product
 from random import Random
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from minibroker.client.group.assignors import ASSIGNORS, Assignment, Assignor, Members, RebalanceProtocol, Subscription
@@ -41,6 +41,7 @@ def groups(draw: st.DrawFn, equal: bool = False) -> Members:
     }
 
 
+FEW = settings(max_examples=50)  # a planted bug that moves partitions at once, or believes stale claims, shows in 30
 every_assignor = pytest.mark.parametrize("assignor", ASSIGNORS.values(), ids=ASSIGNORS.keys())
 
 
@@ -74,6 +75,7 @@ def owners(assignment: Assignment) -> dict[TopicPartition, list[str]]:
 
 @pytest.mark.slow
 @every_assignor
+@FEW
 @given(groups(), partition_counts)
 def test_each_partition_goes_to_one_subscriber(
     assignor: Assignor, members: Members, partitions: dict[str, int]
@@ -91,6 +93,7 @@ def test_each_partition_goes_to_one_subscriber(
 
 
 @every_assignor
+@FEW
 @given(groups(), partition_counts, st.randoms(use_true_random=False))
 def test_the_order_of_the_input_does_not_matter(
     assignor: Assignor, members: Members, partitions: dict[str, int], random: Random
@@ -104,6 +107,7 @@ def test_the_order_of_the_input_does_not_matter(
 
 
 @pytest.mark.parametrize("name", ["roundrobin", "sticky", "cooperative-sticky"])
+@FEW
 @given(groups(equal=True), partition_counts)
 def test_members_with_the_same_topics_have_as_many_partitions_or_one_more(
     name: str, members: Members, partitions: dict[str, int]
@@ -113,6 +117,7 @@ def test_members_with_the_same_topics_have_as_many_partitions_or_one_more(
     assert max(counts) - min(counts) <= 1
 
 
+@FEW
 @given(groups(equal=True), partition_counts)
 def test_range_is_even_within_each_topic(members: Members, partitions: dict[str, int]) -> None:
     assignment = ASSIGNORS["range"].assign(members, partitions)
@@ -138,6 +143,7 @@ CHAIN = {
 }
 
 
+@FEW
 @given(small_groups(), st.dictionaries(st.sampled_from(TOPICS[:3]), st.integers(1, 2), min_size=1))
 @example(CHAIN, {"a": 2, "b": 2})
 def test_sticky_is_as_even_as_subscriptions_allow(members: Members, partitions: dict[str, int]) -> None:
@@ -153,6 +159,7 @@ def test_sticky_is_as_even_as_subscriptions_allow(members: Members, partitions: 
 
 
 @pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE], ids=["sticky", "cooperative-sticky"])
+@FEW
 @given(groups(), partition_counts)
 def test_nothing_moves_if_nothing_changed(assignor: Assignor, members: Members, partitions: dict[str, int]) -> None:
     before = settled(assignor, members, partitions)
@@ -160,6 +167,7 @@ def test_nothing_moves_if_nothing_changed(assignor: Assignor, members: Members, 
 
 
 @pytest.mark.parametrize("assignor", [STICKY, COOPERATIVE], ids=["sticky", "cooperative-sticky"])
+@FEW
 @given(groups(equal=True), partition_counts, st.data())
 def test_when_a_member_leaves_the_others_keep_what_they_have(
     assignor: Assignor, members: Members, partitions: dict[str, int], data: st.DataObject
@@ -172,6 +180,7 @@ def test_when_a_member_leaves_the_others_keep_what_they_have(
         assert set(before[member_id]) <= set(now[member_id])
 
 
+@FEW
 @given(groups(equal=True), partition_counts)
 def test_for_a_member_that_joins_no_more_moves_than_it_gets(members: Members, partitions: dict[str, int]) -> None:
     before = settled(STICKY, members, partitions)
@@ -181,6 +190,7 @@ def test_for_a_member_that_joins_no_more_moves_than_it_gets(members: Members, pa
         assert set(now[member_id]) <= set(before[member_id])
 
 
+@FEW
 @given(groups(), partition_counts)
 def test_in_a_cooperative_rebalance_no_member_gets_a_partition_that_another_still_has(
     members: Members, partitions: dict[str, int]
@@ -195,6 +205,7 @@ def test_in_a_cooperative_rebalance_no_member_gets_a_partition_that_another_stil
                     assert generation > other.generation, "the other one was thrown out since"
 
 
+@FEW
 @given(groups(), partition_counts)
 def test_a_cooperative_group_is_settled_after_two_rounds(members: Members, partitions: dict[str, int]) -> None:
     first = COOPERATIVE.assign(members, partitions)

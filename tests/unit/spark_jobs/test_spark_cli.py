@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from minibroker import application
+from minibroker.client.cli.terminal.output import run_app
+
 ROOT = Path(__file__).parents[3]
 
 
-def minibroker(*arguments: str, packages: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Replace the installed packages by `packages`."""
-    environment = dict(os.environ)
-    flags = ["-P"]
-    if packages is not None:
-        environment["PYTHONPATH"] = f"{packages}{os.pathsep}{ROOT}"
-        flags = ["-P", "-S"]
-    command = [sys.executable, *flags, "-m", "minibroker", *arguments]
+def minibroker(packages: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with `packages` in place of the installed packages."""
+    environment = os.environ | {"PYTHONPATH": f"{packages}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-P", "-S", "-m", "minibroker", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
 
 
@@ -35,13 +34,13 @@ def without_spark(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("job", ["ingest", "kappa", "lambda"])
 def test_without_pyspark_a_job_says_what_to_install(without_spark: Path, job: str) -> None:
-    ended = minibroker("spark", job, "--topics", "t", "--output", "out", packages=without_spark)
+    ended = minibroker(without_spark, "spark", job, "--topics", "t", "--output", "out")
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == "error: Spark jobs need pyspark: pip install pyspark pyarrow\n"
 
 
 def test_without_pyspark_everything_else_works(without_spark: Path) -> None:
-    ended = minibroker("spark", "--help", packages=without_spark)
+    ended = minibroker(without_spark, "spark", "--help")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "ingest" in ended.stdout
 
@@ -58,10 +57,13 @@ def test_without_pyspark_everything_else_works(without_spark: Path) -> None:
         (("ingest", "--checkpoint", "at\udcff"), "/at\\xff is not UTF-8"),
     ],
 )
-def test_nonsense_is_reported_before_spark_is_started(arguments: tuple[str, ...], expected: str) -> None:
+def test_nonsense_is_reported_before_spark_is_started(
+    arguments: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     job, *options = arguments
     given = ["spark", job, "--topics", "t", "--output", "out", "--bootstrap", "127.0.0.1:1"]
-    ended = minibroker(*given, *options)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert expected in ended.stderr
-    assert ended.stderr.startswith("error: ")
+    assert run_app(application(), [*given, *options]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert expected in printed.err
+    assert printed.err.startswith("error: ")

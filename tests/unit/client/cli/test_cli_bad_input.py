@@ -12,6 +12,7 @@ from minibroker.client.cli.terminal.output import run_app
 NOBODY = ["--bootstrap", "127.0.0.1:1"]
 
 
+@pytest.mark.usefixtures("short_patience")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
@@ -144,6 +145,7 @@ def test_a_log_dir_in_a_reassignment_can_only_be_any(
     assert said in printed.err
 
 
+@pytest.mark.usefixtures("short_patience")
 @pytest.mark.parametrize("log_dirs", ['["any", "any"]', pytest.param("null", marks=pytest.mark.slow)])
 def test_a_reassignment_may_say_any_log_dir_or_none(
     log_dirs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

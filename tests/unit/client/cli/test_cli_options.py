@@ -99,6 +99,7 @@ def test_an_error_names_no_type_of_python(arguments: list[str], said: str, capsy
     )
 
 
+@pytest.mark.usefixtures("short_patience")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",

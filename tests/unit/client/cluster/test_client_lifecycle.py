@@ -81,6 +81,7 @@ async def test_a_client_is_started_once(cluster: ScriptedCluster, /, make: Make)
         await client.start()
 
 
+@pytest.mark.usefixtures("short_patience")
 @pytest.mark.slow
 @every_client
 @run_by(run)

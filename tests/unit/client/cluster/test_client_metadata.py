@@ -255,6 +255,7 @@ def test_brokers_that_were_reached_and_do_not_answer_are_not_said_to_be_down(mon
     run(scenario)
 
 
+@pytest.mark.usefixtures("short_patience")
 @pytest.mark.parametrize(
     ("said", "why"),
     [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "it speaks HTTP, as a broker's metrics port does"), (b"", "closed by the")],

@@ -140,8 +140,7 @@ async def _within_a_timeout(awaitable: Awaitable[object]) -> None:
         await awaitable
 
 
-@pytest.mark.parametrize("wait", [_wait_for, _within_a_timeout])
-@pytest.mark.parametrize("by", ["send", "send_batch"])
+@pytest.mark.parametrize(("wait", "by"), [(_wait_for, "send"), (_within_a_timeout, "send_batch")])
 @run_by(run)
 async def test_a_failure_after_its_caller_gave_up_waiting_is_raised_by_flush(
     cluster: ScriptedCluster,

@@ -334,6 +334,7 @@ def test_a_producer_that_is_not_open_says_so(cluster: ClusterThread) -> None:
         producer.start()
 
 
+@pytest.mark.usefixtures("short_patience")
 @pytest.mark.slow
 def test_the_constructor_says_what_is_wrong_and_start_that_no_broker_is_there() -> None:
     with pytest.raises(InvalidSetting):

@@ -48,7 +48,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(module, "_SHA256_OF_JARS", locked)
     mirror = Mirror({"/maven2/org/a/1/a-1.jar": A, "/maven2/org/b/2/b-2.jar": B})
-    thread = threading.Thread(target=mirror.server.serve_forever)
+    thread = threading.Thread(target=mirror.server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield mirror
