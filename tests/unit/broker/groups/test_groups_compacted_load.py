@@ -19,7 +19,6 @@ from minibroker.protocol.records import iterate_batches
 from minibroker.protocol.topic_ids import make
 from tests.groups_support import GROUP, OFFSETS, OFFSETS_ID, ORDERS_ID, CoordinatedGroups, Scenario, with_groups
 from tests.replication_support import ORDERS
-from tests.simulation.mutants import planted
 from tests.waiting import until
 
 PAYMENTS = TopicPartition("payments", 0)
@@ -76,15 +75,6 @@ async def the_last_batch_has_lost_its_last_record(groups: CoordinatedGroups) -> 
     assert await groups.committed(PAYMENTS) == -1
 
 
-CASES = [the_last_batch_is_empty, the_last_batch_has_lost_its_last_record]
-
-
-@pytest.mark.parametrize("scenario", CASES)
+@pytest.mark.parametrize("scenario", [the_last_batch_is_empty, the_last_batch_has_lost_its_last_record])
 def test_a_load_ends_if_compaction_left_no_record_at_the_end(tmp_path: Path, scenario: Scenario) -> None:
     with_groups(tmp_path, scenario)
-
-
-@pytest.mark.parametrize("scenario", CASES)
-def test_the_mutant_of_loads_without_end_makes_that_fail(tmp_path: Path, scenario: Scenario) -> None:
-    with planted("load-never-ends"), pytest.raises(TimeoutError):
-        with_groups(tmp_path, scenario)
