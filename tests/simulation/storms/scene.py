@@ -1,6 +1,6 @@
-"""A ground with all its clients, and the record of what they may legally lose.
+"""A ground with all its clients, and the account of legal losses.
 
-A power cut takes what was not synced. After one, the scene decides for each partition whether a broker is left that has
+A power cut loses unsynced writes. After one, the scene decides for each partition whether a broker is left that has
 every acknowledged record: an ISR member or eligible replica that kept its power. If none is left, it tells all clients
 and judges that the loss is legal. It sees each write to ZooKeeper and looks at all replicas ten times a second.
 """
@@ -117,8 +117,9 @@ class Scene(Ground):
         )
 
     def _is_left_to_victims(self, partition: TopicPartition, before: LeaderAndIsr, after: LeaderAndIsr) -> bool:
-        """Return whether this change removes the last member that kept its power, where one replica is enough for
-        acks=all."""
+        """Return whether this change removes the last member that kept its power, if one replica is enough for
+        acks=all.
+        """
         if not self._needs_one(partition) or partition.topic == SYNCED:
             return False
         kept, left = (

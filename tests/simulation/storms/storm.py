@@ -259,19 +259,19 @@ class Storm(Scene):
                 probe = self.cluster.client("probe")
                 await probe.process.run(_produce_to_each(self.cluster.bootstrap, probe, self.history, self.partitions))
             self.report.recovery_s = self.now_s - healed_s
-            for in_vain in await self.rebirth.recover():
-                self.accuse(Anomaly("not live", f"after healing, in vain awaited {in_vain}"))
+            for missing in await self.rebirth.recover():
+                self.accuse(Anomaly("not live", f"not in time after healing: {missing}"))
             doing = "the end of all deliveries"
             async with asyncio.timeout(150):
                 await asyncio.gather(self.workload.finish(), self.compacting.finish(), self.users.finish())
             self.shrinking.end()
-            doing = "what was written to a topic that grows"
+            doing = "the content of the growing topic"
             await self.growing.finish(LIVENESS_S)
-            doing = "that groups share and commit everything"
+            doing = "a generation of each group with all partitions and all commits"
             await self.groups.finish()
-            doing = "what is kept for groups without members"
+            doing = "the offsets of the bookkeepers"
             await self.bookkeepers.finish()
-            doing = "equal high watermarks and log ends, and log starts that are those of leaders"
+            doing = "equal high watermarks and log ends, and the leaders' log starts"
             await self.cluster.until(self._is_settled, within_s=LIVENESS_S)
             doing = "the final read"
             async with asyncio.timeout(LIVENESS_S):
@@ -279,7 +279,7 @@ class Storm(Scene):
                 await reader.process.run(read_everything(self.cluster.bootstrap, reader, self.partitions, self.history))
                 await reader.process.run(self.compacting.read_back(reader))
                 await self.users.read_back()
-            doing = "the final read of a client of Kafka's"
+            doing = "the final read by a Kafka client"
             async with asyncio.timeout(LIVENESS_S):
                 versions = Random(f"{self.report.seed} kafka's reader").choice(VERSIONS)
                 for text in await reader.process.run(
@@ -288,14 +288,14 @@ class Storm(Scene):
                     self.accuse(Anomaly("two dialects, two logs", text))
             await self.users.look_at_topics()
         except TimeoutError:
-            self.accuse(Anomaly("not live", f"after healing, in vain awaited {doing}: {self._condition()}"))
+            self.accuse(Anomaly("not live", f"not in time after healing: {doing}: {self._condition()}"))
 
     async def _becomes_whole(self) -> bool:
         """After healing, return whether all brokers come up and all replicas get in sync in time."""
         try:
             await operations_reassign.restore(self)
-        except TimeoutError as in_vain:
-            self.accuse(Anomaly("not live", f"after healing, in vain awaited {in_vain}: {self._condition()}"))
+        except TimeoutError as late:
+            self.accuse(Anomaly("not live", f"not in time after healing: {late}: {self._condition()}"))
             return False
         try:
             await self.cluster.until(self._is_whole, within_s=LIVENESS_S)

@@ -1,4 +1,4 @@
-"""A hunt for a planted bug that is stopped says how far it had come."""
+"""The hunt for planted bugs reports its progress when it is interrupted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stopped_after(count: int) -> Any:
     return simulate_many
 
 
-def test_a_hunt_that_is_stopped_says_how_many_seeds_it_tried(
+def test_an_interrupted_hunt_reports_how_many_seeds_it_tried(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(hunt, "simulate_many", stopped_after(7))

@@ -1,4 +1,4 @@
-"""A few short storms in every test run; `make simulate` has the long ones, by the hundred, with their floors."""
+"""A few short storms for every test run. `make simulate` runs hundreds of long ones, with their floors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_storm_of_consumer_groups_breaks_no_promise(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_storm_runs_the_same_way_in_every_process_with_the_same_seed() -> None:
+def test_a_seed_has_the_same_trace_in_every_process() -> None:
     program = f"from tests.simulation.storms.storm import simulate; print(simulate(10, {SHORT_MINUTES}).trace)"
     traces = [
         subprocess.run(
@@ -78,12 +78,12 @@ def test_a_storm_runs_the_same_way_in_every_process_with_the_same_seed() -> None
     assert len(traces[0].strip()) == 32
 
 
-def test_a_storm_that_was_too_mild_says_so() -> None:
+def test_a_report_names_the_floors_that_a_storm_did_not_reach() -> None:
     assert len(Report(seed=1).below_floors()) == 4
 
 
 @every_seed(range(3))
-def test_a_link_that_an_administrator_has_broken_comes_back_even_if_he_is_killed(seed: int) -> None:
+def test_a_link_that_an_administrator_blocks_is_unblocked_even_if_its_process_is_killed(seed: int) -> None:
     accused: list[object] = []
 
     async def main() -> None:
@@ -112,7 +112,7 @@ def test_a_link_that_an_administrator_has_broken_comes_back_even_if_he_is_killed
 
 @every_seed(range(10))
 @run_by(on_virtual_loop)
-async def test_connections_that_are_late_do_not_stay_so_when_their_fault_is_called_off(seed: int) -> None:
+async def test_delayed_connections_are_closed_when_their_fault_is_cancelled(seed: int) -> None:
     storm = Storm(Report(seed=seed), Random(seed))
     await storm.cluster.start()
     network = storm.simulation.network
@@ -122,7 +122,7 @@ async def test_connections_that_are_late_do_not_stay_so_when_their_fault_is_call
         return [end for a in hosts for b in hosts if a != b for end in network._ends(a, b) if end.delay_s]
 
     was_late = False
-    while not was_late:  # it draws a pair of hosts that have no connections, too
+    while not was_late:  # the drawn pair of hosts may have no connections
         fault = asyncio.create_task(late_bytes(storm))
         await asyncio.sleep(0.001)
         was_late = bool(late())
@@ -133,7 +133,7 @@ async def test_connections_that_are_late_do_not_stay_so_when_their_fault_is_call
 
 
 @run_by(on_virtual_loop, seed=1)
-async def test_a_growing_topic_that_was_asked_for_is_created_and_known_though_its_fault_is_called_off() -> None:
+async def test_a_requested_growing_topic_is_created_and_known_after_its_fault_is_cancelled() -> None:
     storm = Storm(Report(seed=1), Random(1))
     await storm.cluster.start()
     fault = asyncio.create_task(storm.growing.add_partitions())
@@ -145,8 +145,9 @@ async def test_a_growing_topic_that_was_asked_for_is_created_and_known_though_it
 
 
 @run_by(on_virtual_loop, seed=1)
-async def test_a_broker_that_was_killed_has_kept_its_power_though_others_may_have_lost_records_with_theirs() -> None:
-    """Where several partitions are left to one victim, the loss of the first is not that of all brokers' power."""
+async def test_a_killed_broker_has_kept_its_power_although_others_have_lost_theirs() -> None:
+    """If one victim is the last replica of several partitions, the first loss does not mean that all brokers lost
+    power."""
 
     storm = Storm(Report(seed=1), Random(1))
     await storm.cluster.start()
@@ -158,14 +159,14 @@ async def test_a_broker_that_was_killed_has_kept_its_power_though_others_may_hav
     storm.cut_power([victim])
     for broker_id in killed:
         storm.take_down(broker_id, storm.cluster.kill_broker)
-    storm.damaged.update(storm.cluster.broker_ids)  # as another partition's loss does
+    storm.damaged.update(storm.cluster.broker_ids)  # as after another partition's loss
     left = msgspec.structs.replace(state, leader=victim, isr=(victim,), isr_epochs=state.isr_epochs[:1])
     assert storm._is_left_to_victims(partition, state, left)
 
 
 @run_by(on_virtual_loop, seed=1)
-async def test_a_member_that_is_out_of_its_group_has_not_committed_what_its_consumer_has_no_position_in() -> None:
-    """Its topic was created again, with fewer partitions, so the failed commit does not name all that it had."""
+async def test_a_member_outside_its_group_has_not_committed_partitions_without_a_position() -> None:
+    """The re-created topic has fewer partitions, so the failed commit does not name all partitions of the member."""
     topic = "reborn-0"
     kept, gone = (TopicPartition(topic, number) for number in range(2))
 

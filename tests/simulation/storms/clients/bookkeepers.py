@@ -55,7 +55,7 @@ class _Book:
         self.process: Process | None = None
         self.starts = 0
         self.next_offset = itertools.count(1)
-        """Offsets, each of which only one call sets."""
+        """Offsets to commit; each is used by a single call."""
         self.set_s = 0.0
         """Time of the last acknowledged change."""
 

@@ -111,7 +111,7 @@ class _Life:
     identity: str
     consumer: Consumer = field(init=False)
     positions: dict[TopicPartition, int] = field(default_factory=dict)
-    """The next offset of each partition of which it has processed records."""
+    """The next offset of each partition, after the records that it has processed."""
     uncommitted: int = 0
 
     @property

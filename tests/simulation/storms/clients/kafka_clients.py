@@ -446,7 +446,7 @@ class KafkaConsumer:
         limits: Sequence[int] = LIMITS,
         fetch_max_wait_ms: int = 300,
     ) -> None:
-        """`limits` are sizes in bytes, one of which is drawn as the limit of a response and of each partition in it."""
+        """A limit in bytes for each response, and for each partition in it, is drawn from `limits`."""
         self._limits = limits
         self._fetch_max_wait_ms = fetch_max_wait_ms
         self._cluster = _Cluster(bootstrap, world, versions)

@@ -74,7 +74,7 @@ Ambush = Callable[["Rebirth", str, asyncio.Event], Coroutine[Any, Any, None]]
 class _Producing:
     topic: str
     chooses: Literal["number", "key", "neither"]
-    """What determines a record's partition."""
+    """The way in which a record's partition is determined."""
     records_per_s: float
     burst: int
     linger_ms: int
@@ -342,7 +342,7 @@ class Rebirth:
     async def recover(self) -> list[str]:
         """After healing, check that the topics exist and work for clients that knew the old ones, and end the clients.
         Return what did not happen in time."""
-        in_vain = []
+        missing = []
         doing = ""
         try:
             for topic in self.topics:
@@ -356,7 +356,7 @@ class Rebirth:
             try:
                 await self._cluster.until(lambda: not self._probed, within_s=60)
             except TimeoutError:
-                in_vain += [f"acknowledgements for {name}: {why}" for name, why in self._probed.items()]
+                missing += [f"acknowledgements for {name}: {why}" for name, why in self._probed.items()]
             self._probed = {}
             doing = "the end of all deliveries"
             await self._cluster.until(lambda: all(task.done() for task in self._producing.values()), within_s=60)
@@ -373,8 +373,8 @@ class Rebirth:
                 self._processes[name].kill()
             self._is_complete = True
         except TimeoutError:
-            in_vain.append(f"{doing} of topics that come back: {self.condition()}")
-        return in_vain
+            missing.append(f"{doing} of topics that come back: {self.condition()}")
+        return missing
 
     def judge(self) -> list[Anomaly]:
         """Return the anomalies of the clients' history, if it is complete."""

@@ -1,4 +1,4 @@
-"""The judge of a compacted topic lets what may be left pass, and nothing else."""
+"""The verdict on a compacted topic accepts every legal content and no other."""
 
 import pytest
 
@@ -31,17 +31,17 @@ DELETED = Written(producer=1, number=4, is_tombstone=True, offset=13)
         ([UNKNOWN], [], []),
     ],
 )
-def test_of_each_key_there_is_what_was_acknowledged_last(
+def test_each_key_has_its_last_acknowledged_value(
     written: list[Written], found: list[Found], problems: list[str]
 ) -> None:
     assert [anomaly.kind for anomaly in wrong({K: written}, {K: found} if found else {})] == problems
 
 
-def test_a_key_that_nobody_wrote_is_a_phantom() -> None:
+def test_a_key_that_was_never_written_is_a_phantom() -> None:
     assert [anomaly.kind for anomaly in wrong({}, {K: [Found(0, 1)]})] == ["phantom"]
 
 
-def test_what_was_to_stay_is_there_also_if_its_key_was_written_again() -> None:
+def test_a_record_that_must_stay_is_there_even_if_its_key_was_overwritten() -> None:
     must_stay = [(K, Found(10, 1)), (K, Found(11, None)), (K, Found(12, 3))]
     assert list(lost(must_stay, {K: [Found(10, 1), Found(11, None), Found(12, 3)]})) == []
     [anomaly] = lost(must_stay, {K: [Found(12, 3)]})

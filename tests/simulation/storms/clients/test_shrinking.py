@@ -1,4 +1,4 @@
-"""The judge of deletions lets the legal ones pass, and no other."""
+"""The verdict on deletions accepts the legal ones and no other."""
 
 from collections import Counter
 from math import inf
@@ -27,15 +27,15 @@ BATCHES = [Batch(0, 10, 100, 1_000), Batch(10, 20, 100, 5_000), Batch(20, 30, 10
         (40, 0, None, True),
     ],
 )
-def test_a_log_may_begin_where_what_went_is_too_old_or_too_much(
+def test_a_log_start_may_move_past_records_that_are_too_old_or_exceed_the_size(
     start: int, retention_ms: int | None, retention_bytes: int | None, is_legal: bool
 ) -> None:
     assert (illegal(BATCHES, start, NOW_MS, retention_ms, retention_bytes) is None) == is_legal
 
 
-def test_where_all_power_was_lost_no_promise_holds_as_other_records_may_come_in_the_place_of_deleted_ones() -> None:
+def test_a_loss_of_all_power_voids_promised_deletions_since_their_offsets_may_be_reused() -> None:
     shrinking = Shrinking(
-        None,  # type: ignore[arg-type]  # nothing here looks at a cluster
+        None,  # type: ignore[arg-type]  # the test needs no cluster
         Random(1),
         Counter(),
         event=lambda _: None,
@@ -48,7 +48,7 @@ def test_where_all_power_was_lost_no_promise_holds_as_other_records_may_come_in_
     assert promises == {other: 5}, "the judge of logs looks at the same promises"
 
 
-def test_what_counts_is_what_was_in_force_since_the_leader_has_asked() -> None:
+def test_every_retention_in_force_since_the_leaders_lookup_counts() -> None:
     first, second, third = (Rule(since_s, None, None) for since_s in (-inf, 5.0, 9.0))
     rules = [first, second, third]
     assert in_force(rules, 3.0) == rules

@@ -1,4 +1,4 @@
-"""The clients of the storms themselves: what they write down, and that they go on."""
+"""The strict clients of the storms record the outcome of each record and continue after errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOPIC = "durable"
 
 
 @run_by(on_virtual_loop)
-async def test_of_a_call_that_was_under_way_when_the_power_failed_nobody_knows_what_came_before() -> None:
+async def test_a_batch_under_way_during_a_power_loss_counts_only_parts_that_ended_later() -> None:
     cluster = VirtualCluster(Simulation(), brokers=2)
     await cluster.start()
     history = History(frozenset([TOPIC]))
@@ -53,7 +53,7 @@ async def test_of_a_call_that_was_under_way_when_the_power_failed_nobody_knows_w
 
 
 @run_by(on_virtual_loop)
-async def test_senders_of_a_client_of_kafkas_that_wait_in_vain_at_the_same_moment_all_go_on() -> None:
+async def test_all_senders_of_a_kafka_client_continue_after_timing_out_at_the_same_moment() -> None:
     cluster = VirtualCluster(Simulation(), brokers=1)
     await cluster.start()
     world = cluster.client("client")

@@ -5,7 +5,7 @@ assigned to it. Then all partitions return to all brokers, as the rest of the st
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from minibroker.client.admin import Admin
@@ -95,7 +95,7 @@ def members_without_a_replica(storm: Ground, partition: TopicPartition, state: L
 
 async def restore(storm: Ground) -> None:
     """After healing, wait for all reassignments and deletions of replicas, and return each partition to all brokers.
-    Raise TimeoutError with what is still missing."""
+    Raise TimeoutError with the step that did not end in time."""
     if not storm.reassigned:
         return
     storm.note("reassignments must be over")
@@ -118,9 +118,7 @@ async def restore(storm: Ground) -> None:
     storm.reassigned = False
 
 
-async def _within(storm: Ground, condition: object, awaited: object) -> None:
-    assert callable(condition)
-    assert callable(awaited)
+async def _within(storm: Ground, condition: Callable[[], bool], awaited: Callable[[], str]) -> None:
     try:
         await storm.cluster.until(condition, within_s=OVER_WITHIN_S)
     except TimeoutError:
@@ -140,7 +138,7 @@ def _strays(storm: Ground) -> list[str]:
         broker = storm.cluster.living_broker(broker_id)
         replicas = None if broker is None else broker._replicas
         if replicas is None:
-            found.append(f"what broker {broker_id} has, which is down")
+            found.append(f"unknown replicas of broker {broker_id}, which is down")
             continue
         found += [
             f"{partition} on {broker_id}"

@@ -80,7 +80,7 @@ class History:
     sent: dict[bytes, Sent] = field(default_factory=dict)
     acknowledged: dict[TopicPartition, list[Acknowledged]] = field(default_factory=lambda: defaultdict(list))
     failed: int = 0
-    """Number of records reported as not delivered, each of which may still be in the log."""
+    """Number of records reported as not delivered, which may still be in the log."""
     polled: list[Polled] = field(default_factory=list)
     truncations: list[str] = field(default_factory=list)
     """LogTruncated errors of consumers."""

@@ -97,7 +97,7 @@ class Invariants:
                     yield from self._leader_epoch(told_partition, process, "metadata", told.leader_epoch)
                 yield from self._leadership(partition, process)
                 # A power cut may undo a truncation, which is then repeated, even below the checkpointed high watermark.
-                # An unclean election causes such a truncation, too.
+                # An unclean election also causes such a truncation.
                 may_lose = broker_id in damaged or partition.log.topic_id in lossy_topic_ids
                 yield from self._high_watermark(partition, process, may_go_back=may_lose)
                 yield from self._beginning(partition, process)

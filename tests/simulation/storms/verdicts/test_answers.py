@@ -1,4 +1,4 @@
-"""The checkers of what users were told see each anomaly, and nothing where there is none."""
+"""The verdict on users' answers finds each anomaly, and none in a correct history."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ THERE, GOING, GONE = TopicSeen(True, False, 3), TopicSeen(True, True, 3), TopicS
 
 
 def a_story(*labels: bytes) -> tuple[History, Answers]:
-    """Of records without key, sent second by second by one producer, acknowledged, and read back from offset 0 on. The
-    time of each is 1000 times its offset."""
+    """Return a history of records without keys that one producer sent second by second. They were acknowledged and read
+    back from offset 0 on, and the timestamp of each is 1000 times its offset."""
     history, answers = History(frozenset({"users"})), Answers()
     history.final = {P: dict(enumerate(labels)), OTHER: {}}
     answers.stored = {P: {}, OTHER: {}}
@@ -58,7 +58,7 @@ def told(
     return OffsetTold("c", P, question, asked_ms, offset, timestamp_ms, at_s, healed)
 
 
-def test_a_story_in_which_all_is_well_has_no_anomaly() -> None:
+def test_a_correct_story_has_no_anomaly() -> None:
     history, answers = a_story(b"a", b"b", b"c")
     history.starts["c", P] = 1
     history.polled.append(Polled("c", P, 1, b"b", 3.0))
@@ -67,7 +67,7 @@ def test_a_story_in_which_all_is_well_has_no_anomaly() -> None:
         told("beginning", 0),
         told("end", 3),
         told("end", 2, at_s=1.7),
-        told("end", 1),  # an old one, of a leader that was cut off
+        told("end", 1),  # outdated, from a leader that was cut off
         told("time", 2, asked_ms=1_001),
         told("time", None, asked_ms=1_001),  # likewise
         told("time", None, asked_ms=2_001, healed=True),
@@ -75,14 +75,14 @@ def test_a_story_in_which_all_is_well_has_no_anomaly() -> None:
     assert check_users(history, answers) == []
 
 
-def test_a_label_is_the_value_or_what_tells_a_tombstone_from_others() -> None:
+def test_a_label_is_the_value_or_for_a_tombstone_a_header_or_the_key() -> None:
     assert label_of(b"k", b"v", ()) == b"v"
     assert label_of(b"k", b"", ()) == b""
     assert label_of(b"k", None, ((LABEL, b"l"),)) == b"l"
     assert label_of(b"k", None, ()) == b"k"
 
 
-def test_a_consumer_that_begins_elsewhere_than_it_was_told_is_seen() -> None:
+def test_a_consumer_that_begins_at_another_offset_than_prescribed_is_seen() -> None:
     story = a_story(b"a", b"b", b"c")
     story[0].starts["c", P] = 2
     story[0].polled.append(Polled("c", P, 0, b"a", 3.0))
@@ -101,7 +101,7 @@ def test_a_record_with_another_key_header_or_time_is_altered(change: dict[str, o
     assert kinds(story) == {"altered record"}
 
 
-def test_the_time_of_a_record_may_be_any_where_its_producer_named_none() -> None:
+def test_a_record_without_an_explicit_timestamp_may_have_any() -> None:
     story = a_story(b"a")
     story[1].written[b"a"] = story[1].written[b"a"]._replace(timestamp_ms=None)
     assert kinds(story) == set()
@@ -113,7 +113,7 @@ def test_a_record_in_two_partitions_is_a_duplicate() -> None:
     assert "duplicate" in kinds(story)
 
 
-def test_a_record_in_a_partition_that_its_key_does_not_name_is_a_phantom_there() -> None:
+def test_a_record_in_a_partition_other_than_that_of_its_key_is_a_phantom() -> None:
     story = a_story(b"a", b"b")
     story[0].sent[b"b"] = Sent("p", 1, OTHER)
     assert kinds(story) == {"phantom"}
@@ -138,7 +138,7 @@ def test_a_wrong_answer_about_offsets_is_seen(answer: OffsetTold) -> None:
     assert kinds(story) == {"wrong answer"}
 
 
-def test_a_position_that_is_not_where_the_consumer_goes_on_is_seen() -> None:
+def test_a_position_other_than_the_next_offset_is_seen() -> None:
     story = a_story(b"a", b"b", b"c")
     story[1].positions.append(PositionTold("c", P, 2, 2, 5.0))
     assert kinds(story) == set()
@@ -146,7 +146,7 @@ def test_a_position_that_is_not_where_the_consumer_goes_on_is_seen() -> None:
     assert kinds(story) == {"wrong answer"}
 
 
-def test_what_is_forgotten_is_not_judged() -> None:
+def test_forgotten_partitions_are_not_judged() -> None:
     history, answers = a_story(b"a", b"b", b"c")
     del history.final[P][1]
     history.polled.append(Polled("c", P, 1, b"b", 3.0))
@@ -159,13 +159,13 @@ def test_what_is_forgotten_is_not_judged() -> None:
     assert kinds((history, answers)) == set()
 
 
-def test_a_range_that_is_called_complete_and_lacks_a_record_is_seen() -> None:
+def test_a_complete_range_that_lacks_a_record_is_seen() -> None:
     story = a_story(b"a", b"b", b"c")
     story[1].ranges.append(RangeRead("s", P, 0, 3, {0: b"a", 1: b"b"}, None, 5.0))
     assert kinds(story) == {"incomplete range"}
 
 
-def test_a_loss_that_spark_reports_is_believed_only_where_a_record_is_gone() -> None:
+def test_a_loss_that_spark_reports_is_legal_only_if_a_record_is_gone() -> None:
     history, answers = a_story(b"a", b"b", b"c")
     answers.ranges.append(RangeRead("s", P, 1, 3, {}, "gone", 5.0))
     assert kinds((history, answers)) == {"a loss that was none"}
@@ -207,9 +207,7 @@ def deletion(began_s: float, outcome: str, seen: TopicSeen) -> TopicOperation:
         ([deletion(0, UNKNOWN, GONE)], GONE),
     ],
 )
-def test_answers_about_topics_that_can_be_true_are_believed(
-    operations: list[TopicOperation], at_end: TopicSeen
-) -> None:
+def test_possible_answers_about_topics_are_no_anomaly(operations: list[TopicOperation], at_end: TopicSeen) -> None:
     assert check_topic("t", operations, at_end) == []
 
 

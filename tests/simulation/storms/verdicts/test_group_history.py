@@ -1,4 +1,4 @@
-"""The check of what a group's members saw finds each kind of anomaly, and accuses nobody without one."""
+"""The verdict on a group's history finds each kind of anomaly, and none in a correct history."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def kinds(history: GroupHistory) -> list[str]:
 
 
 def handed_over(history: GroupHistory) -> None:
-    """a reads up to 4 and commits 3; then b has the partition, and commits 10."""
+    """Let a read up to 4 and commit 3, and then b get the partition and commit 10."""
     history.holds("a", 1, [P])
     history.assigned("a", [P])
     deliver(history, "a", 0, 1, 2, 3, 4)
@@ -49,13 +49,13 @@ def handed_over(history: GroupHistory) -> None:
     read(history, 10)
 
 
-def test_a_hand_over_with_records_that_were_not_committed_is_well() -> None:
+def test_a_hand_over_may_repeat_uncommitted_records() -> None:
     history = group()
     handed_over(history)
     assert kinds(history) == []
 
 
-def test_generations_are_told_apart_unless_the_group_may_have_begun_anew() -> None:
+def test_a_generation_has_one_owner_unless_the_group_may_have_been_deleted() -> None:
     for may_begin_anew in (False, True):
         history = group()
         history.may_begin_anew = may_begin_anew
@@ -64,7 +64,7 @@ def test_generations_are_told_apart_unless_the_group_may_have_begun_anew() -> No
         assert kinds(history) == ([] if may_begin_anew else ["two owners in a generation"])
 
 
-def test_a_commit_without_an_answer_may_have_been_carried_out_or_not() -> None:
+def test_a_commit_without_an_answer_may_be_carried_out_or_not() -> None:
     for found in (2, 3):
         history = group()
         history.assigned("a", [P])
@@ -75,7 +75,7 @@ def test_a_commit_without_an_answer_may_have_been_carried_out_or_not() -> None:
         assert kinds(history) == []
 
 
-def test_a_read_may_miss_what_is_acknowledged_while_it_is_under_way() -> None:
+def test_a_read_may_miss_a_commit_acknowledged_during_it() -> None:
     history = group()
     history.assigned("a", [P])
     deliver(history, "a", 0, 1, 2)
@@ -106,7 +106,7 @@ def committed_too_much(history: GroupHistory) -> None:
 
 
 def found_too_much(history: GroupHistory) -> None:
-    """As an automatic commit leaves it."""
+    """Find an offset beyond the delivered records, as after a wrong automatic commit."""
     history.assigned("a", [P])
     deliver(history, "a", 0, 1)
     read(history, 3)
@@ -184,20 +184,20 @@ def committed_by_a_member_of_before(history: GroupHistory) -> None:
         (committed_by_a_member_of_before, "a deposed member committed"),
     ],
 )
-def test_what_was_promised_and_not_kept_is_found(happened: Callable[[GroupHistory], None], kind: str) -> None:
+def test_each_broken_promise_is_found(happened: Callable[[GroupHistory], None], kind: str) -> None:
     history = group()
     happened(history)
     assert kinds(history) == [kind]
 
 
-def test_a_static_member_that_comes_back_has_its_partitions_in_the_same_generation() -> None:
+def test_a_restarted_static_member_keeps_its_partitions_in_the_same_generation() -> None:
     history = group()
     for _ in range(2):
         history.holds("static-1", 3, [P])
     assert kinds(history) == []
 
 
-def test_a_commit_that_goes_on_through_a_rebalance_is_the_members_of_after_it() -> None:
+def test_a_commit_under_way_during_a_rebalance_belongs_to_the_later_generation() -> None:
     history = group()
     history.holds("a", 2, [P])
     history.assigned("a", [P])
@@ -209,7 +209,7 @@ def test_a_commit_that_goes_on_through_a_rebalance_is_the_members_of_after_it() 
     assert kinds(history) == []
 
 
-def test_a_commit_may_be_acknowledged_when_its_member_is_in_no_generation_any_more() -> None:
+def test_a_commit_may_be_acknowledged_after_its_member_has_left() -> None:
     history = group()
     history.holds("a", 2, [P])
     history.assigned("a", [P])
@@ -218,7 +218,7 @@ def test_a_commit_may_be_acknowledged_when_its_member_is_in_no_generation_any_mo
     assert kinds(history) == []
 
 
-def test_partitions_that_are_left_out_accuse_nobody() -> None:
+def test_partitions_without_records_are_not_judged() -> None:
     history = group()
     acknowledged_and_lost(history)
     owned_by_two(history)
@@ -229,7 +229,7 @@ def test_partitions_that_are_left_out_accuse_nobody() -> None:
 
 
 def reborn(*offsets_of_the_new: int) -> GroupHistory:
-    """One session, which began in the earlier topic, and what it got of the new one."""
+    """Return a session that began in the earlier topic and got these offsets of the new one."""
     history = group()
     history.assigned("a", [P])
     for offset in range(20):
@@ -239,7 +239,7 @@ def reborn(*offsets_of_the_new: int) -> GroupHistory:
     return history
 
 
-def test_a_session_goes_on_in_the_topic_that_was_created_again() -> None:
+def test_a_session_continues_in_a_re_created_topic() -> None:
     history = reborn(*range(10))
     read(history, 10)
     assert list(check_reborn(history, P, RECORDS[P])) == []
@@ -253,8 +253,6 @@ def test_a_session_goes_on_in_the_topic_that_was_created_again() -> None:
         (reborn(0, 1, 1), 2, "a session went back"),
     ],
 )
-def test_what_is_wrong_in_the_topic_that_was_created_again_is_found(
-    history: GroupHistory, committed: int, kind: str
-) -> None:
+def test_anomalies_in_a_re_created_topic_are_found(history: GroupHistory, committed: int, kind: str) -> None:
     read(history, committed)
     assert [anomaly.kind for anomaly in check_reborn(history, P, RECORDS[P])] == [kind]

@@ -1,4 +1,4 @@
-"""The checkers see each anomaly, and nothing where there is none."""
+"""The verdict finds each anomaly, and none in a correct history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FAST = TopicPartition("fast", 0)
 
 
 def a_history(*sent: bytes, partition: TopicPartition = DURABLE) -> History:
-    """Of records that were sent by one producer, acknowledged and read back at the offsets from 0 on."""
+    """Return a history of records that one producer sent, acknowledged and read back from offset 0 on."""
     history = History(durable_topics=frozenset({DURABLE.topic}))
     for offset, value in enumerate(sent):
         history.sent[value] = Sent("p", offset, partition)
@@ -24,7 +24,7 @@ def kinds(history: History) -> set[str]:
     return {anomaly.kind for anomaly in check(history)}
 
 
-def test_a_history_in_which_all_is_well_has_no_anomaly() -> None:
+def test_a_correct_history_has_no_anomaly() -> None:
     assert check(a_history(b"a", b"b", b"c")) == []
 
 
@@ -77,7 +77,7 @@ def test_records_of_one_producer_in_another_order_are_reordered() -> None:
     assert kinds(history) == {"reordering"}
 
 
-def test_a_value_that_nobody_sent_there_is_a_phantom() -> None:
+def test_a_value_that_was_not_sent_to_the_partition_is_a_phantom() -> None:
     history = a_history(b"a")
     history.final[DURABLE][1] = b"never sent"
     assert kinds(history) == {"phantom"}
@@ -102,7 +102,7 @@ def test_a_consumer_that_was_told_of_a_truncation_is_an_anomaly() -> None:
     assert kinds(history) == {"truncated under a consumer"}
 
 
-def test_a_consumer_out_of_range_is_an_anomaly_only_where_its_position_is_beyond_the_end_for_good() -> None:
+def test_a_consumer_out_of_range_is_an_anomaly_only_beyond_the_final_end() -> None:
     history = a_history(b"a", b"b")
     history.out_of_range.append(("c: OFFSET_OUT_OF_RANGE", DURABLE, 2))
     assert check(history) == []
@@ -121,14 +121,14 @@ def a_history_whose_first_two_records_were_deleted() -> History:
     return history
 
 
-def test_what_was_deleted_is_not_lost_and_what_lies_behind_it_is() -> None:
+def test_deleted_records_are_not_lost_but_later_ones_are() -> None:
     history = a_history_whose_first_two_records_were_deleted()
     assert check(history) == []
     del history.final[DURABLE][2]
     assert kinds(history) == {"lost write"}
 
 
-def test_a_consumer_may_skip_what_was_deleted_by_then_and_nothing_else() -> None:
+def test_a_consumer_may_skip_only_records_deleted_by_then() -> None:
     history = a_history_whose_first_two_records_were_deleted()
     first, last = Polled("c", DURABLE, 0, b"a", 1.0), Polled("c", DURABLE, 2, b"c", 2.0)
     history.polled = [first, last._replace(deleted=2)]
@@ -139,13 +139,13 @@ def test_a_consumer_may_skip_what_was_deleted_by_then_and_nothing_else() -> None
     assert kinds(history) == {"poll step back"}
 
 
-def test_a_record_that_was_read_before_it_was_deleted_is_not_to_come_again() -> None:
+def test_a_record_read_before_its_deletion_must_not_return() -> None:
     history = a_history_whose_first_two_records_were_deleted()
     history.final[DURABLE][4] = b"b"
     assert kinds(history) == {"duplicate", "reordering"}
 
 
-def test_what_was_deleted_leaves_no_hole_where_the_power_was_lost() -> None:
+def test_deleted_records_are_no_hole_after_a_power_loss() -> None:
     history = a_history_whose_first_two_records_were_deleted()
     history.power_lost([DURABLE], 3.0)
     assert check(history) == []
@@ -154,7 +154,7 @@ def test_what_was_deleted_leaves_no_hole_where_the_power_was_lost() -> None:
 # --- The power of several hosts at once ------------------------------------------------------------------------
 
 
-def test_the_end_of_a_log_may_be_lost_with_the_power_of_all_that_had_it_and_its_offsets_go_to_others() -> None:
+def test_a_log_end_may_be_lost_with_the_power_of_all_its_holders_and_its_offsets_reused() -> None:
     history = a_history(b"a", b"b", b"c")
     history.power_lost([DURABLE], 3.0)
     history.sent[b"d"] = Sent("p", 3, DURABLE)
@@ -164,7 +164,7 @@ def test_the_end_of_a_log_may_be_lost_with_the_power_of_all_that_had_it_and_its_
     assert history.lost_with_power() == 2
 
 
-def test_what_was_acknowledged_after_the_power_was_back_is_not_lost_legally() -> None:
+def test_a_record_acknowledged_after_a_power_loss_is_not_lost_legally() -> None:
     history = a_history(b"a", b"b")
     history.power_lost([DURABLE], 0.5)
     history.polled.clear()
@@ -180,14 +180,14 @@ def test_a_power_cut_excuses_no_other_partition() -> None:
     assert kinds(history) == {"lost write"}
 
 
-def test_what_is_lost_with_the_power_is_the_end_and_not_the_middle() -> None:
+def test_a_power_loss_may_remove_the_end_of_a_log_but_not_the_middle() -> None:
     history = a_history(b"a", b"b", b"c")
     history.power_lost([DURABLE], 3.0)
     del history.final[DURABLE][1]
     assert kinds(history) == {"hole"}
 
 
-def test_what_came_after_one_loss_of_power_may_outlive_the_next() -> None:
+def test_records_after_one_power_loss_may_survive_the_next() -> None:
     history = a_history(b"a", b"b")
     history.power_lost([DURABLE], 3.0)
     history.sent[b"c"] = Sent("p", 2, DURABLE)
@@ -197,7 +197,7 @@ def test_what_came_after_one_loss_of_power_may_outlive_the_next() -> None:
     assert check(history) == []
 
 
-def test_what_one_loss_of_power_took_may_come_back_with_the_next_when_the_cut_of_the_log_was_not_flushed() -> None:
+def test_the_next_power_loss_may_bring_back_records_whose_truncation_was_not_flushed() -> None:
     history = a_history(b"a", b"b", b"c")
     history.power_lost([DURABLE], 3.0)
     history.sent[b"d"] = Sent("p", 3, DURABLE)

@@ -1,4 +1,4 @@
-"""The checker of topics that come back sees each anomaly, and nothing where there is none."""
+"""The verdict on re-created topics finds each anomaly, and none in a correct history."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def an_incarnation(topic_id: str, created_s: float, gone_s: float = inf, *, uncl
 
 
 def two_lives(old: Sequence[bytes] = (b"a", b"b"), new: Sequence[bytes] = (b"c", b"d")) -> Lives:
-    """A topic that was there from 0 to 10 s, and again from 11 s on; each record was sent half a second after it was
-    there, acknowledged half a second later, and read by one consumer that lived on."""
+    """Return the history of a topic that existed from 0 to 10 s, and again from 11 s on. Each record was sent half a
+    second after the creation, acknowledged half a second later, and read by one long-lived consumer."""
     lives = Lives()
     lives.incarnations[TOPIC] = [an_incarnation("old", 0, 10), an_incarnation("new", 11)]
     lives.calls = [
@@ -53,25 +53,25 @@ def kinds(lives: Lives) -> list[str]:
     return [anomaly.kind for anomaly in check(lives)]
 
 
-def test_two_lives_in_which_all_is_well_have_no_anomaly() -> None:
+def test_two_correct_incarnations_have_no_anomaly() -> None:
     assert check(two_lives()) == []
 
 
-def test_what_only_the_old_topic_had_is_not_lost() -> None:
+def test_a_record_of_the_old_topic_is_not_lost() -> None:
     lives = two_lives()
     lives.sent[b"x"] = Sent("p", 9, TOPIC, None, 9.5)
     lives.acknowledged.append(Acknowledged(b"x", PARTITION, 2, 10.5))
     assert check(lives) == []
 
 
-def test_what_was_sent_before_the_new_topic_and_acknowledged_after_it_may_have_been_in_the_old_one() -> None:
+def test_a_record_acknowledged_after_a_re_creation_may_be_in_the_topic_it_was_sent_to() -> None:
     lives = two_lives()
     lives.sent[b"x"] = Sent("p", 9, TOPIC, None, 10.5)
     lives.acknowledged.append(Acknowledged(b"x", PARTITION, 2, 11.5))
     assert check(lives) == []
 
 
-def test_a_record_that_was_sent_and_acknowledged_in_the_new_topic_and_is_not_there_is_lost() -> None:
+def test_a_missing_record_that_was_sent_and_acknowledged_in_the_new_topic_is_lost() -> None:
     lives = two_lives()
     del lives.committed[NEW][1]
     lives.polled["c", PARTITION].pop()
@@ -86,7 +86,7 @@ def test_a_loss_in_a_topic_with_unclean_elections_is_legal_and_counted() -> None
     assert lives.legal_losses() == 1
 
 
-def test_a_topic_that_one_replica_was_enough_for_may_lose_only_once_it_was_harmed() -> None:
+def test_a_topic_with_one_required_replica_may_lose_records_only_after_harm() -> None:
     lives = two_lives()
     weak = lives.incarnations[TOPIC][1]
     weak.min_insync_replicas = 1
@@ -98,9 +98,7 @@ def test_a_topic_that_one_replica_was_enough_for_may_lose_only_once_it_was_harme
     assert check(lives) == []
 
 
-def test_an_offset_that_its_producer_was_told_and_that_holds_another_value_is_inconsistent_also_in_an_old_topic() -> (
-    None
-):
+def test_an_acknowledged_offset_with_another_value_is_inconsistent_even_in_an_old_topic() -> None:
     lives = two_lives()
     lives.committed[OLD][1] = b"x"
     lives.sent[b"x"] = Sent("q", 0, TOPIC, None, 0.5)
@@ -108,7 +106,7 @@ def test_an_offset_that_its_producer_was_told_and_that_holds_another_value_is_in
     assert kinds(lives) == ["inconsistent offset"]
 
 
-def test_a_record_in_both_topics_was_sent_again_and_a_record_twice_in_one_of_them_is_a_duplicate() -> None:
+def test_a_record_in_both_topics_was_retried_and_a_record_twice_in_one_is_a_duplicate() -> None:
     assert check(two_lives(old=(b"a", b"b"), new=(b"b", b"c"))) == []
     assert kinds(two_lives(old=(b"a", b"b"), new=(b"c", b"d", b"c"))) == ["duplicate"]
     assert kinds(two_lives(old=(b"a", b"b", b"a"), new=(b"c",))) == ["duplicate"]
@@ -157,7 +155,7 @@ def test_a_record_of_the_old_topic_after_one_of_the_new_is_seen() -> None:
     assert "a record of an older incarnation" in kinds(lives)
 
 
-def test_what_was_fetched_ahead_of_the_old_topic_may_be_returned_when_it_is_gone() -> None:
+def test_records_prefetched_from_the_old_topic_may_be_returned_after_its_deletion() -> None:
     lives = two_lives()
     lives.polled["c", PARTITION][1] = Polled(1, b"b", 12)
     assert check(lives) == []
@@ -173,26 +171,26 @@ def test_a_consumer_that_has_not_read_the_last_topic_to_its_end_is_seen() -> Non
     assert check(lives) == []
 
 
-def test_a_consumer_that_has_read_the_last_record_in_the_old_topic_alone_has_not_read_all() -> None:
+def test_a_consumer_that_read_the_last_record_only_in_the_old_topic_has_not_read_all() -> None:
     lives = two_lives(old=[b"a", b"b"], new=[b"b"])
     assert has_read_all(lives, "c", PARTITION)
     lives.polled["c", PARTITION].pop()
     assert not has_read_all(lives, "c", PARTITION)
 
 
-def test_the_last_moments_of_an_old_topic_need_not_be_known() -> None:
+def test_the_last_records_of_an_old_topic_may_be_unknown() -> None:
     lives = two_lives()
     del lives.committed[OLD][1]
     assert check(lives) == []
 
 
-def test_what_was_sent_when_an_old_topic_was_gone_was_not_read_from_its_unknown_end() -> None:
+def test_a_record_sent_after_a_deletion_was_not_read_from_the_old_topic() -> None:
     lives = two_lives(old=(b"a",), new=(b"b", b"c"))
     del lives.polled["c", PARTITION][1]
     assert kinds(lives) == ["poll skip"]
 
 
-def test_a_value_that_neither_the_last_topic_has_nor_an_older_one_can_have_is_seen() -> None:
+def test_a_value_that_no_incarnation_can_have_is_seen() -> None:
     lives = two_lives()
     lives.polled["c", PARTITION].append(Polled(1, b"x", 14))
     assert "a record that no log holds" in kinds(lives)
@@ -214,13 +212,13 @@ def test_an_acknowledged_creation_without_a_topic_is_seen() -> None:
     assert check(lives) == []
 
 
-def test_an_acknowledged_deletion_that_the_topic_outlives_is_seen() -> None:
+def test_an_acknowledged_deletion_without_an_effect_is_seen() -> None:
     lives = two_lives()
     lives.calls.append(AdminCall("delete", TOPIC, 12, 13, True))
     assert kinds(lives) == ["a deletion that did not happen"]
 
 
-def test_a_topic_that_nobody_asked_for_or_asked_to_delete_is_seen_and_late_answers_may_come_true_any_time() -> None:
+def test_a_creation_or_deletion_without_a_request_is_seen_and_a_late_one_may_happen_any_time() -> None:
     lives = two_lives()
     lives.calls[1:] = []
     assert kinds(lives) == ["deleted unasked", "created unasked"]

@@ -1,5 +1,4 @@
-"""The check of what somebody found who keeps offsets by hand finds each kind of anomaly, and accuses nobody without
-one."""
+"""The verdict on a bookkeeper finds each kind of anomaly, and none in a correct history."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def kinds(ledger: Ledger) -> list[str]:
     return [anomaly.kind for anomaly in check_ledger(ledger, RETENTION)]
 
 
-def test_what_was_set_last_is_there_and_nothing_before_that() -> None:
+def test_a_lookup_finds_the_last_offset_and_no_earlier_one() -> None:
     story = ledger()
     look(story, None, 0)
     done(story, 5, 2)
@@ -46,7 +45,7 @@ def test_what_was_set_last_is_there_and_nothing_before_that() -> None:
 
 
 @pytest.mark.parametrize("found", [5, 9])
-def test_what_was_overwritten_and_what_nobody_set_is_accused(found: int) -> None:
+def test_an_overwritten_offset_and_one_that_was_never_set_are_accused(found: int) -> None:
     story = ledger()
     done(story, 5, 0)
     done(story, 6, 2)
@@ -54,7 +53,7 @@ def test_what_was_overwritten_and_what_nobody_set_is_accused(found: int) -> None
     assert kinds(story) == ["another offset is committed"]
 
 
-def test_what_comes_back_after_its_deletion_is_accused() -> None:
+def test_an_offset_that_returns_after_its_deletion_is_accused() -> None:
     story = ledger()
     done(story, 5, 0)
     done(story, None, 2)
@@ -62,14 +61,14 @@ def test_what_comes_back_after_its_deletion_is_accused() -> None:
     assert kinds(story) == ["another offset is committed"]
 
 
-def test_what_is_gone_early_is_accused() -> None:
+def test_an_offset_that_expires_early_is_accused() -> None:
     story = ledger()
     done(story, 5, 0)
     look(story, None, 50)
     assert kinds(story) == ["a committed offset is gone"]
 
 
-def test_what_is_gone_when_it_has_not_been_used_for_long_enough_is_well_and_stays_gone() -> None:
+def test_an_unused_offset_may_expire_and_stays_gone() -> None:
     story = ledger()
     done(story, 5, 0)
     look(story, None, 60)
@@ -78,7 +77,7 @@ def test_what_is_gone_when_it_has_not_been_used_for_long_enough_is_well_and_stay
     assert kinds(story) == ["another offset is committed"]
 
 
-def test_what_a_member_has_used_meanwhile_is_kept_for_longer() -> None:
+def test_an_offset_that_a_member_used_is_kept_for_longer() -> None:
     for signs, is_legal in (([30.0], False), ([30.0, 62.0], False), ([61.5], True)):
         story = ledger()
         done(story, 5, 0)
@@ -87,7 +86,7 @@ def test_what_a_member_has_used_meanwhile_is_kept_for_longer() -> None:
         assert kinds(story) == ([] if is_legal else ["a committed offset is gone"]), signs
 
 
-def test_a_member_that_reads_another_topic_keeps_nothing() -> None:
+def test_a_member_that_reads_another_topic_keeps_no_offset() -> None:
     story = ledger()
     done(story, 5, 0)
     story.used_s["invoices"] = [30.0]
@@ -95,7 +94,7 @@ def test_a_member_that_reads_another_topic_keeps_nothing() -> None:
     assert kinds(story) == []
 
 
-def test_what_is_in_doubt_may_come_about_at_any_time_or_never() -> None:
+def test_a_call_in_doubt_may_take_effect_at_any_time_or_never() -> None:
     for found in ([5, 6], [5, 5], [6, 6]):
         story = ledger()
         done(story, 5, 0)
@@ -105,7 +104,7 @@ def test_what_is_in_doubt_may_come_about_at_any_time_or_never() -> None:
         assert kinds(story) == [], found
 
 
-def test_what_is_in_doubt_is_over_once_the_same_client_had_an_acknowledgement() -> None:
+def test_a_call_in_doubt_is_over_after_a_later_acknowledgement_of_its_client() -> None:
     for client, is_over in (("a", True), ("b", False)):
         story = ledger()
         in_doubt(story, 6, 0)
@@ -122,7 +121,7 @@ def test_a_deletion_in_doubt_may_have_been_carried_out() -> None:
     assert kinds(story) == []
 
 
-def test_of_a_call_that_failed_for_some_partitions_the_others_are_certain() -> None:
+def test_a_call_that_failed_for_some_partitions_is_certain_for_the_others() -> None:
     story = ledger()
     call = story.begin("a", {P: 5, Q: 6}, 0)
     story.acknowledge(call, 1, but_for={Q: "an error"})
@@ -132,7 +131,7 @@ def test_of_a_call_that_failed_for_some_partitions_the_others_are_certain() -> N
     assert kinds(story) == ["a committed offset is gone"]
 
 
-def test_what_is_kept_for_too_long_is_accused_where_all_has_been_well() -> None:
+def test_an_offset_kept_for_too_long_is_accused_if_there_was_no_fault() -> None:
     for at_s, used_until_s, is_punctual, accused in (
         (75, 0, True, True),
         (75, 0, False, False),
