@@ -18,8 +18,9 @@ from random import Random
 from typing import Any, NamedTuple
 
 from minibroker.broker.replication.partition import Partition
+from minibroker.client.errors import ClientCrashed, CorruptBatch
 from minibroker.protocol import znodes
-from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, Member, ReplicaAssignment, TopicPartition
 from minibroker.protocol.world import Operation
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
@@ -115,6 +116,7 @@ class Ground(ABC):
         self._changes: Ambushes[Change] = Ambushes()
         self._faults: set[asyncio.Task[None]] = set()
         self._reported: set[str] = set()
+        self._last_notes: dict[str, str] = {}
 
     # -- implemented by the scene --
 
@@ -135,6 +137,12 @@ class Ground(ABC):
     def note(self, text: str) -> None:
         self.report.timeline.append(f"{self.now_s:10.3f} s  {text}")
         del self.report.timeline[:-_TIMELINE_LENGTH]
+
+    def note_once(self, source: str, text: str) -> None:
+        """Note the text unless it repeats the last one of this source: retries would fill the timeline."""
+        if self._last_notes.get(source) != text:
+            self._last_notes[source] = text
+            self.note(text)
 
     def event(self, kind: str) -> None:
         """Count something for the summary of a run, such as an ambush that struck."""
@@ -329,6 +337,21 @@ class Ground(ABC):
             await asyncio.wait([world.process.start(work)], timeout=within_s)
         finally:
             world.process.kill()
+
+    @contextmanager
+    def client_errors(self, client: str) -> Iterator[None]:
+        """Absorb the errors of a client, which starts again. Accuse those that no fault explains."""
+        try:
+            yield
+        except ClientCrashed as error:
+            self.accuse(Anomaly("a client crashed", f"{client}: {error!r} {error.__cause__!r}"))
+        except CorruptBatch as error:
+            if not self.workload.pages_have_rotten:
+                self.accuse(Anomaly("a client crashed", f"{client}: {error}"))
+        except MinibrokerError as error:
+            self.note(f"{client} starts again: {error!r}")
+            if isinstance(error, BrokerError) and error.code is ErrorCode.UNKNOWN_SERVER_ERROR:
+                self.accuse(Anomaly("a broker met a bug", f"{client}: {error}"))
 
     # -- replicas --
 

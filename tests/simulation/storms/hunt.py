@@ -69,7 +69,7 @@ def hunt(mutant: Mutant, *, max_seeds: int, minutes: float, jobs: int | None, ki
             accusation = _broken_promise(outcome.report)
             if accusation is None:
                 crashes += bool(outcome.report.anomalies)
-            elif _accuses_nobody(outcome.report.seed, minutes, kind):
+            elif _is_clean_without_mutant(outcome.report.seed, minutes, kind):
                 conviction = accusation
                 break
     except KeyboardInterrupt:
@@ -85,7 +85,7 @@ def _broken_promise(report: Report) -> Anomaly | None:
     return next(filter(breaks_promise, report.anomalies), None)
 
 
-def _accuses_nobody(seed: int, minutes: float, kind: type[Storm]) -> bool:
+def _is_clean_without_mutant(seed: int, minutes: float, kind: type[Storm]) -> bool:
     """Return whether this seed has no anomaly without a mutant. The first seeds catch many mutants, so it is cached."""
     key = seed, minutes, kind.__name__
     if key not in _is_clean:

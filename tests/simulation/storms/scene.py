@@ -191,8 +191,8 @@ class Scene(Ground):
             if broker is None or self._bad_disks[broker_id]:
                 continue
             if broker._logs.offline:
-                self.event("a broker goes on without a log directory, and is started anew")
-                self.note(f"broker {broker_id} is started anew: {broker._logs.offline}")
+                self.event("a broker with an offline log directory is restarted")
+                self.note(f"broker {broker_id} is restarted: {broker._logs.offline}")
                 self.take_down(broker_id, self.cluster.kill_broker)
 
     def _has_caught_up(self, broker_id: int) -> bool:

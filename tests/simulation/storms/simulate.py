@@ -112,7 +112,7 @@ def summary(outcomes: Sequence[Outcome], wall_s: float) -> str:
         f"{len(reports)} seeds in {wall_s:.0f} s ({len(reports) / wall_s * 60:.1f} a minute), "
         f"{virtual_s / 3600:.2f} simulated cluster-hours, {virtual_s / 3600 / (cpu_s / 60):.2f} per CPU minute",
         "faults: " + ", ".join(f"{count} {kind}" for kind, count in faults.most_common()),
-        "seeds by what they drew: " + ", ".join(f"{kind} {seeds}" for kind, seeds in rarest_first),
+        "seeds by event: " + ", ".join(f"{kind} {seeds}" for kind, seeds in rarest_first),
         _range("faults a seed", [report.faults.total() for report in reports]),
         _range("records acknowledged", [report.acknowledged for report in reports]),
         _range("leader changes with produce in flight", [report.leader_changes for report in reports]),

@@ -21,7 +21,7 @@ from typing import Any
 from minibroker.client.admin import Admin
 from minibroker.client.administering.groups import GroupErrors
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import ClientCrashed, Closed, CommitFailed, CorruptBatch, PartitionErrors
+from minibroker.client.errors import ClientCrashed, Closed, CommitFailed, PartitionErrors
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, offsets_partition
 from tests.simulation.simulator.process import Process
@@ -107,19 +107,11 @@ class Bookkeepers:
         """Use one client after the other."""
         for number in itertools.count(1):
             client = f"{book.name}#{book.starts}.{number}"
-            try:
+            with self._storm.client_errors(client):
                 if world.random.random() < 0.15:
                     await self._be_a_member(book, client, world)
                 else:
                     await self._administer(book, client, world)
-            except ClientCrashed as error:
-                self._storm.accuse(Anomaly("a client crashed", f"{client}: {error!r} {error.__cause__!r}"))
-            except CorruptBatch as error:
-                if not self._storm.workload.pages_have_rotten:
-                    self._storm.accuse(Anomaly("a client crashed", f"{client}: {error}"))
-            except MinibrokerError as error:
-                if isinstance(error, BrokerError) and error.code is ErrorCode.UNKNOWN_SERVER_ERROR:
-                    self._storm.accuse(Anomaly("a broker met a bug", f"{client}: {error}"))
             await asyncio.sleep(_RETRY_S)
 
     async def _administer(self, book: _Book, client: str, world: VirtualWorld) -> None:

@@ -49,7 +49,6 @@ TOPIC = "compacted"
 _PROBABILITY = 0.6
 _RETRY_S = 0.3
 _READ_BYTES = 1024 * 1024
-_TOMBSTONE = -1
 
 
 class Written(NamedTuple):
@@ -336,7 +335,7 @@ def lost(must_stay: Sequence[tuple[bytes, Found]], table: Table) -> Iterator[Ano
     gone = [(key, found) for key, found in must_stay if found not in table.get(key, [])]
     if gone:
         key, found = gone[0]
-        yield Anomaly("a record is lost that was to stay", f"{len(gone)} of {len(must_stay)}; {key!r}: {found}")
+        yield Anomaly("a record is lost that had to stay", f"{len(gone)} of {len(must_stay)}; {key!r}: {found}")
 
 
 def wrong(written: dict[bytes, list[Written]], table: Table) -> Iterator[Anomaly]:

@@ -29,11 +29,11 @@ from minibroker.broker.groups.removal import GroupRemoval
 from minibroker.broker.groups.terms import Term
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import ClientCrashed, CommitFailed, CorruptBatch, MaxPollIntervalExceeded
+from minibroker.client.errors import ClientCrashed, CommitFailed, MaxPollIntervalExceeded
 from minibroker.client.group.auto_commit import positions
 from minibroker.client.group.listener import RebalanceListener
 from minibroker.client.group.states import MemberState
-from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition
 from tests.simulation.mutants.planting import Patches
 from tests.simulation.simulator.process import Process
@@ -312,19 +312,13 @@ class Groups:
                 **dict(group.settings),
             )
             try:
-                async with life.consumer:
-                    if random.random() < 0.15 and not self._is_last_life:
-                        closing = self._close_later(life.consumer, random.expovariate(1 / member.life_s))
-                        world.process.start(closing, f"{life.identity}, closing")
-                    await self._consume(life, random, self._storm.now_s + random.expovariate(1 / member.life_s))
-                    await self._commit(life, random)
-            except ClientCrashed as error:
-                self._storm.accuse(Anomaly("a client crashed", f"{life.identity}: {error!r} {error.__cause__!r}"))
-            except CorruptBatch as error:
-                if not self._storm.workload.pages_have_rotten:
-                    self._storm.accuse(Anomaly("a client crashed", f"{life.identity}: {error}"))
-            except MinibrokerError as error:
-                self._gave_up(life, error)
+                with self._storm.client_errors(life.identity):
+                    async with life.consumer:
+                        if random.random() < 0.15 and not self._is_last_life:
+                            closing = self._close_later(life.consumer, random.expovariate(1 / member.life_s))
+                            world.process.start(closing, f"{life.identity}, closing")
+                        await self._consume(life, random, self._storm.now_s + random.expovariate(1 / member.life_s))
+                        await self._commit(life, random)
             finally:
                 group.history.ended(life.identity)
                 member.view = (-1, frozenset())
@@ -335,11 +329,6 @@ class Groups:
         await asyncio.sleep(after_s)
         self._storm.event("a member is closed by another task")
         await consumer.close()
-
-    def _gave_up(self, life: _Life, error: MinibrokerError) -> None:
-        self._storm.note(f"{life.identity} begins anew: {error!r}")
-        if isinstance(error, BrokerError) and error.code is ErrorCode.UNKNOWN_SERVER_ERROR:
-            self._storm.accuse(Anomaly("a broker met a bug", f"{life.identity}: {error}"))
 
     async def _consume(self, life: _Life, random: Random, until_s: float) -> None:
         member, consumer = life.member, life.consumer

@@ -59,7 +59,7 @@ class Growing:
         try:
             await self._add_partitions()
         except ProcessKilled:
-            self._storm.note("whoever was to add partitions was killed")
+            self._storm.note("the client that adds partitions was killed")
 
     async def _add_partitions(self) -> None:
         async with self._is_changing:

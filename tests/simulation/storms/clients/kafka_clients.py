@@ -49,11 +49,6 @@ class Versions(NamedTuple):
     """The version of OffsetForLeaderEpoch; -1 if unused."""
 
     @property
-    def knows_epochs(self) -> bool:
-        """Whether the client sends leader epochs, which fence its requests."""
-        return self.metadata >= 7
-
-    @property
     def fetches_by_id(self) -> bool:
         """Whether a Fetch identifies topics by id (KIP-516)."""
         return self.fetch >= 13
@@ -120,7 +115,7 @@ class _Link:
         try:
             while frame := await self._connection.frames.get():  # the last frame is empty
                 if not self._waiting:
-                    raise ProtocolBroken("an answer that nobody has asked for")
+                    raise ProtocolBroken("a response without a request")
                 sent, api, version, future = self._waiting.popleft()
                 try:
                     correlation_id, body = read_response(api, version, frame)

@@ -14,10 +14,8 @@ The random decisions of this module are independent, so that the rest of a storm
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from math import inf
 from random import Random
 from typing import Any, Literal, NamedTuple
@@ -25,42 +23,31 @@ from typing import Any, Literal, NamedTuple
 from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import ClientCrashed, CorruptBatch
-from minibroker.client.producer import Producer
+from minibroker.client.errors import ClientCrashed
 from minibroker.protocol import znodes
-from minibroker.protocol.errors import BrokerError, MinibrokerError
+from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.records import BatchHeader, decode_batch
 from minibroker.protocol.world import Create, Delete, Operation, SetData, World
 from tests.simulation.simulator.ownership import ProcessKilled
-from tests.simulation.simulator.process import Process
 from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.storms.ambush import Ambushes
 from tests.simulation.storms.clients.indirect_admin import IndirectAdmin
+from tests.simulation.storms.clients.rebirth_clients import RebirthClients
+from tests.simulation.storms.clients.workload import read_to_ends
 from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import Anomaly, TopicIdPartition
 from tests.simulation.storms.verdicts.incarnations import (
-    Acknowledged,
     AdminCall,
     Incarnation,
     Lives,
-    Polled,
-    Sent,
     check,
-    has_read_all,
 )
 
 MOST_PARTITIONS = 4
-KEYS = 8
-
-END_GRACE_S = 3.0
-"""Seconds by which a delivery may exceed its timeout."""
-
-_RETRY_S = 0.3
 
 LATE_ISR_WRITE = "an ISR write held up"
 SLOW_CONSUMERS = "consumers in the middle of a batch"
-POLL_S = 0.001
 _MOMENT_S = 25.0
 """Seconds for which an ambush waits for its moment."""
 
@@ -68,28 +55,6 @@ Moment = Literal["deletion queued", "gone", "created"]
 
 Ambush = Callable[["Rebirth", str, asyncio.Event], Coroutine[Any, Any, None]]
 """A fault at a moment of a re-creation of the topic. It sets the event as soon as the deletion may be requested."""
-
-
-@dataclass(frozen=True)
-class _Producing:
-    topic: str
-    chooses: Literal["number", "key", "neither"]
-    """The way in which a record's partition is determined."""
-    records_per_s: float
-    burst: int
-    linger_ms: int
-    batch_size: int
-    delivery_timeout_ms: int
-    request_timeout_ms: int
-
-
-@dataclass(frozen=True)
-class _Consuming:
-    topic: str
-    is_by_topic: bool
-    is_by_record: bool
-    iterates_on: bool
-    """Whether it continues with the same consumer after an error."""
 
 
 class _Wish(NamedTuple):
@@ -113,25 +78,12 @@ class Rebirth:
         [count] = dice.choices([0, 1, 2], [2, 15, 3])
         self.topics = [f"reborn-{number}" for number in range(count)]
         self.lives = Lives()
-        self.acknowledged_ends: dict[TopicIdPartition, int] = {}
+        self.clients = RebirthClients(storm, self.lives)
         self._moments: Ambushes[tuple[str, Moment, Incarnation]] = Ambushes()
-        self._processes: dict[str, Process] = {}
-        self._starts: dict[str, int] = {}
-        self._producers: dict[str, _Producing] = {}
-        self._producing: dict[str, asyncio.Task[None]] = {}
-        self._consumers: dict[str, _Consuming] = {}
         self.wished_leader: dict[str, int] = {}
         """The broker that an ambush wants as the leader of the next incarnation, by topic."""
         self.wished_assignment: dict[str, Sequence[Sequence[int]]] = {}
-        self.quiet: set[str] = set()
-        """Topics to which producers send nothing at the moment."""
-        self.slow: set[str] = set()
-        """Topics whose consumers process one record and read no other at the moment."""
-        self._last_notes: dict[str, str] = {}
         self._is_complete = False
-        self._is_probing = False
-        self._probed: dict[str, str] = {}
-        """The last problem of each producer that has not finished its final probes."""
 
     # -- writes to ZooKeeper --
 
@@ -180,7 +132,7 @@ class Rebirth:
             for kind in kinds:
                 self.storm.event(f"re-created with {kind}")
         earlier.append(born)
-        self.storm.note(f"{born} is there: {dict(born.assignment)}, min ISR {born.min_insync_replicas}, {config}")
+        self.storm.note(f"{born} was created: {dict(born.assignment)}, min ISR {born.min_insync_replicas}, {config}")
         self._happened(topic, "created")
 
     def _was_queued(self, topic: str) -> None:
@@ -188,7 +140,7 @@ class Rebirth:
         if current is not None:
             self.storm.look()  # records its content before the deletion
             current.queued_at_s = self.storm.now_s
-            self.storm.note(f"{current} is to be deleted")
+            self.storm.note(f"the deletion of {current} is queued")
             self._happened(topic, "deletion queued")
 
     def _happened(self, topic: str, moment: Moment) -> None:
@@ -234,8 +186,8 @@ class Rebirth:
                             f"set to {expected}",
                         )
                     )
-            if not current.may_lose and identified in self.acknowledged_ends:
-                ends[identified] = self.acknowledged_ends[identified]
+            if not current.may_lose and identified in self.clients.acknowledged_ends:
+                ends[identified] = self.clients.acknowledged_ends[identified]
         return ends, lossy
 
     def power_lost(self) -> None:
@@ -271,7 +223,7 @@ class Rebirth:
             replica = self.replica(broker_id, current, partition)
             if replica is None or not self.storm.is_in_sync(broker_id, partition):
                 return False
-            end = self.acknowledged_ends.get(TopicIdPartition(current.topic_id, partition), 0)
+            end = self.clients.acknowledged_ends.get(TopicIdPartition(current.topic_id, partition), 0)
             if replica.high_watermark < end and not current.may_lose:
                 return False
         return True
@@ -312,27 +264,9 @@ class Rebirth:
             admin = self._cluster.client(f"admin-{topic}")
             await self._create(topic, admin, wish)
             admin.process.kill()
-            for number in range(dice.choice([1, 1, 2])):
-                self._producers[f"{topic}-producer-{number}"] = _Producing(
-                    topic=topic,
-                    chooses=dice.choice(["number", "key", "neither"]),
-                    records_per_s=dice.choice([1, 3, 6]),
-                    burst=dice.choice([1, 4, 4, 10]),
-                    linger_ms=dice.choice([0, 0, 5, 100]),
-                    batch_size=dice.choice([100, 300, 16_384]),
-                    delivery_timeout_ms=dice.choice([4_000, 8_000, 20_000]),
-                    request_timeout_ms=dice.choice([500, 1_000, 5_000]),
-                )
-            for number in range(dice.choice([1, 1, 2])):
-                self._consumers[f"{topic}-consumer-{number}"] = _Consuming(
-                    topic=topic,
-                    is_by_topic=dice.random() < 0.7,
-                    is_by_record=dice.random() < 0.6,
-                    iterates_on=dice.random() < 0.5,
-                )
-        for name in [*self._producers, *self._consumers]:
-            self._start(name)
-        self.storm.workload.guests.append(self)
+            self.clients.draw(topic, dice)
+        self.clients.start()
+        self.storm.workload.guests.append(self.clients)
 
     def bout(self, end_s: float) -> None:
         """Re-create the topics until then, or until everything is healed."""
@@ -351,15 +285,9 @@ class Rebirth:
                     await self._ensure(topic)
             doing = "metadata of every broker that agrees with ZooKeeper"
             await self._cluster.until(lambda: self.is_whole() and self._metadata_agrees(), within_s=60)
-            self._probed = dict.fromkeys(self._producers, "it has not begun")
-            self._is_probing = True
-            try:
-                await self._cluster.until(lambda: not self._probed, within_s=60)
-            except TimeoutError:
-                missing += [f"acknowledgements for {name}: {why}" for name, why in self._probed.items()]
-            self._probed = {}
+            missing += await self.clients.probe(within_s=60)
             doing = "the end of all deliveries"
-            await self._cluster.until(lambda: all(task.done() for task in self._producing.values()), within_s=60)
+            await self._cluster.until(self.clients.have_sent_all, within_s=60)
             doing = "equal log ends"
             await self._cluster.until(self._is_settled, within_s=60)
             doing = "the final read"
@@ -367,10 +295,8 @@ class Rebirth:
                 reader = self._cluster.client("rebirth-reader")
                 await reader.process.run(self._read_everything(reader))
             with suppress(TimeoutError):  # the verdict names the records that they have not read
-                await self._cluster.until(self._is_read, within_s=60)
-            for name, settings in self._consumers.items():
-                self.lives.readers[self._identity(name)] = self._read_by(settings)
-                self._processes[name].kill()
+                await self._cluster.until(self.clients.have_read_all, within_s=60)
+            self.clients.end_consumers()
             self._is_complete = True
         except TimeoutError:
             missing.append(f"{doing} of topics that come back: {self.condition()}")
@@ -484,18 +410,12 @@ class Rebirth:
         except ClientCrashed as error:
             self.storm.workload.unexpected.append(f"admin of {topic}: {error!r} {error.__cause__!r}")
         except (MinibrokerError, ProcessKilled) as error:
-            self._note_once(topic, f"{kind} {topic}: {error}")
+            self.storm.note_once(topic, f"{kind} {topic}: {error}")
         finally:
             partitions = 0 if wish is None else len(wish.assignments or ()) or wish.partitions
             self.lives.calls.append(AdminCall(kind, topic, began_s, ended_s, is_acknowledged, partitions))
         if is_acknowledged:
-            self._note_once(topic, f"{kind} {topic}: done")
-
-    def _note_once(self, whose: str, text: str) -> None:
-        """Note the text unless it repeats the last one: retries would fill the timeline."""
-        if self._last_notes.get(whose) != text:
-            self._last_notes[whose] = text
-            self.storm.note(text)
+            self.storm.note_once(topic, f"{kind} {topic}: done")
 
     def _wish(self, topic: str) -> _Wish:
         dice = self.dice
@@ -555,196 +475,8 @@ class Rebirth:
             return
         async with Consumer(self._cluster.bootstrap, partitions=partitions, world=world) as consumer:
             ends = await consumer.end_offsets(partitions)
-            read: dict[TopicPartition, dict[int, bytes]] = {partition: {} for partition in partitions}
-            missing = {partition for partition in partitions if ends[partition] > 0}
-            batches = consumer.batches()
-            while missing:
-                batch = await anext(batches)
-                partition = TopicPartition(batch.topic, batch.partition)
-                read[partition] |= dict(zip(batch.offsets, (value or b"" for value in batch.values), strict=True))
-                if batch.next_offset >= ends[partition]:
-                    missing.discard(partition)
+            read = await read_to_ends(consumer.batches(), {}, ends)
         for partition, values in read.items():
             current = self.lives.current(partition.topic)
             assert current is not None
             self.lives.committed[TopicIdPartition(current.topic_id, partition)] = values
-
-    def _read_by(self, settings: _Consuming) -> list[TopicPartition]:
-        current = self.lives.current(settings.topic)
-        assert current is not None
-        return current.partitions if settings.is_by_topic else [TopicPartition(settings.topic, 0)]
-
-    def _is_read(self) -> bool:
-        return all(
-            has_read_all(self.lives, self._identity(name), partition)
-            for name, settings in self._consumers.items()
-            for partition in self._read_by(settings)
-        )
-
-    # -- clients --
-
-    def _identity(self, name: str) -> str:
-        return f"{name}#{self._starts[name]}"
-
-    def _start(self, name: str) -> None:
-        self._starts[name] = self._starts.get(name, 0) + 1
-        world = self._cluster.client(name)
-        self._processes[name] = world.process
-        if name in self._producers:
-            self._producing[name] = world.process.start(self._produce(name, world, self._producers[name]), name)
-        else:
-            world.process.start(self._consume(name, world, self._consumers[name]), name)
-
-    @property
-    def names(self) -> list[str]:
-        return [*self._producers, *self._consumers]
-
-    def process(self, name: str) -> Process:
-        return self._processes[name]
-
-    def restart(self, name: str) -> None:
-        """Kill a client (SIGKILL) and start it again."""
-        self._processes[name].kill()
-        self._start(name)
-
-    async def _produce(self, name: str, world: World, settings: _Producing) -> None:
-        start = self._identity(name)
-        for attempt in itertools.count(1):
-            try:
-                async with Producer(
-                    self._cluster.bootstrap,
-                    linger_ms=settings.linger_ms,
-                    batch_size=settings.batch_size,
-                    delivery_timeout_ms=settings.delivery_timeout_ms,
-                    request_timeout_ms=settings.request_timeout_ms,
-                    world=world,
-                ) as producer:
-                    await self._send(name, f"{start}.{attempt}", producer, world.random, settings)
-                return
-            except ClientCrashed as error:
-                self.storm.workload.unexpected.append(f"{name}: {error!r} {error.__cause__!r}")
-            except MinibrokerError as error:  # no broker was reached; each record has its own outcome
-                if name in self._probed:
-                    self._probed[name] = str(error)
-            await asyncio.sleep(_RETRY_S)
-
-    async def _send(self, name: str, identity: str, producer: Producer, random: Random, settings: _Producing) -> None:
-        numbers = itertools.count()
-        async with asyncio.TaskGroup() as tasks:
-            while not self._is_probing:
-                for _ in range(0 if settings.topic in self.quiet else random.randint(1, settings.burst)):
-                    choice = self._choice(settings, random)
-                    tasks.create_task(self._record(identity, next(numbers), producer, random, settings, choice))
-                await asyncio.sleep(random.expovariate(settings.records_per_s) * (1 + settings.burst) / 2)
-            while name in self._probed:
-                problem = await self._probe(identity, numbers, producer, random, settings)
-                if problem is None:
-                    del self._probed[name]
-                elif name in self._probed:
-                    self._probed[name] = problem
-                    await asyncio.sleep(_RETRY_S)
-
-    def _choice(self, settings: _Producing, random: Random) -> int | bytes | None:
-        """Draw the partition or the key of a record."""
-        if settings.chooses == "number":
-            return random.randrange(len(self.lives.incarnations[settings.topic][-1].assignment))
-        return b"%d" % random.randrange(KEYS) if settings.chooses == "key" else None
-
-    async def _probe(
-        self, identity: str, numbers: itertools.count[int], producer: Producer, random: Random, settings: _Producing
-    ) -> str | None:
-        """Send a record to each partition, with each key, or to partitions of the producer's choice. Return the first
-        problem."""
-        count = len(self.lives.incarnations[settings.topic][-1].assignment)
-        choices: list[int | bytes | None] = list(range(count))
-        if settings.chooses == "key":
-            choices = [b"%d" % key for key in range(KEYS)]
-        elif settings.chooses == "neither":
-            choices = [None] * (2 * count)
-        for choice in choices:
-            problem = await self._record(identity, next(numbers), producer, random, settings, choice)
-            if problem is not None:
-                return problem
-        return None
-
-    async def _record(
-        self,
-        identity: str,
-        number: int,
-        producer: Producer,
-        random: Random,
-        settings: _Producing,
-        choice: int | bytes | None,
-    ) -> str | None:
-        """Send a record and wait for its outcome. Return its error, if there is one."""
-        value = b"%s/%d|" % (identity.encode(), number) + random.randbytes(random.choice([0, 20, 200]))
-        partition = choice if isinstance(choice, int) else None
-        key = choice if isinstance(choice, bytes) else None
-        sent_s = self.storm.now_s
-        self.lives.sent[value] = Sent(identity, number, settings.topic, partition, sent_s, key)
-        try:
-            metadata = await producer.send(settings.topic, value, partition=partition, key=key)
-        except MinibrokerError as error:
-            self._check_duration(identity, number, sent_s, settings)
-            return f"{error}"
-        self._check_duration(identity, number, sent_s, settings)
-        acknowledged_in = TopicPartition(metadata.topic, metadata.partition)
-        self.lives.acknowledged.append(Acknowledged(value, acknowledged_in, metadata.offset, self.storm.now_s))
-        incarnation = self.lives.surely_in(value, acknowledged_in, self.storm.now_s)
-        if incarnation is not None:
-            identified = TopicIdPartition(incarnation.topic_id, acknowledged_in)
-            self.acknowledged_ends[identified] = max(self.acknowledged_ends.get(identified, 0), metadata.offset + 1)
-        return None
-
-    def _check_duration(self, identity: str, number: int, sent_s: float, settings: _Producing) -> None:
-        took_s = self.storm.now_s - sent_s
-        if took_s > settings.delivery_timeout_ms / 1_000 + END_GRACE_S:
-            self.storm.workload.unexpected.append(
-                f"{identity}/{number} had its end after {took_s:.1f} s, with a delivery timeout of "
-                f"{settings.delivery_timeout_ms} ms"
-            )
-
-    async def _consume(self, name: str, world: World, settings: _Consuming) -> None:
-        random = world.random
-        partitions = [TopicPartition(settings.topic, 0)]
-        for _ in itertools.count():
-            identity = self._identity(name)
-            try:
-                async with Consumer(
-                    self._cluster.bootstrap,
-                    topics=[settings.topic] if settings.is_by_topic else None,
-                    partitions=None if settings.is_by_topic else partitions,
-                    request_timeout_ms=5_000,
-                    max_partition_fetch_bytes=random.choice([300, 1_048_576]),
-                    world=world,
-                ) as consumer:
-                    while True:
-                        try:
-                            await self._read(identity, consumer, random, settings)
-                        except BrokerError as error:
-                            if not settings.iterates_on:
-                                raise
-                            self._note_once(identity, f"{identity} iterates on after {error.code.name}")
-                            await asyncio.sleep(_RETRY_S)
-            except (ClientCrashed, CorruptBatch) as error:
-                self.storm.workload.unexpected.append(f"{identity}: {error!r} {error.__cause__!r}")
-            except MinibrokerError as error:
-                self.storm.note(f"{identity} begins anew: {error}")
-            self._starts[name] += 1  # the next consumer begins at the beginning again
-            await asyncio.sleep(_RETRY_S)
-
-    async def _read(self, identity: str, consumer: Consumer, random: Random, settings: _Consuming) -> None:
-        polled = self.lives.polled
-        if not settings.is_by_record:
-            async for batch in consumer.batches():
-                polls = polled[identity, TopicPartition(batch.topic, batch.partition)]
-                for offset, value in zip(batch.offsets, batch.values, strict=True):
-                    polls.append(Polled(offset, value or b"", self.storm.now_s))
-            return
-        async for record in consumer:
-            polls = polled[identity, TopicPartition(record.topic, record.partition)]
-            polls.append(Polled(record.offset, record.value or b"", self.storm.now_s))
-            if random.random() < 0.2:
-                await asyncio.sleep(random.uniform(0, 0.1))
-            while settings.topic in self.slow:
-                await asyncio.sleep(POLL_S)

@@ -15,12 +15,12 @@ from minibroker.protocol.model import TopicPartition
 from tests.simulation.simulator.cluster import host_name
 from tests.simulation.storms.clients.rebirth import (
     LATE_ISR_WRITE,
-    POLL_S,
     SLOW_CONSUMERS,
     Ambush,
     Moment,
     Rebirth,
 )
+from tests.simulation.storms.clients.rebirth_clients import POLL_S
 from tests.simulation.storms.verdicts.history import TopicIdPartition
 from tests.simulation.storms.verdicts.incarnations import Incarnation
 
@@ -161,9 +161,9 @@ async def _kill_once_acknowledged(rebirth: Rebirth, born: Incarnation, partition
     storm = rebirth.storm
     identified = TopicIdPartition(born.topic_id, partition)
     known_s = rebirth.storm.now_s + 2
-    while rebirth.storm.now_s < known_s and identified not in rebirth.acknowledged_ends:
+    while rebirth.storm.now_s < known_s and identified not in rebirth.clients.acknowledged_ends:
         await asyncio.sleep(POLL_S)
-    if identified in rebirth.acknowledged_ends and leader in storm.idle_brokers():
+    if identified in rebirth.clients.acknowledged_ends and leader in storm.idle_brokers():
         storm.take_down(leader, storm.cluster.kill_broker, restart_after_s=rebirth.dice.uniform(1, 8))
         _struck(rebirth, "all brokers killed, and then the leader", f"{leader}")
 
@@ -210,7 +210,7 @@ async def _producer_cut_off(rebirth: Rebirth, topic: str, is_laid: asyncio.Event
     dice = rebirth.dice
     current = rebirth.lives.current(topic)
     if current is not None and dice.random() < 0.7:
-        rebirth.quiet.add(topic)
+        rebirth.clients.quiet.add(topic)
         rebirth.wished_assignment[topic] = _present_assignment(rebirth, topic)
     try:
         await asyncio.sleep(dice.uniform(0.2, 0.6))
@@ -218,17 +218,17 @@ async def _producer_cut_off(rebirth: Rebirth, topic: str, is_laid: asyncio.Event
         born = await rebirth.moment(topic, "created")
         if born is None:
             return
-        while topic in rebirth.quiet and not _is_led(rebirth, born) and rebirth.lives.current(topic) is born:
+        while topic in rebirth.clients.quiet and not _is_led(rebirth, born) and rebirth.lives.current(topic) is born:
             await asyncio.sleep(POLL_S)
     finally:
         is_laid.set()
-        rebirth.quiet.discard(topic)
+        rebirth.clients.quiet.discard(topic)
     found = await _arrival(rebirth, born)
     if found is None:
         return
     await _appends(rebirth, born, *found, dice.randint(0, 4))
     await asyncio.sleep(dice.choice([0.0, 0.0, 0.002, 0.05]))
-    producers = [name for name, settings in rebirth._producers.items() if settings.topic == topic]
+    producers = [name for name, settings in rebirth.clients.producers.items() if settings.topic == topic]
     broken = sum(rebirth.storm.simulation.network.reset(name, host_name(found[1])) for name in producers)
     if broken:
         _struck(rebirth, "a producer's connection broken", f"{producers} to {found[1]}")
@@ -260,7 +260,7 @@ async def _appends(rebirth: Rebirth, born: Incarnation, partition: TopicPartitio
 async def _slow_consumers(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:
     """Re-create the topic while consumers that read record by record are in the middle of a batch."""
     dice = rebirth.dice
-    rebirth.slow.add(topic)
+    rebirth.clients.slow.add(topic)
     try:
         await asyncio.sleep(dice.uniform(0.3, 1))
         is_laid.set()
@@ -269,7 +269,7 @@ async def _slow_consumers(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) 
             _struck(rebirth, SLOW_CONSUMERS)
     finally:
         is_laid.set()
-        rebirth.slow.discard(topic)
+        rebirth.clients.slow.discard(topic)
 
 
 async def _admin_cut_off(rebirth: Rebirth, topic: str, is_laid: asyncio.Event) -> None:

@@ -183,7 +183,7 @@ class Shrinking:
             except ClientCrashed as error:
                 self._accuse(Anomaly("a client crashed", f"deleter: {error!r} {error.__cause__!r}"))
             except MinibrokerError:
-                self._event("records deleted: in vain, or perhaps")
+                self._event("records deleted: without success, or in doubt")
             else:
                 self._event("records deleted")
                 self._was_told(partition, offset, told[partition])

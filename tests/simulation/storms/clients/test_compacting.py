@@ -45,5 +45,5 @@ def test_a_record_that_must_stay_is_there_even_if_its_key_was_overwritten() -> N
     must_stay = [(K, Found(10, 1)), (K, Found(11, None)), (K, Found(12, 3))]
     assert list(lost(must_stay, {K: [Found(10, 1), Found(11, None), Found(12, 3)]})) == []
     [anomaly] = lost(must_stay, {K: [Found(12, 3)]})
-    assert anomaly.kind == "a record is lost that was to stay"
+    assert anomaly.kind == "a record is lost that had to stay"
     assert "2 of 3" in anomaly.text

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -30,11 +30,9 @@ from typing import Any
 from minibroker.client.admin import Admin
 from minibroker.client.cluster.connections import Purpose
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import BufferFull, ClientCrashed, CorruptBatch, DeliveryFailed, LogTruncated
-from minibroker.client.fetching.records import Record
+from minibroker.client.errors import BufferFull, ClientCrashed, DeliveryFailed
 from minibroker.client.producer import Producer
 from minibroker.client.producing.delivery import Delivery
-from minibroker.client.producing.partitioners import Partitioner, WithoutKey, crc32, murmur2
 from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
@@ -45,10 +43,19 @@ from minibroker.protocol.world import World
 from minibroker.spark_jobs.source.offsets import DataLost, OffsetRange
 from minibroker.spark_jobs.source.reading import RangeFetcher, ReadSettings
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import VirtualLoop
 from tests.simulation.simulator.process import Process
 from tests.simulation.simulator.world import WALL_CLOCK_START_MS, VirtualWorld
+from tests.simulation.storms.clients.habits import (
+    GRACE_S,
+    MAX_MESSAGE_BYTES,
+    SMALL_BATCHES,
+    TOPIC,
+    Habits,
+    draw_habits,
+    draw_kinds,
+)
 from tests.simulation.storms.clients.interruptions import AT_ONCE_S, begun, may_be_interrupted, patiently
+from tests.simulation.storms.clients.reading import Reading, now_s
 from tests.simulation.storms.verdicts.answers import (
     ANY,
     DONE,
@@ -58,10 +65,7 @@ from tests.simulation.storms.verdicts.answers import (
     UNKNOWN,
     Answers,
     Headers,
-    OffsetTold,
-    PositionTold,
     RangeRead,
-    Refused,
     Stored,
     TopicOperation,
     TopicSeen,
@@ -71,48 +75,14 @@ from tests.simulation.storms.verdicts.answers import (
     forget,
     label_of,
 )
-from tests.simulation.storms.verdicts.history import Acknowledged, Anomaly, History, Polled, Sent
+from tests.simulation.storms.verdicts.history import Acknowledged, Anomaly, History, Sent
 
-TOPIC = "users-0"
-SMALL_BATCHES = "users-1"
-"""A topic that accepts batches of at most MAX_MESSAGE_BYTES, while its producers build larger ones."""
-MAX_MESSAGE_BYTES = 500
-
-
-GRACE_S = 3.0
-"""Seconds by which a client may exceed its time limit."""
 WITHIN_S = 60.0
 """Seconds after healing within which metadata must be correct, as for the whole storm."""
 _RETRY_S = 0.5
 _REST_S = 1.5
 _LONGEST_REST_S = 100.0
 """Slightly less than a storm waits for its users to end."""
-
-
-@dataclass(frozen=True)
-class Habits:
-    """The way in which a producer is used."""
-
-    kind: str
-    topic: str
-    partitions: int
-    style: str
-    """"awaited" one by one, "tasks" that await one record each, "drained", "flushed"."""
-    records: int
-    """Records that one producer sends before it closes."""
-    burst: int
-    """Records sent without a pause."""
-    pause_s: float
-    """Mean pause between bursts."""
-    keys: int
-    """Number of different keys; 0 for records without a key."""
-    max_value_bytes: int
-    partitioner: Partitioner
-    settings: Mapping[str, Any]
-
-    @property
-    def limit_s(self) -> float:
-        return float(self.settings["delivery_timeout_ms"]) / 1_000 + GRACE_S
 
 
 @dataclass
@@ -150,7 +120,7 @@ class Users:
         self._accuse = accuse
         random = cluster.simulation.random("users")
         self._topics = {TOPIC: random.choice([1, 1, 2, 3, 4])}
-        self._producers = [_draw_habits(random, kind, self._topics) for kind in _draw_kinds(random)]
+        self._producers = [draw_habits(random, kind, self._topics) for kind in draw_kinds(random)]
         if any(habits.topic == SMALL_BATCHES for habits in self._producers):
             self._topics[SMALL_BATCHES] = 1
         self._others: dict[str, Callable[[str, VirtualWorld], Coroutine[Any, Any, None]]] = {
@@ -311,7 +281,7 @@ class Users:
         label = label_of(key, value, headers)
         partition = ANY if key is None else habits.partitioner.by_key(key, habits.partitions)
         self._history.sent[label] = Sent(life.who, number, TopicPartition(habits.topic, partition))
-        self._answers.written[label] = Written(key, value, headers, timestamp_ms, _now_s())
+        self._answers.written[label] = Written(key, value, headers, timestamp_ms, now_s())
         try:
             delivery = life.producer.send(
                 habits.topic, value, key=key, timestamp_ms=timestamp_ms, headers=headers or None
@@ -352,7 +322,7 @@ class Users:
         partition = TopicPartition(metadata.topic, metadata.partition)
         if delivery._batch.partition >= 0 and delivery._batch.forwarded is not None:
             self._event("batch split")
-        self._history.acknowledged[partition].append(Acknowledged(label, metadata.offset, _now_s()))
+        self._history.acknowledged[partition].append(Acknowledged(label, metadata.offset, now_s()))
         if partition not in self._forgiven:  # it may have been acknowledged before the power cut
             self._acknowledged_end[partition] = max(self._acknowledged_end[partition], metadata.offset + 1)
         return True
@@ -399,7 +369,7 @@ class Users:
         for attempt in itertools.count(1):
             who = self._identity(name, attempt)
             with self._whatever_happens(who):
-                reading = _Reading(who, self._history, self._answers, self._acknowledged_end, self._event, self._accuse)
+                reading = Reading(who, self._history, self._answers, self._acknowledged_end, self._event, self._accuse)
                 await reading.read_for_a_life(self._bootstrap(world.random), world, self._topics)
             await asyncio.sleep(_RETRY_S)
 
@@ -443,7 +413,7 @@ class Users:
         finally:
             await fetcher.close()
         self._event("range failing on loss" if fails_on_loss else "range whatever is lost")
-        self._answers.ranges.append(RangeRead(who, partition, start, end, labels, loss, _now_s()))
+        self._answers.ranges.append(RangeRead(who, partition, start, end, labels, loss, now_s()))
 
     # -- administration --
 
@@ -476,7 +446,7 @@ class Users:
         random = world.random
         operations = self._operations.setdefault(topic, [])
         index = len(operations)
-        began_s = _now_s()
+        began_s = now_s()
         # It stays in doubt if the process dies during the call.
         operations.append(TopicOperation(what, who, partitions, began_s, float("inf"), IN_DOUBT, self._seen(topic)))
         outcome = IN_DOUBT
@@ -509,7 +479,7 @@ class Users:
         except MinibrokerError:
             pass
         finally:
-            operations[index] = TopicOperation(what, who, partitions, began_s, _now_s(), outcome, self._seen(topic))
+            operations[index] = TopicOperation(what, who, partitions, began_s, now_s(), outcome, self._seen(topic))
         return outcome
 
     def _answers_lost(self, host: str, random: Random) -> None:
@@ -558,7 +528,7 @@ class Users:
                     for number in range(records):
                         label = b"%s/%d|" % (who.encode(), number)
                         self._history.sent[label] = Sent(who, number, partition)
-                        self._answers.written[label] = Written(None, label, (), None, _now_s())
+                        self._answers.written[label] = Written(None, label, (), None, now_s())
                         delivery = producer.send(partition.topic, label, partition=partition.partition)
                         await self._ending(delivery, label, who, 15 + GRACE_S)
 
@@ -572,7 +542,7 @@ class Users:
         others = [address for address in self._cluster.bootstrap.split(",") if address != first_address]
         bootstrap = ",".join([first_address, *others])
         end = self._acknowledged_end[partition]
-        reading = _Reading(name, self._history, self._answers, self._acknowledged_end, self._event, self._accuse)
+        reading = Reading(name, self._history, self._answers, self._acknowledged_end, self._event, self._accuse)
         reset = random.choice(["earliest", "earliest", "latest", "none"])
         is_spark = start < end and random.random() < 0.4
 
@@ -609,9 +579,7 @@ class Users:
                 )
                 if record.offset + 1 >= ends[partition]:
                     missing.discard(partition)
-            reading = _Reading(
-                "reader", self._history, self._answers, self._acknowledged_end, self._event, self._accuse
-            )
+            reading = Reading("reader", self._history, self._answers, self._acknowledged_end, self._event, self._accuse)
             await reading.ask_everything(consumer, self.partitions, world.random, is_healed=True)
 
     async def look_at_topics(self) -> None:
@@ -696,229 +664,3 @@ class Users:
 
 async def _rest(random: Random, mean_s: float) -> None:
     await asyncio.sleep(min(random.expovariate(1 / mean_s), _LONGEST_REST_S))
-
-
-def _now_s() -> float:
-    """Return the storm's time, which ignores clock jumps of the calling process."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop)
-    return loop.now_s
-
-
-class _Reading:
-    """One consumer from its start to its end, and the positions that it must have."""
-
-    def __init__(
-        self,
-        who: str,
-        history: History,
-        answers: Answers,
-        acknowledged_end: Counter[TopicPartition],
-        event: Callable[[str], None],
-        accuse: Callable[[Anomaly], None],
-    ) -> None:
-        self._who = who
-        self._history = history
-        self._answers = answers
-        self._acknowledged_end = acknowledged_end
-        self._event = event
-        self._accuse = accuse
-        self._legs: dict[TopicPartition, str] = {}
-        """The identity under which its records are judged. Each deliberate move begins a new one."""
-        self._numbers = itertools.count()
-        self._next: dict[TopicPartition, int] = {}
-        """The next offset of a partition, if it is known."""
-
-    def _moved(self, partition: TopicPartition, start: int | None) -> None:
-        leg = self._legs[partition] = f"{self._who}/{next(self._numbers)}"
-        self._next.pop(partition, None)
-        if start is not None:
-            self._next[partition] = start
-            self._history.starts[leg, partition] = start
-
-    def _note(self, record: Record, consumer: Consumer) -> None:
-        partition = TopicPartition(record.topic, record.partition)
-        if partition in consumer.paused():
-            self._accuse(Anomaly("read while paused", f"{self._who}: offset {record.offset} of {partition}"))
-        label = label_of(record.key, record.value, record.headers)
-        self._history.polled.append(Polled(self._legs[partition], partition, record.offset, label, _now_s()))
-        self._next[partition] = record.offset + 1
-
-    async def begin_at(
-        self, bootstrap: str, world: World, partition: TopicPartition, start: int, reset: Any, within_s: float = 40.0
-    ) -> None:
-        """Read a few records from an offset that is in the log."""
-        with self._telling_of_refusals([partition]):
-            async with Consumer(
-                bootstrap, partitions=[partition], auto_offset_reset=reset, request_timeout_ms=5_000, world=world
-            ) as consumer:
-                consumer.seek(partition, start)
-                self._moved(partition, start)
-                await self._read(consumer, 3, within_s)
-
-    async def _read(self, consumer: Consumer, records: int, within_s: float) -> None:
-        """Read this many records, or fewer if the time is over."""
-        try:
-            async with asyncio.timeout(within_s):
-                async for record in consumer:
-                    self._note(record, consumer)
-                    records -= 1
-                    if records <= 0:
-                        return
-        except MinibrokerError:
-            raise
-        except TimeoutError:
-            return
-
-    @contextmanager
-    def _telling_of_refusals(self, partitions: list[TopicPartition]) -> Iterator[None]:
-        try:
-            yield
-        except (LogTruncated, CorruptBatch) as error:
-            self._history.truncations.append(f"{self._who}: {error}")
-        except BrokerError as error:
-            if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
-                raise
-            for partition in partitions:
-                if partition in self._next and f"{partition} at offset" in str(error):
-                    self._answers.refused.append(
-                        Refused(self._who, partition, self._next[partition], str(error), _now_s())
-                    )
-
-    async def read_for_a_life(self, bootstrap: str, world: World, topics: Mapping[str, int]) -> None:
-        random = world.random
-        topic = random.choice(list(topics))
-        partitions = [TopicPartition(topic, p) for p in range(topics[topic])]
-        reset: Any = random.choice(["earliest", "earliest", "latest", "none"])
-        subscription: dict[str, Any] = {"topics": [topic]} if random.random() < 0.7 else {"partitions": partitions}
-        self._event(f"consumer of {next(iter(subscription))} from {reset}")
-        with self._telling_of_refusals(partitions):
-            async with Consumer(
-                bootstrap,
-                **subscription,
-                auto_offset_reset=reset,
-                request_timeout_ms=random.choice([2_000, 30_000]),
-                default_api_timeout_ms=5_000,
-                fetch_max_wait_ms=random.choice([100, 500, 500]),
-                max_partition_fetch_bytes=random.choice([1_000, 1_048_576]),
-                world=world,
-            ) as consumer:
-                for partition in partitions:
-                    if reset == "none" or random.random() < 0.3:
-                        self._seek(consumer, partition, random)
-                    elif reset == "earliest":
-                        self._moved(partition, 0)
-                    else:
-                        self._moved(partition, None)
-                        await self._at_the_end(consumer, partition)
-                for _ in range(random.randint(1, 8)):
-                    await self._read(consumer, random.randint(1, 60), random.uniform(0.5, 5))
-                    await self._do_something(consumer, partitions, random)
-
-    def _seek(self, consumer: Consumer, partition: TopicPartition, random: Random) -> None:
-        """Seek to an acknowledged offset, near the end if possible."""
-        end = self._acknowledged_end[partition]
-        offset = random.choice([end, max(0, end - 1), random.randint(max(0, end - 20), end), random.randint(0, end)])
-        consumer.seek(partition, offset)
-        self._moved(partition, offset)
-
-    async def _at_the_end(self, consumer: Consumer, partition: TopicPartition) -> None:
-        offset = await consumer.position(partition)
-        self._moved(partition, offset)
-        self._answers.offsets.append(OffsetTold(self._who, partition, "end", 0, offset, -1, _now_s()))
-
-    async def _do_something(self, consumer: Consumer, partitions: list[TopicPartition], random: Random) -> None:
-        partition = random.choice(partitions)
-        what = random.choice(["seek", "beginning", "end", "pause", "batch", "position", "ask", "ask", "nothing"])
-        self._event(f"consumer: {what}")
-        if what == "seek":
-            self._seek(consumer, partition, random)
-        elif what == "beginning":
-            consumer.seek_to_beginning(partition)
-            self._moved(partition, 0)
-        elif what == "end":
-            consumer.seek_to_end(partition)
-            self._moved(partition, None)
-            await self._at_the_end(consumer, partition)
-        elif what == "pause":
-            consumer.pause(partition)
-            await self._read(consumer, 20, random.uniform(0.2, 1))
-            consumer.resume(partition)
-        elif what == "batch":
-            await self._read_batch(consumer)
-        elif what == "position" and partition in self._next:
-            position = await consumer.position(partition)
-            self._answers.positions.append(
-                PositionTold(self._who, partition, position, self._next[partition], _now_s())
-            )
-        elif what == "ask":
-            asked = self.ask_everything(consumer, [partition], random)
-            await may_be_interrupted(asked, random, self._accuse, self._event, self._who, consumer.close)
-
-    async def _read_batch(self, consumer: Consumer) -> None:
-        try:
-            async with asyncio.timeout(1):
-                batch = await anext(aiter(consumer.batches()))
-        except MinibrokerError:
-            raise
-        except TimeoutError:
-            return
-        for record in batch:
-            self._note(record, consumer)
-
-    async def ask_everything(
-        self, consumer: Consumer, partitions: list[TopicPartition], random: Random, *, is_healed: bool = False
-    ) -> None:
-        """Ask for log starts, log ends and the first record at or after a time."""
-
-        def told(partition: TopicPartition, question: str, asked_ms: int, offset: int | None, time_ms: int) -> None:
-            answer = OffsetTold(self._who, partition, question, asked_ms, offset, time_ms, _now_s(), is_healed)
-            self._answers.offsets.append(answer)
-
-        for partition, offset in (await consumer.beginning_offsets(partitions)).items():
-            told(partition, "beginning", 0, offset, -1)
-        for partition, offset in (await consumer.end_offsets(partitions)).items():
-            told(partition, "end", 0, offset, -1)
-        for _ in range(10 if is_healed else 1):
-            asked_ms = WALL_CLOCK_START_MS + random.randrange(-120_000, 450_000)
-            for partition, found in (await consumer.offsets_for_times(dict.fromkeys(partitions, asked_ms))).items():
-                if found is None:
-                    told(partition, "time", asked_ms, None, -1)
-                else:
-                    told(partition, "time", asked_ms, found.offset, found.timestamp_ms)
-
-
-# --- What a storm draws ----------------------------------------------------------------------------------------
-
-
-def _draw_kinds(random: Random) -> list[str]:
-    kinds = ["by key", "without key", "short-lived", "splitting"]
-    return sorted(random.sample(kinds, random.choice([1, 2, 2, 3])))
-
-
-def _draw_habits(random: Random, kind: str, topics: Mapping[str, int]) -> Habits:
-    is_splitting, is_short = kind == "splitting", kind == "short-lived"
-    burst = random.choice([10, 20]) if is_splitting else random.choice([1, 3, 10])
-    settings = {
-        "delivery_timeout_ms": random.choice([3_000, 10_000, 60_000]),
-        "request_timeout_ms": random.choice([1_000, 5_000, 30_000]),
-        "batch_size": 16_384 if is_splitting else random.choice([1, 200, 16_384]),
-        "linger_ms": random.choice([0, 20]) if is_splitting else random.choice([0, 0, 5, 200]),
-        "max_in_flight_requests_per_connection": random.randint(1, 5),
-        "compression": "none" if is_splitting else random.choice(["none", "none", "gzip", "snappy", "lz4", "zstd"]),
-        "max_request_size": 32_768,
-        "buffer_memory": random.choice([32_768, 1_048_576]),
-    }
-    return Habits(
-        kind=kind,
-        topic=SMALL_BATCHES if is_splitting else TOPIC,
-        partitions=1 if is_splitting else topics[TOPIC],
-        style="awaited" if is_short else random.choice(["awaited", "tasks", "drained", "drained", "flushed"]),
-        records=1 if is_short else random.choice([10, 40, 100]),
-        burst=burst,
-        pause_s=4.0 if is_short else burst / random.choice([1, 2]),
-        keys=random.choice([2, 20]) if kind == "by key" or (kind != "without key" and random.random() < 0.5) else 0,
-        max_value_bytes=100,
-        partitioner=Partitioner(random.choice([crc32, murmur2]), random.choice(list(WithoutKey))),
-        settings=settings,
-    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -395,21 +395,29 @@ async def read_everything(bootstrap: str, world: World, partitions: list[TopicPa
         consumer.seek_to_beginning()
         history.begins = await consumer.beginning_offsets(partitions)
         ends = history.ends = await consumer.end_offsets(partitions)
-        history.final = {partition: {} for partition in partitions}
-        missing = {partition for partition in partitions if ends[partition] > history.begins[partition]}
-        batches = consumer.batches()
-        while missing:
-            batch = await anext(batches)
-            partition = TopicPartition(batch.topic, batch.partition)
-            history.final[partition] |= dict(zip(batch.offsets, (value or b"" for value in batch.values), strict=True))
-            if batch.next_offset >= ends[partition]:
-                missing.discard(partition)
+        history.final = await read_to_ends(consumer.batches(), history.begins, ends)
+
+
+async def read_to_ends(
+    batches: AsyncIterator[ConsumerBatch | KafkaBatch],
+    begins: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, dict[int, bytes]]:
+    """Return the records of each partition of `ends` by offset, read until all ends are reached."""
+    read: dict[TopicPartition, dict[int, bytes]] = {partition: {} for partition in ends}
+    missing = {partition for partition, end in ends.items() if end > begins.get(partition, 0)}
+    while missing:
+        batch = await anext(batches)
+        partition = TopicPartition(batch.topic, batch.partition)
+        read[partition] |= dict(zip(batch.offsets, (value or b"" for value in batch.values), strict=True))
+        if batch.next_offset >= ends[partition]:
+            missing.discard(partition)
+    return read
 
 
 async def read_as_kafkas_do(bootstrap: str, world: World, versions: Versions, history: History) -> list[str]:
     """Read what `read_everything` has read with a consumer of Kafka's protocol. Return the differences."""
     ends = {partition: end for partition, end in history.ends.items() if end > history.begins[partition]}
-    seen: dict[TopicPartition, dict[int, bytes]] = {partition: {} for partition in ends}
     async with KafkaConsumer(
         bootstrap, partitions=list(ends), versions=versions, world=world, limits=[1_048_576], fetch_max_wait_ms=10
     ) as consumer:
@@ -419,14 +427,8 @@ async def read_as_kafkas_do(bootstrap: str, world: World, versions: Versions, hi
         ]
         for partition in ends:
             consumer.seek(partition, history.begins[partition])
-        missing = set(ends)
         batches = consumer.batches()
-        while missing and not wrong:
-            batch = await anext(batches)
-            partition = TopicPartition(batch.topic, batch.partition)
-            seen[partition] |= dict(zip(batch.offsets, (value or b"" for value in batch.values), strict=True))
-            if batch.next_offset >= ends[partition]:
-                missing.discard(partition)
+        seen = {} if wrong else await read_to_ends(batches, {}, ends)
         await batches.aclose()
     return wrong + [
         f"{p} is not to Kafka's clients what it is to ours" for p in ends if not wrong and seen[p] != history.final[p]

@@ -229,7 +229,7 @@ async def fresh_client_at_a_deposed_leader(storm: Scene) -> None:
                     hidden.append((host, other))
         await asyncio.sleep(dice.choice([1.0, 4.0]))
     except TimeoutError:
-        storm.note("nobody was elected, or nothing acknowledged")
+        storm.note("no leader was elected, or no record acknowledged")
     finally:
         zookeeper.uncut(host_name(victim))
         for link in [*links, *hidden]:

@@ -182,7 +182,7 @@ async def registration_unanswered(storm: Ground) -> None:
     storm.count(
         "registration unanswered",
         f"{host}, {'lost' if refusal else 'carried out'}; ZooKeeper is gone for {_in_words(absences)}"
-        + ", after a moment for everybody" * for_everybody,
+        + ", after a moment for all brokers" * for_everybody,
     )
     try:
         if for_everybody:

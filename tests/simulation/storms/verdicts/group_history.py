@@ -161,7 +161,7 @@ def check_group(history: GroupHistory, records: Records) -> Iterator[Anomaly]:
     for member, partition, offset in history.not_owned:
         if partition in records:
             yield _anomaly(
-                history, "a record for somebody else", f"{member} got {offset} of {partition}, which it lacks"
+                history, "a record of a revoked partition", f"{member} got {offset} of {partition}, which it lacks"
             )
     if not history.may_begin_anew:
         yield from _check_generations(history, records)
@@ -202,7 +202,7 @@ def check_reborn(history: GroupHistory, partition: TopicPartition, log: Mapping[
     committed = next((read.offset for read in reversed(history.reads) if read.partition == partition), None)
     skipped = sorted(offset for offset in log if offset < (committed or 0) and offset not in got)
     if skipped:
-        text = f"{partition}: {committed} is committed, and nobody got {skipped[:5]} ({len(skipped)} in all)"
+        text = f"{partition}: {committed} is committed, but no member got {skipped[:5]} ({len(skipped)} in all)"
         yield _anomaly(history, "records were skipped", text)
 
 
@@ -273,7 +273,7 @@ class _Check:
             below = bisect_left(self._offsets, offset)
             if below and latest[below - 1] > at:
                 skipped = [each for each in self._offsets[:below] if first.get(each, inf) > at]
-                text = f"{what} {offset}, before anybody got {skipped[:5]} ({len(skipped)} in all)"
+                text = f"{what} {offset}, before any member got {skipped[:5]} ({len(skipped)} in all)"
                 yield self._anomaly("records were skipped", text)
                 return
 
@@ -289,7 +289,7 @@ class _Check:
         for delivered in session.delivered:
             known = self._log.get(delivered.offset)
             if known != delivered.value:
-                text = f"{who} got {delivered.value[:40]!r} at {delivered.offset}, where there is {_shown(known)}"
+                text = f"{who} got {delivered.value[:40]!r} at {delivered.offset}, which holds {_shown(known)}"
                 yield self._anomaly("another record was delivered", text)
                 return
             if before >= delivered.offset:

@@ -179,7 +179,7 @@ def committed_by_a_member_of_before(history: GroupHistory) -> None:
         (out_of_order, "a session went back"),
         (left_out, "a session left records out"),
         (not_what_is_there, "another record was delivered"),
-        (after_it_was_revoked, "a record for somebody else"),
+        (after_it_was_revoked, "a record of a revoked partition"),
         (owned_by_two, "two owners in a generation"),
         (committed_by_a_member_of_before, "a deposed member committed"),
     ],
