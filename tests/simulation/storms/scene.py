@@ -43,24 +43,12 @@ _GROWING_STATES = f"{znodes.TOPICS}/{GROWING}/partitions/"
 class Scene(Ground):
     def __init__(self, report: Report, dice: Random, is_enough: Callable[[Anomaly], bool] | None = None) -> None:
         super().__init__(report, dice, is_enough)
-        self.shrinking = Shrinking(
-            self.cluster,
-            Random(f"{report.seed} shrinking"),
-            self.history.deleted,
-            event=self.event,
-            accuse=self.accuse,
-        )
+        self.shrinking = Shrinking(self, Random(f"{report.seed} shrinking"))
         self.partitions += self.shrinking.partitions
         self.rebirth = Rebirth(self, Random(f"{report.seed} rebirth"), AMBUSHES)
         self.users = Users(self.cluster, self.workload.acknowledged_end, event=self.event, accuse=self.accuse)
         self.growing = Growing(self, Random(f"{report.seed} growing"))
-        self.compacting = Compacting(
-            self.cluster,
-            Random(f"{report.seed} compacting"),
-            self.workload,
-            event=self.event,
-            accuse=self.accuse,
-        )
+        self.compacting = Compacting(self, Random(f"{report.seed} compacting"))
         self._add_groups()
         self.workload.guests += [self.users, self.compacting, self.groups, self.bookkeepers]
         self._all_partitions = [*self.partitions, *self.compacting.partitions, *self.users.partitions]

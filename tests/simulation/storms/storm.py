@@ -32,7 +32,9 @@ moments of a real run (nothing can be replayed).
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
 from minibroker.client.admin import Admin
@@ -327,26 +329,23 @@ class Storm(Scene):
 
     async def _create_topics(self) -> None:
         world = self.cluster.client("admin")
-        configs = {SHRINKING: self.shrinking.configs, SYNCED: {"durability": "synced"}}
+        configs = {
+            SHRINKING: self.shrinking.configs,
+            SYNCED: {"durability": "synced"},
+            COMPACTED: self.compacting.configs,
+        }
         if Random(f"{self.report.seed} format").random() < 0.3:
             configs[f"{DURABLE}-0"] = {"record.format": "kafka"}
 
         async def create() -> None:
             async with Admin(self.cluster.bootstrap, world=world) as admin:
-                for topic in dict.fromkeys(partition.topic for partition in self.partitions):
-                    count = sum(partition.topic == topic for partition in self.partitions)
+                partitions = Counter(partition.topic for partition in [*self.partitions, *self.compacting.partitions])
+                for topic, count in partitions.items():
                     await admin.create_topic(
                         topic,
                         partitions=count,
                         replication_factor=len(self.cluster.broker_ids),
                         configs=configs.get(topic),
-                    )
-                if self.compacting.partitions:
-                    await admin.create_topic(
-                        COMPACTED,
-                        partitions=1,
-                        replication_factor=len(self.cluster.broker_ids),
-                        configs=self.compacting.configs,
                     )
                 await self.users.create_topics(admin)
 
@@ -357,18 +356,8 @@ class Storm(Scene):
         topics = list(dict.fromkeys(partition.topic for partition in self.partitions))
         producers = [*topics, *dice.choices(topics, k=dice.randint(0, 2))]
         for number, topic in enumerate(producers):
-            settings = ProducerSettings(
-                topic=topic,
-                partitions=sum(partition.topic == topic for partition in self.partitions),
-                records_per_s=dice.choice([3, 5, 10]),
-                max_value_bytes=dice.choice([20, 200, 2_000]),
-                compression=dice.choice(["none", "none", "lz4", "zstd"]),
-                linger_ms=dice.choice([0, 0, 5, 100]),
-                delivery_timeout_ms=dice.choice([5_000, 20_000, 120_000]),
-                request_timeout_ms=dice.choice([1_000, 5_000, 30_000]),
-                sends_batches=number % 2 == 1,
-            )
-            self.workload.start_producer(f"producer-{number}", settings)
+            settings = self._draw_producer(dice, topic, ["none", "none", "lz4", "zstd"], [0, 0, 5, 100])
+            self.workload.start_producer(f"producer-{number}", replace(settings, sends_batches=number % 2 == 1))
         lasting = [partition for partition in self.partitions if partition.topic != SHRINKING]
         for number in range(dice.randint(1, 2)):
             self.workload.start_consumer(f"consumer-{number}", lasting)
@@ -387,21 +376,26 @@ class Storm(Scene):
         if dice.random() < 1 / 3:
             return
         for number in range(dice.randint(1, 2)):
-            topic = dice.choice(topics)
-            settings = ProducerSettings(
-                topic=topic,
-                partitions=sum(partition.topic == topic for partition in self.partitions),
-                records_per_s=dice.choice([3, 5, 10]),
-                max_value_bytes=dice.choice([20, 200, 2_000]),
-                compression=dice.choice(["none", "gzip", "snappy", "lz4", "zstd"]),
-                linger_ms=dice.choice([0, 5, 100, 500]),
-                delivery_timeout_ms=dice.choice([5_000, 20_000, 120_000]),
-                request_timeout_ms=dice.choice([1_000, 5_000, 30_000]),
-                versions=dice.choice(VERSIONS),
-            )
+            compressions = ["none", "gzip", "snappy", "lz4", "zstd"]
+            settings = self._draw_producer(dice, dice.choice(topics), compressions, [0, 5, 100, 500])
+            settings = replace(settings, versions=dice.choice(VERSIONS))
             self.workload.start_producer(f"kafka-producer-{number}", settings)
         for number in range(dice.randint(1, 2)):
             self.workload.start_consumer(f"kafka-consumer-{number}", lasting, dice.choice(VERSIONS))
+
+    def _draw_producer(
+        self, dice: Random, topic: str, compressions: Sequence[str], lingers_ms: Sequence[int]
+    ) -> ProducerSettings:
+        return ProducerSettings(
+            topic=topic,
+            partitions=sum(partition.topic == topic for partition in self.partitions),
+            records_per_s=dice.choice([3, 5, 10]),
+            max_value_bytes=dice.choice([20, 200, 2_000]),
+            compression=dice.choice(compressions),
+            linger_ms=dice.choice(lingers_ms),
+            delivery_timeout_ms=dice.choice([5_000, 20_000, 120_000]),
+            request_timeout_ms=dice.choice([1_000, 5_000, 30_000]),
+        )
 
     def _draw_weights(self) -> dict[str, float]:
         """Return the weight of each fault. Some are left out, some are frequent."""

@@ -24,10 +24,9 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, Closed, CommitFailed, PartitionErrors
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, offsets_partition
-from tests.simulation.simulator.process import Process
 from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.interruptions import may_be_interrupted
-from tests.simulation.storms.clients.workload import DURABLE, SHRINKING
+from tests.simulation.storms.clients.workload import DURABLE, SHRINKING, Guests
 from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.settings import RETENTION_MINUTES
 from tests.simulation.storms.verdicts.history import Anomaly
@@ -52,20 +51,18 @@ class _Book:
         self.group = f"book-of-{name}"
         self.partitions = partitions
         self.ledger = Ledger(self.group)
-        self.process: Process | None = None
-        self.starts = 0
         self.next_offset = itertools.count(1)
         """Offsets to commit; each is used by a single call."""
         self.set_s = 0.0
         """Time of the last acknowledged change."""
 
 
-class Bookkeepers:
+class Bookkeepers(Guests):
     """The bookkeepers of a storm, `Guests` of the workload."""
 
     def __init__(self, storm: Ground, dice: Random, at_least: int = 0) -> None:
+        super().__init__(storm.cluster)
         self._storm = storm
-        self._cluster = storm.cluster
         self._is_forgiven = False
         minutes = int(storm.settings["offsets.retention.minutes"])
         self._offsets_partitions = int(storm.settings["offsets.topic.num.partitions"])
@@ -80,33 +77,15 @@ class Bookkeepers:
     def names(self) -> list[str]:
         return list(self._books)
 
-    def process(self, name: str) -> Process:
-        process = self._books[name].process
-        assert process is not None, f"{name} was not started"
-        return process
-
     # -- their lives --
 
-    def start(self) -> None:
-        for name in self.names:
-            self._start(name)
-
-    def restart(self, name: str) -> None:
-        """Kill a bookkeeper (SIGKILL) and start it again."""
-        self.process(name).kill()
-        self._start(name)
-
-    def _start(self, name: str) -> None:
-        book = self._books[name]
-        world = self._cluster.client(name)
-        book.process = world.process
-        book.starts += 1
-        world.process.start(self._live(book, world), name)
+    def _run(self, name: str, world: VirtualWorld) -> None:
+        world.process.start(self._live(self._books[name], world), name)
 
     async def _live(self, book: _Book, world: VirtualWorld) -> None:
         """Use one client after the other."""
         for number in itertools.count(1):
-            client = f"{book.name}#{book.starts}.{number}"
+            client = f"{book.name}#{self._starts[book.name]}.{number}"
             with self._storm.client_errors(client):
                 if world.random.random() < 0.15:
                     await self._be_a_member(book, client, world)
@@ -257,9 +236,8 @@ class Bookkeepers:
 
     async def finish(self) -> None:
         """After healing, end the bookkeepers and look up their offsets."""
-        for book in self._books.values():
-            if book.process is not None:
-                book.process.kill()
+        for process in self._processes.values():
+            process.kill()
         world = self._cluster.client("book-auditor")
         await world.process.run(self._audit(world))
         world.process.kill()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Any, NamedTuple
@@ -37,11 +37,11 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import CorruptRecord, DecodedBatch, decode_batch, iterate_batches
 from minibroker.protocol.world import World
 from tests.simulation.mutants.planting import Patches
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.process import Process
+from tests.simulation.simulator.cluster import host_name
 from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.storms.ambush import Ambushes
-from tests.simulation.storms.clients.workload import Workload
+from tests.simulation.storms.clients.workload import Guests
+from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import Anomaly
 
 TOPIC = "compacted"
@@ -73,22 +73,12 @@ Table = dict[bytes, list[Found]]
 """Records by key, in the order of the log."""
 
 
-class Compacting:
+class Compacting(Guests):
     """The compacted topic and its clients, `Guests` of the workload."""
 
-    def __init__(
-        self,
-        cluster: VirtualCluster,
-        random: Random,
-        workload: Workload,
-        *,
-        event: Callable[[str], None],
-        accuse: Callable[[Anomaly], None],
-    ) -> None:
-        self._cluster = cluster
-        self._event = event
-        self._accuse = accuse
-        self._workload = workload
+    def __init__(self, storm: Ground, random: Random) -> None:
+        super().__init__(storm.cluster)
+        self._storm = storm
         self.partitions = [TopicPartition(TOPIC, 0)] if random.random() < _PROBABILITY else []
         self.configs = {
             "cleanup.policy": "compact",
@@ -102,7 +92,6 @@ class Compacting:
         self._producers = itertools.count()
         self._numbers = itertools.count()
         self._written: dict[bytes, list[Written]] = {}
-        self._processes: dict[str, Process] = {}
         self._stopping = False
         self._producing: asyncio.Task[None] | None = None
         self._table: Table | None = None
@@ -119,21 +108,7 @@ class Compacting:
     def names(self) -> list[str]:
         return ["compacted-producer", "compacted-consumer"] if self.partitions else []
 
-    def process(self, name: str) -> Process:
-        return self._processes[name]
-
-    def start(self) -> None:
-        for name in self.names:
-            self._start(name)
-
-    def restart(self, name: str) -> None:
-        """Kill a client (SIGKILL) and start it again."""
-        self._processes[name].kill()
-        self._start(name)
-
-    def _start(self, name: str) -> None:
-        world = self._cluster.client(name)
-        self._processes[name] = world.process
+    def _run(self, name: str, world: VirtualWorld) -> None:
         if name == "compacted-producer":
             self._producing = world.process.start(self._produce(world), name)
         else:
@@ -157,7 +132,7 @@ class Compacting:
         @patches.instead_of(Swap, "carry_out")
         def carry_out(original: Any, swap: Swap) -> None:
             if not swap._is_done:
-                self._event("compacted segments swapped in")
+                self._storm.event("compacted segments swapped in")
                 self.swaps.strike(self._broker_of(swap))
             original(swap)
 
@@ -189,7 +164,7 @@ class Compacting:
                     while not self._stopping:
                         await self._write(producer, identity, world.random)
             except ClientCrashed as error:
-                self._accuse(Anomaly("a client crashed", f"compacted-producer: {error!r} {error.__cause__!r}"))
+                self._storm.accuse(Anomaly("a client crashed", f"compacted-producer: {error!r} {error.__cause__!r}"))
             except MinibrokerError:
                 pass
             await asyncio.sleep(_RETRY_S)
@@ -214,7 +189,7 @@ class Compacting:
             written[index] = written[index]._replace(offset=offset)
             if keeps_all is not None and keeps_all is self._keeps_all:
                 self._must_stay.append((key, Found(offset, None if written[index].is_tombstone else number)))
-            end = self._workload.acknowledged_end
+            end = self._storm.workload.acknowledged_end
             end[self.partitions[0]] = max(end[self.partitions[0]], offset + 1)
         await asyncio.sleep(random.expovariate(1))
 
@@ -251,7 +226,7 @@ class Compacting:
                     continue
             due = [(key, found) for key, found in self._must_stay if found.offset < replica.log.log_end_offset]
             for anomaly in lost(due, table):
-                self._accuse(anomaly._replace(text=f"{anomaly.text}, on broker {broker_id}"))
+                self._storm.accuse(anomaly._replace(text=f"{anomaly.text}, on broker {broker_id}"))
 
     # -- reading --
 
@@ -271,13 +246,13 @@ class Compacting:
                         before = newest.get((record.key, identity), -1)
                         if number <= before and not self._is_forgiven:
                             told = f"{record.key!r} is {number} at offset {record.offset}, was {before}"
-                            self._accuse(Anomaly("a key went back", told))
+                            self._storm.accuse(Anomaly("a key went back", told))
                         newest[record.key, identity] = number
             except CorruptBatch as error:
-                if not self._workload.pages_have_rotten:
-                    self._accuse(Anomaly("a client crashed", f"compacted-consumer: {error}"))
+                if not self._storm.workload.pages_have_rotten:
+                    self._storm.accuse(Anomaly("a client crashed", f"compacted-consumer: {error}"))
             except ClientCrashed as error:
-                self._accuse(Anomaly("a client crashed", f"compacted-consumer: {error!r} {error.__cause__!r}"))
+                self._storm.accuse(Anomaly("a client crashed", f"compacted-consumer: {error!r} {error.__cause__!r}"))
             except MinibrokerError:
                 pass
             await asyncio.sleep(_RETRY_S)

@@ -36,12 +36,11 @@ from minibroker.client.group.states import MemberState
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition
 from tests.simulation.mutants.planting import Patches
-from tests.simulation.simulator.process import Process
 from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.growing import METADATA_MAX_AGE_MS, Growing
 from tests.simulation.storms.clients.growing import TOPIC as GROWING
 from tests.simulation.storms.clients.rebirth import Rebirth
-from tests.simulation.storms.clients.workload import DURABLE, SHRINKING
+from tests.simulation.storms.clients.workload import DURABLE, SHRINKING, Guests
 from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.group_history import Commit, GroupHistory, check_group, check_reborn
 from tests.simulation.storms.verdicts.history import Anomaly, TopicIdPartition
@@ -96,8 +95,6 @@ class _Member:
     life_s: float
     """Mean time until it leaves, to come back later."""
     records_per_commit: int
-    process: Process | None = None
-    starts: int = 0
     identity: str = ""
     view: tuple[int, frozenset[TopicPartition]] = (-1, frozenset())
     """Its last known generation and partitions."""
@@ -151,20 +148,19 @@ class _Listener(RebalanceListener):
             self._life.positions.pop(partition, None)
 
 
-class Groups:
+class Groups(Guests):
     """The groups of a storm, `Guests` of the workload."""
 
     def __init__(self, storm: Ground, dice: Random, growing: Growing, rebirth: Rebirth, at_least: int = 0) -> None:
+        super().__init__(storm.cluster)
         self._storm = storm
         self._growing = growing
         self._rebirth = rebirth
-        self._cluster = storm.cluster
         self._dice = dice
         self._is_over = False
         self._lost_offsets = False
         """Whether committed offsets may be lost."""
         self._is_last_life = False
-        self._reader: Process | None = None
         self.partitions: list[TopicPartition] = []
         """The partitions of `__consumer_offsets`, once they exist."""
         lasting = list(dict.fromkeys(p.topic for p in storm.partitions if p.topic.startswith(DURABLE)))
@@ -247,11 +243,6 @@ class Groups:
         """Return the session timeout of a member."""
         return self._members[name].group.session_timeout_ms / 1_000
 
-    def process(self, name: str) -> Process:
-        process = self._reader if name == READER else self._members[name].process
-        assert process is not None, f"{name} was not started"
-        return process
-
     async def create_offsets_topic(self) -> None:
         """Create `__consumer_offsets` through the first request to a coordinator."""
         world = self._cluster.client(READER)
@@ -264,27 +255,13 @@ class Groups:
         async with Admin(self._cluster.bootstrap, world=world) as admin:
             await admin.list_group_offsets(READER)
 
-    def start(self) -> None:
-        for name in self.names:
-            self._start(name)
-
-    def restart(self, name: str) -> None:
-        """Kill a client (SIGKILL) and start it again."""
-        self.process(name).kill()
-        if name in self._members:
-            member = self._members[name]
-            member.group.history.ended(member.identity)
-        self._start(name)
-
-    def _start(self, name: str) -> None:
-        world = self._cluster.client(name)
+    def _run(self, name: str, world: VirtualWorld) -> None:
         if name == READER:
-            self._reader = world.process
             world.process.start(self._look_again_and_again(world), name)
             return
         member = self._members[name]
-        member.starts += 1
-        member.process = world.process
+        if self._starts[name] > 1:
+            member.group.history.ended(member.identity)
         world.process.start(self._live(member, world), name)
 
     async def _live(self, member: _Member, world: VirtualWorld) -> None:
@@ -295,7 +272,7 @@ class Groups:
                 await asyncio.sleep(random.choice([0.0, 0.2, 5.0]) * random.random())
             if self._is_over:
                 return
-            member.identity = f"{member.name}#{member.starts}.{attempt}"
+            member.identity = f"{member.name}#{self._starts[member.name]}.{attempt}"
             life = _Life(member, member.identity)
             life.consumer = Consumer(
                 self._cluster.bootstrap,
@@ -492,11 +469,8 @@ class Groups:
                 self._storm.accuse(Anomaly("not live", f"group {group.name}: {self._condition(group)}"))
         self._is_over = True
         await asyncio.sleep(0)
-        for member in self._members.values():
-            assert member.process is not None
-            member.process.kill()
-        if self._reader is not None:
-            self._reader.kill()
+        for process in self._processes.values():
+            process.kill()
         world.process.kill()
 
     async def _all_done(self, world: VirtualWorld, group: _Group) -> None:

@@ -14,7 +14,8 @@ from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from tests.simulation.simulator.process import Process
+from tests.simulation.simulator.world import VirtualWorld
+from tests.simulation.storms.clients.workload import Guests
 from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import TopicIdPartition
 from tests.simulation.storms.verdicts.incarnations import Acknowledged, Lives, Polled, Sent, has_read_all
@@ -50,20 +51,18 @@ class _Consuming:
     """Whether it continues with the same consumer after an error."""
 
 
-class RebirthClients:
+class RebirthClients(Guests):
     """The clients of all re-created topics, `Guests` of the workload. They record their history in `lives`."""
 
     def __init__(self, storm: Ground, lives: Lives) -> None:
+        super().__init__(storm.cluster)
         self._storm = storm
-        self._cluster = storm.cluster
         self._lives = lives
         self.acknowledged_ends: dict[TopicIdPartition, int] = {}
         """One past the highest acknowledged offset of each incarnation's partition."""
         self.producers: dict[str, Producing] = {}
         self._producing: dict[str, asyncio.Task[None]] = {}
         self._consumers: dict[str, _Consuming] = {}
-        self._processes: dict[str, Process] = {}
-        self._starts: dict[str, int] = {}
         self.quiet: set[str] = set()
         """Topics to which producers send nothing at the moment."""
         self.slow: set[str] = set()
@@ -93,21 +92,15 @@ class RebirthClients:
                 iterates_on=dice.random() < 0.5,
             )
 
-    def start(self) -> None:
-        for name in self.names:
-            self._start(name)
-
     @property
     def names(self) -> list[str]:
         return [*self.producers, *self._consumers]
 
-    def process(self, name: str) -> Process:
-        return self._processes[name]
-
-    def restart(self, name: str) -> None:
-        """Kill a client (SIGKILL) and start it again."""
-        self._processes[name].kill()
-        self._start(name)
+    def _run(self, name: str, world: VirtualWorld) -> None:
+        if name in self.producers:
+            self._producing[name] = world.process.start(self._produce(name, world, self.producers[name]), name)
+        else:
+            world.process.start(self._consume(name, world, self._consumers[name]), name)
 
     # -- after healing --
 
@@ -149,15 +142,6 @@ class RebirthClients:
 
     def _identity(self, name: str) -> str:
         return f"{name}#{self._starts[name]}"
-
-    def _start(self, name: str) -> None:
-        self._starts[name] = self._starts.get(name, 0) + 1
-        world = self._cluster.client(name)
-        self._processes[name] = world.process
-        if name in self.producers:
-            self._producing[name] = world.process.start(self._produce(name, world, self.producers[name]), name)
-        else:
-            world.process.start(self._consume(name, world, self._consumers[name]), name)
 
     async def _produce(self, name: str, world: World, settings: Producing) -> None:
         start = self._identity(name)

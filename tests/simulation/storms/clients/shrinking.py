@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Any, NamedTuple
@@ -35,11 +35,12 @@ from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import CorruptRecord, iterate_batches
 from tests.simulation.mutants.planting import Patches
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
+from tests.simulation.simulator.cluster import host_name
 from tests.simulation.simulator.process import Process
 from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.storms.ambush import Ambushes
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING
+from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import Anomaly, TopicIdPartition
 
 assert SHRINKING.startswith(DURABLE)
@@ -78,19 +79,8 @@ class Move(NamedTuple):
 
 
 class Shrinking:
-    def __init__(
-        self,
-        cluster: VirtualCluster,
-        random: Random,
-        deleted: Counter[TopicPartition],
-        *,
-        event: Callable[[str], None],
-        accuse: Callable[[Anomaly], None],
-    ) -> None:
-        """`deleted` is updated with the highest log start of each partition."""
-        self._cluster = cluster
-        self._event = event
-        self._accuse = accuse
+    def __init__(self, storm: Ground, random: Random) -> None:
+        self._storm = storm
         self.partitions = (
             [TopicPartition(SHRINKING, p) for p in range(random.randint(1, 2))]
             if random.random() < _PROBABILITY
@@ -113,7 +103,6 @@ class Shrinking:
         """The highest log start that a leader has decided."""
         self.promised: Counter[TopicIdPartition] = Counter()
         """The offset below which deletion was acknowledged: no replica that may become leader has such a record."""
-        self._deleted = deleted
         self.moves: Ambushes[Move] = Ambushes()
 
     @contextmanager
@@ -123,7 +112,7 @@ class Shrinking:
 
         @patches.instead_of(ReplicaSettings, "with_present_settings")
         async def with_present_settings(original: Any, replicas: ReplicaSettings, partitions: Any) -> Any:
-            self._asked_s |= dict.fromkeys(partitions, self._cluster.simulation.loop.now_s)
+            self._asked_s |= dict.fromkeys(partitions, self._storm.now_s)
             return await original(replicas, partitions)
 
         @patches.instead_of(Partition, "expire")
@@ -153,7 +142,7 @@ class Shrinking:
     def settings_written(self, data: bytes) -> None:
         """Follow a write of the topic's settings to ZooKeeper."""
         values = znodes.decode_config(znodes.topic_config_path(SHRINKING), data)
-        self._rules.append(_rule(self._cluster.simulation.loop.now_s, values))
+        self._rules.append(_rule(self._storm.now_s, values))
 
     def start_administrator(self, world: VirtualWorld, ends: Mapping[TopicPartition, int]) -> None:
         """Start an administrator that deletes acknowledged records now and then. It reads `ends` each time."""
@@ -178,29 +167,28 @@ class Shrinking:
             partition = random.choice(self.partitions)
             offset = random.choice([-1, random.randint(0, ends[partition])])
             try:
-                async with Admin(self._cluster.bootstrap, default_api_timeout_ms=15_000, world=world) as admin:
+                async with Admin(self._storm.cluster.bootstrap, default_api_timeout_ms=15_000, world=world) as admin:
                     told = await admin.delete_records({partition: offset})
             except ClientCrashed as error:
-                self._accuse(Anomaly("a client crashed", f"deleter: {error!r} {error.__cause__!r}"))
+                self._storm.accuse(Anomaly("a client crashed", f"deleter: {error!r} {error.__cause__!r}"))
             except MinibrokerError:
-                self._event("records deleted: without success, or in doubt")
+                self._storm.event("records deleted: without success, or in doubt")
             else:
-                self._event("records deleted")
+                self._storm.event("records deleted")
                 self._was_told(partition, offset, told[partition])
 
     def _was_told(self, partition: TopicPartition, offset: int, low_watermark: int) -> None:
-        topic = self._cluster.simulation.zookeeper.data(znodes.topic_path(SHRINKING))
-        identified = TopicIdPartition(znodes.decode_topic(SHRINKING, topic).topic_id, partition)
+        identified = TopicIdPartition(self._storm.topic(SHRINKING).topic_id, partition)
         self.promised[identified] = max(self.promised[identified], low_watermark)
         if low_watermark < offset:
-            self._accuse(Anomaly("not deleted", f"{partition} up to {offset}: it begins at {low_watermark}"))
+            self._storm.accuse(Anomaly("not deleted", f"{partition} up to {offset}: it begins at {low_watermark}"))
 
     def _batches(self, partition: Partition) -> list[Batch] | None:
         """Return the batches of a log, or None after a disk error."""
         log = partition.log
         batches: list[Batch] = []
         offset = log.log_start_offset
-        with self._cluster.simulation.host(host_name(partition.leader_id)).disk.faults.set_aside():
+        with self._storm.cluster.simulation.host(host_name(partition.leader_id)).disk.faults.set_aside():
             try:
                 while records := log.read(offset, _READ_BYTES, log.log_end_offset):
                     for header, start, end in iterate_batches(records):
@@ -214,12 +202,14 @@ class Shrinking:
         start = partition.log.log_start_offset
         identified = TopicIdPartition(partition.log.topic_id, partition.topic_partition)
         self.decided[identified] = max(self.decided[identified], start)
-        self._deleted[partition.topic_partition] = max(self._deleted[partition.topic_partition], start)
-        self._event("a log begins later")
+        self._storm.history.deleted[partition.topic_partition] = max(
+            self._storm.history.deleted[partition.topic_partition], start
+        )
+        self._storm.event("a log begins later")
         if not partition.is_leader:
-            self._accuse(Anomaly("deleted by a follower", f"{identified}: it begins at {start}"))
+            self._storm.accuse(Anomaly("deleted by a follower", f"{identified}: it begins at {start}"))
         if start > partition.high_watermark:
-            self._accuse(
+            self._storm.accuse(
                 Anomaly(
                     "deleted above the high watermark",
                     f"{partition.topic_partition} begins at {start}, its high watermark is {partition.high_watermark}",
@@ -230,11 +220,11 @@ class Shrinking:
     def _moved(self, partition: Partition, batches: list[Batch] | None, now_ms: int) -> None:
         self._begins_later(partition)
         start = partition.log.log_start_offset
-        asked_s = self._asked_s.get(partition, self._cluster.simulation.loop.now_s)
+        asked_s = self._asked_s.get(partition, self._storm.now_s)
         rules = in_force(self._rules, asked_s)
         problems = [illegal(batches or (), start, now_ms, rule.retention_ms, rule.retention_bytes) for rule in rules]
         if None not in problems:
-            self._accuse(Anomaly("deleted too early", f"{partition.topic_partition}, {rules}: {problems[-1]}"))
+            self._storm.accuse(Anomaly("deleted too early", f"{partition.topic_partition}, {rules}: {problems[-1]}"))
 
 
 def in_force(rules: Sequence[Rule], since_s: float) -> list[Rule]:

@@ -1,6 +1,5 @@
 """The verdict on deletions accepts the legal ones and no other."""
 
-from collections import Counter
 from math import inf
 from random import Random
 
@@ -34,13 +33,7 @@ def test_a_log_start_may_move_past_records_that_are_too_old_or_exceed_the_size(
 
 
 def test_a_loss_of_all_power_voids_promised_deletions_since_their_offsets_may_be_reused() -> None:
-    shrinking = Shrinking(
-        None,  # type: ignore[arg-type]  # the test needs no cluster
-        Random(1),
-        Counter(),
-        event=lambda _: None,
-        accuse=lambda _: None,
-    )
+    shrinking = Shrinking(None, Random(1))  # type: ignore[arg-type]  # the test needs no storm
     exposed, other = (TopicIdPartition("id", TopicPartition("durable-shrinking", number)) for number in range(2))
     promises = shrinking.promised
     promises.update({exposed: 416, other: 5})

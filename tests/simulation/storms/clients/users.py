@@ -43,7 +43,6 @@ from minibroker.protocol.world import World
 from minibroker.spark_jobs.source.offsets import DataLost, OffsetRange
 from minibroker.spark_jobs.source.reading import RangeFetcher, ReadSettings
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.process import Process
 from tests.simulation.simulator.world import WALL_CLOCK_START_MS, VirtualWorld
 from tests.simulation.storms.clients.habits import (
     GRACE_S,
@@ -56,6 +55,7 @@ from tests.simulation.storms.clients.habits import (
 )
 from tests.simulation.storms.clients.interruptions import AT_ONCE_S, begun, may_be_interrupted, patiently
 from tests.simulation.storms.clients.reading import Reading, now_s
+from tests.simulation.storms.clients.workload import Guests
 from tests.simulation.storms.verdicts.answers import (
     ANY,
     DONE,
@@ -99,7 +99,7 @@ class _Life:
     awaiting: set[asyncio.Task[bool]] = field(default_factory=set)
 
 
-class Users:
+class Users(Guests):
     """Draws users, starts them on a cluster, and records the answers that they get.
 
     `acknowledged_end` is updated to one past the highest acknowledged offset of each partition.
@@ -113,7 +113,7 @@ class Users:
         event: Callable[[str], None],
         accuse: Callable[[Anomaly], None],
     ) -> None:
-        self._cluster = cluster
+        super().__init__(cluster)
         self._replicas = len(cluster.broker_ids)
         self._acknowledged_end = acknowledged_end
         self._event = event
@@ -138,8 +138,6 @@ class Users:
         self._topic_ids: dict[str, str] = {}
         self._operations: dict[str, list[TopicOperation]] = {}
         """Operations on side topics, by name."""
-        self._starts: Counter[str] = Counter()
-        self._processes: dict[str, Process] = {}
         self._producing: dict[str, asyncio.Task[None]] = {}
         self._forgiven: set[TopicPartition] = set()
         self._stopping = False
@@ -161,31 +159,12 @@ class Users:
         self._producers.clear()
         self._others.clear()
 
-    def start(self) -> None:
-        for name in self.names:
-            self._start(name)
-
-    def process(self, name: str) -> Process:
-        return self._processes[name]
-
-    def restart(self, name: str) -> None:
-        """Kill a client (SIGKILL) and start it again."""
-        self._processes[name].kill()
-        self._start(name)
-
-    def _start(self, name: str) -> None:
-        world = self._new_process(name)
+    def _run(self, name: str, world: VirtualWorld) -> None:
         if name in self._others:
             world.process.start(self._others[name](name, world), name)
         else:
             habits = self._producers[int(name.rpartition("-")[2])]
             self._producing[name] = world.process.start(self._produce(name, world, habits), name)
-
-    def _new_process(self, name: str) -> VirtualWorld:
-        self._starts[name] += 1
-        world = self._cluster.client(name)
-        self._processes[name] = world.process
-        return world
 
     async def finish(self) -> None:
         """Stop sending, wait until each record has its outcome, and end the other users."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, CorruptBatch, LogTruncated
@@ -43,15 +43,40 @@ SHRINKING = "durable-shrinking"
 SYNCED = "durable-synced"
 
 
-class Guests(Protocol):
+class Guests(ABC):
     """Other clients that meet the same faults."""
 
+    def __init__(self, cluster: VirtualCluster) -> None:
+        self._cluster = cluster
+        self._processes: dict[str, Process] = {}
+        self._starts: Counter[str] = Counter()
+
     @property
+    @abstractmethod
     def names(self) -> list[str]: ...
 
-    def process(self, name: str) -> Process: ...
+    @abstractmethod
+    def _run(self, name: str, world: VirtualWorld) -> None:
+        """Start the task of a client in its new process."""
 
-    def restart(self, name: str) -> None: ...
+    def process(self, name: str) -> Process:
+        """Return the latest process of a client."""
+        return self._processes[name]
+
+    def start(self) -> None:
+        for name in self.names:
+            self._run(name, self._new_process(name))
+
+    def restart(self, name: str) -> None:
+        """Kill a client (SIGKILL) and start it again."""
+        self._processes[name].kill()
+        self._run(name, self._new_process(name))
+
+    def _new_process(self, name: str) -> VirtualWorld:
+        self._starts[name] += 1
+        world = self._cluster.client(name)
+        self._processes[name] = world.process
+        return world
 
 
 _RETRY_S = 0.3
