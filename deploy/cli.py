@@ -161,7 +161,7 @@ def status(
     if watch:
         status_screen.watch(lambda: _glance(bootstrap, data), format)
         return
-    found = LocalCluster(data).status(asks_controller=True) if bootstrap is None else _status_of(bootstrap)
+    _, found = _view_and_status(bootstrap, data)
     if format is Format.JSON:
         print_json(status_screen.status_object(found))
     else:
@@ -339,31 +339,20 @@ def _print_acted(action: str, members: list[Member], format: Format) -> None:
         sys.stdout.write(f"{action}: {', '.join(name_of(member) for member in members) or 'nothing to do'}\n")
 
 
-def _status_of(bootstrap: str) -> Status:
-    return _status_of_view(_view_of(bootstrap))
-
-
-def _status_of_view(view: ClusterView) -> Status:
-    view = asyncio.run(with_details(view))
-    return status_of_view(view, asyncio.run(ask_offline_log_dirs(view)))
-
-
-def _view_of(bootstrap: str) -> ClusterView:
+def _view_and_status(bootstrap: str | None, data: Path) -> tuple[ClusterView, Status]:
+    if bootstrap is None:
+        cluster = LocalCluster(data)
+        view = cluster.view()
+        return view, cluster.status(view, asks_controller=True)
     view = asyncio.run(ask_cluster(parse_bootstrap(bootstrap)))
     if not view.brokers:
         raise MinibrokerError(f"no broker answers at {bootstrap}: check the address, or start the cluster")
-    return view
+    view = asyncio.run(with_details(view))
+    return view, status_of_view(view, asyncio.run(ask_offline_log_dirs(view)))
 
 
 def _glance(bootstrap: str | None, data: Path) -> status_screen.Glance:
-    if bootstrap is None:
-        cluster = LocalCluster(data)
-        cluster.file()
-        view = cluster.view()
-        found = cluster.status(view, asks_controller=True)
-    else:
-        view = _view_of(bootstrap)
-        found = _status_of_view(view)
+    view, found = _view_and_status(bootstrap, data)
     return status_screen.Glance(found, asyncio.run(ask_end_offsets(view)), time.monotonic())
 
 

@@ -147,16 +147,12 @@ def prepare_environment(environment: MutableMapping[str, str]) -> None:
 
 
 def _lacks_vector_module(home: Path) -> bool:
-    modules = re.search(r'^MODULES="([^"]*)"', _release(home), re.MULTILINE)
-    return modules is not None and VECTOR_MODULE not in modules[1].split()
-
-
-def _release(home: Path) -> str:
-    """Return the text of a Java runtime's `release` file, or an empty one if there is no such file."""
     try:
-        return (home / "release").read_text(encoding="utf-8")
+        release = (home / "release").read_text(encoding="utf-8")
     except OSError:
-        return ""
+        return False
+    modules = re.search(r'^MODULES="([^"]*)"', release, re.MULTILINE)
+    return modules is not None and VECTOR_MODULE not in modules[1].split()
 
 
 def _with_shim(java: Path) -> Path:

@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -93,14 +93,15 @@ class LocalCluster:
         return self.directory / "logs" / f"{name}.log"
 
     def state_of(self, member: Member) -> ProcessState:
-        process = self._process_of(self.file(), member)
-        return ProcessState.GONE if process is None else state_of(process)
+        return state_of(self._process_of(self.file(), member))
 
     def view(self) -> ClusterView:
         """Ask the brokers that are neither gone nor paused; a broker that hangs is waited for 2 s."""
         cluster = self.file()
         ours = [entry.address for entry in cluster.brokers]
-        return asyncio.run(ask_cluster(self._answering_addresses(cluster), without=ours))
+        # A paused broker would accept the connection and never answer.
+        running = [entry.address for entry in cluster.brokers if state_of(entry.process) is ProcessState.RUNNING]
+        return asyncio.run(ask_cluster(running, without=ours))
 
     def status(self, view: ClusterView | None = None, *, asks_controller: bool = False) -> Status:
         """Return the state of processes, brokers and partitions.
@@ -108,10 +109,7 @@ class LocalCluster:
         `view` spares asking the brokers again. `asks_controller`: see `with_details`.
         """
         cluster = self.file()
-        states = {
-            entry.id: ProcessState.GONE if entry.process is None else state_of(entry.process)
-            for entry in cluster.brokers
-        }
+        states = {entry.id: state_of(entry.process) for entry in cluster.brokers}
         if cluster.zookeeper.port is None:
             answers = zookeeper.is_any_serving(cluster.zookeeper.connect)
             server = ProcessState.RUNNING if answers else ProcessState.GONE
@@ -207,7 +205,9 @@ class LocalCluster:
         cluster_file.save(self.directory, cluster)
         try:
             self._make_secret()
-            cluster, starting = self._spawn_all(cluster)
+            if cluster.zookeeper.port is not None:
+                cluster = self._spawn_zookeeper(cluster)
+            cluster, starting = self._spawn_brokers(cluster, cluster.brokers)
             # The brokers start meanwhile, and try again until ZooKeeper answers.
             self._wait_for_zookeeper(cluster.zookeeper)
             broker_process.wait_until_ready(starting)
@@ -329,17 +329,9 @@ class LocalCluster:
     def _process_of(self, cluster: ClusterFile, member: Member) -> Process | None:
         return cluster.zookeeper.process if isinstance(member, str) else cluster.broker(member).process
 
-    def _answering_addresses(self, cluster: ClusterFile) -> list[tuple[str, int]]:
-        # A paused broker would accept the connection and never answer.
-        return [
-            entry.address
-            for entry in cluster.brokers
-            if entry.process is not None and state_of(entry.process) is ProcessState.RUNNING
-        ]
-
     def _check_not_running(self, cluster: ClusterFile) -> None:
-        names = [f"broker {entry.id}" for entry in cluster.brokers if _lives(entry)]
-        if cluster.zookeeper.process is not None and is_alive(cluster.zookeeper.process):
+        names = [f"broker {entry.id}" for entry in cluster.brokers if is_alive(entry.process)]
+        if is_alive(cluster.zookeeper.process):
             names.append("ZooKeeper")
         if names:
             raise LaunchError(
@@ -355,7 +347,7 @@ class LocalCluster:
         acted: list[Member] = []
         for member in members:
             process = self._process_of(cluster, member)
-            state = ProcessState.GONE if process is None else state_of(process)
+            state = state_of(process)
             if process is not None and state in from_states and send_signal(process, number):
                 acted.append(member)
             elif not isinstance(who, AllBrokers):
@@ -383,14 +375,11 @@ class LocalCluster:
                 raise LaunchError(
                     "ZooKeeper is not running: `minibroker start zookeeper` first, or bring all up with `minibroker up`"
                 )
-            gone = [entry for entry in cluster.brokers if entry.id in members and not _lives(entry)]
+            gone = [entry for entry in cluster.brokers if entry.id in members and not is_alive(entry.process)]
             if not gone and not isinstance(who, AllBrokers):
                 raise LaunchError(_why_not_started(members[0], self.state_of(members[0])))
             plan.check_ports(gone, ports.is_free)
-            starting: list[StartingBroker] = []
-            for entry in gone:
-                cluster, started = self._spawn_broker(cluster, entry)
-                starting.append(started)
+            _, starting = self._spawn_brokers(cluster, gone)
         broker_process.wait_until_ready(starting)
         return [started.broker_id for started in starting]
 
@@ -399,20 +388,20 @@ class LocalCluster:
         with cluster_file.locked(self.directory):
             cluster = self.file()
             ours = cluster.zookeeper
-            if ours.process is not None and is_alive(ours.process):
-                raise LaunchError(f"ZooKeeper is running already (process {ours.process.pid})")
+            if (process := ours.process) is not None and is_alive(process):
+                raise LaunchError(f"ZooKeeper is running already (process {process.pid})")
             if ours.port is not None and not ports.is_free(ours.port):
                 raise LaunchError(f"port {ours.port} of ZooKeeper is in use: stop what listens there, then try again")
             cluster = self._spawn_zookeeper(cluster)
         self._wait_for_zookeeper(cluster.zookeeper)
         return members
 
-    def _spawn_all(self, cluster: ClusterFile) -> tuple[ClusterFile, list[StartingBroker]]:
-        """Spawn ZooKeeper, if it is ours, and the brokers; each is in the cluster file as soon as it runs."""
-        if cluster.zookeeper.port is not None:
-            cluster = self._spawn_zookeeper(cluster)
+    def _spawn_brokers(
+        self, cluster: ClusterFile, entries: Sequence[BrokerEntry]
+    ) -> tuple[ClusterFile, list[StartingBroker]]:
+        """Spawn brokers; each is in the cluster file as soon as it runs."""
         starting: list[StartingBroker] = []
-        for entry in cluster.brokers:
+        for entry in entries:
             cluster, started = self._spawn_broker(cluster, entry)
             starting.append(started)
         return cluster, starting
@@ -472,12 +461,10 @@ class LocalCluster:
 
     def _end_all(self, cluster: ClusterFile, *, kill: bool, timeout_s: float) -> list[Member]:
         """End brokers before ZooKeeper, which a clean shutdown needs. Returns the members that lived."""
-        ended: list[Member] = [entry.id for entry in cluster.brokers if _lives(entry)]
-        brokers = [entry.process for entry in cluster.brokers if entry.process is not None]
-        processes.end(brokers, kill=kill, timeout_s=timeout_s)
-        if cluster.zookeeper.process is not None:
-            if is_alive(cluster.zookeeper.process):
-                ended.append(ZOOKEEPER)
+        ended: list[Member] = [entry.id for entry in cluster.brokers if is_alive(entry.process)]
+        processes.end([entry.process for entry in cluster.brokers], kill=kill, timeout_s=timeout_s)
+        if is_alive(cluster.zookeeper.process):
+            ended.append(ZOOKEEPER)
             processes.end([cluster.zookeeper.process], kill=kill, timeout_s=timeout_s)
         return ended
 
@@ -486,10 +473,6 @@ def _why_not_started(broker_id: Member, state: ProcessState) -> str:
     if state is ProcessState.PAUSED:
         return f"broker {broker_id} is paused: `minibroker resume {broker_id}`"
     return f"broker {broker_id} is running already; to start it anew, first `minibroker stop {broker_id}`"
-
-
-def _lives(entry: BrokerEntry) -> bool:
-    return entry.process is not None and is_alive(entry.process)
 
 
 def _cannot(member: Member, state: ProcessState, number: signal.Signals) -> str:

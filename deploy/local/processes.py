@@ -105,7 +105,10 @@ def uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def state_of(process: Process) -> ProcessState:
+def state_of(process: Process | None) -> ProcessState:
+    """Return the state; None, a process that was never started, is gone."""
+    if process is None:
+        return ProcessState.GONE
     _reap(process.pid)
     found = _look(process.pid)
     if found is None or found.birth != process.birth:
@@ -115,7 +118,7 @@ def state_of(process: Process) -> ProcessState:
     return ProcessState.PAUSED if found.state in "Tt" else ProcessState.RUNNING
 
 
-def is_alive(process: Process) -> bool:
+def is_alive(process: Process | None) -> bool:
     return state_of(process) is not ProcessState.GONE
 
 
@@ -152,16 +155,17 @@ def wait_until_gone(processes: Iterable[Process], timeout_s: float) -> list[Proc
     return living
 
 
-def end(processes: Sequence[Process], *, kill: bool, timeout_s: float) -> None:
+def end(processes: Iterable[Process | None], *, kill: bool, timeout_s: float) -> None:
     """Terminate, and after `timeout_s`, or at once with `kill`, kill. Raises LaunchTimedOut if a process survives."""
+    left = [process for process in processes if process is not None]
     if not kill:
-        for process in processes:
+        for process in left:
             send_signal(process, signal.SIGTERM)
             send_signal(process, signal.SIGCONT)  # a paused process handles no signal before it continues
-        processes = wait_until_gone(processes, timeout_s)
-    for process in processes:
+        left = wait_until_gone(left, timeout_s)
+    for process in left:
         send_signal(process, signal.SIGKILL)
-    if left := wait_until_gone(processes, KILL_TIMEOUT_S):
+    if left := wait_until_gone(left, KILL_TIMEOUT_S):
         raise LaunchTimedOut(
             f"process {left[0].pid} does not end even when killed: it hangs inside the operating system"
         )

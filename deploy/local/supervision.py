@@ -51,7 +51,4 @@ def _states(known: ClusterFile) -> States:
     members: dict[Member, Process | None] = {entry.id: entry.process for entry in known.brokers}
     if known.zookeeper.port is not None:
         members[ZOOKEEPER] = known.zookeeper.process
-    return {
-        member: (process, ProcessState.GONE if process is None else state_of(process))
-        for member, process in members.items()
-    }
+    return {member: (process, state_of(process)) for member, process in members.items()}

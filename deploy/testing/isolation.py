@@ -70,8 +70,8 @@ class Isolation:
 
 def _what_is_missing() -> str:
     """Return the missing privilege or program; empty if brokers can be isolated."""
-    effective = _field("/proc/self/status", "CapEff:")
-    capabilities = int(effective[0], 16) if effective else 0
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    capabilities = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
     for bit, name in ((_CAP_SETGID, "CAP_SETGID"), (_CAP_NET_ADMIN, "CAP_NET_ADMIN")):
         if not capabilities & 1 << bit:
             return f"this process lacks the capability {name}"
@@ -84,10 +84,3 @@ def _what_is_missing() -> str:
     ):
         return "this user namespace has too few group ids"
     return ""
-
-
-def _field(path: str, name: str) -> list[str]:
-    for line in Path(path).read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith(name):
-            return line.removeprefix(name).split()
-    return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import shutil
 import sysconfig
@@ -25,7 +26,7 @@ from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.who import BrokerId
 from minibroker.deploy.observing.cluster_view import ClusterView
-from minibroker.deploy.trials.trial import PATIENCE_S, Trial, TrialVerdict, longest_gap, patience
+from minibroker.deploy.trials.trial import Trial, TrialVerdict, longest_gap, new_topic, patience, wait_until_whole
 from minibroker.protocol.model import TopicPartition
 
 BROKERS = 3
@@ -112,7 +113,9 @@ def running_cluster(directory: Path, tell: Tell, settings: Mapping[str, str] | N
 
 async def play(cluster: LocalCluster, records: int, tell: Tell) -> DemoOutcome:
     """Play the story. At least `records` lines are sent, more if the story takes longer. Raises MinibrokerError."""
-    topic = await _new_topic(cluster)
+    # Earlier demos in the same directory have left their topics.
+    names = itertools.chain(["demo"], (f"demo-{number}" for number in itertools.count(2)))
+    topic = await new_topic(cluster, names, PARTITIONS, BROKERS)
     view = await _whole(cluster, topic)
     leaders = [str(view.partitions[TopicPartition(topic, partition)].leader_id) for partition in range(PARTITIONS)]
     tell(f"topic {topic} has {PARTITIONS} partitions of {BROKERS} replicas, led by brokers {', '.join(leaders)}")
@@ -148,16 +151,6 @@ async def _last_failover(cluster: LocalCluster) -> Story:
     return story
 
 
-async def _new_topic(cluster: LocalCluster) -> str:
-    """Create the topic `demo`, or `demo-2` and so on if earlier demos in the same directory have left theirs."""
-    async with Admin(cluster.bootstrap()) as admin:
-        existing = await admin.list_topics()
-        names = ["demo", *(f"demo-{number}" for number in range(2, len(existing) + 2))]
-        topic = next(name for name in names if name not in existing)
-        await admin.create_topic(topic, partitions=PARTITIONS, replication_factor=BROKERS)
-        return topic
-
-
 async def _kill_leader(cluster: LocalCluster, trial: Trial, tell: Tell) -> Kill:
     partition = TopicPartition(trial.topic, 0)
 
@@ -184,7 +177,7 @@ async def _kill(
     killed_s = time.monotonic()
     await asyncio.to_thread(cluster.kill, BrokerId(victim))
     async with patience(f"no broker took over from broker {victim}"):
-        while (successor := holder_in(await _view(cluster))) in (victim, None):  # noqa: ASYNC110
+        while (successor := holder_in(await asyncio.to_thread(cluster.view))) in (victim, None):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_INTERVAL_S)
     assert successor is not None
     replaced_after_s = time.monotonic() - killed_s
@@ -210,22 +203,10 @@ async def _kill(
     )
 
 
-async def _view(cluster: LocalCluster) -> ClusterView:
-    return await asyncio.to_thread(cluster.view)
-
-
 async def _whole(cluster: LocalCluster, topic: str) -> ClusterView:
-    """Wait until the cluster has all brokers and a controller, and every replica of the topic is in its ISR."""
-    async with patience(f"a broker is missing, or a replica of {topic} is not in its ISR,"):
-        while True:
-            view = await _view(cluster)
-            states = [state for partition, state in view.partitions.items() if partition.topic == topic]
-            in_sync = sum(len(state.isr_nodes) for state in states)
-            if in_sync == PARTITIONS * BROKERS and len(view.brokers) == BROKERS and view.controller_id is not None:
-                return view
-            await asyncio.sleep(_POLL_INTERVAL_S)
+    return await wait_until_whole(cluster, topic, f"a broker is missing, or a replica of {topic} is not in its ISR,")
 
 
 async def _acknowledged(trial: Trial, more: int) -> None:
     async with patience("writes did not continue"):
-        await trial.wait_for_acknowledgements(more, PATIENCE_S)
+        await trial.wait_for_acknowledgements(more)

@@ -17,7 +17,6 @@ from enum import StrEnum
 from random import SystemRandom
 from typing import NamedTuple
 
-from minibroker.client.admin import Admin
 from minibroker.client.cli.bench.report import percentile
 from minibroker.client.cli.bench.values import Values
 from minibroker.deploy.errors import LaunchError
@@ -25,7 +24,7 @@ from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.processes import ProcessState
 from minibroker.deploy.local.who import ZOOKEEPER, AllBrokers, BrokerId, Member, ZooKeeperServer, name_of
 from minibroker.deploy.observing.cluster_view import ClusterView
-from minibroker.deploy.trials.trial import PATIENCE_S, Gap, Trial, TrialVerdict, longest_gap, patience
+from minibroker.deploy.trials.trial import Gap, Trial, TrialVerdict, longest_gap, new_topic, patience, wait_until_whole
 from minibroker.protocol.model import TopicPartition
 
 PARTITIONS = 3
@@ -37,7 +36,6 @@ _ACKNOWLEDGED_BETWEEN = 50
 """Records acknowledged on every partition before a kill and after it."""
 _ACKNOWLEDGED_QUIETLY = 1_000
 """Records acknowledged on every partition before the first kill, during which the quiet gap is measured."""
-_POLL_INTERVAL_S = 0.05
 
 Tell = Callable[[str], None]
 """Called with a line for each round."""
@@ -133,7 +131,8 @@ async def restart_in_turn(cluster: LocalCluster, rounds: int, tell: Tell) -> Fai
 async def _play(cluster: LocalCluster, play: PlayRound, what: str, rounds: int, tell: Tell) -> FailoverOutcome:
     brokers = [entry.id for entry in cluster.file().brokers]
     _require_running(cluster, brokers)
-    topic = await _new_topic(cluster, min(MAX_REPLICAS, len(brokers)))
+    names = (f"bench-failover-{number}" for number in itertools.count(1))
+    topic = await new_topic(cluster, names, PARTITIONS, min(MAX_REPLICAS, len(brokers)))
     await _whole(cluster, topic)
     rate = SENT_PER_PARTITION_AND_SECOND * PARTITIONS
     trial = Trial(cluster.bootstrap(), topic, PARTITIONS, _values(), records_per_second=rate)
@@ -172,15 +171,6 @@ def _require_running(cluster: LocalCluster, members: Sequence[Member]) -> None:
 def _values() -> Iterator[bytes]:
     values, run = Values(), SystemRandom().getrandbits(32)
     return (values.make(run, number, VALUE_BYTES) for number in itertools.count())
-
-
-async def _new_topic(cluster: LocalCluster, replication_factor: int) -> str:
-    async with Admin(cluster.bootstrap()) as admin:
-        existing = await admin.list_topics()
-        names = (f"bench-failover-{number}" for number in itertools.count(1))
-        topic = next(name for name in names if name not in existing)
-        await admin.create_topic(topic, partitions=PARTITIONS, replication_factor=replication_factor)
-        return topic
 
 
 async def _restart(cluster: LocalCluster, broker_id: int, trial: Trial) -> Round:
@@ -223,25 +213,14 @@ def _start(cluster: LocalCluster, who: Victims) -> None:
 
 
 async def _whole(cluster: LocalCluster, topic: str) -> ClusterView:
-    """Wait until the cluster has all brokers and a controller, and every replica of the topic is in its ISR."""
-    brokers = [entry.id for entry in cluster.file().brokers]
-    async with patience(
+    return await wait_until_whole(
+        cluster,
+        topic,
         f"a broker is missing, or a replica of {topic} is not in its ISR: see `minibroker status`, and start what is "
-        "missing with `minibroker start all`; it did not recover"
-    ):
-        while True:
-            view = await asyncio.to_thread(cluster.view)
-            states = [state for name, state in view.partitions.items() if name.topic == topic]
-            if (
-                len(states) == PARTITIONS
-                and sorted(view.brokers) == brokers
-                and view.controller_id is not None
-                and all(sorted(state.isr_nodes) == sorted(state.replica_nodes) for state in states)
-            ):
-                return view
-            await asyncio.sleep(_POLL_INTERVAL_S)
+        "missing with `minibroker start all`; it did not recover",
+    )
 
 
 async def _acknowledged(trial: Trial, more: int) -> None:
     async with patience("not every partition took writes: see `minibroker status`; it did not recover"):
-        await trial.wait_for_acknowledgements(more, PATIENCE_S)
+        await trial.wait_for_acknowledgements(more)

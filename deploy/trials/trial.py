@@ -19,14 +19,19 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.client.producing.delivery import Delivery
 from minibroker.deploy.errors import LaunchTimedOut
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.observing.cluster_view import ClusterView
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
 PATIENCE_S = 60.0
+
+_POLL_INTERVAL_S = 0.02
 
 
 class Acknowledged(NamedTuple):
@@ -160,7 +165,7 @@ class Trial:
                     for event in self._more.values():
                         event.set()
 
-    async def wait_for_acknowledgements(self, more: int, timeout_s: float) -> None:
+    async def wait_for_acknowledgements(self, more: int, timeout_s: float = PATIENCE_S) -> None:
         """Wait until `more` more records are acknowledged on every partition. Raises TimeoutError."""
         targets = {p: len(acks) + more for p, acks in self.acknowledged.items()}
         async with asyncio.timeout(timeout_s):
@@ -223,6 +228,32 @@ class Trial:
 
     def _is_intact(self, number: int, value: bytes | None) -> bool:
         return 0 <= number < self.sent and zlib.crc32(value or b"") == self._checksums[number]
+
+
+async def wait_until_whole(cluster: LocalCluster, topic: str, otherwise: str) -> ClusterView:
+    """Wait until all brokers are in the cluster, it has a controller, and every replica of the topic is in its ISR."""
+    brokers = [entry.id for entry in cluster.file().brokers]
+    async with patience(otherwise):
+        while True:
+            view = await asyncio.to_thread(cluster.view)
+            states = [state for name, state in view.partitions.items() if name.topic == topic]
+            if (
+                states
+                and sorted(view.brokers) == brokers
+                and view.controller_id is not None
+                and all(sorted(state.isr_nodes) == sorted(state.replica_nodes) for state in states)
+            ):
+                return view
+            await asyncio.sleep(_POLL_INTERVAL_S)
+
+
+async def new_topic(cluster: LocalCluster, names: Iterator[str], partitions: int, replication_factor: int) -> str:
+    """Create a topic with the first of the names that does not exist."""
+    async with Admin(cluster.bootstrap()) as admin:
+        existing = await admin.list_topics()
+        topic = next(name for name in names if name not in existing)
+        await admin.create_topic(topic, partitions=partitions, replication_factor=replication_factor)
+        return topic
 
 
 @asynccontextmanager

@@ -53,7 +53,6 @@ class LogClient:
         self._runner.run(asyncio.sleep(seconds))
 
     def topics(self, subscription: Subscription, *, is_lenient: bool = False) -> Topics:
-        """See `LookUps.topics`."""
         return self._runner.run(self._look_ups.topics(subscription, is_lenient=is_lenient))
 
     def offsets(
@@ -75,14 +74,12 @@ class LogClient:
     def ends(
         self, known: Mapping[TopicPartition, Known], at_least: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """See `LookUps.ends`."""
         found = self._runner.run(self._look_ups.ends(known, at_least)) if known else {}
         return {partition: offset_of(end) for partition, end in found.items()}
 
     def latest(
         self, subscription: Subscription, *, is_lenient: bool = False, since: Offsets | None = None
     ) -> dict[str, TopicOffsets]:
-        """See `latest_offsets`."""
         return self._runner.run(self._look_ups.latest(subscription, is_lenient=is_lenient, since=since))
 
     def leader_epochs(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

@@ -182,7 +182,6 @@ class LookUps:
     async def latest(
         self, subscription: Subscription, *, is_lenient: bool = False, since: Offsets | None = None
     ) -> dict[str, TopicOffsets]:
-        """See `latest_offsets`."""
         deadline = self._now() + self._patience_s
         while True:
             topics = await self.topics(subscription, is_lenient=is_lenient, since=since)

@@ -48,7 +48,6 @@ from minibroker.protocol.world import World
 from minibroker.spark_jobs.source.arrow import BatchBuilder
 from minibroker.spark_jobs.source.connecting import PATIENCE_S, connect, new_cluster
 from minibroker.spark_jobs.source.offsets import OffsetRange, loss_error
-from minibroker.spark_jobs.source.options import ReadOptions
 
 logger = logging.getLogger(__name__)
 
@@ -63,16 +62,6 @@ class ReadSettings(NamedTuple):
     include_headers: bool
     fail_on_data_loss: bool
     fail_on_timestamp: bool = True
-
-    @classmethod
-    def of(cls, options: ReadOptions) -> ReadSettings:
-        return cls(
-            options.bootstrap,
-            options.client_id,
-            options.include_headers,
-            options.fail_on_data_loss,
-            options.fail_on_timestamp,
-        )
 
 
 def read_range(

@@ -204,9 +204,15 @@ class _RangeReader:
         if not isinstance(partition, RangePartition):
             return iter(())  # Spark's substitute for an empty list of partitions
         _exempt_modules_from_collection()
-        return read_range(
-            ReadSettings.of(self._options), partition.range, to_arrow_schema(self._schema, timezone="UTC")
+        given = self._options
+        settings = ReadSettings(
+            given.bootstrap,
+            given.client_id,
+            given.include_headers,
+            given.fail_on_data_loss,
+            given.fail_on_timestamp,
         )
+        return read_range(settings, partition.range, to_arrow_schema(self._schema, timezone="UTC"))
 
 
 class BatchReader(_RangeReader, DataSourceReader):
@@ -364,23 +370,20 @@ class StreamReader(_RangeReader, DataSourceStreamReader, SupportsTriggerAvailabl
         """Does nothing: the checkpoint has the offsets."""
 
 
-class BatchWriter(DataSourceArrowWriter):
-    """At least once: a task that Spark repeats writes its rows again."""
+class _Writer:
+    """The writer that executors run: at least once, since Spark may repeat a task or a batch."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
-        """Runs on an executor. Raises as `write_batches`: then the task has failed, and part of its rows may stay."""
+        """Raises as `write_batches`: then the task has failed, and part of its rows may stay."""
         return write_batches(self._options, iterator)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
-    """At least once: a task or a batch that Spark repeats writes its rows again."""
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    pass
 
-    def __init__(self, options: WriteOptions) -> None:
-        self._options = options
 
-    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
-        """As `BatchWriter.write`."""
-        return write_batches(self._options, iterator)
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    pass

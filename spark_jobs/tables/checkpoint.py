@@ -68,16 +68,16 @@ class Checkpoint:
         for folder, name in (("offsets", str(batch)), ("commits", str(batch - 1)), ("", "metadata"), ("", FILE_NAME)):
             for path in (self.directory / folder / name, self.directory / folder / f".{name}.crc"):
                 if path.exists():
-                    _sync(path)
+                    sync_path(path)
         for folder in ("offsets", "commits", ""):
             if (self.directory / folder).exists():
-                _sync(self.directory / folder)
+                sync_path(self.directory / folder)
 
     def _damaged(self, path: Path, error: Exception) -> MinibrokerError:
         return MinibrokerError(f"{path} is not as Spark writes it ({error}): this checkpoint can no longer be used")
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: str | Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -29,7 +29,7 @@ import pyarrow.parquet
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.world.real import RealWorld
 from minibroker.spark_jobs.source.offsets import Offsets, from_json, to_json
-from minibroker.spark_jobs.tables.checkpoint import Checkpoint
+from minibroker.spark_jobs.tables.checkpoint import Checkpoint, sync_path
 from minibroker.spark_jobs.tables.manifests import (
     MANIFESTS,
     TABLE_FILE,
@@ -339,11 +339,7 @@ class TableWriter:
 def _sync_tree(directory: Path) -> None:
     for parent, _, names in os.walk(directory):
         for name in [*names, "."]:
-            descriptor = os.open(os.path.join(parent, name), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_path(os.path.join(parent, name))
 
 
 def _said(content: Mapping[str, str]) -> str:
