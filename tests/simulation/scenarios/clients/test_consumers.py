@@ -1,4 +1,4 @@
-"""Consumers whose topic is created again under their feet, or whose leader was deposed and does not know."""
+"""Consumers whose topic is recreated while they read it, or whose leader was deposed and does not know it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Scene:
         return znodes.decode_topic(name, self.cluster.simulation.zookeeper.data(znodes.topic_path(name))).topic_id
 
     def replicas(self, name: str) -> set[int]:
-        """None where there is no such topic."""
+        """Return the brokers with a replica of that topic; none if there is no such topic."""
         path = znodes.topic_path(name)
         zookeeper = self.cluster.simulation.zookeeper
         if not zookeeper.has(path):
@@ -79,11 +79,11 @@ class Scene:
         except BrokerError as error:
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 raise
-            return False  # it is still being deleted
+            return False  # the old topic is still being deleted
         return True
 
     async def send(self, first: int, count: int, partition: int = 0) -> None:
-        """Numbers, acknowledged by all in sync."""
+        """Send numbers as records with acks=all."""
 
         async def send() -> None:
             async with Producer(self.cluster.bootstrap, acks="all", world=self.main) as producer:
@@ -104,14 +104,14 @@ class Scene:
         await self.main.process.run(send())
 
     async def depose(self) -> int:
-        """Cut the leader off from all but clients, and see another elected. Returns the one that was deposed."""
+        """Isolate the leader from all but clients, wait for another to be elected, and return the deposed one."""
         deposed = self.cluster.state(P0).leader
         self.cut_off(deposed)
         await self.cluster.until(lambda: self.cluster.state(P0).leader not in (-1, deposed))
         return deposed
 
     def cut_off(self, broker_id: int) -> None:
-        """From all but clients."""
+        """Isolate that broker from the other brokers and ZooKeeper, not from clients."""
         for other in self.cluster.broker_ids:
             if other != broker_id:
                 self.separate(host_name(broker_id), host_name(other))
@@ -126,7 +126,7 @@ class Scene:
         self.network.unblock(other, one)
 
     def client_of(self, broker_id: int, name: str = "fresh") -> VirtualWorld:
-        """A client that reaches that broker alone."""
+        """Return a client that can reach only that broker."""
         world = self.cluster.client(name)
         for other in self.cluster.broker_ids:
             if other != broker_id:
@@ -163,7 +163,7 @@ async def silence(consumer: Consumer, seconds: float) -> None:
             await anext(consumer)
 
 
-# --- The topic is created again -----------------------------------------------------------------------------------
+# --- The topic is recreated ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("taken", ["by records", "by batches", "paused"])
@@ -275,7 +275,7 @@ async def test_without_a_reset_policy_a_recreated_topic_is_an_error_until_a_posi
 
 @pytest.fixture(params=[True, False], ids=["leader doubts itself", "leader does not doubt itself"])
 def _leaders_doubt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a leader without ZooKeeper says so: clients must not need a leader to know that it was deposed."""
+    """Run the test also with leaders that do not doubt themselves without ZooKeeper: clients must not rely on that."""
     if not request.param:
         monkeypatch.setattr(ReplicaLifecycle, "_may_be_deposed", lambda self, told_in_broker_epoch: False)
 
@@ -356,7 +356,7 @@ async def test_a_position_beyond_the_end_is_reset_once_another_broker_confirms_t
     await world.process.run(consume())
 
 
-# --- The same for Spark -------------------------------------------------------------------------------------------
+# --- Spark jobs ---------------------------------------------------------------------------------------------------
 
 
 def _fetcher(
@@ -384,7 +384,7 @@ async def _read(fetcher: RangeFetcher) -> list[int]:
 @pytest.mark.usefixtures("_leaders_doubt")
 @pytest.mark.parametrize("start", [4, 15])
 @pytest.mark.parametrize("leader_epoch", [-1, 1], ids=["without epochs", "with epochs"])
-@pytest.mark.parametrize("fails", [True, False], ids=["fails on loss", "leaves out what is lost"])
+@pytest.mark.parametrize("fails", [True, False], ids=["fails on loss", "skips lost records"])
 @run_by(play)
 async def test_a_task_that_reaches_only_a_deposed_leader_skips_nothing(
     scene: Scene, /, start: int, leader_epoch: int, fails: bool
@@ -401,13 +401,13 @@ async def test_a_task_that_reaches_only_a_deposed_leader_skips_nothing(
 
 
 @pytest.fixture
-def _topics_are_told_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As thousands of partitions are: in parts, with time between them."""
+def _metadata_arrives_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send metadata in parts with pauses between them, as for thousands of partitions."""
     monkeypatch.setattr(steps, "PARTITIONS_AT_ONCE", 1)
     monkeypatch.setattr(steps, "BREATH_S", 10.0)
 
 
-async def _all_have_restarted_and_were_told_of_some_topics(scene: Scene) -> None:
+async def _restart_all_until_they_know_some_topics(scene: Scene) -> None:
     cluster = scene.cluster
     for broker_id in cluster.broker_ids:
         cluster.kill_broker(broker_id)
@@ -418,25 +418,25 @@ async def _all_have_restarted_and_were_told_of_some_topics(scene: Scene) -> None
     assert all(cluster.broker(b)._metadata.topic_id("t") is None for b in cluster.broker_ids)
 
 
-@pytest.mark.usefixtures("_topics_are_told_slowly")
-@pytest.mark.parametrize("fails", [True, False], ids=["fails on loss", "leaves out what is lost"])
+@pytest.mark.usefixtures("_metadata_arrives_slowly")
+@pytest.mark.parametrize("fails", [True, False], ids=["fails on loss", "skips lost records"])
 @run_by(play)
 async def test_a_task_that_asks_brokers_with_incomplete_metadata_skips_nothing(scene: Scene, /, fails: bool) -> None:
     await scene.create(partitions=3, name="earlier")
     await scene.send(0, 20)
     wanted = OffsetRange("t", scene.topic_id(), 0, 0, 20, 0)
     settings = ReadSettings(scene.cluster.bootstrap, "task", False, fails)
-    await _all_have_restarted_and_were_told_of_some_topics(scene)
+    await _restart_all_until_they_know_some_topics(scene)
     world = scene.cluster.client("fresh")
     assert await world.process.run(_read(RangeFetcher(settings, wanted, 120.0, world))) == list(range(20))
 
 
-@pytest.mark.usefixtures("_topics_are_told_slowly")
+@pytest.mark.usefixtures("_metadata_arrives_slowly")
 @pytest.mark.parametrize("is_named", [True, False], ids=["one topic", "all topics"])
 @run_by(play)
 async def test_an_administrator_waits_for_brokers_with_incomplete_metadata(scene: Scene, /, is_named: bool) -> None:
     await scene.create(partitions=3, name="earlier")
-    await _all_have_restarted_and_were_told_of_some_topics(scene)
+    await _restart_all_until_they_know_some_topics(scene)
     world = scene.cluster.client("fresh")
 
     async def describe() -> list[str]:

@@ -1,4 +1,4 @@
-"""Consumers of several topics, one of which is deleted: they read on, and read it again if it is created again."""
+"""Consumers of several topics when one is deleted: they read the others, and the deleted one if it is recreated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 class Scene:
-    """A cluster with both topics, and a client's host."""
+    """A cluster with both topics, and a client."""
 
     def __init__(self) -> None:
         self.cluster = VirtualCluster(
@@ -62,13 +62,14 @@ def play(program: Callable[[Scene], Awaitable[None]]) -> None:
 
 
 async def read(consumer: Consumer, count: int) -> list[tuple[str, bytes | None]]:
-    """The iteration raises nothing meanwhile."""
+    """Return `count` records as pairs of topic and value; the iteration must raise nothing."""
     async with asyncio.timeout(60):
         return sorted([(record.topic, record.value) for record in [await anext(consumer) for _ in range(count)]])
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was reported as gone. Nothing else is, but what a member had to commit there."""
+    """Return the topics and partitions that warnings report as gone. No other warning is allowed, except for commits to
+    the deleted topic."""
     texts = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     texts = [text for text in texts if "gone-0: UNKNOWN_TOPIC_OR_PARTITION: committing offset" not in text]
     assert all("does not exist any more" in text for text in texts), texts
@@ -170,7 +171,8 @@ async def test_topics_deleted_and_recreated_at_any_time_are_read_once_and_in_ord
 async def test_a_consumer_that_cannot_learn_whether_a_topic_is_gone_asks_at_intervals(
     scene: Scene, /, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not as fast as it can: the connections are refused at once, and time would stand still here."""
+    """Without a pause between attempts this test would not end: connections are refused at once, so virtual time would
+    stand still."""
 
     async with scene.consumer("topics") as consumer:
         await scene.producer.send("gone", b"1")

@@ -1,4 +1,4 @@
-"""Whatever numbers a stranger's request holds, it is answered, and no broker fails of it."""
+"""A request from any client is answered, and harms no broker, whatever numbers it contains."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ class Extreme(NamedTuple):
 
 
 def extremes(api: Api[Any, Any], harmless: m.Message) -> Iterator[Extreme]:
-    """The request with each number in it, one at a time, as low and as high as the protocol lets it be, and around
-    zero."""
+    """Yield the request with each of its numbers replaced in turn by the protocol's minimum and maximum, and by values
+    around zero."""
     for path, number in numbers(inspect.type_info(type(harmless)), harmless):
         assert number.ge is not None
         lowest, highest = int(number.ge), int(number.le) if number.le is not None else int(number.lt or 0) - 1
@@ -158,7 +158,7 @@ def extremes(api: Api[Any, Any], harmless: m.Message) -> Iterator[Extreme]:
 
 
 def numbers(kind: inspect.Type, value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, inspect.IntType]]:
-    """Where the numbers of a message are, and what they may be."""
+    """Yield the path and the type of each number in a message."""
     if isinstance(kind, inspect.IntType):
         yield path, kind
     elif isinstance(kind, inspect.StructType):

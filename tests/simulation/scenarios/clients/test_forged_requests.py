@@ -1,4 +1,4 @@
-"""A stranger to the cluster gives no orders and moves no high watermark; brokers work together all the same."""
+"""A client cannot send orders or advance a high watermark; brokers with the cluster's secret work together."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import ZooKeeperSession
 from tests.running import run_by
+from tests.simulation.scenarios.helpers import replica_of, with_client
 from tests.simulation.simulator.cluster import CONTROL_PORT, PORT, SECRET, VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop, run
+from tests.simulation.simulator.loop import on_virtual_loop
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.simulation.storms.forgeries import authenticate, forged_fetch, forged_orders, is_refused, shake_hands
 
@@ -34,22 +35,14 @@ Program = Callable[[VirtualCluster, VirtualWorld], Awaitable[None]]
 
 
 def with_cluster(program: Program, settings: dict[str, str] | None = None) -> None:
-    """Three brokers, a topic with ten records that all have, and the program in a stranger's process."""
+    """Run the program as a client of three brokers that all have a topic's ten records."""
 
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), settings=settings)
-        await cluster.start()
-        world = cluster.client("stranger")
+    async def with_records(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        await produce(cluster, world)
+        await program(cluster, world)
 
-        async def inside() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic(ORDERS.topic, partitions=1, replication_factor=3)
-            await produce(cluster, world)
-            await program(cluster, world)
-
-        await world.process.run(inside())
-
-    run(scenario())
+    topic = {"name": ORDERS.topic, "partitions": 1, "replication_factor": 3}
+    with_client(with_records, topic, settings=settings, host="stranger")
 
 
 async def produce(cluster: VirtualCluster, world: VirtualWorld) -> None:
@@ -63,7 +56,7 @@ async def connect(world: VirtualWorld, broker_id: int, port: int = CONTROL_PORT)
 
 
 async def prove(connection: Connection, world: VirtualWorld, broker_id: int, peer_id: int) -> bytes:
-    """Prove to be that broker, with the cluster's secret. Returns the proof."""
+    """Authenticate as that broker with the cluster's secret, and return the proof."""
     proof = (await shake_hands(connection, world.random, broker_id, peer_id)).connecting_proof(KEY)
     await authenticate(connection, proof)
     return proof
@@ -77,15 +70,12 @@ async def refusal_of(awaitable: Awaitable[Any]) -> str:
 
 
 def refused(cluster: VirtualCluster, broker_id: int, api: Api[Any, Any]) -> int:
-    """How many requests of that API the broker has counted as refused."""
+    """Return the number of requests of that API that the broker has counted as refused."""
     return cluster.broker(broker_id)._server.metrics.per_api[api.key].unauthorized
 
 
 def high_watermark(cluster: VirtualCluster, broker_id: int) -> int:
-    replicas = cluster.broker(broker_id)._replicas
-    assert replicas is not None
-    partition = replicas.partitions.get(ORDERS)
-    assert partition is not None
+    partition = replica_of(cluster, broker_id, ORDERS)
     return partition.high_watermark
 
 
@@ -137,7 +127,7 @@ async def test_a_fetch_in_a_replicas_name_advances_the_high_watermark_only_from_
     assert refused(cluster, leader, FETCH) == 3
     await prove(connection, world, second, leader)
     assert [await fetch_as(first), await fetch_as(second)] == [False, True]
-    assert high_watermark(cluster, leader) == 11  # there is nothing more that could tell them from the followers
+    assert high_watermark(cluster, leader) == 11  # ids and offsets are all that distinguishes them
 
 
 @run_by(with_cluster)
@@ -205,7 +195,7 @@ async def test_a_reregistered_broker_is_trusted_and_trusts_as_before(
     epoch = cluster.broker(0).broker_epoch
     cluster.simulation.zookeeper.cut(host_name(0))
     cluster.simulation.zookeeper.expire(host_name(0))
-    meanwhile = await connect(world, 0, PORT)  # the broker knows of no registration
+    meanwhile = await connect(world, 0, PORT)  # the broker does not know the registration
     await prove(meanwhile, world, 1, 0)
     cluster.simulation.zookeeper.uncut(host_name(0))
     await cluster.until(lambda: cluster.broker(0).broker_epoch > epoch)
@@ -246,7 +236,7 @@ async def test_a_broker_with_another_secret_does_not_start_beside_the_others(
 def test_a_broker_with_another_secret_is_logged_with_the_remedy_and_not_suspected(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it may be where all have started at once."""
+    """All brokers may have started at once, so that none has seen the others' secret."""
 
     async def sees_none(self: Registration, session: ZooKeeperSession, secret: str) -> None:
         pass
@@ -263,7 +253,7 @@ def test_a_broker_with_another_secret_is_logged_with_the_remedy_and_not_suspecte
         epoch = cluster.simulation.zookeeper.stat(path).czxid
         with caplog.at_level(logging.WARNING):
             caplog.clear()
-            await asyncio.sleep(10)  # ten times as long as it takes to find a crash
+            await asyncio.sleep(10)  # ten times the detection time of a crash
             await produce(cluster, world)
         assert f"broker {odd} at {host_name(odd)}:{CONTROL_PORT} does not have this broker's secret" in caplog.text
         assert "give all brokers of the cluster the same broker.secret.file" in caplog.text

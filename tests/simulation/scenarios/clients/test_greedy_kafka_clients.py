@@ -1,4 +1,4 @@
-"""What one of Kafka's clients asks must not cost the others: names that are too long, or are named too often."""
+"""Requests of one Kafka client must not cost the others: names that are too long, or that are repeated too often."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_a_request_may_name_an_item_with_a_large_answer_only_once(
 async def test_a_request_with_acks_0_that_fails_as_a_whole_has_no_answer(
     cluster: VirtualCluster, world: VirtualWorld, /, what: str
 ) -> None:
-    """It would be taken for that to the next request."""
+    """The client would read that answer as the one to its next request."""
 
     connection = await to_leader(cluster, world)
     request: Any = produce(batch(b"x"), acks=0, transactional_id="t" if what == "a transaction" else None)
@@ -167,7 +167,7 @@ def test_nothing_is_transcoded_for_a_client_that_has_hung_up(monkeypatch: pytest
     monkeypatch.setattr(transcoding, "CACHE_BYTES", 0)
 
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        content = bytes(random.Random(1).choices(b"abcdefgh", k=100_000))  # too large to be compressed on the loop
+        content = bytes(random.Random(1).choices(b"abcdefgh", k=100_000))  # too large to compress on the loop
         async with Producer(cluster.bootstrap, world=world, compression="zstd") as producer:
             for _ in range(batches):
                 await producer.send(ORDERS, content, partition=0)

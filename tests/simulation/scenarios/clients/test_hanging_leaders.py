@@ -4,7 +4,6 @@ answers."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -17,32 +16,16 @@ from minibroker.protocol.apis import LIST_OFFSETS
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import TopicPartition
 from tests.running import run_by
+from tests.simulation.scenarios.helpers import with_client
 from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation, VirtualWorld
+from tests.simulation.simulator.world import VirtualWorld
 
 LONG_SESSION = {"zookeeper.session.timeout.ms": "40000"}
-"""The leader that hangs stays the leader for as long as these tests take."""
-
-
-def with_cluster(
-    program: Callable[[VirtualCluster, VirtualWorld], Awaitable[None]], settings: dict[str, str] | None = None
-) -> None:
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), settings=settings)
-        await cluster.start()
-        world = cluster.client("client")
-
-        async def client() -> None:
-            await program(cluster, world)
-
-        await world.process.run(client())
-
-    run(scenario())
+"""Longer than these tests take, so that the hanging leader stays the leader."""
 
 
 async def with_a_record_in_each(cluster: VirtualCluster, world: VirtualWorld, assignments: list[list[int]]) -> int:
-    """Partition N is led by broker N. Returns a broker that is not the controller."""
+    """Write a record to each partition; broker N leads partition N. Return a broker that is not the controller."""
     async with Admin(cluster.bootstrap, world=world) as admin:
         await admin.create_topic("orders", assignments=assignments)
         controller = (await admin.describe_cluster()).controller_id
@@ -58,7 +41,7 @@ async def one_replica_each(cluster: VirtualCluster, world: VirtualWorld) -> int:
 
 
 async def when_read(consumer: Consumer, world: VirtualWorld, count: int) -> dict[int, float]:
-    """How many seconds it takes until there is a record of each partition, until `count` of them are read."""
+    """Read `count` records; return for each partition the seconds until its first one."""
     began = world.clock.monotonic()
     read: dict[int, float] = {}
     async with asyncio.timeout(60):
@@ -68,7 +51,7 @@ async def when_read(consumer: Consumer, world: VirtualWorld, count: int) -> dict
 
 
 @pytest.mark.parametrize("is_connected", [True, False])
-@run_by(with_cluster, settings=LONG_SESSION)
+@run_by(with_client, settings=LONG_SESSION)
 async def test_end_offsets_takes_no_longer_than_its_time_limit_while_a_leader_hangs(
     cluster: VirtualCluster, world: VirtualWorld, /, is_connected: bool
 ) -> None:
@@ -84,7 +67,7 @@ async def test_end_offsets_takes_no_longer_than_its_time_limit_while_a_leader_ha
         assert 1.5 < world.clock.monotonic() - began < 2.5
 
 
-@run_by(with_cluster, settings=LONG_SESSION)
+@run_by(with_client, settings=LONG_SESSION)
 async def test_a_starting_consumer_reads_from_the_other_leaders_while_one_hangs(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -94,7 +77,7 @@ async def test_a_starting_consumer_reads_from_the_other_leaders_while_one_hangs(
     assert max(read.values()) < 2, read
 
 
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_a_consumer_that_starts_while_a_leader_hangs_waits_only_for_its_successor(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -107,7 +90,7 @@ async def test_a_consumer_that_starts_while_a_leader_hangs_waits_only_for_its_su
     assert max(read.values()) < 2, read
 
 
-@run_by(with_cluster, settings=LONG_SESSION)
+@run_by(with_client, settings=LONG_SESSION)
 async def test_end_positions_are_looked_up_at_leaders_that_answer_while_one_hangs(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -116,7 +99,7 @@ async def test_end_positions_are_looked_up_at_leaders_that_answer_while_one_hang
     async with Consumer(cluster.bootstrap, topics=["orders"], default_api_timeout_ms=3_000, world=world) as consumer:
         with pytest.raises(ApiTimedOut):
             await consumer.position(TopicPartition("orders", hangs))
-        consumer.seek_to_end()  # while the look-up of before waits for the one that hangs
+        consumer.seek_to_end()  # while the previous look-up waits for the hanging leader
         began = world.clock.monotonic()
         for other in set(cluster.broker_ids) - {hangs}:
             assert await consumer.position(TopicPartition("orders", other)) == 1
@@ -126,7 +109,7 @@ async def test_end_positions_are_looked_up_at_leaders_that_answer_while_one_hang
 
 
 @pytest.mark.parametrize("api_timeout_s", [3, 60])
-@run_by(with_cluster, settings=LONG_SESSION)
+@run_by(with_client, settings=LONG_SESSION)
 async def test_list_topics_is_given_up_at_its_time_limit_if_all_brokers_hang(
     cluster: VirtualCluster, world: VirtualWorld, /, api_timeout_s: int
 ) -> None:
@@ -142,7 +125,7 @@ async def test_list_topics_is_given_up_at_its_time_limit_if_all_brokers_hang(
 
 
 @pytest.mark.parametrize("hangs", [0, 1, 2])
-@run_by(with_cluster, settings=LONG_SESSION)
+@run_by(with_client, settings=LONG_SESSION)
 async def test_list_topics_with_little_time_is_answered_while_one_broker_hangs(
     cluster: VirtualCluster, world: VirtualWorld, /, hangs: int
 ) -> None:
@@ -153,7 +136,7 @@ async def test_list_topics_with_little_time_is_answered_while_one_broker_hangs(
 
 
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.REQUEST_TIMED_OUT])
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_a_look_up_that_is_refused_as_a_whole_does_not_stop_the_consumer(
     cluster: VirtualCluster, world: VirtualWorld, /, code: ErrorCode
 ) -> None:
@@ -182,7 +165,7 @@ async def test_a_look_up_that_is_refused_as_a_whole_does_not_stop_the_consumer(
     assert refused
 
 
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_offsets_of_an_unknown_partition_are_refused_with_the_number_of_partitions(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:

@@ -1,4 +1,4 @@
-"""Kafka's protocol beside our own on the same ports: what is spoken, what is answered, what closes a connection."""
+"""Kafka's protocol beside the native one on the same ports: versions, answers, and input that closes a connection."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from minibroker.protocol.topic_ids import make
 from tests.kafka_connection import KafkaConnection, connect, request_frame
 from tests.kafka_messages import THEIRS
 from tests.running import run_by
+from tests.simulation.scenarios.helpers import replicas_of, with_client
 from tests.simulation.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation, VirtualWorld
+from tests.simulation.simulator.world import VirtualWorld
 
 ORDERS = "orders"
 
@@ -49,25 +49,13 @@ def with_cluster(
     brokers: int = 3,
     configs: dict[str, str] | None = None,
 ) -> None:
-    """A cluster with one topic of one partition, and the program in a process of its own."""
-
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), brokers=brokers, settings=settings)
-        await cluster.start()
-        world = cluster.client("client")
-
-        async def inside() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic(ORDERS, partitions=1, replication_factor=brokers, configs=configs)
-            await program(cluster, world)
-
-        await world.process.run(inside())
-
-    run(scenario())
+    """Run the program as a client of a cluster with a topic of one partition."""
+    topic = {"name": ORDERS, "partitions": 1, "replication_factor": brokers, "configs": configs}
+    with_client(program, topic, settings=settings, brokers=brokers)
 
 
 def wire(api: Any, **values: Any) -> Any:
-    """A request as it lies on the wire, which is not always the struct of our own."""
+    """Return a request as it is on the wire, which can differ from the native struct."""
     return api.request.cls(**values)
 
 
@@ -285,7 +273,7 @@ async def test_answers_come_in_the_order_of_the_requests_and_acks_0_has_none(
 async def test_a_fetch_with_large_min_bytes_is_answered_at_once_if_they_exist(
     cluster: VirtualCluster, world: VirtualWorld, /, count: int, size: int, min_bytes: int, max_bytes: int
 ) -> None:
-    """All but what is less than that at the end."""
+    """The answers together contain all records except a remainder of less than `min_bytes`."""
     wait_ms = 5_000
 
     connection = await to_leader(cluster, world)
@@ -304,7 +292,7 @@ async def test_a_fetch_with_large_min_bytes_is_answered_at_once_if_they_exist(
 
 @run_by(with_cluster, brokers=1)
 async def test_large_records_keep_their_place_among_small_ones(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
-    """They are not copied into the answer, but sent in its midst."""
+    """Large records are not copied into the answer, but sent between its parts."""
     sizes = [100, 30_000, 5, 200_000, 70_000]
 
     async with Admin(cluster.bootstrap, world=world) as admin:
@@ -313,7 +301,7 @@ async def test_large_records_keep_their_place_among_small_ones(cluster: VirtualC
     values = [bytes([index]) * size for index, size in enumerate(sizes)]
     for index, value in enumerate(values):
         request = m.ProduceRequest(None, 1, 5_000, [m.ProduceTopic("sized", [m.ProducePartition(index, batch(value))])])
-        async with asyncio.timeout(5):  # it leads soon
+        async with asyncio.timeout(5):  # until the broker leads
             while True:
                 answer = await connection.request(data.PRODUCE, 9, request)
                 if answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE:
@@ -356,7 +344,7 @@ async def test_batches_in_flight_together_are_replicated_together_and_answered_i
 async def test_a_request_sent_after_a_batch_is_answered_from_a_log_that_has_it(
     cluster: VirtualCluster, world: VirtualWorld, /, api: KafkaApi
 ) -> None:
-    """As in Kafka, where a connection's requests are handled one after the other."""
+    """Kafka handles the requests of a connection one after the other."""
     latest = m.ListOffsetsTopic(ORDERS, [m.ListOffsetsPartition(0, -1, m.LATEST_TIMESTAMP)])
 
     connection = await to_leader(cluster, world)
@@ -510,7 +498,8 @@ async def test_metadata_describes_brokers_topics_and_partitions(
 async def test_a_killed_broker_stays_in_metadata_until_clients_have_the_new_leader(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
-    """librdkafka drops a broker that is not named, with the partitions that it is just moving away from it."""
+    """librdkafka drops a broker that metadata does not name, together with the partitions that it is just moving off
+    it."""
 
     connections = {id: await connect(world.network, host_name(id), PORT) for id in cluster.broker_ids}
 
@@ -536,7 +525,7 @@ async def test_a_killed_broker_stays_in_metadata_until_clients_have_the_new_lead
 async def test_a_metadata_request_right_after_the_loss_of_a_leader_names_its_successor(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
-    """librdkafka asks once, in that millisecond, and then rests for up to a second."""
+    """librdkafka asks once, in that millisecond, and then waits up to a second."""
 
     leader, others, connections = await of_leader_and_others(cluster, world)
     cluster.kill_broker(leader)
@@ -586,7 +575,7 @@ async def test_a_leader_whose_connection_breaks_and_is_restored_is_named_at_once
 ) -> None:
     leader, others, connections = await of_leader_and_others(cluster, world)
     asked = min(others)
-    await asyncio.sleep(3)  # nothing is under way: a fetch waits at the leader
+    await asyncio.sleep(3)  # nothing is in flight: a fetch waits at the leader
     assert cluster.simulation.network.reset(host_name(asked), host_name(leader))
     await cluster.until(lambda: lost(cluster, asked) == {leader})
     began_s = world.clock.monotonic()
@@ -601,8 +590,7 @@ async def test_a_broker_that_no_longer_follows_a_leader_does_not_consider_it_los
 ) -> None:
     leader, others, connections = await of_leader_and_others(cluster, world)
     asked = min(others)
-    replicas = cluster.broker(asked)._replicas
-    assert replicas is not None
+    replicas = replicas_of(cluster, asked)
     replica = replicas.partitions.get(TopicPartition(ORDERS, 0))
     assert replica is not None
     await cluster.until(lambda: not replica.is_leader and asked in replica.isr)
@@ -618,15 +606,14 @@ async def test_a_broker_that_no_longer_follows_a_leader_does_not_consider_it_los
 
 
 def lost(cluster: VirtualCluster, broker_id: int) -> set[int]:
-    replicas = cluster.broker(broker_id)._replicas
-    assert replicas is not None
+    replicas = replicas_of(cluster, broker_id)
     return replicas.fetchers.lost_leaders()
 
 
 async def of_leader_and_others(
     cluster: VirtualCluster, world: VirtualWorld
 ) -> tuple[int, set[int], dict[int, KafkaConnection]]:
-    """The leader of the partition, the other brokers, and a connection to each broker."""
+    """Return the leader of the partition, the other brokers, and a connection to each broker."""
     connections = {id: await connect(world.network, host_name(id), PORT) for id in cluster.broker_ids}
     while True:
         answer = await connections[1].request(metadata.METADATA, 12, about(ORDERS))
@@ -651,7 +638,7 @@ async def test_a_topic_is_found_by_its_id(cluster: VirtualCluster, world: Virtua
 @pytest.mark.parametrize("is_enabled", [True, False])
 def test_a_topic_is_created_automatically_if_broker_and_client_allow_it(is_enabled: bool) -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        for broker_id in cluster.broker_ids:  # as controller and not
+        for broker_id in cluster.broker_ids:  # as the controller, and as another broker
             name = f"new-{broker_id}"
             connection = await connect(world.network, host_name(broker_id), PORT)
             for _ in range(10):
@@ -670,7 +657,7 @@ def test_a_topic_is_created_automatically_if_broker_and_client_allow_it(is_enabl
             else:
                 assert set(codes) == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
             [topic] = (await connection.request(metadata.METADATA, 9, about("__consumer.offsets", creates=True))).topics
-            assert topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "a name too near to the brokers' own"
+            assert topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the name collides with an internal topic"
             [topic] = (await connection.request(metadata.METADATA, 9, about("no/name", creates=True))).topics
             assert topic.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
@@ -688,7 +675,7 @@ async def test_native_clients_create_no_topic_by_asking_for_it(cluster: VirtualC
 async def test_a_kafka_producer_continues_in_a_log_that_does_not_know_it(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
-    """aiokafka's would be refused for ever; a native one numbers its records anew."""
+    """aiokafka's producer would be refused for ever; a native one renumbers its records."""
 
     connection = await to_leader(cluster, world)
 
@@ -740,7 +727,7 @@ async def test_produce_versions_older_than_zstd_refuse_it(cluster: VirtualCluste
 async def test_a_fetch_of_very_many_batches_returns_only_records(
     cluster: VirtualCluster, world: VirtualWorld, /, last: int
 ) -> None:
-    """Columns are searched for in slices there."""
+    """The broker searches such a range for columns in slices."""
     count = 5_000
 
     connection = await to_leader(cluster, world)
@@ -759,7 +746,7 @@ async def test_a_fetch_of_very_many_batches_returns_only_records(
 async def test_an_unknown_native_producer_must_begin_with_0_even_if_its_records_are_transcoded(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
-    """Else it would not hear of what was lost before."""
+    """Otherwise it would not learn of records that were lost before."""
 
     connection = await to_leader(cluster, world)
     codes = []
@@ -783,7 +770,7 @@ def of_producer(sequence: int, count: int) -> bytearray:
 
 
 async def codes_of(connection: KafkaConnection, answers: int) -> list[int]:
-    """Of requests with one partition each."""
+    """Return the error codes of answers to requests with one partition each."""
     told = [(await connection.answer(data.PRODUCE, 9))[1] for _ in range(answers)]
     return [answer.responses[0].partition_responses[0].error_code for answer in told]
 
@@ -793,7 +780,7 @@ async def codes_of(connection: KafkaConnection, answers: int) -> list[int]:
 async def test_no_later_batch_overtakes_a_damaged_one_whatever_its_size(
     cluster: VirtualCluster, world: VirtualWorld, /, count: int
 ) -> None:
-    """Large ones for a compacted topic are looked at elsewhere."""
+    """Large batches for a compacted topic are checked in a thread."""
 
     connection = await to_leader(cluster, world)
     first, second = of_producer(5, count), of_producer(5 + count, 1)
@@ -821,10 +808,9 @@ async def test_a_batch_checked_while_its_topic_changes_to_record_format_becomes_
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     leader, _, _ = await of_leader_and_others(cluster, world)
-    replicas = cluster.broker(leader)._replicas
-    assert replicas is not None
+    replicas = replicas_of(cluster, leader)
     native = await open_connection(world.network, host_name(leader), PORT, client_id="test", timeout_s=5)
-    await replicas.appender._check_turns.acquire()  # somebody else's batch is being looked at
+    await replicas.appender._check_turns.acquire()  # another producer's batch is being checked
     producing = native.send(apis.PRODUCE, produce(keyed(b"v", MAGIC_COLUMNS)), timeout_s=60)
     async with Admin(cluster.bootstrap, world=world) as admin:
         await admin.incremental_alter_configs(
@@ -843,11 +829,10 @@ async def test_a_batch_checked_while_its_topic_changes_to_record_format_becomes_
 async def test_a_batch_whose_producer_has_left_before_its_turn_is_neither_checked_nor_appended(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
-    """Its producer sends it again: else the queue would grow faster than it gets shorter, for ever."""
+    """Its producer retries it. If the abandoned request were handled as well, the queue would grow without end."""
 
     leader, _, _ = await of_leader_and_others(cluster, world)
-    replicas = cluster.broker(leader)._replicas
-    assert replicas is not None
+    replicas = replicas_of(cluster, leader)
     await replicas.appender._check_turns.acquire()
     producers = [await connect(world.network, host_name(leader), PORT) for _ in range(3)]
     for number, producer in enumerate(producers):

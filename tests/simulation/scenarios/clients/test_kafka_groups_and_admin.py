@@ -1,4 +1,4 @@
-"""Versions of old and special cases of Kafka's protocol: groups, administration, and batches of columns, by request."""
+"""Old versions and special cases of Kafka's protocol: groups, administration, and batches of columns."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_a_member_older_than_kip_394_joins_at_once_commits_and_leaves(
 
 
 async def commit(connection: KafkaConnection, offset: int) -> int:
-    """Commit as somebody who is no member; return the error code."""
+    """Commit as a client that is not a member; return the error code."""
     request = g.OffsetCommitRequest(
         GROUP, -1, "", None, [g.OffsetCommitTopic(ORDERS, [g.OffsetCommitPartition(0, offset, -1, "")])]
     )
@@ -129,7 +129,7 @@ async def test_a_group_that_was_reset_to_a_negative_offset_begins_by_policy(
 async def test_not_coordinator_is_reported_in_the_field_that_the_offset_fetch_version_reads(
     cluster: VirtualCluster, world: VirtualWorld, /, version: int
 ) -> None:
-    """And does not take it for a group that has committed nothing."""
+    """Otherwise the client would conclude that the group has committed nothing."""
 
     coordinator = await to_coordinator(world)
     topics = [g.OffsetFetchTopic(ORDERS, [0])]
@@ -156,7 +156,7 @@ async def test_not_coordinator_is_reported_in_the_field_that_the_offset_fetch_ve
 
 
 OPERATIONS_ON_TOPIC, OPERATIONS_ON_CLUSTER, OPERATIONS_ON_GROUP = 0xDF8, 0x1FA0, 0x148
-"""As Apache Kafka 3.9.1 without an authorizer answers: 8, 7 and 3 operations."""
+"""The operations that Apache Kafka 3.9.1 reports without an authorizer: 8, 7 and 3."""
 
 
 @pytest.mark.parametrize("asks", [True, False])
@@ -235,7 +235,7 @@ async def test_columns_are_fetched_as_records_even_by_a_waiting_fetch(
 async def test_alter_configs_removes_unnamed_settings_but_keeps_the_durability(
     cluster: VirtualCluster, world: VirtualWorld, /, is_set: dict[str, str]
 ) -> None:
-    """librdkafka repeats what DescribeConfigs has told it."""
+    """librdkafka sends back the settings that it got from DescribeConfigs."""
 
     connection = await connect(world.network, host_name(2), PORT)
     path = znodes.topic_config_path(ORDERS)

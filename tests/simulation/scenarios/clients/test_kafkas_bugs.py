@@ -1,7 +1,5 @@
-"""Bugs of Kafka's controller, planted one by one: which test of the product sees each, whatever storms are drawn.
-
-A storm may need many seeds for a bug that takes two rare faults together (`make mutants` says how many). These do not.
-"""
+"""Bugs of Kafka's controller, planted one by one, and the test that sees each. A storm may need many seeds for a bug
+that takes two rare faults together (`make mutants` says how many); these tests do not."""
 
 from __future__ import annotations
 
@@ -15,7 +13,8 @@ from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from tests.running import run_test
 from tests.simulation.mutants import MUTANTS, planted
-from tests.simulation.scenarios.control.test_forwarding import until_controller, with_cluster
+from tests.simulation.scenarios.control.test_forwarding import until_controller
+from tests.simulation.scenarios.helpers import with_client
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
 from tests.simulation.simulator.world import VirtualWorld
 from tests.unit.broker.handlers.test_handlers_produce_and_control import (
@@ -31,13 +30,13 @@ from tests.unit.controller.test_leadership import (
 
 def a_broker_that_is_killed_and_started_at_once_is_registered() -> None:
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
-        cluster.simulation.network.block(host_name(0), host_name(1))  # so that nobody removes the old node first
+        cluster.simulation.network.block(host_name(0), host_name(1))  # so that no broker removes the old znode first
         cluster.simulation.network.block(host_name(0), host_name(2))
         cluster.kill_broker(0)
         async with asyncio.timeout(30):
             await cluster.start_broker(0)
 
-    with_cluster(program)
+    with_client(program)
 
 
 def a_broker_that_is_back_before_it_is_missed_leads_again() -> None:
@@ -52,7 +51,7 @@ def a_broker_that_is_back_before_it_is_missed_leads_again() -> None:
             async with asyncio.timeout(20):
                 await producer.send("orders", b"value")
 
-    with_cluster(program, {"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"})
+    with_client(program, settings={"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"})
 
 
 SCENES: dict[str, Callable[[Path], None]] = {

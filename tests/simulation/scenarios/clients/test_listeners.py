@@ -1,4 +1,4 @@
-"""What a controller watches: everything from its first moment in office, and nothing after its last."""
+"""The watches of a controller: it sets all of them when it takes office, and follows none after it resigns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHANGES = {
 
 NODES = (
     # Kafka's PreferredReplicaElectionHandler, PartitionReassignmentHandler and PartitionModificationsHandler: the node
-    # that each watches, be it there or not.
+    # that each watches, whether it exists or not.
     znodes.PREFERRED_REPLICA_ELECTION,
     znodes.REASSIGN_PARTITIONS,
     znodes.topic_path(TOPIC),
@@ -38,7 +38,7 @@ NODES = (
 
 
 def with_controller(scenario: Callable[[VirtualCluster, int], Awaitable[None]]) -> None:
-    """Three brokers, and which of them is the controller."""
+    """Run the scenario with three brokers and the id of the controller."""
 
     async def main() -> None:
         cluster = VirtualCluster(Simulation())
@@ -52,7 +52,7 @@ def with_controller(scenario: Callable[[VirtualCluster, int], Awaitable[None]]) 
 
 
 async def resigned(cluster: VirtualCluster, controller: int) -> int:
-    """Takes the controller its office, and returns its successor."""
+    """Depose the controller, and return its successor."""
     cluster.simulation.zookeeper.remove(znodes.CONTROLLER)
     await cluster.until(
         lambda: len(cluster.active_controllers()) == 1 and controller not in cluster.active_controllers()
@@ -64,7 +64,7 @@ async def resigned(cluster: VirtualCluster, controller: int) -> int:
 
 @pytest.fixture
 def lists_read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Who has listed the children of what."""
+    """Each listing of children from now on: the broker and the path."""
     read = []
     children = VirtualSession.children
 
@@ -77,7 +77,7 @@ def lists_read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 def test_every_watch_of_a_controller_is_covered() -> None:
-    """Beside those of states that it could not read."""
+    """Watches on states that the controller could not read are not in the list."""
     assert len(CHANGES) + len(NODES) == len(set(events.WATCHED) - {events.UnreadableStateChange})
 
 
@@ -85,7 +85,7 @@ def test_every_watch_of_a_controller_is_covered() -> None:
 async def test_only_the_controller_registers_each_listener_when_it_takes_office(
     cluster: VirtualCluster, controller: int, /
 ) -> None:
-    """What ZooKeeper still has of the former controller's comes to nothing, as the last test says."""
+    """ZooKeeper may keep watches of the former controller; the last test shows that they have no effect."""
 
     def watching(path: str) -> set[str]:
         return {session.owner for session, _ in cluster.simulation.zookeeper.tree._child_watches[path]}

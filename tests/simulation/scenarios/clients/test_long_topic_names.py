@@ -1,4 +1,4 @@
-"""A topic's name that is longer than any topic's may be: refused for its entry alone, by each API as Kafka's does."""
+"""A topic name above the maximum length: each API refuses only that entry, as Kafka does."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.simulator.world import VirtualWorld
 
 LONGEST = 32_000
-"""Kafka's strings of old have room for 32,767 bytes."""
+"""Strings in old versions of Kafka's protocol hold at most 32,767 bytes."""
 
 UNKNOWN, INVALID = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION
 TOPIC, BROKER = 2, 4
 
 
 def codes(answer: Any) -> set[int]:
-    """All error codes in it, at whatever depth."""
+    """Return all error codes in an answer, at any depth."""
     if isinstance(answer, list):
         return set().union(*map(codes, answer))
     if not isinstance(answer, msgspec.Struct):

@@ -1,5 +1,4 @@
-"""What consumers make of a log that is another one than they have read, and of leaders that are not to be believed; and
-offsets that can be asked for."""
+"""Positions of consumers in a log that was truncated, and at leaders that were deposed; and queries for offsets."""
 
 from __future__ import annotations
 
@@ -28,6 +27,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.clients.test_consumers import P0, Scene, numbers, silence, take
+from tests.simulation.scenarios.helpers import replica_of
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
@@ -60,11 +60,11 @@ def play(
     run(main(), seed=seed)
 
 
-# --- A log that is not the one that was read ----------------------------------------------------------------------
+# --- A log that was truncated -------------------------------------------------------------------------------------
 
 
 class _Least(Random):
-    """Keeps as little as a power cut can leave."""
+    """Draws the smallest values: a power cut keeps as little data as possible."""
 
     def random(self) -> float:
         return 1.0
@@ -77,7 +77,7 @@ class _Least(Random):
 
 
 async def fill(scene: Scene) -> None:
-    """Twenty records, of which the first ten are on disk."""
+    """Write twenty records; only the first ten are on disk."""
     await scene.send(0, FLUSHED)
     await asyncio.sleep(3)
     await scene.send_batch(FLUSHED, 5)
@@ -85,7 +85,7 @@ async def fill(scene: Scene) -> None:
 
 
 async def lose_the_end(scene: Scene) -> None:
-    """All hosts lose their power at once, and with it what was not on disk; then more is written than was lost."""
+    """Cut the power of all hosts at once, so that data not on disk is lost; then write more records than were lost."""
     cluster = scene.cluster
     for broker_id in cluster.broker_ids:
         cluster.simulation.host(host_name(broker_id)).disk.random = _Least()
@@ -259,7 +259,7 @@ async def test_a_position_that_was_looked_up_outlives_leaders_that_wrote_nothing
     await scene.main.process.run(consume())
 
 
-# --- Leaders that were deposed ------------------------------------------------------------------------------------
+# --- Deposed leaders ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
@@ -291,7 +291,7 @@ async def test_a_consumer_that_knows_the_new_leader_does_not_go_back_to_the_old_
                     scene.network.reset("fresh", host_name(other))
             if not has_epoch:
                 consumer.seek(P0, 15)
-            await _read_all(consumer)  # that was fetched before
+            await _read_all(consumer)  # records fetched before
             position = await consumer.position(P0)
             assert position >= 15
             await silence(consumer, 30)
@@ -315,14 +315,11 @@ RETENTION = {**OFTEN, "log.retention.check.interval.ms": "1000"}
 
 
 async def _a_deposed_leader_has_deleted_what_its_successor_has(scene: Scene) -> None:
-    """Its log is large enough to lose its old end, by records that nobody will have once it follows again."""
+    """Records that it will lose as a follower make its log large enough for retention to delete the oldest ones."""
     await scene.send(0, 12)
     deposed = await scene.depose()
     world = scene.client_of(deposed, "careless")
-    replicas = scene.cluster.broker(deposed)._replicas
-    assert replicas is not None
-    replica = replicas.partitions.get(P0)
-    assert replica is not None
+    replica = replica_of(scene.cluster, deposed, P0)
 
     async def send() -> None:
         async with Producer(f"{host_name(deposed)}:9092", acks=1, world=world) as producer:
@@ -345,7 +342,7 @@ async def _a_deposed_leader_has_deleted_what_its_successor_has(scene: Scene) -> 
 
 
 def _does_not_doubt_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for a moment after it has been stopped and goes on, with settings that it read just before."""
+    """Make a leader use settings that it has read before, as for a moment after its process was stopped and resumed."""
 
     async def read_before(_self: ReplicaSettings, partitions: Sequence[Partition]) -> list[Partition]:
         return list(partitions)
@@ -369,7 +366,7 @@ def test_a_consumer_that_believes_a_deposed_leader_skips_the_records_it_deleted(
         play(_a_deposed_leader_has_deleted_what_its_successor_has, settings=RETENTION, configs=SMALL)
 
 
-# --- Questions ----------------------------------------------------------------------------------------------------
+# --- Queries ------------------------------------------------------------------------------------------------------
 
 
 @run_by(play)

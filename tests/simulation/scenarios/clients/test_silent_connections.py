@@ -1,5 +1,5 @@
-"""Connections that a box in between forgets, so that neither end hears anything any more: whoever waits on one goes on
-soon, by a new one."""
+"""Connections that a middlebox drops silently, so that neither end receives anything: the peers soon continue over new
+ones."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Scenario = Callable[[VirtualCluster, VirtualWorld, int], Awaitable[None]]
 
 
 def play(scenario: Scenario, min_insync_replicas: int = 3) -> None:
-    """The scenario has the cluster, the client's world, and who is the controller. The partition is led by another
-    broker, and followed by the controller and a third one."""
+    """Run the scenario with the cluster, the client's world and the controller's id. The controller and another broker
+    follow the partition; the third one leads it."""
 
     async def main() -> None:
         cluster = VirtualCluster(Simulation())
@@ -95,7 +95,7 @@ async def test_a_consumer_reads_on_soon_after_its_connection_fell_silent(
     async with Producer(cluster.bootstrap, world=world) as producer:
         await producer.send(TOPIC, b"0", partition=0)
         assert await found.get() == b"0"
-        await asyncio.sleep(0.1)  # it has asked for more
+        await asyncio.sleep(0.1)  # it has sent its next fetch
         assert cluster.simulation.network.silence("reader", host_name(leader))
         await producer.send(TOPIC, b"1", partition=0)
     async with asyncio.timeout(SOON_S):

@@ -1,4 +1,4 @@
-"""Clients say in the log when they wait for long, why, and when it is over: real brokers, on the virtual World."""
+"""Clients log long waits, their reason and their end: real brokers on the virtual World."""
 
 from __future__ import annotations
 
@@ -14,22 +14,17 @@ from minibroker.client.errors import DeliveryTimedOut
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import TopicPartition
+from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.simulator.cluster import VirtualCluster
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 
 async def _start_cluster() -> VirtualCluster:
-    """Three brokers, and a topic of three partitions with three replicas each."""
+    """Start three brokers, and create a topic of three partitions with three replicas each."""
     cluster = VirtualCluster(Simulation())
     await cluster.start()
-    world = cluster.client("admin")
-
-    async def create() -> None:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.create_topic("orders", partitions=3, replication_factor=3)
-
-    await world.process.run(create())
+    await as_admin(cluster, lambda admin: admin.create_topic("orders", partitions=3, replication_factor=3))
     return cluster
 
 
@@ -131,7 +126,7 @@ def test_a_failover_and_a_long_linger_are_not_stalls(caplog: pytest.LogCaptureFi
             await producer.flush()
             for _ in range(30):
                 await anext(consumer)
-            await asyncio.sleep(20)  # nothing to read is no stall either
+            await asyncio.sleep(20)  # waiting without records to read is not a stall
 
     run(scenario(), seed=2)
     assert not _lines(caplog, "p", logging.WARNING) + _lines(caplog, "c", logging.WARNING)

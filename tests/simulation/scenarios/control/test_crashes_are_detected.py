@@ -1,5 +1,5 @@
-"""Crash detection on the virtual network: to the moment, and what real sockets on loopback cannot show. And which
-others a broker watches."""
+"""Crash detection on the virtual network, with exact times and faults that real sockets on loopback cannot show; and
+the peers that a broker watches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.simulation.simulator.world import Simulation, VirtualWorld
 PORT = 9093
 DETECTION_S = 0.5
 SLACK_S = 0.05
-"""For latencies, and the pauses between attempts."""
+"""Seconds for latencies and for the pauses between attempts."""
 
 
 class Suspected(NamedTuple):
@@ -32,7 +32,7 @@ class Suspected(NamedTuple):
 
 
 class Watching:
-    """A detector on a host of its own, and brokers on hosts `broker-N` that accept and say nothing."""
+    """A detector on its own host, and brokers on hosts `broker-N` that accept connections and send nothing."""
 
     def __init__(self) -> None:
         self.simulation = Simulation()
@@ -105,7 +105,7 @@ def with_watching(scenario: Callable[[Watching], Awaitable[None]]) -> None:
 
 
 async def stands(watching: Watching, epoch: int = 1) -> None:
-    """A connection to the broker has stood for a while."""
+    """Follow the broker until a connection to it has been open for a while."""
     watching.follow(epoch)
     await asyncio.sleep(2 * PROVEN_S)
     assert not any(suspected.epoch == epoch for suspected in watching.suspected)
@@ -245,7 +245,7 @@ async def test_a_probe_names_brokers_that_refuse_or_were_suspected_not_unreachab
     watching.follow(1)
     await watching.next_suspicion()
     assert await watching.probe(1) == [1]
-    assert await watching.probe(2) == [], "of its next run nothing is known"
+    assert await watching.probe(2) == [], "nothing is known of its next run"
     watching.network.heal()
     watching.kill()
     assert await watching.probe(2) == [1]
@@ -264,11 +264,11 @@ async def test_a_suspected_broker_with_a_new_connection_is_not_named_by_a_probe(
     assert await watching.probe(1) == []
 
 
-# --- Which others a broker watches ---------------------------------------------------------------------------------
+# --- The peers that a broker watches -------------------------------------------------------------------------------
 
 
 class Office:
-    """A CrashWatch of broker 0, of whose controllers `removed` says which were removed: broker id, controller epoch."""
+    """A CrashWatch of broker 0. `removed` lists the controllers that it removed: broker id and controller epoch."""
 
     def __init__(self, watching: Watching, session: ZooKeeperSession) -> None:
         self.removed: list[tuple[int, int]] = []
@@ -288,7 +288,7 @@ class Office:
         return self._session
 
     def register(self, broker_id: int) -> RegisteredBroker:
-        """As a new run of the broker does."""
+        """Register the broker with a new epoch, as a new run of it does."""
         zookeeper, path = self._watching.simulation.zookeeper, znodes.broker_path(broker_id)
         if zookeeper.has(path):
             zookeeper.remove(path)
@@ -303,7 +303,7 @@ class Office:
 
 
 def with_office(scenario: Callable[[Watching, Office], Awaitable[None]]) -> None:
-    """Brokers 1 and 2 run."""
+    """Run the scenario while brokers 1 and 2 run."""
 
     async def inside(watching: Watching) -> None:
         await watching.start_broker(2)
@@ -351,7 +351,7 @@ async def test_a_crashed_broker_is_not_removed_from_an_office_that_it_does_not_h
 async def test_the_suspicion_of_a_broker_does_not_depose_another_that_is_the_controller(
     watching: Watching, office: Office, /
 ) -> None:
-    """The controller in its own process has not heard yet that it is out of office."""
+    """The controller in the detector's process does not know yet that it is out of office."""
 
     office.watch.brokers_changed((office.register(1), office.register(2)))
     office.watch.controller_changed(2, 6)
@@ -371,7 +371,7 @@ async def test_a_controller_out_of_office_is_not_watched(
 ) -> None:
     office.register(1)
     office.watch.controller_changed(1, 5)
-    await asyncio.sleep(1 if knows_address else 0)  # or the question is on its way
+    await asyncio.sleep(1 if knows_address else 0)  # or the look-up is in flight
     office.watch.controller_changed(None, 6)
     await asyncio.sleep(1)
     watching.kill(1)

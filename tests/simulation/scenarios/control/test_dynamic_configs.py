@@ -1,4 +1,4 @@
-"""Settings that are changed while the cluster runs: every broker hears of it, also one that was away."""
+"""Settings that are changed while the cluster runs: every broker applies them, even one that was down."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
-from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigErrors, ConfigResource
 from minibroker.client.cli.configs import expected
@@ -21,9 +20,9 @@ from minibroker.protocol.messages import ApiVersionsRequest
 from minibroker.protocol.model import AlterOperation, ConfigSource, ConfigType, TopicPartition
 from minibroker.protocol.records import MAX_BATCH_BYTES
 from tests.running import run_by
+from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation, VirtualWorld
+from tests.simulation.simulator.world import VirtualWorld
 
 P0 = TopicPartition("orders", 0)
 ORDERS = ConfigResource.of_topic("orders")
@@ -40,26 +39,18 @@ def play(
     settings: Mapping[str, str] | None = None,
     configs: Mapping[str, str] | None = None,
 ) -> None:
-    """With a topic of one partition on all three brokers."""
+    """Run the scenario with three brokers and a topic of one partition on all of them."""
 
-    async def main() -> None:
-        cluster = VirtualCluster(Simulation(), settings=settings)
-        await cluster.start()
-        world = cluster.client("client")
+    async def client(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", assignments=[(0, 1, 2)], configs=configs or {})
+            await scenario(cluster, admin)
 
-        async def client() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic("orders", assignments=[(0, 1, 2)], configs=configs or {})
-                await scenario(cluster, admin)
-
-        await world.process.run(client())
-
-    run(main(), seed=seed)
+    with_client(client, settings=settings, seed=seed)
 
 
 def segment_bytes(cluster: VirtualCluster, broker_id: int) -> int:
-    replicas = cluster.broker(broker_id)._replicas
-    assert replicas is not None
+    replicas = replicas_of(cluster, broker_id)
     partition = replicas.partitions.get(P0)
     return 0 if partition is None else partition.log.config.segment_bytes
 
@@ -76,7 +67,7 @@ async def refused(admin: Admin, resource: ConfigResource, *changes: ConfigChange
     return error
 
 
-# --- Everybody hears of it -------------------------------------------------------------------------------------
+# --- Every broker applies a change ------------------------------------------------------------------------------
 
 
 @run_by(play)
@@ -129,7 +120,7 @@ async def test_a_broker_setting_may_be_valid_only_with_the_settings_for_all_brok
     assert "exceeds" in str(await refused(admin, own, least))
     await admin.incremental_alter_configs({ALL: [set_to("log.cleaner.max.compaction.lag.ms", 30)]})
     await admin.incremental_alter_configs({own: [least]})
-    await cluster.until(lambda: replica(cluster, 1).log.config.min_compaction_lag_ms == 20)
+    await cluster.until(lambda: replica_of(cluster, 1, P0).log.config.min_compaction_lag_ms == 20)
 
 
 @run_by(play)
@@ -157,7 +148,7 @@ async def test_a_broker_cut_off_from_zookeeper_has_the_change_once_it_is_reconne
     cluster.simulation.zookeeper.cut(host_name(2))
     await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
     await until_all_have(cluster, 5_000, (0, 1))
-    # By hand, or fifteen minutes later: whoever comes back finds no notification.
+    # After fifteen minutes the notification is gone; the broker that comes back does not find it.
     zookeeper = cluster.simulation.zookeeper
     for name in zookeeper.names(znodes.CONFIG_CHANGES):
         zookeeper.remove(f"{znodes.CONFIG_CHANGES}/{name}")
@@ -167,7 +158,7 @@ async def test_a_broker_cut_off_from_zookeeper_has_the_change_once_it_is_reconne
     await until_all_have(cluster, 5_000)
 
 
-# --- What is refused ---------------------------------------------------------------------------------------------
+# --- Invalid changes and znodes -----------------------------------------------------------------------------------
 
 
 @run_by(play)
@@ -214,8 +205,8 @@ async def test_list_settings_are_appended_to_and_subtracted_from_the_value_in_fo
     assert await policy(ConfigChange.append("cleanup.policy", "compact")) == "delete,compact"
     assert await policy(ConfigChange.subtract("cleanup.policy", "delete")) == "compact"
     assert await policy(ConfigChange.subtract("cleanup.policy", "compact")) == ""
-    await cluster.until(lambda: not replica(cluster, 1).log.config.compact)
-    assert not replica(cluster, 1).log.config.delete
+    await cluster.until(lambda: not replica_of(cluster, 1, P0).log.config.compact)
+    assert not replica_of(cluster, 1, P0).log.config.delete
 
 
 def test_settings_edited_to_nonsense_are_logged_once_and_have_no_effect(
@@ -358,7 +349,7 @@ WITH_MEANING = {
 async def test_each_described_topic_setting_has_a_value_that_may_be_set(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
-    """Tools read all settings, change one, and set them all (AlterConfigs)."""
+    """Tools read all settings, change one, and write all of them back (AlterConfigs)."""
 
     entries = (await admin.describe_configs([ORDERS]))[ORDERS]
     assert [name for name, entry in entries.items() if entry.value is None] == []
@@ -375,7 +366,7 @@ async def test_kafkas_settings_are_accepted_and_those_without_effect_are_marked(
     entries = (await admin.describe_configs([ORDERS], documentation=True))[ORDERS]
     assert {name: entries[name].value for name in given} == given
     assert {name for name, entry in entries.items() if entry.is_without_effect} == WITHOUT_MEANING.keys()
-    await cluster.until(lambda: replica(cluster, 1).log.config.flush_ms == 1_000)
+    await cluster.until(lambda: replica_of(cluster, 1, P0).log.config.flush_ms == 1_000)
 
     own = ConfigResource.of_broker(1)
     of_brokers = {"background.threads": "5", "log.segment.delete.delay.ms": "7", "plugin.password": "x"}
@@ -393,7 +384,8 @@ async def test_kafkas_settings_are_accepted_and_those_without_effect_are_marked(
 async def test_a_limit_that_an_earlier_release_accepted_is_lowered_without_other_changes(
     cluster: VirtualCluster, admin: Admin, /
 ) -> None:
-    """A topic would have no leader, and a broker forget what was set together with it."""
+    """If the value were refused, the topic would have no leader, and a broker would ignore the other settings in the
+    znode."""
 
     zookeeper = cluster.simulation.zookeeper
     await admin.incremental_alter_configs({ALL: []})
@@ -406,10 +398,7 @@ async def test_a_limit_that_an_earlier_release_accepted_is_lowered_without_other
     await cluster.stop_broker(1)
     await cluster.start_broker(1)
     await until_all_have(cluster, 5_000, (1,))
-    replicas = cluster.broker(1)._replicas
-    assert replicas is not None
-    partition = replicas.partitions.get(P0)
-    assert partition is not None
+    partition = replica_of(cluster, 1, P0)
     assert partition.log.config.max_message_bytes == MAX_BATCH_BYTES
     assert cluster.broker(1)._configs.config.message_max_bytes == MAX_BATCH_BYTES
     await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 5)]})
@@ -417,7 +406,7 @@ async def test_a_limit_that_an_earlier_release_accepted_is_lowered_without_other
     assert found["max.message.bytes"].value == str(MAX_BATCH_BYTES)
 
 
-# --- Two at once, and another topic of that name -----------------------------------------------------------------
+# --- Concurrent changes and recreated topics ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -440,21 +429,21 @@ async def test_a_recreated_topic_has_none_of_the_settings_of_its_predecessor(
     await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]})
     cluster.kill_broker(2)
     await until_all_have(cluster, 5_000, (0, 1))
-    with pytest.raises(BrokerError, match="not gone yet"):  # it waits for broker 2
+    with pytest.raises(BrokerError, match="not gone yet"):  # the deletion waits for broker 2
         await admin.delete_topic("orders")
     await cluster.start_broker(2)
     while True:
         try:
             await admin.create_topic("orders", assignments=[(0, 1, 2)])
             break
-        except BrokerError:  # it is still being deleted
+        except BrokerError:  # the old topic is still being deleted
             await asyncio.sleep(0.1)
     await until_all_have(cluster, 1024**3)
     found = (await admin.describe_configs([ORDERS], names=["segment.bytes"]))[ORDERS]["segment.bytes"]
     assert found.source is ConfigSource.DEFAULT_CONFIG
 
 
-# --- What follows from a change ----------------------------------------------------------------------------------
+# --- Effects of a change ------------------------------------------------------------------------------------------
 
 
 async def acknowledged(cluster: VirtualCluster, world: VirtualWorld, value: bytes) -> bool:
@@ -492,7 +481,7 @@ async def test_with_more_replicas_required_nothing_is_acknowledged_and_with_fewe
 async def test_min_insync_replicas_is_capped_by_the_number_of_replicas(
     cluster: VirtualCluster, admin: Admin, /, resource: ConfigResource
 ) -> None:
-    """As by Kafka's `effectiveMinIsr`: brokers of production and topics of one replica go together in tests."""
+    """Kafka's `effectiveMinIsr` does the same: tests use brokers with production settings and topics of one replica."""
 
     world = cluster.client("producer")
     await admin.incremental_alter_configs({resource: [set_to("min.insync.replicas", 7)]})
@@ -535,22 +524,14 @@ async def produce(cluster: VirtualCluster, world: VirtualWorld, count: int, size
             await producer.send("orders", b"x" * size, key=b"k%d" % (number % 2), partition=0)
 
 
-def replica(cluster: VirtualCluster, broker_id: int) -> Partition:
-    replicas = cluster.broker(broker_id)._replicas
-    assert replicas is not None
-    partition = replicas.partitions.get(P0)
-    assert partition is not None
-    return partition
-
-
 @run_by(play, settings={"log.retention.check.interval.ms": "500", "log.segment.bytes": "1000"})
 async def test_records_expire_once_their_topic_says_so(cluster: VirtualCluster, admin: Admin, /) -> None:
     world = cluster.client("producer")
     await world.process.run(produce(cluster, world, 50))
     await asyncio.sleep(5)
-    assert replica(cluster, 0).log.log_start_offset == 0
+    assert replica_of(cluster, 0, P0).log.log_start_offset == 0
     await admin.incremental_alter_configs({ORDERS: [set_to("retention.ms", 1_000)]})
-    await cluster.until(lambda: all(replica(cluster, b).log.log_start_offset > 30 for b in cluster.broker_ids))
+    await cluster.until(lambda: all(replica_of(cluster, b, P0).log.log_start_offset > 30 for b in cluster.broker_ids))
 
 
 @run_by(play, settings={"replica.lag.time.max.ms": "3000", "replica.fetch.max.bytes": "5000"})
@@ -568,7 +549,7 @@ async def test_a_replica_catches_up_at_the_rate_that_is_set_and_faster_when_it_i
     await cluster.start_broker(2)
     await asyncio.sleep(10)
     assert 2 not in cluster.state(P0).isr
-    assert 0 < replica(cluster, 2).log.size < 100_000
+    assert 0 < replica_of(cluster, 2, P0).log.size < 100_000
     await admin.incremental_alter_configs({ALL: [ConfigChange.delete("leader.replication.throttled.rate")]})
     await cluster.until(lambda: 2 in cluster.state(P0).isr, within_s=3)
 
@@ -719,14 +700,14 @@ async def test_a_follower_that_does_not_know_of_compaction_replicates_across_gap
     cluster.simulation.zookeeper.cut(host_name(2))
     await world.process.run(produce(cluster, world, 100))
     await admin.incremental_alter_configs({ORDERS: compacted})
-    await cluster.until(lambda: replica(cluster, 0).log.first_dirty_offset > 50)
+    await cluster.until(lambda: replica_of(cluster, 0, P0).log.first_dirty_offset > 50)
     network.heal()
-    end = replica(cluster, 0).log.log_end_offset
-    await cluster.until(lambda: replica(cluster, 2).log.log_end_offset == end)
-    assert not replica(cluster, 2).log.config.compact
-    assert replica(cluster, 2).log.size < 5_000
+    end = replica_of(cluster, 0, P0).log.log_end_offset
+    await cluster.until(lambda: replica_of(cluster, 2, P0).log.log_end_offset == end)
+    assert not replica_of(cluster, 2, P0).log.config.compact
+    assert replica_of(cluster, 2, P0).log.size < 5_000
     cluster.simulation.zookeeper.uncut(host_name(2))
-    await cluster.until(lambda: replica(cluster, 2).log.config.compact)
+    await cluster.until(lambda: replica_of(cluster, 2, P0).log.config.compact)
     await admin.incremental_alter_configs({ORDERS: [set_to("cleanup.policy", "delete")]})
     await cluster.until(lambda: 2 in cluster.state(P0).isr)
 

@@ -1,4 +1,4 @@
-"""Settings are changed, and somebody dies, is cut off, or deletes the topic in the middle of it."""
+"""Settings are changed while a broker dies or is cut off, or while the topic is deleted."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def is_change(operations: Sequence[Operation]) -> bool:
 
 
 def at_the_write(cluster: VirtualCluster, moment: str, strike: Callable[[int], None]) -> list[int]:
-    """Strikes the broker that writes settings, once, before ZooKeeper carries that out or after it. Returns whom it has
-    struck."""
+    """Call `strike` once with the broker that writes settings, before or after ZooKeeper executes the write. Return the
+    list of brokers struck."""
     struck: list[int] = []
 
     def hook(session: VirtualSession, operations: Sequence[Operation]) -> None:
@@ -84,11 +84,11 @@ async def test_all_brokers_have_the_new_settings_though_the_writer_dies_or_is_cu
 
 @pytest.mark.parametrize("operation", range(1, 9))
 def test_a_broker_cut_off_at_any_call_while_it_applies_a_change_has_it_in_the_end(operation: int) -> None:
-    """Its n-th answer of ZooKeeper after the change is the last one before its connection is lost."""
+    """The n-th answer that it gets from ZooKeeper after the change is the last one before its connection is lost."""
 
     async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
         zookeeper = cluster.simulation.zookeeper
-        zookeeper.slow_hosts[host_name(2)] = (0.1, 0.1)  # a call of its own every 0.2 s
+        zookeeper.slow_hosts[host_name(2)] = (0.1, 0.1)  # one call every 0.2 s
         altering = asyncio.create_task(admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000)]}))
         await cluster.until(lambda: len(zookeeper.names(znodes.CONFIG_CHANGES)) == 1)
         await asyncio.sleep(0.1 * operation)
@@ -114,11 +114,12 @@ async def test_a_change_is_noticed_though_its_notification_is_removed_at_once(
     await until_all_have(cluster, 5_000)
 
 
-# --- Another topic of that name ----------------------------------------------------------------------------------
+# --- Recreated topics ---------------------------------------------------------------------------------------------
 
 
 def replace_topic(cluster: VirtualCluster) -> None:
-    """As if it had been deleted and created again, in the moment before the write comes: versions begin anew."""
+    """Replace the topic's znodes as if it had been recreated just before the write arrives: their versions start
+    over."""
     zookeeper = cluster.simulation.zookeeper
     znode = znodes.decode_topic("orders", zookeeper.data(znodes.topic_path("orders")))
     below = f"{znodes.topic_path('orders')}/"
@@ -145,7 +146,8 @@ async def test_a_late_change_for_a_deleted_topic_does_not_affect_its_successor(
 
 
 async def made_again_after_it_vanished(cluster: VirtualCluster, admin: Admin) -> None:
-    """By hand, so that no broker is told to delete its replicas: each has them when it hears of the next topic."""
+    """Delete the znode by hand, so that no broker is ordered to delete its replicas: each still has them when it learns
+    of the next topic."""
     zookeeper = cluster.simulation.zookeeper
     await until_all_have(cluster, 3_000)
     below = znodes.topic_path("orders")
@@ -176,7 +178,7 @@ def test_the_mutant_that_keeps_the_settings_of_the_previous_topic_makes_that_fai
         play(made_again_after_it_vanished, configs={"segment.bytes": "3000"})
 
 
-# --- A replica that is being made ----------------------------------------------------------------------------------
+# --- A replica that is being created -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8])
@@ -243,7 +245,7 @@ async def test_a_change_made_through_any_single_broker_reaches_all(cluster: Virt
 async def test_a_broker_whose_session_expires_while_it_starts_opens_another(
     cluster: VirtualCluster, admin: Admin, /, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody else opens one, as it is not registered yet: it would never be."""
+    """No other component opens a session before the broker is registered, so it would never be registered."""
     expired: list[int] = []
     read = DynamicConfigManager.read_broker_configs
 

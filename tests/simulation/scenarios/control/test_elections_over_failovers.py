@@ -1,5 +1,5 @@
 """The controller is killed at every moment of a preferred election: before and after each of its writes, and when each
-of its requests reaches its broker. The next controller finishes what it has begun."""
+of its requests reaches its broker. The next controller finishes the election."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NUMBERS = range(3)
 
 
 class Moments:
-    """Counts what the controller does, and kills it at the moment that is `wanted`; None: never."""
+    """Counts the controller's writes and requests, and kills it at moment `wanted`, or never if that is None."""
 
     def __init__(self, cluster: VirtualCluster, controller: int, wanted: int | None) -> None:
         self.passed = 0
@@ -68,15 +68,14 @@ class Moments:
             return False
         self.struck = what
         self._cluster.kill_broker(self._controller)
-        for other in self._cluster.broker_ids:  # what is on its way does not arrive any more
+        for other in self._cluster.broker_ids:  # requests in flight do not arrive any more
             if other != self._controller:
                 self._cluster.simulation.network.reset(host_name(self._controller), host_name(other))
         return True
 
 
 async def _election(cluster: VirtualCluster, world: VirtualWorld, way: str, wanted: int | None) -> Moments:
-    """Several partitions go to their preferred leader, under load; returns when they are led as they should be, and
-    nothing is lost."""
+    """Give several partitions to their preferred leader under load; return when it leads them and no record is lost."""
     controller = await until_controller(cluster)
     preferred = (controller + 1) % 3
     partitions = [TopicPartition(TOPIC, number) for number in NUMBERS]
@@ -147,5 +146,5 @@ def test_the_next_controller_finishes_an_election_whenever_the_first_is_killed(
     struck = [_run(way, wanted).struck for wanted in range(points)]
     covered = [what for what in struck if what is not None]
     print(f"{way}: killed at {len(covered)} of {points} moments")
-    assert len(covered) >= points - 3  # another seed may send a request less
+    assert len(covered) >= points - 3  # another seed may send one request less
     assert sum("before" in what for what in covered) >= len(NUMBERS) - 1  # as above

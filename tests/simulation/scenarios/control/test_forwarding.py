@@ -1,4 +1,4 @@
-"""Any broker takes what only the controller can do to it, and topics that are the brokers' own are theirs alone."""
+"""Any broker forwards requests that only the controller can execute, and only brokers change internal topics."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, INTERNAL_TOPICS, TopicPartition
 from tests.running import run_by
 from tests.simulation.scenarios.clients.test_forged_requests import KEY
+from tests.simulation.scenarios.helpers import with_client
 from tests.simulation.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop, run
+from tests.simulation.simulator.loop import on_virtual_loop
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.simulation.storms.clients.indirect_admin import IndirectAdmin
 from tests.simulation.storms.forgeries import authenticate, shake_hands
@@ -33,18 +34,8 @@ OFFSETS = "__consumer_offsets"
 Program = Callable[[VirtualCluster, VirtualWorld], Coroutine[Any, Any, None]]
 
 
-def with_cluster(program: Program, settings: dict[str, str] | None = None) -> None:
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), settings=settings)
-        await cluster.start()
-        world = cluster.client("client")
-        await world.process.run(program(cluster, world))
-
-    run(scenario())
-
-
 async def until_controller(cluster: VirtualCluster) -> int:
-    """Which broker it is, once all know it."""
+    """Return the controller once all brokers know it."""
 
     def agreed() -> bool:
         known = {cluster.broker(broker_id)._metadata.controller_id for broker_id in cluster.living()}
@@ -63,13 +54,13 @@ def creation(*names: str, replication_factor: int = 3) -> m.CreateTopicsRequest:
 
 
 def cut(cluster: VirtualCluster, host: str, other: str) -> None:
-    """From now on, what these two send each other is dropped."""
+    """Drop all messages between these two hosts from now on."""
     cluster.simulation.network.block(host, other)
     cluster.simulation.network.block(other, host)
 
 
 async def as_broker(cluster: VirtualCluster, names: list[str]) -> dict[str, int]:
-    """What a broker that is not the controller creates for itself."""
+    """Let a broker that is not the controller create topics for itself; return the error codes."""
     other = next(b for b in cluster.broker_ids if b not in cluster.active_controllers())
     services = cluster.broker(other)._services
     assert services is not None
@@ -77,7 +68,7 @@ async def as_broker(cluster: VirtualCluster, names: list[str]) -> dict[str, int]
     return {result.name: result.error_code for result in answer.topics}
 
 
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_every_broker_creates_and_deletes_topics_through_the_controller(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -93,7 +84,7 @@ async def test_every_broker_creates_and_deletes_topics_through_the_controller(
         assert [topic.error_code for topic in deleted.responses] == [ErrorCode.NONE]
 
 
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_a_client_that_cannot_reach_the_controller_uses_another_broker(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -106,7 +97,7 @@ async def test_a_client_that_cannot_reach_the_controller_uses_another_broker(
         await admin.delete_topic("orders")
 
 
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_a_forwarded_creation_keeps_default_api_timeout_ms_without_a_path_to_the_controller(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -117,11 +108,11 @@ async def test_a_forwarded_creation_keeps_default_api_timeout_ms_without_a_path_
         cluster.simulation.network.reset(controller, "client")
         began = world.clock.monotonic()
         await admin.create_topic("orders", partitions=1, replication_factor=3)
-        # The controller's broker cannot tell this client that it knows the topic.
+        # The client cannot ask the controller's broker whether it knows the topic.
         assert world.clock.monotonic() - began < 3 + KNOWN_WITHIN_S
 
 
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_a_client_that_is_cut_off_from_all_brokers_gives_up_at_default_api_timeout_ms(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -137,7 +128,7 @@ async def test_a_client_that_is_cut_off_from_all_brokers_gives_up_at_default_api
         assert world.clock.monotonic() - began < 6
 
 
-@run_by(with_cluster, settings={"broker.crash.detection.ms": "120000"})
+@run_by(with_client, settings={"broker.crash.detection.ms": "120000"})
 async def test_a_client_that_cannot_reach_the_controller_finds_the_broker_that_can(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -156,7 +147,7 @@ async def test_a_client_that_cannot_reach_the_controller_finds_the_broker_that_c
         assert cluster.active_controllers() == [controller]
 
 
-@run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"})
+@run_by(with_client, settings={"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"})
 async def test_a_client_that_cannot_reach_the_controller_switches_from_a_hanging_broker(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -226,7 +217,7 @@ async def test_a_request_forwarded_to_a_hanging_controller_ends_with_its_client(
     await world.process.run(program(cluster, world))
 
 
-@run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "6000"})
+@run_by(with_client, settings={"zookeeper.session.timeout.ms": "6000"})
 async def test_a_request_forwarded_to_a_hanging_controller_ends_with_its_term(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -243,7 +234,7 @@ async def test_a_request_forwarded_to_a_hanging_controller_ends_with_its_term(
     await cluster.until(lambda: not waiting_answers(), within_s=15)
 
 
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_each_name_of_a_creation_is_answered_once_however_often_it_is_repeated(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -258,7 +249,7 @@ async def test_each_name_of_a_creation_is_answered_once_however_often_it_is_repe
     ]
 
 
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_a_request_too_large_for_an_envelope_is_not_retriable(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -270,7 +261,7 @@ async def test_a_request_too_large_for_an_envelope_is_not_retriable(
     assert not raised.value.retriable
 
 
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_a_malformed_envelope_response_counts_as_no_answer(
     cluster: VirtualCluster, world: VirtualWorld, /, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +275,7 @@ async def test_a_malformed_envelope_response_counts_as_no_answer(
     assert raised.value.code is ErrorCode.NOT_CONTROLLER
 
 
-@run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "6000"})
+@run_by(with_client, settings={"zookeeper.session.timeout.ms": "6000"})
 async def test_forwarding_is_retried_until_there_is_a_controller(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -294,7 +285,7 @@ async def test_forwarding_is_retried_until_there_is_a_controller(
         assert await admin.list_topics() == ["orders"]
 
 
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_a_request_from_an_envelope_is_not_forwarded_again(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -324,7 +315,7 @@ IN_VERSION_9[2] = 9
         (IN_VERSION_9, ErrorCode.UNSUPPORTED_VERSION, "version 9 of CreateTopics; this broker knows 0 to 0"),
     ],
 )
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_an_invalid_envelope_is_refused(
     cluster: VirtualCluster, world: VirtualWorld, /, data: bytes, code: ErrorCode, said: str
 ) -> None:
@@ -337,7 +328,7 @@ async def test_an_invalid_envelope_is_refused(
     assert raised.value.code is code
 
 
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_an_envelope_from_an_anonymous_connection_is_refused(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -349,7 +340,7 @@ async def test_an_envelope_from_an_anonymous_connection_is_refused(
     assert raised.value.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
-@run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"})
+@run_by(with_client, settings={"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"})
 async def test_a_request_forwarded_to_a_dead_controller_is_answered_as_retriable(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -362,7 +353,7 @@ async def test_a_request_forwarded_to_a_dead_controller_is_answered_as_retriable
 
 
 @pytest.mark.parametrize("admin_of", [Admin, IndirectAdmin], ids=["at the controller", "by another broker"])
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_clients_may_read_the_internal_topics_but_not_change_them(
     cluster: VirtualCluster, world: VirtualWorld, /, admin_of: type[Admin]
 ) -> None:
@@ -375,7 +366,7 @@ async def test_clients_may_read_the_internal_topics_but_not_change_them(
         assert await as_broker(cluster, [OFFSETS, "orders"]) == {OFFSETS: 0, "orders": 0}
         with pytest.raises(BrokerError, match="the brokers' own"):
             await admin.delete_topic(OFFSETS)
-        async with asyncio.timeout(5):  # whichever broker is asked may hear of it last
+        async with asyncio.timeout(5):  # the broker that is asked may be the last to learn of it
             while await admin.list_topics() != ["orders"]:
                 await asyncio.sleep(0.01)
         assert await admin.list_topics(internal=True) == [OFFSETS, "orders"]
@@ -389,7 +380,7 @@ async def test_clients_may_read_the_internal_topics_but_not_change_them(
         assert await consumer.end_offsets([TopicPartition(OFFSETS, 0)]) == {TopicPartition(OFFSETS, 0): 0}
 
 
-@run_by(with_cluster, settings={"zookeeper.session.timeout.ms": "6000"})
+@run_by(with_client, settings={"zookeeper.session.timeout.ms": "6000"})
 async def test_a_late_creation_does_not_bring_back_a_topic_that_a_retry_created_and_was_deleted(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -409,7 +400,7 @@ async def test_a_late_creation_does_not_bring_back_a_topic_that_a_retry_created_
         await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path("orders")))
         cluster.kill_broker(controller)
         await until_controller(cluster)
-        for broker_id in others:  # one is the controller now, and the other forwards to it
+        for broker_id in others:  # one of them is the controller now, and the other forwards to it
             network.unblock("client", host_name(broker_id))
         await asyncio.sleep(10)
         assert await admin.list_topics() == []

@@ -1,7 +1,5 @@
-"""What many partitions cost, counted in calls of functions instead of seconds: the same numbers on every machine.
-
-Twice as many partitions must cost twice as much, and no turn of an event loop may be about all of them.
-"""
+"""The cost of many partitions, counted in function calls instead of seconds, so that it is the same on every machine.
+Twice as many partitions must cost twice as much, and no event loop callback may handle all of them at once."""
 
 from __future__ import annotations
 
@@ -29,19 +27,19 @@ WATCHED_FOR_S = 1.5
 OPERATIONS = ("creation", "controller failover", "return of a broker", "broker failure")
 
 MOST_CALLS_IN_A_TURN = 16_000
-"""Two to three milliseconds. The longest are a fetch of a hundred partitions, and a hundred that are settled."""
+"""About 2 to 3 ms. The longest callbacks handle a fetch of, or the settling of, a hundred partitions."""
 ABOUT_ALL = {"affected_by", "added", "load", "lost"}
-"""What makes a plan about every partition, in one go: that costs little, and is counted with the rest."""
+"""Functions that plan for every partition in one callback. They are cheap, and excluded from the limit per callback."""
 
 
 class Calls:
-    """Of the product's functions, while one operation went on."""
+    """Calls of the product's functions during one operation."""
 
     def __init__(self) -> None:
         self.of: Counter[str] = Counter()
-        """By function."""
+        """Calls per function."""
         self.in_turn: Counter[int] = Counter()
-        """By callback of the loop."""
+        """Calls per callback of the loop."""
         self.about_all: set[int] = set()
         """Callbacks in which a function of ABOUT_ALL was called."""
 
@@ -108,8 +106,8 @@ def measured(partitions: int) -> dict[str, Calls]:
 def test_twice_as_many_partitions_cost_twice_as_much(operation: str) -> None:
     few, many = measured(FEW)[operation], measured(2 * FEW)[operation]
     assert many.of.total() < 2.2 * few.of.total()
-    # One function whose calls grow with the square is hidden in the sum for as long as partitions are few. (What goes
-    # through all partitions now and then may do so once or twice meanwhile.)
+    # A function whose calls grow with the square is hidden in the sum while partitions are few. (A periodic pass over
+    # all partitions may happen once or twice during an operation.)
     grown = {
         name: (few.of[name], count)
         for name, count in many.of.items()
@@ -127,7 +125,8 @@ def test_no_event_loop_callback_does_more_than_a_part_of_the_work(operation: str
 
 @run_by(on_virtual_loop, seed=1)
 async def test_the_logs_of_new_partitions_share_their_syncs() -> None:
-    """They share a few, however many they are: only their directories must be durable before the answer."""
+    """New partitions share a few syncs, whatever their number: only their directories must be durable before the
+    answer."""
     flush_s, partitions = 0.05, 64
 
     cluster = VirtualCluster(Simulation())

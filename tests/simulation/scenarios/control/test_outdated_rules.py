@@ -1,4 +1,4 @@
-"""A broker that has not heard yet that the rule has changed by which it deletes: it must not go by the old one."""
+"""A broker that does not know yet that a deletion setting has changed must not delete by the old value."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from minibroker.protocol import znodes
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Check, Operation
 from tests.running import run_by
+from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation, VirtualWorld
+from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.simulator.zookeeper import VirtualSession
 
 P0 = TopicPartition("orders", 0)
@@ -40,25 +40,18 @@ HoldBack = Callable[[VirtualCluster, int], Awaitable[None]]
 
 
 def play(scenario: Scenario, configs: Mapping[str, str], settings: Mapping[str, str] | None = None) -> None:
-    """Broker 0 leads the topic, and the controller is another one."""
+    """Run the scenario with broker 0 as the topic's leader and another one as the controller."""
 
-    async def main() -> None:
-        cluster = VirtualCluster(Simulation(), settings={**OFTEN, **(settings or {})})
-        await cluster.start()
-        world = cluster.client("client")
+    async def client(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", assignments=[(0, 1, 2)], configs={**SMALL, **configs})
+            await scenario(cluster, world, admin)
 
-        async def client() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic("orders", assignments=[(0, 1, 2)], configs={**SMALL, **configs})
-                await scenario(cluster, world, admin)
-
-        await world.process.run(client())
-
-    run(main(), seed=1)
+    with_client(client, settings={**OFTEN, **(settings or {})}, seed=1)
 
 
 async def cut_off(cluster: VirtualCluster, broker_id: int) -> None:
-    """From ZooKeeper, for less than a session."""
+    """Cut the broker off from ZooKeeper for less than its session timeout."""
     cluster.simulation.zookeeper.cut(host_name(broker_id))
 
 
@@ -85,7 +78,7 @@ HELD_BACK = [cut_off, served_by_a_server_that_is_behind, far_away]
 
 
 async def produce(cluster: VirtualCluster, world: VirtualWorld, values: Sequence[int]) -> None:
-    """Of two keys, acks=all, a batch for each record."""
+    """Send each value in a batch of its own with acks=all, with one of two keys."""
     async with Producer(cluster.bootstrap, world=world) as producer:
         for value in values:
             await producer.send("orders", b"%d" % value + b" " * 50, key=b"%d" % (value % 2), partition=0)
@@ -102,13 +95,6 @@ async def read_all(cluster: VirtualCluster, world: VirtualWorld) -> list[int]:
     raise AssertionError
 
 
-def replica_of(cluster: VirtualCluster, broker_id: int) -> Partition:
-    replicas = cluster.broker(broker_id)._replicas
-    replica = None if replicas is None else replicas.partitions.get(P0)
-    assert replica is not None
-    return replica
-
-
 def set_to(name: str, value: str) -> ConfigChange:
     return ConfigChange.set(name, value)
 
@@ -123,9 +109,9 @@ def test_a_replica_with_an_outdated_cleanup_policy_compacts_nothing(hold_back: H
         await hold_back(cluster, 1)
         policy = {ORDERS: [set_to("cleanup.policy", "delete")]} if of_topic else {ALL: [_delete_by_default()]}
         await admin.incremental_alter_configs(policy)
-        await cluster.until(lambda: not replica_of(cluster, 0).log.config.compact)
+        await cluster.until(lambda: not replica_of(cluster, 0, P0).log.config.compact)
         await produce(cluster, world, range(60))
-        assert replica_of(cluster, 1).log.config.compact
+        assert replica_of(cluster, 1, P0).log.config.compact
         await asyncio.sleep(2)
         assert cluster.state(P0).isr == (0, 1, 2)
         let_hear(cluster, 1)
@@ -158,15 +144,15 @@ def test_a_leader_with_an_outdated_retention_deletes_nothing(raised: str, hold_b
 
     async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
         await hold_back(cluster, 0)
-        before = replica_of(cluster, 0).log.config
+        before = replica_of(cluster, 0, P0).log.config
         await admin.incremental_alter_configs({resource: [change]})
         await produce(cluster, world, range(60))
         await asyncio.sleep(2)
-        assert replica_of(cluster, 0).log.config == before
+        assert replica_of(cluster, 0, P0).log.config == before
         assert cluster.state(P0).leader == 0
         let_hear(cluster, 0)
         await asyncio.sleep(2)
-        assert replica_of(cluster, 0).log.log_start_offset == 0
+        assert replica_of(cluster, 0, P0).log.log_start_offset == 0
 
     play(scenario, {"min.cleanable.dirty.ratio": "1", **configs}, settings)
 
@@ -175,19 +161,19 @@ def test_a_leader_with_an_outdated_retention_deletes_nothing(raised: str, hold_b
 def test_unreadable_settings_stop_deletion_until_they_are_corrected(resource: ConfigResource) -> None:
     async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
         path = znodes.topic_config_path("orders") if resource == ORDERS else znodes.broker_config_path(None)
-        cluster.simulation.zookeeper.make(path, b"garbage")  # nobody is told
+        cluster.simulation.zookeeper.make(path, b"garbage")  # without a notification
         await produce(cluster, world, range(60))
         await asyncio.sleep(3)
-        assert replica_of(cluster, 0).log.log_start_offset == 0
-        assert all(replica_of(cluster, broker_id).log.first_dirty_offset == 0 for broker_id in cluster.broker_ids)
+        assert replica_of(cluster, 0, P0).log.log_start_offset == 0
+        assert all(replica_of(cluster, broker_id, P0).log.first_dirty_offset == 0 for broker_id in cluster.broker_ids)
         cluster.simulation.zookeeper.make(path, znodes.encode_config({} if resource == ALL else both))
-        await cluster.until(lambda: replica_of(cluster, 0).log.log_start_offset == 60)
+        await cluster.until(lambda: replica_of(cluster, 0, P0).log.log_start_offset == 60)
 
     both = {"cleanup.policy": "compact,delete", "retention.ms": "1000", **SMALL}
     play(scenario, both)
 
 
-# --- While the answer is on its way ----------------------------------------------------------------------------
+# --- While ZooKeeper's answer is in flight ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("configs", [COMPACT, {"retention.bytes": "1"}])
@@ -209,7 +195,7 @@ def test_records_written_after_the_settings_were_read_are_not_deleted_by_them(
     async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
         await produce(cluster, world, range(30))
         await has_read.wait()
-        end = replica_of(cluster, waits).log.log_end_offset
+        end = replica_of(cluster, waits, P0).log.log_end_offset
         await served_by_a_server_that_is_behind(cluster, waits)
         change = set_to("cleanup.policy", "delete") if is_compacted else set_to("retention.bytes", "-1")
         await admin.incremental_alter_configs({ORDERS: [change]})
@@ -217,14 +203,14 @@ def test_records_written_after_the_settings_were_read_are_not_deleted_by_them(
         goes_on.set()
         let_hear(cluster, waits)
         await asyncio.sleep(2)
-        log = replica_of(cluster, waits).log
+        log = replica_of(cluster, waits, P0).log
         assert (log.first_dirty_offset if is_compacted else log.log_start_offset) <= end
 
     monkeypatch.setattr(ReplicaSettings, "with_present_settings", read_and_wait)
     play(scenario, configs)
 
 
-# --- What it costs ---------------------------------------------------------------------------------------------
+# --- Cost ------------------------------------------------------------------------------------------------------
 
 
 @run_by(play, configs={})
@@ -237,7 +223,7 @@ async def test_retention_asks_zookeeper_once_per_round_and_not_at_all_without_wo
         nonlocal asked
         asked += operations == [SYNC] and session.owner.startswith(host_name(0))
 
-    await asyncio.sleep(10)  # the cluster has formed, and its leaders are balanced
+    await asyncio.sleep(10)  # until the cluster has formed and its leaders are balanced
     await admin.create_topic("others", assignments=[(0,)] * 20, configs=SMALL | {"retention.ms": "2000"})
     async with Producer(cluster.bootstrap, world=world) as producer:
         for partition in range(20):
@@ -245,8 +231,7 @@ async def test_retention_asks_zookeeper_once_per_round_and_not_at_all_without_wo
     cluster.simulation.zookeeper.before = count
     await asyncio.sleep(1)
     assert asked == 0
-    replicas = cluster.broker(0)._replicas
-    assert replicas is not None
+    replicas = replicas_of(cluster, 0)
     others = [p.log for p in replicas.partitions.values() if p.topic_partition.topic == "others"]
     await cluster.until(lambda: all(log.log_start_offset == 1 for log in others))
     assert 1 <= asked <= 2

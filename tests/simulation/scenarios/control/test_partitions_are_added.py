@@ -1,4 +1,4 @@
-"""Topics that get more partitions: by request and by hand, under load, and whatever happens to the controller."""
+"""Partitions are added to topics by request and by hand, under load, and while controllers change."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Scene:
         return there and self.cluster.state(partition).leader in EVERYWHERE
 
     async def grown_to(self, count: int) -> None:
-        """Until every broker shows so many partitions with leaders."""
+        """Wait until every broker shows that number of partitions, all with leaders."""
         await self.cluster.until(
             lambda: all(
                 broker._metadata.has_leaders(TOPIC, count)

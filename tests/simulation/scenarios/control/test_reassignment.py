@@ -18,6 +18,7 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Check, Operation, ZooKeeperSession
 from tests.running import run_by, run_test
 from tests.simulation.mutants import planted
+from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.simulator.cluster import ZOOKEEPER, VirtualCluster, host_name
 from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.world import Simulation
@@ -32,26 +33,16 @@ LAG_TIME_MAX_MS = 2_000
 async def cluster_of(
     assignments: Sequence[Sequence[int]], brokers: int = 4, configs: Mapping[str, str] | None = None
 ) -> VirtualCluster:
-    """With the topic, whose partitions have these replicas, and a hundred records in each."""
+    """Start a cluster with a topic whose partitions have these replicas, and a hundred records in each."""
     cluster = VirtualCluster(Simulation(), brokers=brokers, settings={"replica.lag.time.max.ms": str(LAG_TIME_MAX_MS)})
     await cluster.start()
-    await administer(cluster, lambda admin: admin.create_topic(TOPIC, assignments=assignments, configs=configs))
+    await as_admin(cluster, lambda admin: admin.create_topic(TOPIC, assignments=assignments, configs=configs))
     await produce(cluster, range(100), len(assignments))
     return cluster
 
 
-async def administer(cluster: VirtualCluster, action: Callable[[Admin], Awaitable[object]]) -> None:
-    world = cluster.client("admin")
-
-    async def act() -> None:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await action(admin)
-
-    await world.process.run(act())
-
-
 async def reassign(cluster: VirtualCluster, wanted: Mapping[TopicPartition, Sequence[int] | None]) -> None:
-    await administer(cluster, lambda admin: admin.alter_partition_reassignments(wanted))
+    await as_admin(cluster, lambda admin: admin.alter_partition_reassignments(wanted))
 
 
 async def reassign_without(
@@ -61,8 +52,8 @@ async def reassign_without(
     *,
     how: Callable[[int], None] | None = None,
 ) -> None:
-    """These brokers are killed as soon as the reassignment is on record, before they have heard of it. `how`: another
-    thing that is done to them."""
+    """Start the reassignment, and kill these brokers (or call `how` on them) once it is recorded, before they learn of
+    it."""
     asking = asyncio.create_task(reassign(cluster, wanted))
     before = {partition: topic_znode(cluster).assignment(partition.partition) for partition in wanted}
     while any(topic_znode(cluster).assignment(p.partition) == assignment for p, assignment in before.items()):
@@ -86,7 +77,7 @@ async def refusals(
 
 
 async def produce(cluster: VirtualCluster, numbers: Sequence[int], partitions: int = 1) -> None:
-    """To each of the partitions, acknowledged on return."""
+    """Send the numbers to each of the partitions; return once all are acknowledged."""
     world = cluster.client("producer")
 
     async def send() -> None:
@@ -121,7 +112,7 @@ def topic_znode(cluster: VirtualCluster, topic: str = TOPIC) -> znodes.TopicZnod
 
 
 def holders(cluster: VirtualCluster, partition: TopicPartition) -> set[int]:
-    """The living brokers that have a replica on disk."""
+    """Return the living brokers that have a replica on disk."""
     found: set[int] = set()
     for broker_id in cluster.living():
         broker = cluster.living_broker(broker_id)
@@ -132,7 +123,7 @@ def holders(cluster: VirtualCluster, partition: TopicPartition) -> set[int]:
 
 
 def watch_for_strangers(cluster: VirtualCluster, partitions: Sequence[TopicPartition]) -> list[str]:
-    """Of whoever was in an ISR, or led, without being assigned, after any write: to be looked at later."""
+    """Return a list that later writes extend with each broker that leads or is in an ISR without being assigned."""
     found: list[str] = []
 
     def written(session: VirtualSession, operations: Sequence[Operation]) -> None:
@@ -146,7 +137,8 @@ def watch_for_strangers(cluster: VirtualCluster, partitions: Sequence[TopicParti
 
 
 def is_over(cluster: VirtualCluster, partition: TopicPartition, target: Sequence[int]) -> bool:
-    """ZooKeeper has the target alone, all of it is in sync, leads, and no other broker has a replica on disk."""
+    """Return whether ZooKeeper has only the target replicas, all are in sync, one leads, and no other broker has a
+    replica on disk."""
     znode, state = topic_znode(cluster), cluster.state(partition)
     assignment = znode.assignment(partition.partition)
     return (
@@ -185,7 +177,7 @@ async def test_a_replication_factor_goes_from_three_to_two_to_three() -> None:
 
 @run_by(on_virtual_loop, seed=3)
 async def test_adding_a_replica_does_not_block_writes() -> None:
-    """With three replicas two must be in sync, where min.insync.replicas is not set; with one, one."""
+    """Unless min.insync.replicas is set, two of three replicas must be in sync, and one of one."""
 
     cluster = await cluster_of([[0]])
     await reassign_without(cluster, [1, 2], {P0: [0, 1, 2]})
@@ -201,7 +193,7 @@ async def test_adding_a_replica_does_not_block_writes() -> None:
 async def test_min_insync_replicas_holds_while_the_replication_factor_shrinks(
     configs: Mapping[str, str] | None,
 ) -> None:
-    """The only replica of the target hangs, and all but the leader are killed; then the reassignment is cancelled."""
+    """The only target replica hangs, and all but the leader are killed; then the reassignment is cancelled."""
 
     cluster = await cluster_of([[0, 1, 2]], configs=configs)
     await reassign_without(cluster, [3], {P0: [3]}, how=cluster.pause_broker)
@@ -245,7 +237,7 @@ async def test_a_reassignment_in_progress_is_listed_and_can_be_cancelled() -> No
         assert listed == {P0: ((2, 3, 0, 1), (2, 3), (0, 1))}
         assert await admin.list_partition_reassignments([P1]) == {}
 
-    await administer(cluster, look)
+    await as_admin(cluster, look)
     await produce(cluster, range(100, 150))
     await cluster.until(lambda: 2 in cluster.state(P0).isr)
     await reassign(cluster, {P0: None})
@@ -270,7 +262,8 @@ async def test_a_cancelled_reassignment_does_not_wait_for_a_replica_that_was_awa
 
 @run_by(on_virtual_loop, seed=7)
 async def test_a_cancelled_reassignment_keeps_the_only_complete_replica() -> None:
-    """The replicas that are to go were the last in the ISR: what only they have was acknowledged."""
+    """The replicas that the reassignment removes were the last in the ISR, so only they have the acknowledged
+    records."""
 
     cluster = await cluster_of([[0]], configs={"min.insync.replicas": "1"})
     await reassign_without(cluster, [3], {P0: [2, 3]})
@@ -315,7 +308,7 @@ async def test_a_topic_that_is_being_reassigned_is_deleted_when_that_is_over() -
     cluster = await cluster_of([[0, 1]])
     await reassign_without(cluster, [3], {P0: [2, 3]})
     with pytest.raises(BrokerError, match="its partitions are being reassigned"):
-        await administer(cluster, lambda admin: admin.delete_topic(TOPIC))
+        await as_admin(cluster, lambda admin: admin.delete_topic(TOPIC))
     assert await refusals(cluster, {P0: [0, 1]}) == {P0: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
     await asyncio.sleep(1)
     assert cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC))
@@ -393,7 +386,7 @@ def test_entries_that_cannot_be_executed_are_dropped_with_one_log_line_each(capl
 
 
 async def write_file(cluster: VirtualCluster, data: bytes) -> None:
-    """By hand."""
+    """Write the znode by hand."""
     world = cluster.client("operator")
 
     async def write() -> None:
@@ -412,7 +405,7 @@ def live_brokers(cluster: VirtualCluster) -> list[int]:
 
 
 class Killer:
-    """Kills the controller at the n-th of its writes to ZooKeeper, or of its orders to brokers, from now on."""
+    """Kills the controller at the n-th of its writes to ZooKeeper or orders to brokers from now on."""
 
     def __init__(self, cluster: VirtualCluster, kind: str, number: int) -> None:
         self._cluster = cluster
@@ -462,7 +455,7 @@ async def _replace(cluster: VirtualCluster) -> dict[TopicPartition, list[int]]:
     while True:
         try:
             await reassign(cluster, {P0: [4, 1], P1: [3, 4, 0]})
-        except PartitionErrors:  # the broker that was killed is one of them
+        except PartitionErrors:  # the killed broker is one of the new replicas
             await asyncio.sleep(0.5)
         else:
             return {P0: [4, 1], P1: [3, 4, 0]}
@@ -471,7 +464,8 @@ async def _replace(cluster: VirtualCluster) -> dict[TopicPartition, list[int]]:
 async def _kill_at(
     operation: Callable[[VirtualCluster], Awaitable[dict[TopicPartition, list[int]]]], kind: str, number: int
 ) -> bool:
-    """Whether there was such a point. The killed broker is started again when another has been elected."""
+    """Kill the controller at that point, start it again once another is elected, and return whether there was such a
+    point."""
     cluster = await cluster_of([[0, 1], [1, 0]], brokers=5)
     killer = Killer(cluster, kind, number)
     producing = asyncio.create_task(produce(cluster, range(100, 140), 2))
@@ -496,8 +490,10 @@ async def _kill_at(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("operation", [_move, _move_by_file, _replace])
-@pytest.mark.parametrize("kind", ["write", "order"])
+@pytest.mark.parametrize(
+    ("kind", "operation"),
+    [("write", _move), ("order", _move), ("write", _move_by_file), ("write", _replace), ("order", _replace)],
+)
 def test_the_next_controller_finishes_a_reassignment_wherever_the_first_is_killed(
     kind: str, operation: Callable[[VirtualCluster], Awaitable[dict[TopicPartition, list[int]]]]
 ) -> None:
@@ -508,7 +504,7 @@ def test_the_next_controller_finishes_a_reassignment_wherever_the_first_is_kille
     assert points >= 6
 
 
-# --- What these tests can see -----------------------------------------------------------------------------------------
+# --- Planted bugs -----------------------------------------------------------------------------------------------------
 
 
 @run_by(on_virtual_loop, seed=14)
@@ -548,13 +544,13 @@ async def test_a_replica_moved_off_a_paused_broker_is_deleted_though_its_topic_w
     await cluster.until(lambda: paused not in cluster.state(P0).isr)
     await reassign(cluster, {P0: others, P1: others})
     await cluster.until(lambda: not topic_znode(cluster).adding_replicas and set(cluster.state(P1).isr) == {*others})
-    await administer(cluster, lambda admin: admin.delete_topic(TOPIC))
-    await administer(cluster, lambda admin: admin.create_topic(TOPIC, assignments=[others] * partitions))
+    await as_admin(cluster, lambda admin: admin.delete_topic(TOPIC))
+    await as_admin(cluster, lambda admin: admin.create_topic(TOPIC, assignments=[others] * partitions))
     cluster.resume_broker(paused)
     await cluster.until(lambda: paused not in holders(cluster, P0) | holders(cluster, P1))
 
 
-# --- Brokers are told to stop meanwhile, in small clusters -----------------------------------------------------------
+# --- Brokers that stop during a reassignment in small clusters --------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [1, 4])

@@ -1,8 +1,6 @@
-"""A topic is deleted and created again under its name: nothing of the earlier one may be believed of the later one.
-
-Brokers 0 and 1 have the replicas; broker 2 is the controller, so that the link between them can be cut without
-any of them being taken for dead.
-"""
+"""A topic is deleted and recreated under its name: no state of the earlier topic may be applied to the later one.
+Brokers 0 and 1 have the replicas; broker 2 is the controller, so that the link between them can be cut without either
+being considered dead."""
 
 from __future__ import annotations
 
@@ -13,12 +11,12 @@ from typing import Literal
 import pytest
 
 from minibroker.broker.replication.partition import Partition
-from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.mutants import planted
+from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
 from tests.simulation.simulator.loop import run
@@ -29,9 +27,9 @@ PARTITION = TopicPartition(TOPIC, 0)
 everywhere = every_seed(range(3))
 
 CHECKPOINT_S = 6
-"""By then the high watermarks of now are on file."""
+"""Seconds after which the current high watermarks are in the checkpoint file."""
 SESSION_S = 7
-"""By then the session of a killed broker has ended."""
+"""Seconds after which the session of a killed broker has ended."""
 
 Scenario = Callable[[VirtualCluster], Awaitable[None]]
 
@@ -46,7 +44,7 @@ def _simulate(scenario: Scenario, seed: int, settings: dict[str, str] | None = N
 
 
 async def _start(cluster: VirtualCluster) -> None:
-    """Broker 2 takes office; the others are seen by it in the same moment."""
+    """Start broker 2 as the controller, and then the others so that it sees both at once."""
     await cluster.start_broker(2)
     await cluster.until(lambda: cluster.broker(2).controller.is_active)  # type: ignore[union-attr]
     cluster.pause_broker(2)
@@ -56,13 +54,7 @@ async def _start(cluster: VirtualCluster) -> None:
 
 
 async def _create(cluster: VirtualCluster, *replicas: int) -> None:
-    world = cluster.client("admin")
-
-    async def create() -> None:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.create_topic(TOPIC, assignments=[replicas])
-
-    await world.process.run(create())
+    await as_admin(cluster, lambda admin: admin.create_topic(TOPIC, assignments=[replicas]))
 
 
 def _partition(cluster: VirtualCluster, broker_id: int) -> Partition | None:
@@ -81,18 +73,12 @@ def _proposes(cluster: VirtualCluster, broker_id: int, isr: tuple[int, ...]) -> 
 
 
 async def _delete(cluster: VirtualCluster) -> None:
-    world = cluster.client("admin")
-
-    async def delete() -> None:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.delete_topic(TOPIC)
-
-    await world.process.run(delete())
+    await as_admin(cluster, lambda admin: admin.delete_topic(TOPIC))
     await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.delete_topic_path(TOPIC)))
 
 
 async def _send(cluster: VirtualCluster, *values: bytes, acks: Literal["all", 1] = "all") -> None:
-    """Returns once all are acknowledged."""
+    """Send the values; return once all are acknowledged."""
     world = cluster.client("producer")
 
     async def produce() -> None:
@@ -104,7 +90,7 @@ async def _send(cluster: VirtualCluster, *values: bytes, acks: Literal["all", 1]
 
 
 async def _read(cluster: VirtualCluster, count: int) -> list[bytes]:
-    """So many, and what else comes within two seconds."""
+    """Return `count` values, and any more that arrive within two seconds."""
     world = cluster.client("consumer")
     found: list[bytes] = []
 
@@ -127,14 +113,14 @@ async def _read(cluster: VirtualCluster, count: int) -> list[bytes]:
 
 
 def _cut(cluster: VirtualCluster, *, heal: bool = False) -> None:
-    """Between the replicas."""
+    """Cut the link between the replicas, or heal it."""
     network = cluster.simulation.network
     change = network.unblock if heal else network.block
     for source, target in ((0, 1), (1, 0)):
         change(host_name(source), host_name(target))
 
 
-# --- The high watermark on file -----------------------------------------------------------------------------------
+# --- The checkpointed high watermark ------------------------------------------------------------------------------
 
 
 async def _acknowledged_by_the_high_watermark_of_an_earlier_topic(cluster: VirtualCluster) -> None:
@@ -152,7 +138,7 @@ async def _acknowledged_by_the_high_watermark_of_an_earlier_topic(cluster: Virtu
     await _start(cluster)
     await cluster.until(lambda: cluster.state(PARTITION).leader == 0)
     assert cluster.state(PARTITION).isr == (0, 1)
-    await asyncio.sleep(3)  # the producer finds the leader, and repeats what it has not heard of
+    await asyncio.sleep(3)  # the producer finds the leader, and retries unanswered batches
     cluster.kill_broker(0)
     _cut(cluster, heal=True)
     await cluster.until(lambda: cluster.state(PARTITION).leader == 1)
@@ -170,7 +156,7 @@ def test_without_lowering_the_checkpointed_high_watermark_an_acknowledged_record
         _simulate(_acknowledged_by_the_high_watermark_of_an_earlier_topic, 0)
 
 
-# --- An ISR that is written late ----------------------------------------------------------------------------------
+# --- A late write of the ISR --------------------------------------------------------------------------------------
 
 
 async def _written_while_the_topic_is_created_again(cluster: VirtualCluster) -> None:
@@ -213,12 +199,12 @@ def test_without_a_topic_check_the_earlier_leader_is_written_to_the_recreated_to
 
 async def _clock_set_between_a_batch_and_its_repetition(cluster: VirtualCluster) -> None:
     await _create(cluster, 0, 1)
-    _cut(cluster)  # so that it is not acknowledged
+    _cut(cluster)  # so that the batch is not acknowledged
     sending = asyncio.create_task(_send(cluster, b"x"))
     await cluster.until(lambda: _has_records(cluster, 0))
     for broker_id in cluster.broker_ids:
         cluster.simulation.host(host_name(broker_id)).clock_offset_ms += 2 * 86_400_000
-    await asyncio.sleep(3)  # the logs are looked after meanwhile
+    await asyncio.sleep(3)  # log maintenance runs in the meantime
     assert cluster.simulation.network.reset(host_name(0), "producer") > 0
     _cut(cluster, heal=True)
     await sending

@@ -1,4 +1,4 @@
-"""Leaders that are asked for: preferred, unclean, by znode, by request, and by themselves in time."""
+"""Preferred and unclean elections: by request, by znode, and automatically at an interval."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.running import run_by, run_test
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.control.test_forwarding import connect, cut, until_controller
+from tests.simulation.scenarios.helpers import with_client
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation, VirtualWorld
+from tests.simulation.simulator.world import VirtualWorld
 
 TOPIC = "orders"
 PARTITIONS = [TopicPartition(TOPIC, number) for number in range(3)]
@@ -36,19 +36,8 @@ Program = Callable[[VirtualCluster, VirtualWorld], Coroutine[Any, Any, None]]
 
 
 def with_cluster(program: Program, settings: dict[str, str] | None = None, seed: int = 0) -> None:
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), settings=NO_REBALANCE if settings is None else settings)
-        await cluster.start()
-        world = cluster.client("client")
-        await world.process.run(_create(cluster, world))
-        await world.process.run(program(cluster, world))
-
-    run(scenario(), seed=seed)
-
-
-async def _create(cluster: VirtualCluster, world: VirtualWorld) -> None:
-    async with Admin(cluster.bootstrap, world=world) as admin:
-        await admin.create_topic(TOPIC, assignments=ASSIGNMENTS)
+    topic = {"name": TOPIC, "assignments": ASSIGNMENTS}
+    with_client(program, topic, settings=NO_REBALANCE if settings is None else settings, seed=seed)
 
 
 def leaders(cluster: VirtualCluster) -> list[int]:
@@ -65,7 +54,7 @@ def is_in_sync(cluster: VirtualCluster) -> bool:
 
 
 async def restart(cluster: VirtualCluster, broker_id: int) -> None:
-    """It comes back, in sync, and leads nothing any more."""
+    """Restart the broker; afterwards it is in sync and leads no partition."""
     cluster.kill_broker(broker_id)
     await cluster.until(lambda: broker_id not in leaders(cluster) and NO_LEADER not in leaders(cluster))
     await cluster.start_broker(broker_id)
@@ -117,7 +106,7 @@ async def test_after_a_restart_of_all_brokers_leaders_are_balanced_on_request(
 async def test_a_repeated_election_is_not_answered_before_clients_know_the_leaders(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
-    """As after a failover: the first controller has elected, its successor finds that nothing is to be done."""
+    """After a failover the first controller has held the election, so its successor finds nothing to do."""
 
     controller = await until_controller(cluster)
     await restart(cluster, (controller + 1) % 3)

@@ -1,4 +1,4 @@
-"""Whoever sleeps for as long as a setting says hears at once that the setting has changed."""
+"""A task that sleeps for the duration of a setting wakes up when the setting changes."""
 
 from __future__ import annotations
 
@@ -7,53 +7,39 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
-from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition
 from tests.running import run_by
+from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
 from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation, VirtualWorld
+from tests.simulation.simulator.world import VirtualWorld
 
 P0 = TopicPartition("orders", 0)
 ALL = ConfigResource.of_all_brokers()
 ORDERS = ConfigResource.of_topic("orders")
 SOON_S = 5
-"""The sleeps would last for a quarter of an hour and more."""
+"""Seconds within which a task must react; its sleep would last for a quarter of an hour or more."""
 LONG_MS = "1000000"
 
 Scenario = Callable[[VirtualCluster, VirtualWorld, Admin], Awaitable[None]]
 
 
 def play(scenario: Scenario, *, settings: Mapping[str, str], configs: Mapping[str, str] | None = None) -> None:
-    async def main() -> None:
-        cluster = VirtualCluster(Simulation(), settings=settings)
-        await cluster.start()
-        world = cluster.client("client")
+    async def client(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", assignments=[(0, 1, 2)], configs=configs or {})
+            await scenario(cluster, world, admin)
 
-        async def client() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic("orders", assignments=[(0, 1, 2)], configs=configs or {})
-                await scenario(cluster, world, admin)
-
-        await world.process.run(client())
-
-    run(main(), seed=1)
+    with_client(client, settings=settings, seed=1)
 
 
 async def produce(cluster: VirtualCluster, world: VirtualWorld, count: int) -> None:
-    """One batch for each record, about 1,000 bytes, with one of three keys."""
+    """Send each record in a batch of its own, with about 1,000 bytes and one of three keys."""
     async with Producer(cluster.bootstrap, world=world) as producer:
         for number in range(count):
             await producer.send("orders", b"x" * 900, key=b"%d" % (number % 3), partition=0)
-
-
-def replicas(cluster: VirtualCluster, broker_id: int) -> ReplicaManager:
-    manager = cluster.broker(broker_id)._replicas
-    assert manager is not None
-    return manager
 
 
 @pytest.mark.parametrize("side", ["leader", "follower"])
@@ -76,7 +62,7 @@ def test_a_throttled_replica_continues_at_once_when_its_throttle_is_loosened(
         await cluster.until(lambda: 2 not in cluster.state(P0).isr)
         await produce(cluster, world, 250)
         await cluster.start_broker(2)
-        partition = replicas(cluster, 2).partitions.get
+        partition = replicas_of(cluster, 2).partitions.get
         await cluster.until(lambda: (it := partition(P0)) is not None and it.log.size > 0)
         assert 2 not in cluster.state(P0).isr
         named = {
@@ -90,7 +76,7 @@ def test_a_throttled_replica_continues_at_once_when_its_throttle_is_loosened(
         settings={
             "replica.fetch.max.bytes": "100000",
             "replica.lag.time.max.ms": "3000",
-            # More than there are brokers, so the topic is not created: its fetches would wake the fetcher.
+            # More replicas than brokers, so the topic is not created: its fetches would wake the fetcher.
             "offsets.topic.replication.factor": "9",
         },
         configs={f"{side}.replication.throttled.replicas": "*"},
@@ -98,8 +84,7 @@ def test_a_throttled_replica_continues_at_once_when_its_throttle_is_loosened(
 
 
 def is_clean(cluster: VirtualCluster, broker_id: int) -> bool:
-    partition = replicas(cluster, broker_id).partitions.get(P0)
-    assert partition is not None
+    partition = replica_of(cluster, broker_id, P0)
     return partition.log.first_dirty_offset == partition.log.extents()[-1].base_offset > 0
 
 
@@ -113,7 +98,7 @@ def test_a_compaction_continues_at_once_when_its_rate_is_raised(change: str) -> 
     async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
         await admin.incremental_alter_configs({ALL: [ConfigChange.set(name, 10)]})
         await produce(cluster, world, 30)
-        await cluster.until(lambda: all(replicas(cluster, b).cleaner._done_bytes > 0 for b in cluster.broker_ids))
+        await cluster.until(lambda: all(replicas_of(cluster, b).cleaner._done_bytes > 0 for b in cluster.broker_ids))
         assert not any(is_clean(cluster, broker_id) for broker_id in cluster.broker_ids)
         loosened = ConfigChange.delete(name) if change == "removed" else ConfigChange.set(name, 10_000_000)
         await admin.incremental_alter_configs({ALL: [loosened]})
@@ -145,16 +130,14 @@ async def test_retention_follows_a_shorter_interval_at_once(
     await produce(cluster, world, 30)
     name = "log.retention.check.interval.ms"
     await admin.incremental_alter_configs({ALL: [ConfigChange.set(name, "500")]})
-    partition = replicas(cluster, 0).partitions.get(P0)
-    assert partition is not None
+    partition = replica_of(cluster, 0, P0)
     await cluster.until(lambda: partition.log.log_start_offset > 0, within_s=SOON_S)
 
 
 @pytest.mark.parametrize("setting", ["flush.ms", "flush.messages"])
 def test_a_log_is_flushed_at_once_when_its_topics_interval_is_shortened(setting: str) -> None:
     async def scenario(cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
-        partition = replicas(cluster, 0).partitions.get(P0)
-        assert partition is not None
+        partition = replica_of(cluster, 0, P0)
         log = partition.log
         await produce(cluster, world, 2)
         await asyncio.sleep(SOON_S)

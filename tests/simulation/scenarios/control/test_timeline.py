@@ -1,9 +1,8 @@
-"""The timelines of all brokers of a cluster, asked of them and merged: what a newcomer is told of a failover."""
+"""The timelines of all brokers of a cluster, read and merged into the report of a failover."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from minibroker.client.admin import Admin
@@ -14,6 +13,7 @@ from minibroker.protocol.apis import DESCRIBE_TIMELINE
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.running import run_by
+from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
 from tests.simulation.simulator.loop import on_virtual_loop
@@ -27,23 +27,13 @@ PARTITIONS = [TopicPartition("orders", number) for number in range(6)]
 async def _start_cluster() -> VirtualCluster:
     cluster = VirtualCluster(Simulation())
     await cluster.start()
-    await _with_admin(cluster, lambda admin: admin.create_topic("orders", partitions=6, replication_factor=3))
+    await as_admin(cluster, lambda admin: admin.create_topic("orders", partitions=6, replication_factor=3))
     await cluster.until(lambda: len(cluster.active_controllers()) == 1)
     return cluster
 
 
-async def _with_admin(cluster: VirtualCluster, use: Callable[[Admin], Awaitable[T]]) -> T:
-    world = cluster.client("admin")
-
-    async def program() -> T:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            return await use(admin)
-
-    return await world.process.run(program())
-
-
 async def _read(cluster: VirtualCluster) -> TimelineRead:
-    return await _with_admin(cluster, lambda admin: admin.timeline())
+    return await as_admin(cluster, lambda admin: admin.timeline())
 
 
 async def _story(cluster: VirtualCluster) -> Story:
@@ -54,7 +44,7 @@ async def _story(cluster: VirtualCluster) -> Story:
 
 async def _all_led_without(cluster: VirtualCluster, broker_id: int) -> None:
     await cluster.until(lambda: all(cluster.state(p).leader not in (NO_LEADER, broker_id) for p in PARTITIONS))
-    await asyncio.sleep(1)  # until the last answers have come
+    await asyncio.sleep(1)  # until the last answers have arrived
 
 
 @every_seed(range(3))
@@ -84,10 +74,10 @@ async def test_the_surviving_brokers_report_the_failover_of_a_killed_controller(
     assert story.written_ms is not None
     assert 0 < story.written_ms <= story.led_ms < 1_000
 
-    # Once it is back, it tells what it did before it was killed, which it has on its disk.
+    # After its restart it also returns its entries from before the kill, which are on its disk.
     await cluster.start_broker(killed)
     async with asyncio.timeout(30):
-        while (whole := await _read(cluster)).errors:  # others must hear first that it is back
+        while (whole := await _read(cluster)).errors:  # the others must learn first that it is back
             await asyncio.sleep(0.1)
     assert [entry["epoch"] for entry in whole.entries] == sorted(entry["epoch"] for entry in whole.entries)
     assert {(entry["controller"], entry["event"]) for entry in whole.entries} >= {
@@ -132,7 +122,7 @@ async def test_the_report_after_all_brokers_were_stopped_begins_with_their_resta
 
 @run_by(on_virtual_loop, seed=6)
 async def test_the_report_of_a_hanging_controller_begins_with_the_new_one() -> None:
-    """Nobody suspects it, as its connections stand: ZooKeeper ends its session."""
+    """No broker suspects it, because its connections stay open: ZooKeeper ends its session."""
 
     cluster = await _start_cluster()
     [paused] = cluster.active_controllers()
@@ -170,7 +160,7 @@ async def test_a_reader_gets_each_entry_once_across_a_failover_and_a_broker_rest
         names = [(entry["controller"], entry["number"]) for entry in entries]
         assert len(set(names)) == len(names)
 
-    await _with_admin(cluster, follow)
+    await as_admin(cluster, follow)
 
 
 @run_by(on_virtual_loop, seed=11)
@@ -186,13 +176,13 @@ async def test_a_hanging_broker_is_named_each_time_and_delays_no_reader_for_long
         assert list(found.errors) == [hanging]
         assert "did not answer within 3 s" in str(found.errors[hanging])
         assert {entry["controller"] for entry in found.entries} == {controller}
-        async with asyncio.timeout(2.5):  # another may be asked for metadata first, and hang
+        async with asyncio.timeout(2.5):  # the client may first ask the hanging broker for metadata
             assert list((await reader.read()).errors) == [hanging]
         cluster.resume_broker(hanging)
         await asyncio.sleep(ASK_AGAIN_AFTER_S)
         assert dict((await reader.read()).errors) == {}
 
-    await _with_admin(cluster, read)
+    await as_admin(cluster, read)
 
 
 @run_by(on_virtual_loop, seed=8)

@@ -1,4 +1,4 @@
-"""Topics that are deleted and created again under their name, while producers and administrators are at work."""
+"""Topics that are deleted and recreated under their name while producers and administrators use them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Scenario:
             cluster.simulation.host(host)
 
     async def admin(self, host: str, do: Callable[[Admin], Coroutine[Any, Any, None]], **settings: Any) -> None:
-        """Something that an administrator does, in a process of its own."""
+        """Run `do` as an administrator in its own process."""
         world = self.cluster.client(host)
 
         async def administrate() -> None:
@@ -53,7 +53,7 @@ class Scenario:
         await self.admin(host, lambda a: a.create_topic(TOPIC, assignments=[EVERYWHERE] * partitions))
 
     async def delete(self) -> None:
-        """The name is free then."""
+        """Delete the topic; its name is free afterwards."""
         await self.admin(SECOND, lambda a: a.delete_topic(TOPIC))
 
     async def recreate(self, partitions: int = 1) -> None:
@@ -65,7 +65,7 @@ class Scenario:
         return znodes.decode_topic(TOPIC, self.zookeeper.data(path)).topic_id if self.zookeeper.has(path) else ""
 
     def log_end(self, partition: TopicPartition = PARTITION) -> int:
-        """Of the leader."""
+        """Return the leader's log end offset, or -1 if it has no replica."""
         broker = self.cluster.broker(self.cluster.state(partition).leader)
         replica = None if broker._replicas is None else broker._replicas.partitions.get(partition)
         return -1 if replica is None else replica.log.log_end_offset
@@ -76,7 +76,8 @@ class Scenario:
         return host_name(broker_id)
 
     def lose_answers(self, source: str, target: str) -> Callable[[], None]:
-        """From now on nothing gets from the one host to the other; call the result to break what stands, and repair."""
+        """Drop everything from the one host to the other from now on. Calling the result breaks open connections and
+        repairs the link."""
         self.network.block(source, target)
 
         def end() -> None:
@@ -86,7 +87,7 @@ class Scenario:
         return end
 
     def after_creation_of(self, path: str, act: Callable[[], object]) -> None:
-        """Do something once, at the moment in which that znode has been created and nobody has heard of it."""
+        """Call `act` once, after that znode is created and before any client learns of it."""
 
         def look(_: object, operations: Any) -> None:
             if any(isinstance(operation, Create) and operation.path == path for operation in operations):
@@ -96,7 +97,7 @@ class Scenario:
         self.zookeeper.after = look
 
     async def values(self, count: int) -> list[bytes | None]:
-        """What the topic holds: `count` records, and what else comes within two seconds."""
+        """Return the topic's values: `count` of them, and any more that arrive within two seconds."""
         world = self.cluster.client("consumer")
 
         async def consume() -> list[bytes | None]:
@@ -195,7 +196,7 @@ async def test_a_late_request_writes_nothing_into_the_recreated_topic(s: Scenari
         s.network.unblock(*link)
         await asyncio.sleep(5)
 
-    # Without numbers (acks=1) nothing but the topic's id can tell that the request is for another topic.
+    # Without sequence numbers (acks=1) only the topic's id shows that the request is for another topic.
     await _produce(s, produce, acks=1, delivery_timeout_ms=500)
     assert await s.values(0) == []
 
@@ -325,10 +326,10 @@ async def test_a_creation_whose_answer_was_lost_is_done_once_and_recognised_by_t
 
 
 async def _create_without_hearing_of_it(s: Scenario, partitions: int) -> None:
-    """The first attempt is carried out, and its answer lost."""
+    """Create the topic; the first attempt is executed, but its answer is lost."""
 
     async def create(admin: Admin) -> None:
-        await admin.create_topic("another", assignments=[EVERYWHERE])  # so that there is a connection
+        await admin.create_topic("another", assignments=[EVERYWHERE])  # opens a connection
         repair = s.lose_answers(s.controller, FIRST)
         creating = asyncio.ensure_future(admin.create_topic(TOPIC, assignments=[EVERYWHERE] * partitions))
         await asyncio.sleep(0.5)
@@ -383,7 +384,7 @@ async def test_a_deletion_long_after_its_caller_gave_up_spares_the_recreated_top
     link = FIRST, s.controller
 
     async def delete(admin: Admin) -> None:
-        await admin.create_topic("another", assignments=[EVERYWHERE])  # so that there is a connection
+        await admin.create_topic("another", assignments=[EVERYWHERE])  # opens a connection
         s.network.block(*link)
         with pytest.raises(MinibrokerError):
             await admin.delete_topic(TOPIC)
@@ -461,7 +462,7 @@ async def test_if_topic_deletion_is_disabled_requests_and_znodes_are_refused() -
     await cluster.until(lambda: not s.zookeeper.has(path))
     [controller] = cluster.active_controllers()
     cluster.kill_broker(controller)
-    s.zookeeper.make(path)  # the next controller finds it
+    s.zookeeper.make(path)  # for the next controller to find
     await cluster.until(lambda: cluster.active_controllers() not in ([], [controller]))
     await cluster.until(lambda: not s.zookeeper.has(path))
     assert s.topic_id()
@@ -470,8 +471,8 @@ async def test_if_topic_deletion_is_disabled_requests_and_znodes_are_refused() -
 @pytest.mark.parametrize("number", [0, 1])
 @run_by(play)
 async def test_commits_of_a_deleted_topic_do_not_delay_those_of_the_recreated_one(s: Scenario, /, number: int) -> None:
-    """Each was tried for 10 s, one after the other: what was read of the new topic waited for minutes. Partition 1 is
-    not there any more."""
+    """If each commit were retried for 10 s in turn, those of the new topic would wait for minutes. Partition 1 no
+    longer exists."""
 
     await s.create(partitions=2)
     world, old = s.cluster.client("consumer"), TopicPartition(TOPIC, number)
@@ -501,7 +502,7 @@ async def test_commits_of_a_deleted_topic_do_not_delay_those_of_the_recreated_on
 
 @run_by(play)
 async def test_commits_of_a_deleted_topic_delay_others_only_until_the_deletion_is_known(s: Scenario, /) -> None:
-    """Each waited for a second of its own for the topic to turn up."""
+    """If each commit waited a second for the topic to appear, the delays would add up."""
 
     other = TopicPartition("other", 0)
     await s.create()

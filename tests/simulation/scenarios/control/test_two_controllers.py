@@ -1,4 +1,4 @@
-"""What a controller says of topics that it has not heard of, or that an earlier one created."""
+"""Answers of a controller about topics that it does not know, or that an earlier controller created."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.world import Create, Operation
 from tests.running import run_by
-from tests.simulation.scenarios.control.test_forwarding import connect, creation, until_controller, with_cluster
+from tests.simulation.scenarios.control.test_forwarding import connect, creation, until_controller
+from tests.simulation.scenarios.helpers import with_client
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.simulator.world import VirtualWorld
 
 
 class AdminOfSeveralBrokers(Admin):
-    """As `IndirectAdmin`, with the choice of the broker for each attempt made here."""
+    """An Admin for which the test chooses the broker of each attempt."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -42,31 +43,31 @@ def on_broker(broker_id: int) -> m.CreateTopicsRequest:
 
 
 async def two_controllers(cluster: VirtualCluster) -> tuple[int, int]:
-    """The deposed one, which does not know that it is, and its successor."""
+    """Return the deposed controller, which does not know that it is deposed, and its successor."""
     zookeeper = cluster.simulation.zookeeper
     old = await until_controller(cluster)
     zookeeper.lag(host_name(old), 20.0)
     zookeeper.lose_connections(host_name(old))
     await cluster.until(lambda: zookeeper.stale_sessions(host_name(old)))
-    zookeeper.remove(znodes.CONTROLLER)  # an administrator asks for an election, as is usual with Kafka
+    zookeeper.remove(znodes.CONTROLLER)  # an administrator triggers an election, as is usual with Kafka
     await cluster.until(lambda: len(cluster.active_controllers()) == 2)
     [new] = (b for b in cluster.active_controllers() if b != old)
     await cluster.until(lambda: cluster.broker(old)._metadata.controller_id == new)
     return old, new
 
 
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_a_topic_reported_as_deleted_is_deleted(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     old, new = await two_controllers(cluster)
     created = await (await connect(world, new)).request(CREATE_TOPICS, on_broker(new))
     assert [topic.error_code for topic in created.topics] == [0]
     async with AdminOfSeveralBrokers(cluster.bootstrap, world=world) as admin:
         admin.ways = [new, old, new]
-        await admin.delete_topic("orders")  # returns: it is deleted
+        await admin.delete_topic("orders")  # returns once it is deleted
     await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path("orders")), within_s=5)
 
 
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_a_created_topic_is_not_reported_as_unknown(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     old, new = await two_controllers(cluster)
     created = await (await connect(world, new)).request(CREATE_TOPICS, on_broker(new))
@@ -77,7 +78,7 @@ async def test_a_created_topic_is_not_reported_as_unknown(cluster: VirtualCluste
     assert raised.value.code in (ErrorCode.NOT_CONTROLLER, ErrorCode.REQUEST_TIMED_OUT)
 
 
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_a_retry_does_not_bring_back_a_topic_that_the_same_broker_created_before(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
@@ -115,7 +116,7 @@ async def test_a_retry_does_not_bring_back_a_topic_that_the_same_broker_created_
 
 
 @pytest.mark.parametrize("name", ["__consumer.offsets", "__transaction.state"])
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_a_client_cannot_create_a_name_that_collides_with_an_internal_topic(
     cluster: VirtualCluster, world: VirtualWorld, /, name: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Znodes that somebody has edited by hand so that they make no sense: what is wrong is seen, and there is a way out."""
+"""Znodes edited by hand to invalid values: the problem is reported, and the cluster recovers once it is corrected."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.running import run_by
+from tests.simulation.scenarios.helpers import as_admin, replicas_of
 from tests.simulation.simulator.cluster import VirtualCluster
 from tests.simulation.simulator.loop import on_virtual_loop
 from tests.simulation.simulator.world import Simulation
@@ -25,28 +26,18 @@ PATH = znodes.topic_path("orders")
 
 
 async def _started() -> tuple[VirtualCluster, int]:
-    """With a topic that has a partition for each broker; and a broker that is not the controller."""
+    """Return a cluster with a topic that has a partition for each broker, and a broker that is not the controller."""
     cluster = VirtualCluster(Simulation())
     await cluster.start()
     await cluster.until(lambda: len(cluster.active_controllers()) == 1)
-    await _administer(cluster, lambda admin: admin.create_topic("orders", partitions=3, replication_factor=2))
+    await as_admin(cluster, lambda admin: admin.create_topic("orders", partitions=3, replication_factor=2))
     await asyncio.sleep(1)
     return cluster, next(b for b in cluster.broker_ids if b not in cluster.active_controllers())
 
 
-async def _administer(cluster: VirtualCluster, action: Callable[[Admin], Awaitable[object]]) -> object:
-    world = cluster.client("admin")
-
-    async def act() -> object:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            return await action(admin)
-
-    return await world.process.run(act())
-
-
 async def _refused(cluster: VirtualCluster, action: Callable[[Admin], Awaitable[object]]) -> str:
     with pytest.raises(MinibrokerError) as refused:
-        await _administer(cluster, action)
+        await as_admin(cluster, action)
     error = refused.value
     return str(error.errors[P0]) if isinstance(error, PartitionErrors) else str(error)
 
@@ -60,7 +51,7 @@ async def test_the_active_controller_restores_a_topic_znode_edited_to_nonsense(n
     zookeeper.make(PATH, nonsense)
     await cluster.until(lambda: zookeeper.data(PATH) == before, within_s=5)
     cluster.kill_broker(cluster.active_controllers()[0])
-    await _administer(cluster, lambda admin: admin.create_partitions("orders", 4))
+    await as_admin(cluster, lambda admin: admin.create_partitions("orders", 4))
 
 
 @run_by(on_virtual_loop, seed=1)
@@ -72,9 +63,7 @@ async def test_a_reassignment_survives_an_invalid_edit_of_its_topic_znode() -> N
         return znodes.decode_topic("orders", zookeeper.data(PATH))
 
     target = next(b for b in cluster.broker_ids if b not in znode().partitions[0])
-    asking = asyncio.create_task(
-        _administer(cluster, lambda admin: admin.alter_partition_reassignments({P0: [target]}))
-    )
+    asking = asyncio.create_task(as_admin(cluster, lambda admin: admin.alter_partition_reassignments({P0: [target]})))
     while not znode().assignment(0).is_being_reassigned:
         await asyncio.sleep(0.0002)
     zookeeper.make(PATH, b"garbage")
@@ -114,9 +103,9 @@ async def test_requests_for_a_topic_the_controller_cannot_read_say_what_to_write
     assert found is not None
     zookeeper.make(PATH, found[1].encode())
     await cluster.until(lambda: zookeeper.has(znodes.state_path(P0)) and cluster.state(P0).leader >= 0)
-    await _administer(cluster, lambda admin: admin.delete_topic("orders"))
-    assert await _administer(cluster, lambda admin: admin.list_topics()) == []
-    await _administer(cluster, lambda admin: admin.create_topic("orders", partitions=1))
+    await as_admin(cluster, lambda admin: admin.delete_topic("orders"))
+    assert await as_admin(cluster, lambda admin: admin.list_topics()) == []
+    await as_admin(cluster, lambda admin: admin.create_topic("orders", partitions=1))
 
 
 @run_by(on_virtual_loop, seed=1)
@@ -125,9 +114,9 @@ async def test_an_unreadable_topic_is_named_though_nothing_else_of_it_is_known()
     cluster.simulation.zookeeper.make(znodes.topic_path("other"), b"garbage")
     await asyncio.sleep(1)
     with pytest.raises(BrokerError, match="topic 'other' cannot be deleted.*/brokers/topics/other.*correct it"):
-        await _administer(cluster, lambda admin: admin.delete_topic("other"))
+        await as_admin(cluster, lambda admin: admin.delete_topic("other"))
     cluster.simulation.zookeeper.remove(znodes.topic_path("other"))
-    await _administer(cluster, lambda admin: admin.create_topic("other"))
+    await as_admin(cluster, lambda admin: admin.create_topic("other"))
 
 
 # --- A topic's settings ----------------------------------------------------------------------------------------
@@ -152,7 +141,7 @@ async def test_brokers_that_start_with_invalid_topic_settings_lead_and_follow_on
         zookeeper.make(path, znodes.encode_config({}))
     else:
         mended = {ConfigResource.of_topic("orders"): [ConfigChange.set("segment.bytes", "5000")]}
-        await _administer(cluster, lambda admin: admin.incremental_alter_configs(mended))
+        await as_admin(cluster, lambda admin: admin.incremental_alter_configs(mended))
     await cluster.until(lambda: _serves(cluster), within_s=15 if by_hand else 3)
 
 
@@ -168,15 +157,14 @@ async def test_brokers_that_start_serve_a_topic_with_an_unknown_setting(
     for broker_id in cluster.broker_ids:
         await cluster.start_broker(broker_id)
     await cluster.until(lambda: _serves(cluster), within_s=15)
-    replicas = cluster.broker(cluster.state(P0).leader)._replicas
-    assert replicas is not None
+    replicas = replicas_of(cluster, cluster.state(P0).leader)
     assert (replica := replicas.partitions.get(P0)) is not None
     assert replica.log.config.segment_bytes == 5_000
     lines = [r.getMessage() for r in caplog.records if "'no.such'" in r.getMessage()]
-    assert len(lines) == len(cluster.broker_ids), "one for each broker"
+    assert len(lines) == len(cluster.broker_ids), "one line for each broker"
     assert "secret" not in "".join(lines)
     orders = ConfigResource.of_topic("orders")
-    described = await _administer(cluster, lambda admin: admin.describe_configs([orders]))
+    described = await as_admin(cluster, lambda admin: admin.describe_configs([orders]))
     assert isinstance(described, dict)
     assert described[orders]["no.such"].problem is None
 
@@ -199,7 +187,7 @@ async def test_topic_settings_corrected_while_a_broker_starts_do_not_cost_it_a_r
 
 
 def _serves(cluster: VirtualCluster) -> bool:
-    """All replicas are there, in sync, and led by whom ZooKeeper says."""
+    """Return whether all replicas exist, are in sync, and are led by the broker that ZooKeeper names."""
     return all(_is_served(cluster, TopicPartition("orders", index)) for index in range(3))
 
 

@@ -1,5 +1,5 @@
-"""A replica whose files are damaged is given up, alone, and copied again from the broker that leads instead; nothing of
-it is deleted as long as anybody counts on what it has."""
+"""A replica whose files are damaged is given up on its own, and copied again from the broker that leads instead. It is
+not deleted as long as the partition may still need its records."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.records import HEADER_SIZE, MAGIC_RECORDS, iterate_batches
 from tests.running import run_by
 from tests.simulation.mutants import planted
+from tests.simulation.scenarios.helpers import as_admin, replicas_of
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import LOG_DIR, VirtualCluster, host_name
 from tests.simulation.simulator.loop import run
@@ -28,7 +29,7 @@ TOPIC = "orders"
 HURT = TopicPartition(TOPIC, 0)
 PARTITIONS = 3
 WITHIN_S = 3
-"""A leader whose log is damaged is replaced in this time."""
+"""Seconds within which a leader with a damaged log is replaced."""
 
 
 def _simulate(
@@ -41,13 +42,9 @@ def _simulate(
     async def main() -> None:
         cluster = VirtualCluster(Simulation(), brokers=brokers, settings=settings)
         await cluster.start()
-        world = cluster.client("admin")
-
-        async def create() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=replicas)
-
-        await world.process.run(create())
+        await as_admin(
+            cluster, lambda admin: admin.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=replicas)
+        )
         await scenario(cluster)
 
     run(main(), seed=seed)
@@ -58,7 +55,7 @@ def _partitions() -> list[TopicPartition]:
 
 
 async def _send(cluster: VirtualCluster, first: int, count: int) -> None:
-    """To every partition, each record in a batch of its own; returns once all are acknowledged."""
+    """Send `count` records to every partition, each in a batch of its own; return once all are acknowledged."""
     world = cluster.client("producer")
 
     async def produce() -> None:
@@ -70,7 +67,7 @@ async def _send(cluster: VirtualCluster, first: int, count: int) -> None:
 
 
 async def _read(cluster: VirtualCluster, count: int, partitions: list[TopicPartition] | None = None) -> None:
-    """All that was acknowledged, from the beginning."""
+    """Assert that a consumer reads all acknowledged records from the beginning."""
     world = cluster.client("consumer")
 
     async def consume() -> dict[TopicPartition, list[int]]:
@@ -96,13 +93,13 @@ def _replica(cluster: VirtualCluster, broker_id: int, partition: TopicPartition 
 
 
 def _rot(cluster: VirtualCluster, broker_id: int, position: int = HEADER_SIZE + 1, bit: int = 3) -> None:
-    """A bit of the replica; of the records of its first batch, where nothing else is said."""
+    """Flip a bit of the replica, by default one in the records of its first batch."""
     path = f"{LOG_DIR}/{HURT}/00000000000000000000.log"
     cluster.simulation.host(host_name(broker_id)).disk.rot(path, position, bit)
 
 
 async def _write_kafkas_format(cluster: VirtualCluster) -> None:
-    """From now on; its CRC does not cover where a batch says it is."""
+    """Write Kafka's format from now on; its CRC does not cover a batch's base offset."""
     world = cluster.client("admin")
 
     async def alter() -> None:
@@ -113,19 +110,13 @@ async def _write_kafkas_format(cluster: VirtualCluster) -> None:
     await world.process.run(alter())
 
 
-def _healed(cluster: VirtualCluster, broker_id: int) -> int:
-    replicas = cluster.broker(broker_id)._replicas
-    assert replicas is not None
-    return replicas.healer.healed
-
-
 def _data(cluster: VirtualCluster, broker_id: int) -> bytes:
     disk = cluster.simulation.host(host_name(broker_id)).disk
     return bytes(disk.file(f"{LOG_DIR}/{HURT}/00000000000000000000.log").data)
 
 
 async def _whole(cluster: VirtualCluster, partition: TopicPartition = HURT) -> None:
-    """Wait until every broker has all of it, the same as the leader."""
+    """Wait until every broker has the same log as the leader."""
 
     def is_whole() -> bool:
         state = cluster.state(partition)
@@ -138,7 +129,7 @@ async def _whole(cluster: VirtualCluster, partition: TopicPartition = HURT) -> N
 
 
 async def _leader(cluster: VirtualCluster, *, may_control: bool = True) -> int:
-    """Of the partition that is to be hurt."""
+    """Return the leader of the partition that will be damaged."""
     leader = cluster.state(HURT).leader
     if not may_control and [leader] == cluster.active_controllers():
         cluster.kill_broker(leader)
@@ -150,7 +141,7 @@ async def _leader(cluster: VirtualCluster, *, may_control: bool = True) -> int:
     return leader
 
 
-# --- What may be deleted ---------------------------------------------------------------------------------------
+# --- When a damaged replica may be deleted ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -168,7 +159,7 @@ def test_a_damaged_replica_is_deleted_only_if_no_leader_or_election_can_need_it(
     assert may_be_deleted(state, 3, 4) is may
 
 
-# --- Damage that a reader meets --------------------------------------------------------------------------------
+# --- Damage found while reading --------------------------------------------------------------------------------
 
 
 @every_seed(range(3))
@@ -186,13 +177,13 @@ async def test_a_damaged_batch_is_read_from_another_broker_and_its_replica_is_re
     await cluster.until(lambda: cluster.state(HURT).leader not in (victim, NO_LEADER), WITHIN_S)
     await reading
     await _send(cluster, 10, 10)
-    await cluster.until(lambda: _healed(cluster, victim) == 1)
+    await cluster.until(lambda: replicas_of(cluster, victim).healer.healed == 1)
     await _whole(cluster)
     assert _data(cluster, victim)[: len(good)] == good
     for partition in _partitions()[1:]:
         assert cluster.state(partition) == before[partition]
     assert not cluster.broker(victim)._logs.damaged
-    for broker_id in cluster.broker_ids:  # the healed one among them
+    for broker_id in cluster.broker_ids:  # including the recreated one
         if broker_id != victim:
             cluster.kill_broker(broker_id)
     await asyncio.sleep(10)
@@ -214,7 +205,7 @@ async def test_a_follower_gets_a_damaged_batch_from_another_leader(cluster: Virt
     await cluster.start_broker(behind)
     await cluster.until(lambda: cluster.state(HURT).leader not in (victim, NO_LEADER))
     await _whole(cluster)
-    assert _healed(cluster, victim) == 1
+    assert replicas_of(cluster, victim).healer.healed == 1
     await _read(cluster, 10)
 
 
@@ -233,7 +224,7 @@ async def test_a_follower_gets_a_damaged_batch_from_another_leader(cluster: Virt
 async def test_a_kafka_batch_with_an_impossible_offset_is_read_from_another_broker(
     cluster: VirtualCluster, /, position: int, bit: int, batch: int, reader: str
 ) -> None:
-    """No CRC covers that."""
+    """The damaged fields are not covered by the CRC."""
 
     await _write_kafkas_format(cluster)
     behind = next(b for b in cluster.broker_ids if b != cluster.state(HURT).leader)
@@ -250,7 +241,7 @@ async def test_a_kafka_batch_with_an_impossible_offset_is_read_from_another_brok
         await cluster.until(lambda: cluster.state(HURT).leader not in (victim, NO_LEADER))
     await _read(cluster, 10)
     await _whole(cluster)
-    assert _healed(cluster, victim) == 1
+    assert replicas_of(cluster, victim).healer.healed == 1
     assert len({_data(cluster, broker_id) for broker_id in cluster.broker_ids}) == 1
 
 
@@ -260,8 +251,8 @@ async def test_a_follower_that_receives_records_before_its_end_leaves_the_leader
     await _send(cluster, 0, 5)
     leader = cluster.state(HURT).leader
     behind = next(b for b in cluster.broker_ids if b != leader)
-    cluster.pause_broker(behind)  # in the ISR, and its next fetch is due at offset 5 in the same epoch
-    await asyncio.sleep(1)  # of virtual time, in which the fetch that waits at the leader ends empty (after 0.5 s)
+    cluster.pause_broker(behind)  # it stays in the ISR, and its next fetch is at offset 5 in the same epoch
+    await asyncio.sleep(1)  # until the fetch that waits at the leader ends empty, after 0.5 s
     sending = asyncio.ensure_future(_send(cluster, 5, 1))
     await cluster.until(lambda: len(list(iterate_batches(_data(cluster, leader)))) == 6)
     *_, last = iterate_batches(_data(cluster, leader))
@@ -270,8 +261,8 @@ async def test_a_follower_that_receives_records_before_its_end_leaves_the_leader
     await sending
     await cluster.until(lambda: cluster.state(HURT).leader not in (leader, NO_LEADER))
     await _whole(cluster)
-    assert _healed(cluster, leader) == 1
-    assert _healed(cluster, behind) == 0
+    assert replicas_of(cluster, leader).healer.healed == 1
+    assert replicas_of(cluster, behind).healer.healed == 0
     await _read(cluster, 6)
 
 
@@ -295,7 +286,7 @@ async def test_a_consumer_leaves_a_leader_with_decreasing_epochs_and_reads_every
     await _read(cluster, 6)
     await cluster.until(lambda: cluster.state(HURT).leader not in (leader, NO_LEADER))
     await _whole(cluster)
-    assert _healed(cluster, leader) == 1
+    assert replicas_of(cluster, leader).healer.healed == 1
 
 
 @run_by(_simulate, brokers=1, replicas=1)
@@ -342,7 +333,7 @@ async def test_the_last_in_sync_replica_keeps_leading_despite_damage_and_readers
         if broker_id != victim:
             await cluster.start_broker(broker_id)
     await _whole(cluster)
-    await _read(cluster, 10)  # one of the others leads by then
+    await _read(cluster, 10)  # another broker leads by then
     await _whole(cluster)
 
 
@@ -378,7 +369,7 @@ async def test_the_controller_may_die_while_a_replica_is_given_up_and_recreated(
     await cluster.start_broker(controller)
     await reading
     await _whole(cluster)
-    assert _healed(cluster, victim) == 1
+    assert replicas_of(cluster, victim).healer.healed == 1
     await _read(cluster, 10)
 
 
@@ -405,7 +396,7 @@ async def test_a_broker_may_die_while_its_replica_is_recreated(
     await _read(cluster, 15)
 
 
-# --- Damage that a start finds ---------------------------------------------------------------------------------
+# --- Damage found at a start -----------------------------------------------------------------------------------
 
 
 def _metadata_file(cluster: VirtualCluster, broker_id: int) -> None:
@@ -436,7 +427,7 @@ async def test_a_replica_damaged_while_its_broker_was_down_is_recreated(
     broker = await cluster.start_broker(victim)
     if harm == "metadata":
         assert list(broker._logs.damaged) == [HURT]
-        await cluster.until(lambda: _healed(cluster, victim) == 1)
+        await cluster.until(lambda: replicas_of(cluster, victim).healer.healed == 1)
     await _whole(cluster)
     assert not broker._logs.damaged
     await _read(cluster, 20)
@@ -447,7 +438,7 @@ async def test_a_replica_damaged_while_its_broker_was_down_is_recreated(
 async def test_a_replica_that_lost_a_segment_while_down_is_recreated_at_no_cost_to_others(
     cluster: VirtualCluster, /, which: int
 ) -> None:
-    """Leading, it would make the others drop what lies before its beginning; or leave a gap that nobody notices."""
+    """If it led, the others would drop the records before its log start, or keep an unnoticed gap."""
 
     await _send(cluster, 0, 30)
     victim, *others = cluster.state(HURT).isr
@@ -459,7 +450,7 @@ async def test_a_replica_that_lost_a_segment_while_down_is_recreated_at_no_cost_
         disk.remove(f"{LOG_DIR}/{HURT}/{names[which].removesuffix('.log')}{suffix}")
     broker = await cluster.start_broker(victim)
     assert list(broker._logs.damaged) == [HURT]
-    await cluster.until(lambda: _healed(cluster, victim) == 1)
+    await cluster.until(lambda: replicas_of(cluster, victim).healer.healed == 1)
     await _whole(cluster)
     for broker_id in others:
         await cluster.stop_broker(broker_id)
@@ -471,7 +462,7 @@ async def test_a_replica_that_lost_a_segment_while_down_is_recreated_at_no_cost_
 
 
 async def _last_in_sync_is_damaged(cluster: VirtualCluster) -> None:
-    """Two brokers are down when the third is stopped, and damaged. They come back without what was acknowledged."""
+    """Stop and damage the third broker while two are down. Those come back without the acknowledged records."""
     await _send(cluster, 0, 10)
     last = cluster.state(HURT).leader
     others = [b for b in cluster.broker_ids if b != last]
@@ -490,7 +481,7 @@ async def _last_in_sync_is_damaged(cluster: VirtualCluster) -> None:
     for broker_id in others:
         await cluster.start_broker(broker_id)
     await _whole(cluster)
-    assert _healed(cluster, last) == 1
+    assert replicas_of(cluster, last).healer.healed == 1
     await _read(cluster, 10)
 
 
@@ -503,7 +494,7 @@ async def test_restarts_do_not_truncate_the_only_replica_at_its_damage(cluster: 
     host = cluster.simulation.host(host_name(victim))
     _rot(cluster, victim)
     process = host.start_process().disk
-    process.remove(f"{LOG_DIR}/{HURT}/00000000000000000000.index")  # so that the start reads the segment
+    process.remove(f"{LOG_DIR}/{HURT}/00000000000000000000.index")  # so that the broker reads the segment at its start
     files = [f"{LOG_DIR}/{HURT}/{name}" for name in process.list(f"{LOG_DIR}/{HURT}") if name.endswith(".log")]
     assert len(files) > 3
     damaged = [bytes(host.disk.file(file).data) for file in files]

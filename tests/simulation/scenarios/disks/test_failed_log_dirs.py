@@ -1,5 +1,5 @@
-"""Brokers with two log directories, one of which fails: others lead its replicas, nothing acknowledged is lost, and the
-other directory serves on."""
+"""Brokers with two log directories when one fails: other brokers lead its replicas, no acknowledged record is lost, and
+the other directory stays in use."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.running import run_by
 from tests.simulation.mutants import planted
+from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import VirtualCluster, log_dir
 from tests.simulation.simulator.disk import SIZE_BYTES
@@ -31,11 +32,11 @@ from tests.simulation.simulator.world import Simulation
 TOPIC = "orders"
 PARTITIONS = 6
 WITHIN_S = 3
-"""A leader whose directory fails is replaced in this time."""
+"""Seconds within which a leader whose directory fails is replaced."""
 
 
 async def _cluster(brokers: int = 3, replicas: int = 3) -> VirtualCluster:
-    """One topic, of whose replicas each broker has half in each of its two directories."""
+    """Start a cluster with one topic; each broker has half of its replicas in each of its two directories."""
     cluster = VirtualCluster(Simulation(), brokers=brokers, log_dirs=2)
     await cluster.start()
     await _create(cluster, TOPIC, replicas)
@@ -43,20 +44,14 @@ async def _cluster(brokers: int = 3, replicas: int = 3) -> VirtualCluster:
 
 
 async def _create(cluster: VirtualCluster, topic: str, replicas: int = 3, partitions: int = PARTITIONS) -> None:
-    world = cluster.client("admin")
-
-    async def create() -> None:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.create_topic(topic, partitions=partitions, replication_factor=replicas)
-
-    await world.process.run(create())
+    await as_admin(cluster, lambda admin: admin.create_topic(topic, partitions=partitions, replication_factor=replicas))
     await cluster.until(
         lambda: all(_home(cluster, b, p) for p in _partitions(topic, partitions) for b in _isr(cluster, p))
     )
 
 
 async def _delete(cluster: VirtualCluster) -> None:
-    """It is marked for deletion, and may have to wait for a broken directory."""
+    """Mark the topic for deletion, which may have to wait for a broken directory."""
     world = cluster.client("admin")
 
     async def delete() -> None:
@@ -76,7 +71,7 @@ def _isr(cluster: VirtualCluster, partition: TopicPartition) -> tuple[int, ...]:
 
 
 def _home(cluster: VirtualCluster, broker_id: int, partition: TopicPartition) -> str | None:
-    """The directory in which the broker has the partition."""
+    """Return the directory in which the broker has the partition."""
     log = cluster.broker(broker_id)._logs.get(partition)
     return None if log is None else log.path.rpartition("/")[0]
 
@@ -90,7 +85,7 @@ def _leaders(cluster: VirtualCluster) -> dict[TopicPartition, int]:
 
 
 async def _send(cluster: VirtualCluster, first: int, count: int, topic: str = TOPIC) -> None:
-    """To every partition; returns once all are acknowledged."""
+    """Send `count` records to every partition; return once all are acknowledged."""
     world = cluster.client("producer")
 
     async def produce() -> None:
@@ -120,7 +115,7 @@ async def _assert_all_read(cluster: VirtualCluster, count: int) -> None:
 
 
 async def _whole(cluster: VirtualCluster, partitions: list[TopicPartition] | None = None) -> None:
-    """Wait until all replicas are in sync, in epochs in which they have lost nothing since."""
+    """Wait until all replicas are in sync, in leader epochs since which none has lost data."""
 
     def all_trusted() -> bool:
         for partition in partitions or _partitions():
@@ -146,7 +141,7 @@ def _notifications(cluster: VirtualCluster) -> list[str]:
     return cluster.simulation.zookeeper.names(znodes.LOG_DIR_EVENTS)
 
 
-# --- Where replicas go -----------------------------------------------------------------------------------------
+# --- Placement of replicas -------------------------------------------------------------------------------------
 
 
 @run_by(_simulate)
@@ -317,7 +312,7 @@ def test_a_paused_broker_does_not_hide_the_directories_of_the_others(caplog: pyt
 
 
 def _files(cluster: VirtualCluster, broker_id: int, path: str) -> dict[str, bytes]:
-    """Everything in the directory, with what is in it."""
+    """Return the content of all files in the directory, by path."""
     disk = cluster.simulation.host(f"broker-{broker_id}").start_process().disk
     found: dict[str, bytes] = {}
 
@@ -333,7 +328,7 @@ def _files(cluster: VirtualCluster, broker_id: int, path: str) -> dict[str, byte
 
 
 async def _one_write_fails(cluster: VirtualCluster) -> None:
-    """Of the disk of one directory, which would take all that follow."""
+    """Fail one write to one directory; its disk would accept all later ones."""
     [controller] = cluster.active_controllers()
     victim = next(b for b in cluster.broker_ids if b != controller and b in _leaders(cluster).values())
     await _send(cluster, 0, 10)
@@ -344,7 +339,7 @@ async def _one_write_fails(cluster: VirtualCluster) -> None:
     [failed] = cluster.broker(victim)._logs.offline
     before = _files(cluster, victim, failed)
     await _send(cluster, 11, 19)
-    await asyncio.sleep(70)  # every checkpoint has had its turn
+    await asyncio.sleep(70)  # every checkpoint is due in this time
     assert _files(cluster, victim, failed) == before
     [healthy] = {log_dir(0), log_dir(1)} - {failed}
     await cluster.stop_broker(victim)
@@ -367,7 +362,7 @@ def test_a_mutant_that_keeps_using_a_failed_directory_is_caught(name: str) -> No
 
 
 async def _restart(cluster: VirtualCluster, broker_id: int) -> int:
-    """In good order. Returns the broker epoch before."""
+    """Stop the broker cleanly and start it; return its previous broker epoch."""
     before = cluster.broker(broker_id).broker_epoch
     await cluster.stop_broker(broker_id)
     await cluster.start_broker(broker_id)
@@ -459,7 +454,7 @@ async def _comes_back(cluster: VirtualCluster, harm: Callable[[VirtualCluster], 
     await cluster.start_broker(1)
     await asyncio.sleep(10)
     assert all(cluster.state(p).leader == NO_LEADER and cluster.state(p).isr for p in lost)
-    if harm is _break:  # the rest is as it was: it is the others that are not there
+    if harm is _break:  # the other replicas are unaffected; only those in the broken directory are missing
         assert all(cluster.state(p).leader == 1 for p in kept)
         assert all(_home(cluster, 1, p) is None for p in lost)
     await cluster.start_broker(0)
@@ -519,7 +514,7 @@ async def _reassign(cluster: VirtualCluster, partitions: list[TopicPartition], r
 async def test_a_replica_recreated_while_its_directory_was_away_stays_the_served_one(
     cluster: VirtualCluster, /, is_made_anew: str
 ) -> None:
-    """The longer log is: what the directory has is older. That is kept under another name."""
+    """The longer log is served, because the directory's replica is older. That one is kept under another name."""
 
     await _send(cluster, 0, 10)
     lost = _in(cluster, 1, 1)

@@ -1,10 +1,8 @@
-"""Whichever call it is with which the disk of a log directory begins to fail: others lead what was there, the other
-directory serves on, nothing acknowledged is lost, and the replicas come back with the next disk.
-
-A run is counted first: how often one broker calls its disk, by kind of call, while a cluster is made, takes records,
-deletes and compacts them, deletes a topic, and while that broker is killed, recovers, stops and starts. The same run is
-then repeated, with another call failing each time, and all later ones in that directory.
-"""
+"""The disk of a log directory begins to fail at any call: other brokers lead its partitions, the other directory stays
+in use, no acknowledged record is lost, and the replicas return with a new disk. A first run counts the disk calls of
+one broker, by kind, while a cluster starts, appends records, deletes and compacts them, deletes a topic, and while that
+broker is killed, recovers, stops and starts. The same run is then repeated with another call failing each time,
+together with all later calls in that directory."""
 
 from __future__ import annotations
 
@@ -26,6 +24,7 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.simulator.cluster import VirtualCluster, host_name, log_dir
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation
@@ -44,26 +43,26 @@ TOPICS = {
     "shrinking": {"retention.bytes": str(RETENTION_BYTES), "segment.bytes": "700"},
 }
 DOOMED = "doomed"
-"""A topic that is deleted."""
+"""The topic that is deleted during the run."""
 ASSIGNMENTS = [[1, 2, 0], [2, 1, 0], [1, 0, 2]]
 PARTITIONS = [TopicPartition(topic, number) for topic in TOPICS for number in range(len(ASSIGNMENTS))]
 KEYS = 3
 VICTIM = 1
 WITHIN_S = 10
-SEEDS = 4
-POINTS = 50
+SEEDS = 2
+POINTS = 20
 ERRORS = (errno.EIO, errno.ENOSPC)
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where the directory begins to fail."""
+    """The call at which the directory begins to fail."""
 
     seed: int
     directory: int
     operation: str
     after: int
-    """How many calls of the operation have not failed."""
+    """Number of calls of the operation that succeed first."""
     error: int
 
     def __str__(self) -> str:
@@ -74,19 +73,19 @@ class Point:
 @dataclass
 class Outcome:
     counts: list[Counter[str]] = field(default_factory=list)
-    """Of each directory of the victim."""
+    """Number of calls by operation, for each directory of the victim."""
     phase: str = ""
-    """What the run was at when the directory failed; empty: it did not."""
+    """The phase of the run in which the directory failed; empty if it did not."""
     led: int = 0
-    """How many of its partitions the victim led then."""
+    """Number of the directory's partitions that the victim led at that moment."""
     moved_s: float = 0.0
-    """Until others led all of them."""
+    """Seconds until other brokers led all of them."""
     led_on: int = 0
-    """Partitions of its other directory that it led before and after."""
+    """Number of partitions of the other directory that the victim led before and after."""
 
 
 class Run:
-    """One cluster, from its first start until everything is judged."""
+    """One cluster, from its first start until its records are checked."""
 
     def __init__(self, seed: int, point: Point | None) -> None:
         self.outcome = Outcome()
@@ -97,7 +96,7 @@ class Run:
         self._broken = asyncio.Event()
         self._sent: dict[TopicPartition, int] = Counter()
         self._offsets: dict[TopicPartition, dict[int, int]] = defaultdict(dict)
-        """Of what was acknowledged; -1 where the broker no longer knew it."""
+        """The offset of each acknowledged number; -1 if the broker no longer knew it."""
         self._last_round = False
 
     async def play(self) -> Outcome:
@@ -144,10 +143,10 @@ class Run:
     # -- the directory that fails --
 
     def _led_in(self, number: int) -> list[TopicPartition]:
-        """What the victim leads, and has in this directory."""
+        """Return the partitions in this directory that the victim leads."""
         try:
             there = self._disk.directory(log_dir(number)).entries
-        except FileNotFoundError:  # it failed before it was made
+        except FileNotFoundError:  # the directory failed before it was created
             return []
         return [p for p in PARTITIONS if str(p) in there and self._leader(p) == VICTIM]
 
@@ -157,7 +156,7 @@ class Run:
         return NO_LEADER
 
     async def _watch(self) -> None:
-        """The leaders change in time, once the directory has failed, and nothing else does."""
+        """Assert that, once the directory has failed, its leaders change in time and no other leader changes."""
         cluster = self._cluster
         await self._broken.wait()
         assert self._point is not None
@@ -188,16 +187,13 @@ class Run:
     # -- clients --
 
     async def _create_topics(self) -> None:
-        world = self._cluster.client("admin")
-
-        async def create() -> None:
-            async with Admin(self._cluster.bootstrap, world=world) as admin:
-                await admin.create_topics(
-                    NewTopic(name, configs=configs, assignments=ASSIGNMENTS)
-                    for name, configs in {**TOPICS, DOOMED: {}}.items()
-                )
-
-        await world.process.run(create())
+        await as_admin(
+            self._cluster,
+            lambda admin: admin.create_topics(
+                NewTopic(name, configs=configs, assignments=ASSIGNMENTS)
+                for name, configs in {**TOPICS, DOOMED: {}}.items()
+            ),
+        )
 
     async def _delete_topic(self) -> None:
         world = self._cluster.client("admin")
@@ -206,14 +202,14 @@ class Run:
             async with Admin(self._cluster.bootstrap, default_api_timeout_ms=1_000, world=world) as admin:
                 try:
                     await admin.delete_topic(DOOMED)
-                except BrokerError as error:  # it waits for the log directory
+                except BrokerError as error:  # the deletion waits for the log directory
                     if error.code is not ErrorCode.REQUEST_TIMED_OUT:
                         raise
 
         await world.process.run(delete())
 
     async def _send_all(self) -> None:
-        """A record after the other to every partition, all of them acknowledged in the end."""
+        """Send records to every partition one at a time, until all are acknowledged."""
         world = self._cluster.client("producer")
 
         async def send(producer: Producer, partition: TopicPartition) -> None:
@@ -250,7 +246,7 @@ class Run:
             assert not moved, f"{partition}: acknowledged at other offsets: {moved}"
 
     async def _read_all(self) -> dict[TopicPartition, dict[int, int]]:
-        """By offset, the number of the record, from a consumer that begins now."""
+        """Return the number of each record by partition and offset, as a new consumer reads them."""
         world = self._cluster.client("consumer")
         found: dict[TopicPartition, dict[int, int]] = {partition: {} for partition in PARTITIONS}
 
@@ -282,12 +278,12 @@ def _play(seed: int, point: Point | None) -> Outcome:
 
 @cache
 def _counts(seed: int) -> Sequence[Counter[str]]:
-    """How often each directory of the victim is called in a run in which nothing fails."""
+    """Return the number of calls for each directory of the victim in a run without failures."""
     return _play(seed, None).counts
 
 
 def _points(count: int) -> list[Point]:
-    """Spread evenly over the kinds of call, and those of a kind over the run: each once at most."""
+    """Return points spread evenly over the kinds of call, and within a kind over the run; none occurs twice."""
     pools: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     for seed in range(SEEDS):
         for directory, counts in enumerate(_counts(seed)):
@@ -316,7 +312,7 @@ def test_a_directory_may_begin_to_fail_with_any_call() -> None:
     for point in _points(POINTS):
         try:
             outcomes[point.operation].append((point, _play(point.seed, point)))
-        except Exception as error:  # noqa: BLE001 - told below, with the others
+        except Exception as error:  # noqa: BLE001 - reported below with the others
             failures.append(f"{point}: {error!r}")
     print("\n" + _table(outcomes))
     assert failures == []
@@ -325,7 +321,7 @@ def test_a_directory_may_begin_to_fail_with_any_call() -> None:
 
 
 def _table(outcomes: dict[str, list[tuple[Point, Outcome]]]) -> str:
-    """A line for each kind of call."""
+    """Return a table with a line for each kind of call."""
     lines = [
         f"{'call':16}{'points':>7}{'of':>7}{'EIO':>5}{'ENOSPC':>7}{'led':>5}{'moved s':>9}{'led on':>7}  failed during"
     ]

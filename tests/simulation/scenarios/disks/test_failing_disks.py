@@ -1,5 +1,5 @@
-"""Disks that fail: an fdatasync that failed leaves pages that are in memory alone, and that the kernel takes for clean;
-an error while replicas are opened costs a start, but no replica."""
+"""Disks that fail: a failed fdatasync leaves pages that are only in memory, although the kernel considers them clean;
+an error while replicas are opened fails the start, but costs no replica."""
 
 from __future__ import annotations
 

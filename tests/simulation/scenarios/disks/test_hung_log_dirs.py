@@ -1,10 +1,9 @@
-"""Brokers with two log directories, of which one hangs: no call for it returns, and none fails."""
+"""Brokers with two log directories when one hangs: its calls neither return nor fail."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -14,6 +13,7 @@ from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import TopicPartition
 from tests.running import run_by
+from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import LOG_DIR, VirtualCluster, log_dir
 from tests.simulation.simulator.loop import on_virtual_loop
@@ -22,13 +22,13 @@ from tests.simulation.simulator.world import Simulation, VirtualWorld
 TOPIC = "orders"
 PARTITIONS = [TopicPartition(TOPIC, number) for number in range(12)]
 PROMPT_S = 2
-"""What does not concern the directory that hangs is done within this time."""
+"""Seconds within which operations that do not use the hanging directory must end."""
 
 
 async def _cluster(durability: str = "synced") -> VirtualCluster:
     cluster = VirtualCluster(Simulation(), log_dirs=2)
     await cluster.start()
-    await _as_admin(
+    await as_admin(
         cluster,
         lambda admin: admin.create_topic(
             TOPIC, partitions=len(PARTITIONS), replication_factor=3, configs={"durability": durability}
@@ -36,16 +36,6 @@ async def _cluster(durability: str = "synced") -> VirtualCluster:
     )
     await cluster.until(lambda: all(_home(cluster, b, p) for p in PARTITIONS for b in cluster.broker_ids))
     return cluster
-
-
-async def _as_admin(cluster: VirtualCluster, work: Callable[[Admin], Awaitable[object]]) -> None:
-    world = cluster.client("admin")
-
-    async def administer() -> None:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await work(admin)
-
-    await world.process.run(administer())
 
 
 def _home(cluster: VirtualCluster, broker_id: int, partition: TopicPartition) -> str | None:
@@ -62,7 +52,7 @@ def _led(cluster: VirtualCluster, broker_id: int, number: int) -> list[TopicPart
 
 
 async def _send(cluster: VirtualCluster, partitions: list[TopicPartition], within_s: float) -> None:
-    """One record to each, acknowledged by all in sync. Raises TimeoutError."""
+    """Send one record with acks=all to each partition. Raises TimeoutError."""
     world = cluster.client("producer")
 
     async def produce() -> None:
@@ -73,7 +63,7 @@ async def _send(cluster: VirtualCluster, partitions: list[TopicPartition], withi
 
 
 def _writing(cluster: VirtualCluster, partitions: list[TopicPartition]) -> VirtualWorld:
-    """A process that sends to these partitions all the time, whatever becomes of it."""
+    """Start a process that sends to these partitions until it is killed."""
     world = cluster.client("background")
 
     async def write(partition: TopicPartition) -> None:
@@ -102,24 +92,24 @@ async def test_partitions_of_the_other_directory_continue_at_once(seed: int) -> 
         await _send(cluster, others, PROMPT_S)
         assert all(len(cluster.state(partition).isr) == 3 for partition in others)
     async with asyncio.timeout(PROMPT_S):
-        await _as_admin(cluster, lambda admin: admin.delete_records(dict.fromkeys(others, 5)))
+        await as_admin(cluster, lambda admin: admin.delete_records(dict.fromkeys(others, 5)))
     world.process.kill()
 
 
 async def _hang(cluster: VirtualCluster, broker_id: int, number: int) -> None:
-    """Until the broker has given it up, which it does by itself."""
+    """Hang the directory, and wait until the broker has given it up."""
     cluster.hang_log_dir(broker_id, number)
     await cluster.until(lambda: log_dir(number) in cluster.broker(broker_id)._logs.offline, HUNG_AFTER_S + 10)
 
 
 async def _ends(cluster: VirtualCluster) -> dict[TopicPartition, object]:
-    """What consumers can see of each partition, and its leader epoch."""
+    """Return the end offset that consumers see of each partition, with its leader epoch."""
     ends: dict[TopicPartition, object] = {}
 
     async def ask(admin: Admin) -> None:
         ends.update(await admin.list_offsets(dict.fromkeys(PARTITIONS, "latest")))
 
-    await _as_admin(cluster, ask)
+    await as_admin(cluster, ask)
     return ends
 
 
@@ -146,10 +136,10 @@ async def test_controller_orders_wait_at_most_until_a_directory_is_given_up() ->
     killed = next(broker_id for broker_id in cluster.broker_ids if broker_id != hung)
     others = _in(cluster, hung, 1)
     cluster.hang_log_dir(hung, 0)
-    with contextlib.suppress(BrokerError):  # REQUEST_TIMED_OUT, where it is asked that waits for the directory
-        await _as_admin(cluster, lambda admin: admin.create_topic("new", partitions=6, replication_factor=3))
+    with contextlib.suppress(BrokerError):  # REQUEST_TIMED_OUT, if the broker that waits for the directory is asked
+        await as_admin(cluster, lambda admin: admin.create_topic("new", partitions=6, replication_factor=3))
     with contextlib.suppress(BrokerError):
-        await _as_admin(cluster, lambda admin: admin.delete_topic("new"))
+        await as_admin(cluster, lambda admin: admin.delete_topic("new"))
     await cluster.until(lambda: log_dir(0) in cluster.broker(hung)._logs.offline, HUNG_AFTER_S + 10)
     cluster.kill_broker(killed)
     await cluster.until(lambda: all(cluster.state(p).leader != killed for p in PARTITIONS), 5)

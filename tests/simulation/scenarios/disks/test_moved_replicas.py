@@ -1,5 +1,5 @@
-"""Replicas move between the log directories of their brokers while records are sent with acks=all, and brokers die
-meanwhile: everything acknowledged is there afterwards, in order, once."""
+"""Replicas move between the log directories of their brokers while records are sent with acks=all and brokers die:
+every acknowledged record is there afterwards, once and in order."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from random import Random
 import pytest
 
 from minibroker.broker.replication.upkeep import log_mover
-from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
-from minibroker.client.producer import Producer
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import ErrorCode
@@ -21,6 +19,7 @@ from minibroker.protocol.kafka import brokers
 from minibroker.protocol.model import TopicPartition
 from tests.kafka_connection import connect
 from tests.running import run_by
+from tests.simulation.scenarios.helpers import as_admin, send_numbers
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name, log_dir
 from tests.simulation.simulator.loop import run
@@ -35,7 +34,7 @@ SETTINGS = {"log.segment.bytes": "20000"}
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a move takes some time."""
+    """Copy in small slices, so that a move takes some time."""
     monkeypatch.setattr(log_mover, "SLICE_BYTES", 500)
     monkeypatch.setattr(log_mover, "REST_BYTES", 500)
 
@@ -46,13 +45,9 @@ def _simulate(
     async def main() -> None:
         cluster = VirtualCluster(Simulation(), log_dirs=2, settings=SETTINGS)
         await cluster.start()
-        world = cluster.client("admin")
-
-        async def create() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic(TOPIC, partitions=1, replication_factor=3, configs=configs)
-
-        await world.process.run(create())
+        await as_admin(
+            cluster, lambda admin: admin.create_topic(TOPIC, partitions=1, replication_factor=3, configs=configs)
+        )
         await cluster.until(lambda: all(_home(cluster, broker_id) for broker_id in cluster.broker_ids))
         await scenario(cluster)
 
@@ -60,14 +55,14 @@ def _simulate(
 
 
 def _home(cluster: VirtualCluster, broker_id: int) -> str | None:
-    """The directory from which the broker serves the partition; None: it does not."""
+    """Return the directory from which the broker serves the partition, or None if it does not serve it."""
     broker = cluster.living_broker(broker_id)
     replica = None if broker is None or broker._replicas is None else broker._replicas.partitions.get(PARTITION)
     return None if replica is None else replica.log.log_dir
 
 
 def _move(cluster: VirtualCluster, broker_id: int) -> str:
-    """To the other directory, which is returned."""
+    """Start to move the replica to the other directory, and return that directory."""
     path = next(path for path in OTHERS if path != _home(cluster, broker_id))
     cluster.broker(broker_id)._replicas.mover.move(PARTITION, path)  # type: ignore[union-attr]
     return path
@@ -82,19 +77,8 @@ def _is_at(cluster: VirtualCluster, broker_id: int, path: str) -> bool:
     return _home(cluster, broker_id) == path
 
 
-async def _send(cluster: VirtualCluster, first: int, count: int) -> None:
-    world = cluster.client("producer")
-
-    async def produce() -> None:
-        async with Producer(cluster.bootstrap, world=world) as producer:
-            for number in range(first, first + count):
-                await producer.send(TOPIC, b"%d" % number, partition=0)
-
-    await world.process.run(produce())
-
-
 async def _assert_read(cluster: VirtualCluster, count: int) -> None:
-    """All of them, in order, once."""
+    """Assert that `count` records are read, once and in order."""
     world = cluster.client("consumer")
 
     async def consume() -> list[int]:
@@ -130,8 +114,8 @@ def test_replicas_moved_during_writes_are_complete_after_a_power_cut_of_all(
     durability: str,
 ) -> None:
     async def scenario(cluster: VirtualCluster) -> None:
-        await _send(cluster, 0, 100)
-        sending = asyncio.ensure_future(_send(cluster, 100, 200))
+        await send_numbers(cluster, TOPIC, range(100))
+        sending = asyncio.ensure_future(send_numbers(cluster, TOPIC, range(100, 300)))
         leader = cluster.state(PARTITION).leader
         moves = [(broker_id, _move(cluster, broker_id)) for broker_id in cluster.broker_ids]
         await _moved(cluster, moves)
@@ -153,12 +137,12 @@ def test_replicas_moved_during_writes_are_complete_after_a_power_cut_of_all(
     _simulate(scenario, configs={"durability": durability})
 
 
-@every_seed(range(12))
+@every_seed(range(6))
 def test_whenever_brokers_die_during_moves_nothing_acknowledged_is_lost(seed: int) -> None:
     async def scenario(cluster: VirtualCluster) -> None:
         dice = Random(seed)
-        await _send(cluster, 0, 60)
-        sending = asyncio.ensure_future(_send(cluster, 60, 300))
+        await send_numbers(cluster, TOPIC, range(60))
+        sending = asyncio.ensure_future(send_numbers(cluster, TOPIC, range(60, 360)))
         for _ in range(4):
             await _whole(cluster)
             for broker_id in cluster.broker_ids:
@@ -180,17 +164,11 @@ def test_whenever_brokers_die_during_moves_nothing_acknowledged_is_lost(seed: in
 async def test_a_topic_that_is_deleted_while_its_replicas_move_leaves_nothing_behind(
     cluster: VirtualCluster, /, seed: int
 ) -> None:
-    await _send(cluster, 0, 60)
+    await send_numbers(cluster, TOPIC, range(60))
     for broker_id in cluster.broker_ids:
         _move(cluster, broker_id)
     await asyncio.sleep(0.005 * Random(seed).random())
-    world = cluster.client("deleter")
-
-    async def delete() -> None:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.delete_topic(TOPIC)
-
-    await world.process.run(delete())
+    await as_admin(cluster, lambda admin: admin.delete_topic(TOPIC), host="deleter")
     await cluster.until(lambda: not cluster.simulation.zookeeper.has(znodes.topic_path(TOPIC)))
 
     def left() -> list[str]:
@@ -207,8 +185,8 @@ async def test_a_directory_that_fails_during_a_move_to_or_from_it_loses_nothing(
     cluster: VirtualCluster, /, seed: int
 ) -> None:
     dice = Random(seed)
-    await _send(cluster, 0, 60)
-    sending = asyncio.ensure_future(_send(cluster, 60, 60))
+    await send_numbers(cluster, TOPIC, range(60))
+    sending = asyncio.ensure_future(send_numbers(cluster, TOPIC, range(60, 120)))
     leader = cluster.state(PARTITION).leader
     path = _move(cluster, leader)
     await asyncio.sleep(dice.choice([0.01, 0.1, 0.5]) * dice.random())
@@ -226,7 +204,7 @@ async def test_a_follower_that_truncates_its_log_during_a_move_matches_its_leade
     cluster: VirtualCluster, /, seed: int
 ) -> None:
     dice = Random(seed)
-    await _send(cluster, 0, 60)
+    await send_numbers(cluster, TOPIC, range(60))
     old = cluster.state(PARTITION).leader
     log = cluster.broker(old)._logs.get(PARTITION)
     assert log is not None
@@ -234,13 +212,13 @@ async def test_a_follower_that_truncates_its_log_during_a_move_matches_its_leade
     await cluster.until(lambda: cluster.state(PARTITION).leader not in (old, -1))
     cluster.resume_broker(old)
     path = _move(cluster, old)
-    # What the deposed leader has that no other one has: it must be cut.
+    # Records that only the deposed leader has: it must truncate them.
     partition = cluster.broker(old)._replicas.partitions.get(PARTITION)  # type: ignore[union-attr]
     assert partition is not None
     kept = [(broker_id, _move(cluster, broker_id)) for broker_id in cluster.broker_ids if broker_id != old]
     log.append_as_leader(batch(5), log.latest_epoch, 1)
     await asyncio.sleep(0.003 * dice.random())
-    await _send(cluster, 60, 60)
+    await send_numbers(cluster, TOPIC, range(60, 120))
     await _moved(cluster, [*kept, (old, path)])
     await _whole(cluster)
     await cluster.until(lambda: len(_ends(cluster)) == 1)
@@ -249,7 +227,7 @@ async def test_a_follower_that_truncates_its_log_during_a_move_matches_its_leade
 
 @run_by(_simulate)
 async def test_a_kafka_client_moves_a_replica_and_sees_its_progress(cluster: VirtualCluster, /) -> None:
-    await _send(cluster, 0, 100)
+    await send_numbers(cluster, TOPIC, range(100))
     world = cluster.client("client")
     there = next(path for path in OTHERS if path != _home(cluster, 1))
 
@@ -263,7 +241,7 @@ async def test_a_kafka_client_moves_a_replica_and_sees_its_progress(cluster: Vir
         return [result.partitions[0].error_code for result in answer.results]
 
     async def shown() -> dict[str, tuple[bool, bool]]:
-        """In which directories the replica is: whether as a future one, and whether that lacks something."""
+        """Return the directories of the replica; for each, whether it is the future replica and whether it lags."""
         connection = await connect(world.network, host_name(1), PORT)
         topics = [m.DescribableLogDirTopic(TOPIC, [0])]
         answer = await connection.request(brokers.DESCRIBE_LOG_DIRS, 4, m.DescribeLogDirsRequest(topics))

@@ -1,4 +1,4 @@
-"""A broker that runs out of file descriptors refuses what would take more of them, and serves on."""
+"""A broker that runs out of file descriptors refuses operations that need more of them, and keeps serving."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.running import run_by
+from tests.simulation.scenarios.helpers import with_client
 from tests.simulation.simulator.cluster import NO_OFFSETS_TOPIC, PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop, run
+from tests.simulation.simulator.loop import on_virtual_loop
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 TOPIC = "orders"
@@ -33,22 +34,13 @@ Program = Callable[[VirtualCluster, VirtualWorld], Awaitable[None]]
 
 
 def with_cluster(program: Program, settings: dict[str, str] | None = None) -> None:
-    """Three brokers, a topic, and the program in a client's process."""
+    """Run the program as a client of three brokers with a topic."""
 
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), settings=settings)
-        await cluster.start()
-        world = cluster.client("client")
+    async def with_a_record(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        await produce(cluster, world)
+        await program(cluster, world)
 
-        async def inside() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=3)
-            await produce(cluster, world)
-            await program(cluster, world)
-
-        await world.process.run(inside())
-
-    run(scenario())
+    with_client(with_a_record, {"name": TOPIC, "partitions": PARTITIONS, "replication_factor": 3}, settings=settings)
 
 
 async def produce(cluster: VirtualCluster, world: VirtualWorld) -> None:
@@ -120,8 +112,8 @@ async def test_replicas_without_descriptors_are_created_once_there_is_room_howev
 
 
 class Shortages:
-    """In the place of a blocking method that changes something: it meets a shortage, when it has done so already or
-    before, until `ends_s`, but at least once."""
+    """Replaces a blocking method with one that fails for lack of descriptors until `ends_s`, but at least once, after
+    its change is done or before it."""
 
     def __init__(self, patch: pytest.MonkeyPatch, owner: type, name: str, *, is_done: bool = False) -> None:
         self.met = 0

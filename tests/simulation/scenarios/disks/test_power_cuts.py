@@ -1,5 +1,5 @@
-"""Brokers are killed, all at once too, and hosts lose their power, one at a time: nothing that was acknowledged is
-lost, and it is found again without anybody's help."""
+"""Brokers are killed, also all at once, and hosts lose their power one at a time: no acknowledged record is lost, and
+the cluster recovers without an administrator."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from minibroker.broker.storage.log import Log
-from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
-from minibroker.client.producer import Producer
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
 from tests.running import run_by
+from tests.simulation.scenarios.helpers import as_admin, replica_of, send_numbers, unclean_elections
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import VirtualCluster
 from tests.simulation.simulator.loop import run
@@ -26,29 +24,11 @@ everywhere = every_seed(range(5))
 
 
 async def _cluster() -> VirtualCluster:
-    """One partition with a replica on each of the three brokers. Nothing is flushed before a minute is over."""
+    """Start three brokers, each with a replica of one partition. Nothing is flushed before a minute has passed."""
     cluster = VirtualCluster(Simulation())
     await cluster.start()
-    world = cluster.client("admin")
-
-    async def create() -> None:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            await admin.create_topic(TOPIC, partitions=1, replication_factor=3)
-
-    await world.process.run(create())
+    await as_admin(cluster, lambda admin: admin.create_topic(TOPIC, partitions=1, replication_factor=3))
     return cluster
-
-
-async def _send(cluster: VirtualCluster, first: int, count: int) -> None:
-    """Returns once all are acknowledged."""
-    world = cluster.client("producer")
-
-    async def produce() -> None:
-        async with Producer(cluster.bootstrap, world=world) as producer:
-            for number in range(first, first + count):
-                await producer.send(TOPIC, b"%d" % number)
-
-    await world.process.run(produce())
 
 
 async def _read(cluster: VirtualCluster, count: int) -> list[int]:
@@ -67,15 +47,8 @@ async def _read(cluster: VirtualCluster, count: int) -> list[int]:
         return await world.process.run(consume())
 
 
-def _log_of(cluster: VirtualCluster, broker_id: int) -> Log:
-    replicas = cluster.broker(broker_id)._replicas
-    partition = None if replicas is None else replicas.partitions.get(PARTITION)
-    assert partition is not None
-    return partition.log
-
-
 async def _whole(cluster: VirtualCluster) -> None:
-    """Wait until all replicas are in sync, in epochs in which they have lost nothing since."""
+    """Wait until all replicas are in sync, in leader epochs since which none has lost data."""
 
     def all_trusted() -> bool:
         state = cluster.state(PARTITION)
@@ -83,11 +56,6 @@ async def _whole(cluster: VirtualCluster) -> None:
         return len(trusted) == 3 and all(trusted) and state.leader != NO_LEADER
 
     await cluster.until(all_trusted)
-
-
-def _unclean_elections(cluster: VirtualCluster) -> int:
-    controllers = [cluster.broker(broker_id).controller for broker_id in cluster.living()]
-    return sum(controller.unclean_elections for controller in controllers if controller is not None)
 
 
 def _simulate(scenario: Callable[[VirtualCluster], Awaitable[None]], seed: int) -> None:
@@ -103,7 +71,7 @@ def _simulate(scenario: Callable[[VirtualCluster], Awaitable[None]], seed: int) 
 async def test_the_leaders_host_loses_its_power_while_the_other_brokers_are_killed(
     cluster: VirtualCluster, /, seed: int
 ) -> None:
-    await _send(cluster, 0, 50)
+    await send_numbers(cluster, TOPIC, range(50))
     victim = cluster.state(PARTITION).leader
     others = [broker_id for broker_id in cluster.broker_ids if broker_id != victim]
     cluster.power_cut(victim)
@@ -111,14 +79,14 @@ async def test_the_leaders_host_loses_its_power_while_the_other_brokers_are_kill
         cluster.kill_broker(broker_id)
     await cluster.start_broker(victim)
     await asyncio.sleep(20)
-    assert cluster.state(PARTITION).leader == NO_LEADER, "whatever survived: it is not elected"
+    assert cluster.state(PARTITION).leader == NO_LEADER, "it is not elected, whatever data survived"
     await cluster.start_broker(others[0])
     await cluster.until(lambda: cluster.state(PARTITION).leader == others[0])
-    await _send(cluster, 50, 10)
+    await send_numbers(cluster, TOPIC, range(50, 60))
     assert await _read(cluster, 60) == list(range(60))
     await cluster.start_broker(others[1])
     await _whole(cluster)
-    assert _unclean_elections(cluster) == 0
+    assert unclean_elections(cluster) == 0
 
 
 @everywhere
@@ -128,16 +96,16 @@ async def test_every_host_in_turn_loses_its_power_once_the_one_before_has_caught
 ) -> None:
     sent = 0
     for broker_id in cluster.broker_ids:
-        await _send(cluster, sent, 20)
+        await send_numbers(cluster, TOPIC, range(sent, sent + 20))
         sent += 20
         cluster.power_cut(broker_id)
-        await _send(cluster, sent, 20)
+        await send_numbers(cluster, TOPIC, range(sent, sent + 20))
         sent += 20
         await cluster.start_broker(broker_id)
         assert cluster.broker(broker_id)._logs.trusted_since == cluster.broker(broker_id).broker_epoch
         await _whole(cluster)
     assert await _read(cluster, sent) == list(range(sent))
-    assert _unclean_elections(cluster) == 0
+    assert unclean_elections(cluster) == 0
 
 
 @everywhere
@@ -145,7 +113,7 @@ async def test_every_host_in_turn_loses_its_power_once_the_one_before_has_caught
 async def test_after_all_brokers_were_killed_at_once_any_of_them_leads_in_a_new_epoch(
     cluster: VirtualCluster, /, seed: int
 ) -> None:
-    await _send(cluster, 0, 30)
+    await send_numbers(cluster, TOPIC, range(30))
     before = cluster.state(PARTITION)
     for broker_id in cluster.broker_ids:
         cluster.kill_broker(broker_id)
@@ -155,7 +123,7 @@ async def test_after_all_brokers_were_killed_at_once_any_of_them_leads_in_a_new_
     await cluster.until(lambda: cluster.state(PARTITION).leader_epoch > before.leader_epoch)
     await _whole(cluster)
     assert await _read(cluster, 30) == list(range(30))
-    assert _unclean_elections(cluster) == 0
+    assert unclean_elections(cluster) == 0
 
 
 @everywhere
@@ -163,7 +131,7 @@ async def test_after_all_brokers_were_killed_at_once_any_of_them_leads_in_a_new_
 async def test_a_leader_left_alone_acknowledges_nothing_so_its_power_cut_loses_nothing(
     cluster: VirtualCluster, /, seed: int
 ) -> None:
-    await _send(cluster, 0, 30)
+    await send_numbers(cluster, TOPIC, range(30))
     first, *rest = cluster.broker_ids
     for broker_id in (first, rest[0]):
         cluster.kill_broker(broker_id)
@@ -177,7 +145,7 @@ async def test_a_leader_left_alone_acknowledges_nothing_so_its_power_cut_loses_n
     assert await _read(cluster, 30) == list(range(30))
     await cluster.start_broker(last)
     await _whole(cluster)
-    assert _unclean_elections(cluster) == 0
+    assert unclean_elections(cluster) == 0
 
 
 @everywhere
@@ -185,14 +153,14 @@ async def test_a_leader_left_alone_acknowledges_nothing_so_its_power_cut_loses_n
 async def test_after_a_power_cut_of_the_whole_cluster_the_longest_log_leads_with_a_warning(
     cluster: VirtualCluster, /, seed: int
 ) -> None:
-    await _send(cluster, 0, 30)
+    await send_numbers(cluster, TOPIC, range(30))
     for broker_id in cluster.broker_ids:
         cluster.power_cut(broker_id)
     await cluster.start()
     await _whole(cluster)
-    assert _unclean_elections(cluster) >= 1
+    assert unclean_elections(cluster) >= 1
     ends = {cluster.broker(b)._logs.online[0].reports[PARTITION].log_end_offset for b in cluster.broker_ids}
-    await _send(cluster, 1_000, 1)
+    await send_numbers(cluster, TOPIC, range(1_000, 1_000 + 1))
     survived = max(ends)
     assert await _read(cluster, survived + 1) == [*range(survived), 1_000]
 
@@ -203,21 +171,21 @@ async def test_after_a_power_cut_of_the_whole_cluster_the_longest_log_leads_with
 async def test_the_longest_log_leads_even_if_its_broker_returns_before_the_others_are_missed(
     cluster: VirtualCluster, /, whole: int, seed: int
 ) -> None:
-    await _send(cluster, 0, 30)
-    await _log_of(cluster, whole).flush()
+    await send_numbers(cluster, TOPIC, range(30))
+    await replica_of(cluster, whole, PARTITION).log.flush()
     for broker_id in cluster.broker_ids:
         cluster.power_cut(broker_id)
     for broker_id in sorted(cluster.broker_ids, key=lambda broker_id: broker_id != whole):
         await cluster.start_broker(broker_id)
     await _whole(cluster)
-    await _send(cluster, 30, 1)
+    await send_numbers(cluster, TOPIC, range(30, 31))
     assert await _read(cluster, 31) == list(range(31))
 
 
 @everywhere
 @run_by(_simulate)
 async def test_if_one_host_loses_its_power_the_others_continue_at_once(cluster: VirtualCluster, /, seed: int) -> None:
-    await _send(cluster, 0, 30)
+    await send_numbers(cluster, TOPIC, range(30))
     victim = next(b for b in cluster.broker_ids if b != cluster.state(PARTITION).leader)
     cluster.power_cut(victim)
     before = cluster.state(PARTITION)

@@ -1,4 +1,4 @@
-"""Members of groups and their requests, over connections of the protocol: what a client does, without the client."""
+"""Group members that send the protocol's requests over their own connections, without minibroker's client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ NOT_NOW = frozenset(
 
 
 class GroupClient:
-    """Speaks for one group, from one host. Every method that takes `broker_id` asks that one, else the coordinator."""
+    """Sends requests about one group from one host: to `broker_id` if the method has that parameter, otherwise to the
+    coordinator."""
 
     def __init__(self, cluster: VirtualCluster, world: VirtualWorld, group_id: str) -> None:
         self.cluster = cluster
@@ -47,7 +48,7 @@ class GroupClient:
         return (await self.ask(broker_id, apis.FIND_COORDINATOR, request)).coordinators[0]
 
     async def find_coordinator(self, within_s: float = 30) -> int:
-        """Its broker's id, asked of all in turn until one knows. Raises TimeoutError."""
+        """Ask all brokers in turn until one names the coordinator; return its broker id. Raises TimeoutError."""
         async with asyncio.timeout(within_s):
             while True:
                 for broker_id in self.cluster.broker_ids:
@@ -60,7 +61,7 @@ class GroupClient:
                 await asyncio.sleep(RETRY_S)
 
     async def of_coordinator(self, api: apis.Api[Asked, Answered], body: Asked, within_s: float = 30) -> Answered:
-        """The answer of the coordinator, once it is one: NOT_NOW errors and lost connections are tried again."""
+        """Return the coordinator's answer; retry after NOT_NOW errors and lost connections."""
         async with asyncio.timeout(within_s):
             while True:
                 try:
@@ -84,7 +85,7 @@ class GroupClient:
         broker_id: int | None = None,
         within_s: float = 30,
     ) -> list[int]:
-        """The error codes, in the order of `offsets`."""
+        """Commit the offsets; return the error codes in their order."""
         topics: dict[str, list[g.OffsetCommitPartition]] = {}
         for (topic, index), offset in offsets.items():
             topics.setdefault(topic, []).append(g.OffsetCommitPartition(index, offset, -1, metadata))
@@ -116,7 +117,7 @@ class GroupClient:
         return answer.groups[0]
 
     async def committed(self, partition: TopicPartition) -> int:
-        """-1: none. Raises AssertionError where it cannot be told."""
+        """Return the committed offset, or -1 without one. Raises AssertionError if the coordinator returns an error."""
         group = await self.fetch_group([partition])
         assert group.error_code == ErrorCode.NONE, ErrorCode(group.error_code).name
         return group.topics[0].partitions[0].committed_offset
@@ -127,7 +128,7 @@ class GroupClient:
 
 
 def codes_of(answer: object) -> set[int]:
-    """All error codes of a response."""
+    """Return all error codes of a response."""
     codes = {code} if isinstance(code := getattr(answer, "error_code", None), int) else set()
     for name in ("topics", "partitions", "groups", "members", "results", "coordinators"):
         for part in getattr(answer, name, ()) or ():
@@ -136,8 +137,8 @@ def codes_of(answer: object) -> set[int]:
 
 
 class GroupMember(GroupClient):
-    """One member of a group: joins, is given an assignment, sends heartbeats. It shares what the leader is told of as
-    `assign` says: member ids to bytes."""
+    """One member of a group: it joins, gets an assignment and sends heartbeats. As the leader it assigns what `assign`
+    returns."""
 
     def __init__(
         self,
@@ -172,7 +173,7 @@ class GroupMember(GroupClient):
         )
 
     async def join_once(self) -> g.JoinGroupResponse:
-        """One answer, whatever it says; the id that it gives is taken."""
+        """Send one JoinGroup, use the member id in the answer, and return the answer."""
         answer = await self.ask(await self.find_coordinator(), apis.JOIN_GROUP, self.join_request(), timeout_s=120)
         if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             self.member_id = answer.member_id
@@ -181,7 +182,7 @@ class GroupMember(GroupClient):
         return answer
 
     async def join(self) -> g.JoinGroupResponse:
-        """Until it is in a generation, or cannot be."""
+        """Send JoinGroup until the member is in a generation or is refused."""
         while True:
             try:
                 answer = await self.join_once()
@@ -201,7 +202,7 @@ class GroupMember(GroupClient):
         return self.joined is not None and self.joined.leader == self.member_id
 
     def assign(self) -> dict[str, bytes]:
-        """As the leader: each member gets its own id."""
+        """Return the leader's assignment: each member gets its own id."""
         assert self.joined is not None
         return {member.member_id: member.member_id.encode() for member in self.joined.members}
 
@@ -224,7 +225,7 @@ class GroupMember(GroupClient):
         return answer
 
     async def join_and_sync(self, within_s: float = 60) -> bytes:
-        """Its assignment. Raises TimeoutError."""
+        """Join the group and return the assignment. Raises TimeoutError."""
         async with asyncio.timeout(within_s):
             while True:
                 joined = await self.join()

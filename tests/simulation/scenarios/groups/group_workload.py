@@ -1,9 +1,9 @@
-"""A consumer group at work: a producer that numbers its records, members that read and commit them, and somebody who
-looks again and again at what is committed.
+"""A consumer group at work: a producer that numbers its records, members that read and commit them, and an observer
+that polls the committed offsets.
 
     work = await GroupWork.start(cluster, members=3)
-    ...                       # whatever is to happen meanwhile
-    await work.finish()       # everything was read, in order, and no committed offset has gone back
+    ...                       # the faults of the test
+    await work.finish()       # all records were read in order, and no committed offset went back
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOOK_S = 0.1
 
 
 class Stays(RebalanceListener):
-    """The partitions that a member has, with how often that has changed."""
+    """Counts a member's rebalances, and collects the partitions that it lost."""
 
     def __init__(self) -> None:
         self.rebalances = 0
@@ -44,7 +44,7 @@ class Stays(RebalanceListener):
 
 
 class Member:
-    """A process with a consumer."""
+    """A member of the group: a process with a consumer."""
 
     def __init__(self, work: GroupWork, name: str, settings: dict[str, Any]) -> None:
         self.name = name
@@ -61,7 +61,7 @@ class Member:
         )
         self.failed_commits = 0
         self.pause_s = 0.01
-        """How long it works on a record."""
+        """Seconds for which the member processes a record."""
         self.is_to_stop = False
         self._work = work
         self.task = self.world.process.start(self._run(), name)
@@ -104,7 +104,7 @@ class GroupWork:
     async def start(
         members: int = 3, partitions: int = 6, settings: dict[str, str] | None = None, **consumer: Any
     ) -> GroupWork:
-        """On a cluster of its own, with all members in the group."""
+        """Start a cluster and the members; return once each partition has one member."""
         cluster = VirtualCluster(Simulation(), settings=SETTINGS | (settings or {}))
         await cluster.start()
         work = GroupWork(cluster, partitions)
@@ -152,11 +152,11 @@ class GroupWork:
         return member
 
     def coordinator(self) -> int:
-        """As some member knows it."""
+        """Return the coordinator that a living member knows."""
         return next(node for member in self.living() if (node := member.coordinator()) is not None)
 
     async def written_more(self, rounds: int) -> None:
-        """Until so many more records are in each partition."""
+        """Wait until each partition has that many more records."""
         wanted = self.written + rounds
         await self.until(lambda: self.written >= wanted)
 
@@ -164,7 +164,7 @@ class GroupWork:
         return [member for member in self.members if member.world.process.alive and not member.task.done()]
 
     def is_shared(self) -> bool:
-        """Whether each partition has one member."""
+        """Return whether the group is stable and each partition has one member."""
         assigned = [partition for member in self.living() for partition in member.assignment()]
         states = {member.consumer.status().member_state for member in self.living()}
         return sorted(assigned) == self.partitions and states == {"stable"}
@@ -181,7 +181,8 @@ class GroupWork:
         member.task.result()
 
     async def finish(self) -> None:
-        """Raises AssertionError for what must not be."""
+        """Stop the writer and let the members read the rest. Raises AssertionError if a record is missing or out of
+        order."""
         self._is_over = True
         for task in self._tasks:
             await task

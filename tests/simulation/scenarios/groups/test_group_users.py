@@ -1,4 +1,4 @@
-"""What users of groups are told, and what they may do where."""
+"""Errors, warnings and status texts for users of groups, and the calls that they may make at each moment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ P0, P1 = (TopicPartition("orders", index) for index in range(2))
 
 
 class Scene:
-    """A cluster with the topic of P0 and P1, 10 records in each, and an administrator."""
+    """A cluster with the topic of P0 and P1, which have 10 records each, and an administrator."""
 
     def __init__(self, settings: dict[str, str] | None = None) -> None:
         few = {"offsets.topic.num.partitions": "4", "group.initial.rebalance.delay.ms": "0"}
@@ -111,7 +111,7 @@ async def committed_too_late(consumer: Consumer, offsets: dict[TopicPartition, i
 async def test_a_commit_after_max_poll_interval_ms_is_refused_with_the_reason(
     scene: Scene, /, is_asked_again: bool, offsets: dict[TopicPartition, int] | None
 ) -> None:
-    """Whether the user has records in its hands or none."""
+    """The reason is the same whether the user has records in hand or not."""
 
     async with scene.consumer(max_poll_interval_ms=8_000) as consumer:
         read = 0
@@ -138,9 +138,9 @@ async def test_a_commit_refused_because_the_member_just_left_says_why(scene: Sce
         heard: list[News] = []
         member._heart._tell = heard.append
         await until(lambda: any(isinstance(news, Overslept) for news in heard), 20)
-        await asyncio.sleep(1)  # it has left
+        await asyncio.sleep(1)  # until the member has left
         committing = asyncio.ensure_future(committed_too_late(consumer, None))
-        await asyncio.sleep(0)  # the request is on its way: only now the loop gets round to the heart's news
+        await asyncio.sleep(0)  # the request is in flight before the loop runs the heart's callback
         for news in heard:
             hear(news)
         await committing
@@ -166,7 +166,7 @@ async def test_a_commit_for_a_topic_that_was_deleted_does_not_wait(scene: Scene,
 
 
 class Calling(RebalanceListener):
-    """Does something in its first call."""
+    """A listener that makes a call the first time it is called."""
 
     def __init__(self, call: Callable[[], Awaitable[object]]) -> None:
         self.call: Callable[[], Awaitable[object]] | None = call
@@ -242,7 +242,7 @@ async def test_a_consumer_whose_unsubscribe_was_cancelled_can_be_used(scene: Sce
         assert await consumer.poll(timeout_ms=5_000)
 
 
-# --- what is waited for ---
+# --- Reasons for a wait ---
 
 
 class Slow(RebalanceListener):
@@ -338,7 +338,7 @@ def test_a_call_that_waits_while_all_partitions_are_paused_is_warned(caplog: pyt
             assert await consumer.poll(timeout_ms=5_000)
             consumer.pause(*consumer.assignment())
             await asyncio.sleep(20)
-            assert warnings(caplog) == [], "nobody asks for records"
+            assert warnings(caplog) == [], "no call waits for records"
             for _ in range(8):
                 assert await consumer.poll(timeout_ms=1_000) == []
             consumer.resume(*consumer.assignment())
@@ -377,7 +377,7 @@ async def test_a_topic_that_begins_to_match_is_read_within_half_a_minute(scene: 
 def test_a_member_whose_event_loop_ends_at_any_moment_commits_and_leaves_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As `asyncio.run` ends: all tasks are cancelled, those of the client too, in the middle of a join as well."""
+    """`asyncio.run` ends by cancelling all tasks, including the client's, even in the middle of a join."""
 
     async def program(scene: Scene) -> None:
         loop = asyncio.get_running_loop()
@@ -404,7 +404,7 @@ def test_a_member_whose_event_loop_ends_at_any_moment_commits_and_leaves_at_once
             assert not world.process.tasks()
             try:
                 described = (await scene.admin.describe_groups([f"ends-{moment}"]))[f"ends-{moment}"]
-            except GroupErrors:  # there is no such group yet
+            except GroupErrors:  # the group does not exist yet
                 continue
             assert not described.members, moment
 

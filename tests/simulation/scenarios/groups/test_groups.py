@@ -1,4 +1,4 @@
-"""Groups on a whole cluster: members, generations and committed offsets, by raw requests."""
+"""Groups on a whole cluster, through raw requests: members, generations and committed offsets."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
 from tests.running import run_by
 from tests.simulation.scenarios.groups.group_members import NOT_NOW, GroupClient, GroupMember, codes_of
+from tests.simulation.scenarios.helpers import replica_of, with_client
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop, run
+from tests.simulation.simulator.loop import on_virtual_loop
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 ORDERS = TopicPartition("orders", 0)
@@ -33,22 +34,11 @@ Program = Callable[[VirtualCluster, VirtualWorld], Coroutine[Any, Any, None]]
 
 
 def with_topic(program: Program, settings: dict[str, str] | None = None, brokers: int = 3, seed: int = 0) -> None:
-    """A cluster with the topic `orders`, of two partitions."""
-
-    async def scenario() -> None:
-        few = {"offsets.topic.num.partitions": "4", "offsets.topic.replication.factor": str(min(3, brokers))}
-        cluster = VirtualCluster(Simulation(), brokers, few | (settings or {}))
-        await cluster.start()
-        world = cluster.client("client")
-
-        async def with_admin() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic("orders", partitions=2, replication_factor=min(3, brokers))
-            await program(cluster, world)
-
-        await world.process.run(with_admin())
-
-    run(scenario(), seed=seed)
+    """Run the program with a cluster that has the topic `orders` of two partitions."""
+    replicas = min(3, brokers)
+    few = {"offsets.topic.num.partitions": "4", "offsets.topic.replication.factor": str(replicas)}
+    topic = {"name": "orders", "partitions": 2, "replication_factor": replicas}
+    with_client(program, topic, settings=few | (settings or {}), brokers=brokers, seed=seed)
 
 
 @run_by(with_topic)
@@ -118,7 +108,7 @@ async def test_a_group_starts_while_a_broker_is_dead_because_the_offsets_topic_e
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     await until_offsets_topic(cluster)
-    for _ in range(2):  # also where the first to die is the controller
+    for _ in range(2):  # the first broker to die may be the controller
         dead = cluster.active_controllers()[0]
         cluster.kill_broker(dead)
         member = GroupMember(cluster, world, f"begun without {dead}")
@@ -236,7 +226,7 @@ def test_offsets_survive_the_removal_of_their_topics_cleanup_policy(by_hand: boo
             await admin.incremental_alter_configs(
                 {brokers: [ConfigChange.set("log.retention.bytes", "1"), ConfigChange.set("log.segment.bytes", "500")]}
             )
-            for _ in range(30):  # so that segments end
+            for _ in range(30):  # enough to fill segments
                 assert await GroupClient(cluster, world, "other").commit({ORDERS: 7}) == [ErrorCode.NONE]
             await asyncio.sleep(3)
             entry = (await admin.describe_configs([offsets]))[offsets]["cleanup.policy"]
@@ -261,8 +251,8 @@ async def test_one_broker_is_enough(cluster: VirtualCluster, world: VirtualWorld
 async def test_a_committed_offset_never_goes_back_whichever_broker_dies(
     cluster: VirtualCluster, world: VirtualWorld, /, seed: int
 ) -> None:
-    """One commits 1, 2, 3, ... and others ask, who have never asked before, while coordinators are killed, stopped,
-    paused and cut off. What is told is never less than what had been told, or acknowledged, when the question came."""
+    """One client commits 1, 2, 3, ... and new clients read the offset, while coordinators are killed, stopped, paused
+    and cut off. An answer is never lower than any offset returned or acknowledged before its request was sent."""
 
     random = Random(seed)
     committer = GroupClient(cluster, world, "billing")
@@ -363,7 +353,7 @@ async def test_a_coordinator_resumed_after_a_pause_returns_no_outdated_offset(
 async def test_a_coordinator_resumed_after_a_pause_does_not_report_a_deletion_as_done(
     cluster: VirtualCluster, world: VirtualWorld, /, asked_for: str
 ) -> None:
-    """It does not know of the commit, and so finds nothing to delete."""
+    """It does not know of the commit, and so finds no offset to delete."""
 
     client = GroupClient(cluster, world, "billing")
     if "it knows" in asked_for:
@@ -382,7 +372,7 @@ async def test_a_coordinator_resumed_after_a_pause_does_not_report_a_deletion_as
         indexes = [0, 1] if asked_for == "one that it knows, and another" else [0]
         body = g.OffsetDeleteRequest("billing", [g.OffsetDeleteTopic("orders", indexes)])
         deleting = asyncio.ensure_future(fresh.ask(old, apis.OFFSET_DELETE, body))
-    await asyncio.sleep(1)  # of virtual time: by then the request lies in the socket of the paused broker
+    await asyncio.sleep(1)  # until the request is in the socket of the paused broker
     cluster.resume_broker(old)
     said = codes_of(await deleting)
     assert said <= NOT_NOW, [ErrorCode(code).name for code in said]
@@ -393,8 +383,9 @@ async def test_a_coordinator_resumed_after_a_pause_does_not_report_a_deletion_as
 async def test_after_a_failed_commit_a_coordinator_and_its_successor_return_the_same_offset(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
-    """The commit failed as the followers did not fetch for a while, and was replicated after that. (The first one told
-    the offset from before; somebody went on there, and committed it after the second one had told the newer.)"""
+    """The commit fails because the followers do not fetch for a while, and is replicated afterwards. If the first
+    coordinator returned the previous offset, a client could continue there, and commit it after the second one had
+    returned the newer offset."""
 
     client = GroupClient(cluster, world, "billing")
     assert await client.commit({ORDERS: 1}) == [ErrorCode.NONE]
@@ -412,7 +403,7 @@ async def test_after_a_failed_commit_a_coordinator_and_its_successor_return_the_
 
 
 async def settled(members: list[GroupMember]) -> None:
-    """Every member does what it should, until all are in one generation and nobody is to join it again."""
+    """Let every member follow the protocol until all are in one generation and none must rejoin."""
 
     async def keep_up(member: GroupMember) -> None:
         await member.join_and_sync(120)
@@ -438,7 +429,8 @@ async def settled(members: list[GroupMember]) -> None:
 async def test_a_group_outlives_the_coordinator_at_every_step_of_a_rebalance(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
-    """Killed before the join is answered, before the assignment is brought, while it is stored, and after it."""
+    """The coordinator is killed before the join is answered, before the leader sends the assignment, while that is
+    stored, and afterwards."""
 
     for step in range(6):
         group_id = f"group-{step}"
@@ -462,7 +454,7 @@ async def test_a_group_outlives_the_coordinator_at_every_step_of_a_rebalance(
 async def test_a_generation_number_is_used_once_even_if_coordinators_stored_none(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
-    """Somebody may still commit in the name of one that was never stored, and the number is all that tells it apart."""
+    """A member may still commit for a generation that was never stored; only its number distinguishes it."""
 
     member = GroupMember(cluster, world, "billing")
     await member.join_and_sync()
@@ -473,7 +465,7 @@ async def test_a_generation_number_is_used_once_even_if_coordinators_stored_none
         await member.join()
         await cluster.start_broker(coordinator)
         given.append(member.generation_id)
-        member.protocols = [("range", b"%d" % len(given))]  # so that the same coordinator begins another one
+        member.protocols = [("range", b"%d" % len(given))]  # so that the same coordinator begins another generation
         await member.join()
         given.append(member.generation_id)
     assert given == sorted(set(given))
@@ -560,7 +552,8 @@ async def test_groups_are_listed_described_and_deleted(cluster: VirtualCluster, 
 async def test_a_group_with_an_uncertain_deletion_is_neither_listed_nor_half_deleted(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
-    """Later attempts are refused without a trace, as too few replicas are in sync: the first one is in the log."""
+    """Later attempts are refused and leave no record, because too few replicas are in sync; the first one is in the
+    log."""
 
     client = GroupClient(cluster, world, "billing")
     assert await client.commit({ORDERS: 7}) == [ErrorCode.NONE]
@@ -585,8 +578,8 @@ async def test_a_group_with_an_uncertain_deletion_is_neither_listed_nor_half_del
 
 
 def test_a_deletion_outlives_the_request_that_asked_for_it() -> None:
-    """What it writes takes longer to be given up than the request. (The group could not be used for the rest of the
-    term: its deletion seemed to go on, and nobody did.)"""
+    """The append of the deletion times out later than its request. If it ended with the request, the group would appear
+    to be in deletion, and be unusable, for the rest of the coordinator's term."""
 
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         client = GroupClient(cluster, world, "billing")
@@ -608,7 +601,7 @@ def test_a_deletion_outlives_the_request_that_asked_for_it() -> None:
 
 
 def test_a_group_with_more_offsets_than_one_append_holds_is_deleted_and_expires() -> None:
-    """(It could not be deleted, and groups behind it in its partition of the log did not expire.)"""
+    """In a single append it could not be deleted, and later groups in its partition of the log would not expire."""
 
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         async with Admin(cluster.bootstrap, world=world) as admin:
@@ -659,17 +652,14 @@ ONE_OFFSETS_PARTITION = {"offsets.topic.num.partitions": "1"}
 
 
 def offsets_end(cluster: VirtualCluster, broker_id: int, index: int = 0) -> int:
-    """Of the log of a partition of `__consumer_offsets`."""
-    replicas = cluster.broker(broker_id)._replicas
-    assert replicas is not None
-    partition = replicas.partitions.get(TopicPartition(OFFSETS_TOPIC, index))
-    assert partition is not None
+    """Return the log end offset of a partition of `__consumer_offsets`."""
+    partition = replica_of(cluster, broker_id, TopicPartition(OFFSETS_TOPIC, index))
     return partition.log.log_end_offset
 
 
 @pytest.mark.slow
 def test_offsets_committed_after_a_group_was_dropped_survive_the_running_expiry() -> None:
-    """The look has the group in hand when the only id that was given out for it is given back."""
+    """The expiry is handling the group when the only member id issued for it is returned."""
 
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         assert await GroupClient(cluster, world, "old").commit({ORDERS: 7}) == [ErrorCode.NONE]
@@ -681,7 +671,7 @@ def test_offsets_committed_after_a_group_was_dropped_survive_the_running_expiry(
         before = offsets_end(cluster, coordinator)
         while offsets_end(cluster, coordinator) == before:
             await asyncio.sleep(0.0002)
-        # The look has just deleted what the old group had committed, and waits until that is replicated.
+        # The expiry has just deleted the old group's offsets, and waits until that is replicated.
         followers = [id for id in cluster.broker_ids if id != coordinator]
         for follower in followers:
             cluster.pause_broker(follower)
@@ -704,7 +694,7 @@ def test_offsets_committed_after_a_group_was_dropped_survive_the_running_expiry(
 async def test_a_group_with_an_uncertain_deletion_is_not_recreated_when_an_issued_id_expires(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
-    """It would be deleted again, every second, under its new members."""
+    """If it were recreated, it would be deleted again every second while it has new members."""
 
     gone = GroupMember(cluster, world, "billing", session_timeout_ms=8_000)
     assert (await gone.join_once()).error_code == ErrorCode.MEMBER_ID_REQUIRED
@@ -733,7 +723,7 @@ async def test_a_group_with_an_uncertain_deletion_is_not_recreated_when_an_issue
 
 @pytest.mark.parametrize(("behind_ms", "ahead_ms"), [(8 * DAY_MS, 0), (0, 8 * DAY_MS), (400 * DAY_MS, 400 * DAY_MS)])
 def test_an_offset_is_kept_for_its_retention_whatever_its_coordinators_clocks(behind_ms: int, ahead_ms: int) -> None:
-    """The first one's clock is behind when it writes the offset, the next one's is ahead when it starts."""
+    """The first coordinator's clock is behind when it writes the offset; the next one's is ahead when it starts."""
 
     async def program(cluster: VirtualCluster, world: VirtualWorld) -> None:
         client, member = GroupClient(cluster, world, "nightly"), GroupMember(cluster, world, "billing")

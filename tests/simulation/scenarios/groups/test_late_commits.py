@@ -1,4 +1,4 @@
-"""Commits and deletions that come by a connection that their client gave up long ago."""
+"""Commits and deletions that arrive late, over a connection that their client gave up long ago."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, 
 from minibroker.protocol.world import World
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.groups.group_members import GroupClient
+from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation
@@ -31,7 +32,7 @@ MUTANT = "late-commit-carried-out"
 
 
 async def _started() -> tuple[VirtualCluster, GroupClient]:
-    """A cluster with the topic of P, and somebody else who asks about the group, and commits."""
+    """Return a cluster with the topic of P, and another client of the group that commits and reads offsets."""
     cluster = VirtualCluster(Simulation(), settings={"offsets.topic.num.partitions": "4"})
     await cluster.start()
     world = cluster.client("other")
@@ -47,8 +48,8 @@ async def _started() -> tuple[VirtualCluster, GroupClient]:
 
 
 async def _twice(cluster: VirtualCluster, change: Awaitable[object]) -> int:
-    """The change is sent, its connection turns slow and breaks for its client, which makes it by another. Returns who
-    has the first one still to come."""
+    """Send the change over a connection that turns slow and breaks for its client, which retries it over another one.
+    Return the broker that still has to receive the first attempt."""
     network = cluster.simulation.network
     node = cluster.state(TopicPartition(OFFSETS_TOPIC, offsets_partition(GROUP, 4))).leader
     assert network.delay_standing(MEMBER, host_name(node), LATE_S)
@@ -60,7 +61,7 @@ async def _twice(cluster: VirtualCluster, change: Awaitable[object]) -> int:
 
 
 async def _coordinates(cluster: VirtualCluster, node: int, *, is_so: bool = True) -> None:
-    """The node's session ends, or those of others, until it is the coordinator, or is none."""
+    """End the session of the node, or of others, until the node is the coordinator, or is not."""
     offsets = TopicPartition(OFFSETS_TOPIC, offsets_partition(GROUP, 4))
     while (cluster.state(offsets).leader == node) != is_so or cluster.state(offsets).leader == NO_LEADER:
         cluster.simulation.zookeeper.expire(host_name(cluster.state(offsets).leader))
@@ -68,7 +69,7 @@ async def _coordinates(cluster: VirtualCluster, node: int, *, is_so: bool = True
 
 
 def _committed_after_a_late_commit(is_member: bool, there_and_back: bool) -> int:
-    """commit(10), made twice, and commit(20) after that; then the first one comes."""
+    """Send commit(10) twice, then commit(20); return the offset after the first attempt has arrived."""
     found: list[int] = []
 
     async def commit(cluster: VirtualCluster, world: World) -> None:
@@ -122,7 +123,8 @@ _CHANGES: list[Callable[[Admin], Awaitable[object]]] = [
 
 
 def _committed_after_a_late(change: Callable[[Admin], Awaitable[object]]) -> int:
-    """An administrator's change, made twice; then somebody else commits 25; then the first one comes."""
+    """Send an administrator's change twice, then a commit of 25 by another client; return the offset after the first
+    attempt has arrived."""
 
     async def scenario() -> int:
         cluster, other = await _started()
@@ -152,21 +154,15 @@ def test_an_administrators_late_change_does_not_affect_newer_commits(
 
 
 def _accused_by_late_commits(*, power_is_lost: bool = False) -> set[str]:
-    """What the storms' fault finds in a cluster in which nothing else goes wrong; or in which the storm says that all
-    power was lost meanwhile."""
+    """Return the anomalies that the storms' fault of late commits finds in a cluster without other faults, or with a
+    recorded loss of all power."""
     report = Report(seed=1)
 
     async def main() -> None:
         storm = Storm(report, Random(1))
         await storm.cluster.start()
         topics = [NewTopic(topic, 4, 1) for topic in sorted({partition.topic for partition in storm.partitions})]
-        world = storm.cluster.client("admin")
-
-        async def create() -> None:
-            async with Admin(storm.cluster.bootstrap, world=world) as admin:
-                await admin.create_topics(topics)
-
-        await world.process.run(create())
+        await as_admin(storm.cluster, lambda admin: admin.create_topics(topics))
         for _ in range(6):
             fault = asyncio.create_task(late_commit(storm))
             await asyncio.sleep(1)

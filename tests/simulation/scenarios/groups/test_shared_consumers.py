@@ -1,4 +1,4 @@
-"""Several tasks may iterate over one consumer, and share its records between them."""
+"""Several tasks may iterate over one consumer; each record goes to one of them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition
 from tests.running import run_by
-from tests.simulation.scenarios.control.test_forwarding import until_controller, with_cluster
+from tests.simulation.scenarios.control.test_forwarding import until_controller
+from tests.simulation.scenarios.helpers import with_client
 from tests.simulation.simulator.cluster import VirtualCluster
 from tests.simulation.simulator.world import VirtualWorld
 
 
 @pytest.mark.parametrize("mode", ["records+records", "records+batches"])
-@run_by(with_cluster)
+@run_by(with_client)
 async def test_two_loops_over_one_consumer_share_all_records_between_them(
     cluster: VirtualCluster, world: VirtualWorld, /, mode: str
 ) -> None:
-    """Both wait for records when the first batches come."""
+    """Both are waiting when the first batches arrive."""
 
     await until_controller(cluster)
     async with Admin(cluster.bootstrap, world=world) as admin:

@@ -1,4 +1,4 @@
-"""Records that are deleted on demand (KIP-107): when that is acknowledged, and that they do not come back."""
+"""Records deleted on request (KIP-107): when the deletion is acknowledged, and that they do not come back."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from tests.kafka_connection import connect as connect_kafka
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.control.test_forwarding import connect, cut
-from tests.simulation.scenarios.logs.test_retention import P0, produce, replica_of, starts
+from tests.simulation.scenarios.helpers import replica_of, with_client
+from tests.simulation.scenarios.logs.test_retention import P0, produce, starts
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation, VirtualWorld
+from tests.simulation.simulator.world import VirtualWorld
 
 LONG_SESSION = {"zookeeper.session.timeout.ms": "60000", "replica.lag.time.max.ms": "60000"}
-"""Who is paused stays in the ISR."""
+"""Long enough for a paused replica to stay in the ISR."""
 
 
 class Scene:
-    """Three brokers, and a topic with 40 records, a batch each, in one partition."""
+    """Three brokers, and a topic of one partition with 40 records in a batch each."""
 
     def __init__(self, cluster: VirtualCluster, world: VirtualWorld, admin: Admin) -> None:
         self.cluster = cluster
@@ -57,10 +57,10 @@ class Scene:
         return [broker_id for broker_id in self.cluster.broker_ids if broker_id != self.leader]
 
     def start_of(self, broker_id: int) -> int:
-        return replica_of(self.cluster, broker_id).log.log_start_offset
+        return replica_of(self.cluster, broker_id, P0).log.log_start_offset
 
     async def first_offset(self) -> int:
-        """Where a consumer begins that knows nothing."""
+        """Return the offset at which a new consumer begins."""
         async with Consumer(self.cluster.bootstrap, partitions=[P0], world=self.world) as consumer:
             return (await anext(consumer)).offset
 
@@ -79,24 +79,17 @@ def play(
     min_insync_replicas: int = 2,
     unclean: bool = False,
 ) -> None:
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), settings=settings)
-        await cluster.start()
-        world = cluster.client("client")
+    async def client(cluster: VirtualCluster, world: VirtualWorld) -> None:
+        async with Admin(cluster.bootstrap, world=world, default_api_timeout_ms=10_000) as admin:
+            configs = {
+                "min.insync.replicas": str(min_insync_replicas),
+                "unclean.leader.election.enable": str(unclean).lower(),
+            }
+            await admin.create_topic("orders", partitions=1, replication_factor=3, configs=configs)
+            await produce(cluster, world, 40)
+            await program(Scene(cluster, world, admin))
 
-        async def client() -> None:
-            async with Admin(cluster.bootstrap, world=world, default_api_timeout_ms=10_000) as admin:
-                configs = {
-                    "min.insync.replicas": str(min_insync_replicas),
-                    "unclean.leader.election.enable": str(unclean).lower(),
-                }
-                await admin.create_topic("orders", partitions=1, replication_factor=3, configs=configs)
-                await produce(cluster, world, 40)
-                await program(Scene(cluster, world, admin))
-
-        await world.process.run(client())
-
-    run(scenario())
+    with_client(client, settings=settings)
 
 
 @run_by(play)
@@ -118,7 +111,7 @@ async def test_a_consumer_whose_position_was_deleted_logs_how_much_it_missed(
         consumer.seek(P0, 5)
         await scene.admin.delete_records({P0: 20})
         with caplog.at_level(logging.WARNING, "minibroker.client"):
-            while (await anext(consumer)).offset < 20:  # it had fetched ahead
+            while (await anext(consumer)).offset < 20:  # records that it had already fetched
                 pass
         consumer.seek(P0, 5)
         assert (await anext(consumer)).offset == 20
@@ -199,7 +192,7 @@ async def test_a_deletion_is_retried_at_the_next_leader_if_the_first_dies_before
     assert await scene.first_offset() == 7
 
 
-@pytest.mark.parametrize("doubts", [True, False], ids=["it doubts itself", "it does not doubt itself"])
+@pytest.mark.parametrize("doubts", [True, False], ids=["doubts itself", "does not doubt itself"])
 def test_an_unaware_deposed_leader_acknowledges_no_deletion(doubts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not doubts:
         monkeypatch.setattr(ReplicaLifecycle, "_may_be_deposed", lambda self, told_in_broker_epoch: False)
@@ -211,7 +204,7 @@ def test_an_unaware_deposed_leader_acknowledges_no_deletion(doubts: bool, monkey
             cut(scene.cluster, host_name(deposed), host_name(other))
         scene.cluster.simulation.zookeeper.cut(host_name(deposed))
         await scene.cluster.until(lambda: scene.leader not in (-1, deposed))
-        assert replica_of(scene.cluster, deposed).is_leader
+        assert replica_of(scene.cluster, deposed, P0).is_leader
         topic = DeleteRecordsTopic("orders", [DeleteRecordsPartition(0, 7)])
         response = await connection.request(DELETE_RECORDS, DeleteRecordsRequest([topic], 3_000), timeout_s=10)
         [answer] = response.topics[0].partitions
@@ -228,7 +221,7 @@ def test_an_unaware_deposed_leader_acknowledges_no_deletion(doubts: bool, monkey
 async def test_a_deletion_with_timeout_0_is_confirmed_if_all_replicas_are_there(
     scene: Scene, /, is_follower_paused: bool
 ) -> None:
-    """Kafka has done it by then where there is one replica: it does not wait for the disk. librdkafka relies on it."""
+    """With one replica, Kafka has done it by then, because it does not wait for the disk. librdkafka relies on that."""
 
     if is_follower_paused:
         scene.cluster.pause_broker(scene.followers[0])
@@ -257,7 +250,7 @@ async def test_a_recreated_topic_keeps_its_records(scene: Scene, /) -> None:
     connection.close()
 
 
-# --- The promise: what was acknowledged as deleted is not served again ----------------------------------------------
+# --- The promise: records acknowledged as deleted are not served again ----------------------------------------------
 
 
 def replica_that_was_paused_takes_over() -> None:
@@ -326,7 +319,7 @@ PROMISES = {
     replica_that_was_dead_takes_over_when_it_has_joined: "join-with-what-was-deleted",
     replica_that_is_eligible_takes_over: "deletion-acknowledged-below-min-isr",
 }
-"""Each with the mutant that breaks it."""
+"""Each promise with the mutant that breaks it."""
 
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
@@ -362,7 +355,7 @@ async def test_a_replica_that_was_away_follows_a_log_that_begins_within_a_batch(
     assert await scene.admin.delete_records({P0: 45}) == {P0: 45}
     await cluster.start_broker(away)
     await cluster.until(lambda: away in cluster.state(P0).isr)
-    assert (scene.start_of(away), replica_of(cluster, away).log.log_end_offset) == (45, 50)
+    assert (scene.start_of(away), replica_of(cluster, away, P0).log.log_end_offset) == (45, 50)
     await scene.only_one_left(away)
     assert await scene.first_offset() == 45
 
@@ -371,18 +364,18 @@ async def test_a_replica_that_was_away_follows_a_log_that_begins_within_a_batch(
 
 
 async def begin_anew_without_the_leader(scene: Scene) -> int:
-    """All is deleted, and all hosts lose their power before the followers know. These two have lost all that they had,
-    and one of them leads. Returns the former leader: its log, which it has on disk, is empty and begins at 40."""
+    """Delete all records, and cut the power of all hosts before the followers know. The followers lose all data, and
+    one of them leads. Return the former leader, whose log on disk is empty and begins at 40."""
     cluster, former = scene.cluster, scene.leader
-    await replica_of(cluster, former).log.flush()
+    await replica_of(cluster, former, P0).log.flush()
     for broker_id in scene.followers:
         cluster.pause_broker(broker_id)
     deletion = asyncio.create_task(scene.admin.delete_records({P0: 40}))
-    await cluster.until(lambda: replica_of(cluster, former).log.stored_start_offset == 40)
-    await replica_of(cluster, former).log.flush()
+    await cluster.until(lambda: replica_of(cluster, former, P0).log.stored_start_offset == 40)
+    await replica_of(cluster, former, P0).log.flush()
     others = [broker_id for broker_id in cluster.broker_ids if broker_id != former]
     for broker_id in others:
-        path = replica_of(cluster, broker_id).log.path
+        path = replica_of(cluster, broker_id, P0).log.path
         cluster.simulation.host(host_name(broker_id)).disk.file(f"{path}/{0:020d}.log").lose_dirty()
     for broker_id in cluster.broker_ids:
         cluster.power_cut(broker_id)
@@ -391,7 +384,7 @@ async def begin_anew_without_the_leader(scene: Scene) -> int:
     for broker_id in others:
         await cluster.start_broker(broker_id)
     await cluster.until(lambda: scene.leader in others)
-    assert [replica_of(cluster, broker_id).log.log_end_offset for broker_id in others] == [0, 0]
+    assert [replica_of(cluster, broker_id, P0).log.log_end_offset for broker_id in others] == [0, 0]
     return former
 
 
@@ -400,14 +393,15 @@ async def begin_anew_without_the_leader(scene: Scene) -> int:
 async def test_a_replica_that_begins_after_its_leader_joins_with_all_of_its_leaders_records(
     scene: Scene, /, count: int
 ) -> None:
-    """Else it would lead without that when the others die, and they would drop what was acknowledged, too."""
+    """Otherwise it would lead without those records if the others die, and they would then drop acknowledged
+    records."""
 
     cluster = scene.cluster
     former = await begin_anew_without_the_leader(scene)
     await produce(cluster, scene.world, count)
     await cluster.start_broker(former)
     await cluster.until(lambda: former in cluster.state(P0).isr)
-    assert (scene.start_of(former), replica_of(cluster, former).log.log_end_offset) == (0, count)
+    assert (scene.start_of(former), replica_of(cluster, former, P0).log.log_end_offset) == (0, count)
     await scene.only_one_left(former)
     assert await scene.first_offset() == 0
 
@@ -415,7 +409,7 @@ async def test_a_replica_that_begins_after_its_leader_joins_with_all_of_its_lead
 KAFKAS = encode_batch(
     [b"once"], base_timestamp=1_000, producer_id=7, producer_epoch=0, base_sequence=3, magic=MAGIC_RECORDS
 )
-"""Of one of Kafka's producers: of an unknown one the log takes any sequence."""
+"""A batch of a Kafka producer: from one that it does not know, the log accepts any sequence number."""
 
 
 async def _offset_of_repetition(scene: Scene) -> int:
@@ -426,7 +420,7 @@ async def _offset_of_repetition(scene: Scene) -> int:
         answer = await connection.request(PRODUCE, 7, request)
         connection.close()
         [told] = answer.responses[0].partition_responses
-        if told.error_code != ErrorCode.NOT_LEADER_OR_FOLLOWER:  # it has not been told yet
+        if told.error_code != ErrorCode.NOT_LEADER_OR_FOLLOWER:  # the broker does not know yet that it leads
             assert told.error_code == ErrorCode.NONE, told
             return int(told.base_offset)
         await asyncio.sleep(0.1)
@@ -437,7 +431,7 @@ async def _offset_of_repetition(scene: Scene) -> int:
 async def test_a_deleted_record_is_not_written_again_by_a_replica_that_began_after_it(
     scene: Scene, /, crashes: bool
 ) -> None:
-    """Its producer has had no answer, and repeats it."""
+    """Its producer got no answer, and retries it."""
 
     away = scene.followers[0]
     scene.cluster.kill_broker(away)
@@ -453,4 +447,4 @@ async def test_a_deleted_record_is_not_written_again_by_a_replica_that_began_aft
         await scene.cluster.until(lambda: away in scene.cluster.state(P0).isr)
     await scene.only_one_left(away)
     assert await _offset_of_repetition(scene) == 40
-    assert replica_of(scene.cluster, away).log.log_end_offset == 41
+    assert replica_of(scene.cluster, away, P0).log.log_end_offset == 41

@@ -1,4 +1,5 @@
-"""Orders and requests that come by a connection that was given up, and what is read from a ZooKeeper that is behind."""
+"""Orders and requests that arrive late over an abandoned connection, and reads from a ZooKeeper server that is
+behind."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from tests.running import run_by
 from tests.simulation.mutants import planted
+from tests.simulation.scenarios.helpers import as_admin, replicas_of
 from tests.simulation.simulator.cluster import VirtualCluster, host_name
 from tests.simulation.simulator.loop import on_virtual_loop, run
 from tests.simulation.simulator.network import Arrival
@@ -34,7 +36,7 @@ P = TopicPartition("orders", 0)
 
 
 async def _started() -> tuple[VirtualCluster, int, int, int]:
-    """A cluster, its controller, and the other two brokers."""
+    """Return a cluster, its controller, and the other two brokers."""
     cluster = VirtualCluster(Simulation())
     await cluster.start()
     await cluster.until(lambda: len(cluster.active_controllers()) == 1)
@@ -44,29 +46,19 @@ async def _started() -> tuple[VirtualCluster, int, int, int]:
     return cluster, controller, one, other
 
 
-async def _as_admin(cluster: VirtualCluster, do: Callable[[Admin], Awaitable[T]]) -> T:
-    world = cluster.client("admin")
-
-    async def call() -> T:
-        async with Admin(cluster.bootstrap, world=world) as admin:
-            return await do(admin)
-
-    return await world.process.run(call())
-
-
 async def _alive_after_a_late_order(leader_knows: list[list[int]]) -> None:
     cluster, controller, leader, follower = await _started()
     network = cluster.simulation.network
-    await _as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[leader, follower, controller]]))
+    await as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[leader, follower, controller]]))
     await asyncio.sleep(2)
     network.delay_standing(host_name(controller), host_name(leader), 6.0)
     cluster.kill_broker(follower)
     await cluster.until(lambda: follower not in cluster.state(P).isr)
-    await asyncio.sleep(7)  # the LeaderAndIsr is late, too; then the UpdateMetadata is on its way
+    await asyncio.sleep(7)  # LeaderAndIsr is late as well; after it UpdateMetadata is in flight
     network.reset_at(host_name(controller), host_name(leader))
     await asyncio.sleep(1)
     await cluster.start_broker(follower)
-    await asyncio.sleep(8)  # by now the bytes of the connection that was given up have come
+    await asyncio.sleep(8)  # until the bytes of the abandoned connection have arrived
     metadata = cluster.broker(leader)._metadata
     leader_knows.append([b for b in cluster.broker_ids if metadata.alive_epoch(b) is not None])
 
@@ -92,7 +84,7 @@ async def test_a_late_creation_does_not_bring_a_deleted_topic_back(seed: int) ->
     network, zookeeper = cluster.simulation.network, cluster.simulation.zookeeper
 
     async def create_and_delete(admin: Admin) -> None:
-        await admin.create_topic("another")  # now there is a connection to the controller
+        await admin.create_topic("another")  # opens a connection to the controller
         network.delay_standing("admin", host_name(controller), 8.0)
         creating = asyncio.ensure_future(admin.create_topic("orders", partitions=1, replication_factor=3))
         await asyncio.sleep(0.2)
@@ -102,9 +94,9 @@ async def test_a_late_creation_does_not_bring_a_deleted_topic_back(seed: int) ->
         await cluster.until(lambda: not zookeeper.has(znodes.topic_path("orders")))
         await asyncio.sleep(30)
         assert await admin.list_topics() == ["another"]
-        await admin.create_topic("orders")  # a new request is another matter
+        await admin.create_topic("orders")  # a new request is executed
 
-    await _as_admin(cluster, create_and_delete)
+    await as_admin(cluster, create_and_delete)
 
 
 async def _min_insync_replicas_of_a_leader_that_reads_late(found: list[int]) -> None:
@@ -114,14 +106,13 @@ async def _min_insync_replicas_of_a_leader_that_reads_late(found: list[int]) -> 
     await asyncio.sleep(2)
     zookeeper.lose_connections(host_name(leader))
     await cluster.until(lambda: zookeeper.stale_sessions(host_name(leader)))
-    await _as_admin(
+    await as_admin(
         cluster,
         lambda admin: admin.create_topic(
             "orders", assignments=[[leader, follower]], configs={"min.insync.replicas": "2"}
         ),
     )
-    replicas = cluster.broker(leader)._replicas
-    assert replicas is not None
+    replicas = replicas_of(cluster, leader)
     await cluster.until(lambda: replicas.partitions.get(P) is not None)
     partition = replicas.partitions.get(P)
     assert partition is not None
@@ -147,7 +138,7 @@ def test_the_mutant_of_stale_settings_makes_that_fail() -> None:
 async def test_a_producer_sees_all_partitions_of_a_topic_that_is_being_created_or_none(
     seed: int,
 ) -> None:
-    """They are settled in slices of 200."""
+    """The controller settles new partitions in slices of 200."""
 
     cluster, _, _, _ = await _started()
     world = cluster.client("producer")
@@ -165,7 +156,7 @@ async def test_a_producer_sees_all_partitions_of_a_topic_that_is_being_created_o
         assert len((await admin.describe_topic("orders")).partitions) == 450
 
     producing = asyncio.ensure_future(world.process.run(produce()))
-    await _as_admin(cluster, create)
+    await as_admin(cluster, create)
     await producing
     assert partitions == [449] * 30
 
@@ -187,11 +178,11 @@ async def test_a_name_that_stays_taken_names_the_broker_it_waits_for() -> None:
         assert timed_out.value.code is ErrorCode.REQUEST_TIMED_OUT
         return f"{caught.value}; {timed_out.value}"
 
-    told = await _as_admin(cluster, delete_and_create)
+    told = await as_admin(cluster, delete_and_create)
     assert told.count(f"its replicas on broker {one} cannot be reached") == 2
 
 
-# --- What administrators ask for --------------------------------------------------------------------------------------
+# --- Administrators' changes ------------------------------------------------------------------------------------------
 
 
 _Ask = Callable[[Admin, int], Awaitable[object]]
@@ -199,12 +190,12 @@ _Way = Callable[[_Ask, _Ask, str], Coroutine[Any, Any, tuple[bytes, bytes]]]
 
 
 async def _after_a_broker_was_stopped(ask: _Ask, then: _Ask, path: str) -> tuple[bytes, bytes]:
-    """A request lies in the socket of a broker that is stopped (SIGSTOP); its client turns to another one, where it is
-    granted, and so is what comes `then`. Both are told one of the two replicas. The znode of that path before the
-    broker goes on, and after it."""
+    """Leave a request in the socket of a stopped broker (SIGSTOP). Its client retries it at another broker, which
+    executes it and then `then`. Both get the controller and one of the two replicas. Return the znode of that path
+    before and after the broker resumes."""
     cluster, controller, one, other = await _started()
     network = cluster.simulation.network
-    await _as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[controller, one]]))
+    await as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[controller, one]]))
     world = cluster.client("asker")
 
     async def call() -> None:
@@ -213,7 +204,7 @@ async def _after_a_broker_was_stopped(ask: _Ask, then: _Ask, path: str) -> tuple
             for broker_id in (controller, one):
                 network.block("asker", host_name(broker_id))
                 network.reset("asker", host_name(broker_id))
-            await admin.list_topics()  # it has the one connection now
+            await admin.list_topics()  # opens its only connection
             cluster.pause_broker(other)
             asking = asyncio.ensure_future(ask(admin, one))
             await asyncio.sleep(3)
@@ -221,7 +212,7 @@ async def _after_a_broker_was_stopped(ask: _Ask, then: _Ask, path: str) -> tuple
             await asking
 
     await world.process.run(call())
-    await _as_admin(cluster, lambda admin: then(admin, controller))
+    await as_admin(cluster, lambda admin: then(admin, controller))
     await asyncio.sleep(1)
     before = cluster.simulation.zookeeper.data(path)
     cluster.resume_broker(other)
@@ -230,20 +221,20 @@ async def _after_a_broker_was_stopped(ask: _Ask, then: _Ask, path: str) -> tuple
 
 
 async def _after_the_network_held_it_back(ask: _Ask, then: _Ask, path: str) -> tuple[bytes, bytes]:
-    """As above, but what the client sends to the controller is on its way for long, and then comes all at once."""
+    """Do the same, but delay the data that the client sends to the controller, which then arrives all at once."""
     cluster, controller, one, _ = await _started()
     network = cluster.simulation.network
-    await _as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[controller, one]]))
+    await as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[controller, one]]))
     world = cluster.client("asker")
 
     async def call() -> None:
         async with Admin(cluster.bootstrap, world=world, request_timeout_ms=1_000) as admin:
-            await admin.alter_partition_reassignments({P: [controller, one]})  # it has a connection to the controller
+            await admin.alter_partition_reassignments({P: [controller, one]})  # opens a connection to the controller
             network.block("asker", host_name(controller))
             await ask(admin, one)
 
     await world.process.run(call())
-    await _as_admin(cluster, lambda admin: then(admin, controller))
+    await as_admin(cluster, lambda admin: then(admin, controller))
     await asyncio.sleep(1)
     before = cluster.simulation.zookeeper.data(path)
     network.heal()
@@ -252,16 +243,17 @@ async def _after_the_network_held_it_back(ask: _Ask, then: _Ask, path: str) -> t
 
 
 async def _after_slow_connections(ask: _Ask, then: _Ask, path: str, *, after_the_look_up: bool) -> tuple[bytes, bytes]:
-    """As above, but each segment of the connection is slow, so that the broker has not heard that the client is gone
-    when its request comes. `after_the_look_up`: it turns slow when the first request for the change has come."""
+    """Do the same, but slow down each segment of the connection, so that the broker does not know that the client is
+    gone when its request arrives. With `after_the_look_up` it turns slow once the first request for the change has
+    arrived."""
     cluster, controller, one, _ = await _started()
     network = cluster.simulation.network
-    await _as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[controller, one]]))
+    await as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[controller, one]]))
     world = cluster.client("asker")
 
     async def call() -> None:
         async with Admin(cluster.bootstrap, world=world, request_timeout_ms=1_000) as admin:
-            await admin.describe_log_dirs()  # it has connections to all brokers
+            await admin.describe_log_dirs()  # opens connections to all brokers
 
             def slow_down(arrival: Arrival | None = None) -> None:
                 if arrival is None or (arrival.source == "asker" and request_key(arrival.data) in _CHANGES):
@@ -330,7 +322,7 @@ def test_the_mutant_of_late_changes_makes_that_fail(change: Callable[[_Way], tup
 async def test_a_late_unclean_election_costs_no_records() -> None:
     cluster, controller, one, other = await _started()
     network = cluster.simulation.network
-    await _as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[one, other]]))
+    await as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[one, other]]))
     world = cluster.client("asker")
 
     async def only_one_is_in_sync_and_dies() -> None:
@@ -342,7 +334,7 @@ async def test_a_late_unclean_election_costs_no_records() -> None:
 
     async def call() -> None:
         async with Admin(cluster.bootstrap, world=world, request_timeout_ms=1_000) as admin:
-            await admin.elect_leaders("preferred", [P])  # it has a connection to the controller
+            await admin.elect_leaders("preferred", [P])  # opens a connection to the controller
             await only_one_is_in_sync_and_dies()
             network.block("asker", host_name(controller))
             await admin.elect_leaders("unclean", [P])
@@ -360,14 +352,14 @@ async def test_a_late_unclean_election_costs_no_records() -> None:
 
 
 def _accused_by_late_changes() -> set[str]:
-    """What the storms' fault finds in a cluster in which nothing else goes wrong."""
+    """Return the anomalies that the storms' fault of late changes finds in a cluster without other faults."""
     report = Report(seed=1)
 
     async def main() -> None:
         storm = Storm(report, Random(1))
         await storm.cluster.start()
         topics = [NewTopic(topic, 1, 1) for topic in sorted({partition.topic for partition in storm.partitions})]
-        await _as_admin(storm.cluster, lambda admin: admin.create_topics(topics))
+        await as_admin(storm.cluster, lambda admin: admin.create_topics(topics))
         for _ in range(6):
             await late_change(storm)
 

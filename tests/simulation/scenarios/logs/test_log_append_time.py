@@ -1,4 +1,4 @@
-"""Records that have the time of the broker that appended them, wherever they are read."""
+"""Records with the timestamp of the broker that appended them, wherever they are read."""
 
 from __future__ import annotations
 

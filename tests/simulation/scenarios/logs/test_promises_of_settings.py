@@ -1,5 +1,5 @@
-"""Settings that say what acks=all promises are changed while others do not hear of it: the promise is kept as it was
-made."""
+"""Settings on which the promise of acks=all depends change without every broker knowing: acknowledged records are safe
+under the settings by which they were acknowledged."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import Operation, SetData
 from tests.running import run_by
+from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.simulator.loop import run
 from tests.simulation.simulator.world import Simulation
@@ -29,7 +30,7 @@ ALL = ConfigResource.of_all_brokers()
 
 
 class Trio:
-    """A cluster of three, with a partition on the two brokers that are not the controller."""
+    """A cluster of three brokers, with a partition on the two that are not the controller."""
 
     def __init__(self, cluster: VirtualCluster) -> None:
         self.cluster = cluster
@@ -38,13 +39,7 @@ class Trio:
         self.bootstrap = ",".join(f"{host_name(b)}:{PORT}" for b in (self.leader, self.follower))
 
     async def administer(self, action: Callable[[Admin], Awaitable[object]], bootstrap: str = "") -> None:
-        world = self.cluster.client("admin")
-
-        async def act() -> None:
-            async with Admin(bootstrap or self.bootstrap, world=world) as admin:
-                await action(admin)
-
-        await world.process.run(act())
+        await as_admin(self.cluster, action, bootstrap=bootstrap or self.bootstrap)
 
     async def set(self, resource: ConfigResource, name: str, value: object) -> None:
         change = ConfigChange.set(name, str(value))
@@ -90,7 +85,7 @@ def play(
     own: Mapping[str, str] | None = None,
     seed: int = 1,
 ) -> None:
-    """`own`: settings that the file of the partition's leader has, and no other broker's."""
+    """Run the scenario; only the configuration file of the partition's leader contains the settings `own`."""
 
     async def main() -> None:
         cluster = VirtualCluster(Simulation(), settings=settings)
@@ -162,7 +157,7 @@ async def test_a_higher_min_insync_replicas_commits_nothing_before_it_is_recorde
 
 
 async def leave_the_follower_behind(trio: Trio) -> None:
-    """It is dead, and lacks what was acknowledged since."""
+    """Kill the follower, so that it lacks the records acknowledged afterwards."""
     cluster = trio.cluster
     await trio.produce(range(10))
     cluster.kill_broker(trio.follower)
@@ -176,7 +171,7 @@ async def test_no_unclean_election_is_held_if_the_controller_does_not_know_of_it
     await trio.set(ALL, UNCLEAN, "true")
     await leave_the_follower_behind(trio)
     forbidden = znodes.encode_config({UNCLEAN: "false"})
-    cluster.simulation.zookeeper.make(znodes.broker_config_path(None), forbidden)  # and no notification
+    cluster.simulation.zookeeper.make(znodes.broker_config_path(None), forbidden)  # without a notification
     cluster.kill_broker(trio.leader)
     await cluster.start_broker(trio.follower)
     await cluster.until(lambda: cluster.state(P0).leader == NO_LEADER)
@@ -188,7 +183,7 @@ async def test_no_unclean_election_is_held_if_the_controller_does_not_know_of_it
 
 @run_by(play, settings={MIN_ISR: "1"})
 async def test_an_unclean_election_forbidden_just_before_its_write_is_not_held(trio: Trio, /) -> None:
-    """The settings have been read, and the write is under way."""
+    """The controller has read the settings, and its write is in flight."""
 
     cluster, zookeeper = trio.cluster, trio.cluster.simulation.zookeeper
     await trio.set(ALL, UNCLEAN, "true")
@@ -202,7 +197,7 @@ async def test_an_unclean_election_forbidden_just_before_its_write_is_not_held(t
             everywhere = znodes.broker_config_path(None)
             zookeeper.make(everywhere, znodes.encode_config({UNCLEAN: "false"}))
             zookeeper.make(f"{znodes.CONFIG_CHANGE_PREFIX}x1", znodes.encode_config_change(everywhere))
-            zookeeper.make(znodes.CONFIG_CHANGES, b"")  # as any broker does that changes settings
+            zookeeper.make(znodes.CONFIG_CHANGES, b"")  # as any broker that changes settings does
 
     zookeeper.before = about_to_write
     cluster.kill_broker(trio.leader)

@@ -1,4 +1,4 @@
-"""Partitions in which nothing happens cost nothing on the wire, and are heard of at once when something does."""
+"""Idle partitions cause no traffic, and a write to one reaches its followers at once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def bytes_while_idle(partitions: int) -> int:
 
 
 def test_idle_traffic_does_not_grow_with_partitions() -> None:
-    """In full, 240 of them are 30 times the bytes of 6."""
+    """With full fetch requests, 240 partitions would take 30 times the bytes of 6."""
     few, many = bytes_while_idle(6), bytes_while_idle(240)
     assert 0 < many < 1.5 * few
 
@@ -63,7 +63,7 @@ async def test_a_write_to_one_of_many_quiet_partitions_reaches_all_replicas(
     partition = TopicPartition("orders", 17)
 
     def replicas() -> list[tuple[int, int, int]]:
-        """Log start, high watermark, log end of each."""
+        """Return log start, high watermark and log end of each replica."""
         managers = [cluster.broker(broker_id)._replicas for broker_id in cluster.broker_ids]
         found = [None if manager is None else manager.partitions.get(partition) for manager in managers]
         return [(p.log.log_start_offset, p.high_watermark, p.log.log_end_offset) for p in found if p is not None]

@@ -1,4 +1,4 @@
-"""Logs that end at the old end, on all replicas, and what readers are told."""
+"""Retention: old records are deleted on all replicas, and readers that missed some learn how many."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
@@ -21,8 +20,9 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, encode_batch, parse_header
 from minibroker.protocol.records.header import write_header
 from tests.running import run_by
+from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
 from tests.simulation.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop, run
+from tests.simulation.simulator.loop import on_virtual_loop
 from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 P0 = TopicPartition("orders", 0)
@@ -38,41 +38,23 @@ def with_topic(
     configs: dict[str, str],
     settings: dict[str, str],
 ) -> None:
-    async def scenario() -> None:
-        cluster = VirtualCluster(Simulation(), settings={**OFTEN, **settings})
-        await cluster.start()
-        world = cluster.client("client")
-
-        async def client() -> None:
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic("orders", partitions=1, replication_factor=3, configs={**SMALL, **configs})
-            await program(cluster, world)
-
-        await world.process.run(client())
-
-    run(scenario())
+    topic = {"name": "orders", "partitions": 1, "replication_factor": 3, "configs": SMALL | configs}
+    with_client(program, topic, settings=OFTEN | settings)
 
 
 async def produce(cluster: VirtualCluster, world: VirtualWorld, count: int, timestamp_ms: int | None = None) -> None:
-    """One batch for each record, about 170 bytes."""
+    """Send each record in a batch of its own, of about 170 bytes."""
     async with Producer(cluster.bootstrap, world=world) as producer:
         for _ in range(count):
             await producer.send("orders", b"x" * 100, partition=0, timestamp_ms=timestamp_ms)
 
 
-def replica_of(cluster: VirtualCluster, broker_id: int) -> Partition:
-    replicas = cluster.broker(broker_id)._replicas
-    replica = None if replicas is None else replicas.partitions.get(P0)
-    assert replica is not None
-    return replica
-
-
 def starts(cluster: VirtualCluster) -> list[int]:
-    return [replica_of(cluster, broker_id).log.log_start_offset for broker_id in cluster.broker_ids]
+    return [replica_of(cluster, broker_id, P0).log.log_start_offset for broker_id in cluster.broker_ids]
 
 
 def sizes(cluster: VirtualCluster) -> list[int]:
-    return [replica_of(cluster, broker_id).log.size for broker_id in cluster.broker_ids]
+    return [replica_of(cluster, broker_id, P0).log.size for broker_id in cluster.broker_ids]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +125,7 @@ async def test_records_older_than_retention_ms_are_deleted_even_from_the_active_
 async def test_records_without_a_timestamp_age_from_their_append_time(
     cluster: VirtualCluster, world: VirtualWorld, /, largest: int
 ) -> None:
-    """librdkafka says 0 for the largest of no timestamps."""
+    """librdkafka sends 0 as the largest timestamp of a batch without timestamps."""
 
     sent = encode_batch([b"x"], timestamps=[-1], magic=MAGIC_RECORDS)
     header = msgspec.structs.replace(parse_header(sent), max_timestamp=largest)
@@ -173,7 +155,7 @@ async def test_retention_deletes_no_uncommitted_records(cluster: VirtualCluster,
         for _ in range(40):
             await producer.send("orders", b"x" * 100, partition=0)
     await asyncio.sleep(10)
-    replica = replica_of(cluster, leader)
+    replica = replica_of(cluster, leader, P0)
     assert replica.log.log_start_offset <= replica.high_watermark == 20
     assert replica.log.log_end_offset == 60
     for broker_id in cluster.broker_ids:
@@ -216,17 +198,17 @@ async def test_a_returning_replica_starts_over_if_the_records_it_lacks_were_dele
     away = next(broker_id for broker_id in cluster.broker_ids if broker_id != leader)
     cluster.kill_broker(away)
     await produce(cluster, world, 60)
-    await cluster.until(lambda: replica_of(cluster, leader).log.log_start_offset > 20)
+    await cluster.until(lambda: replica_of(cluster, leader, P0).log.log_start_offset > 20)
     await cluster.start_broker(away)
     await cluster.until(lambda: len(cluster.state(P0).isr) == 3)
     await cluster.until(lambda: len(set(starts(cluster))) == 1)
-    assert replica_of(cluster, away).log.log_end_offset == 63
+    assert replica_of(cluster, away, P0).log.log_end_offset == 63
 
 
 @run_by(with_topic, configs={"retention.bytes": "1000"}, settings={})
 async def test_a_leader_that_may_be_deposed_deletes_nothing(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     leader = cluster.state(P0).leader
-    replica = replica_of(cluster, leader)
+    replica = replica_of(cluster, leader, P0)
     replica._may_be_deposed = lambda told_in_broker_epoch: True
     await produce(cluster, world, 60)
     await asyncio.sleep(10)
@@ -240,7 +222,7 @@ async def test_a_log_begins_a_segment_when_its_records_are_far_apart_in_time(
     now_ms = world.clock.wall_ms()
     for later_ms in (0, 4_000, 5_001, 6_000, 10_002):
         await produce(cluster, world, 1, now_ms + later_ms)
-    log = replica_of(cluster, cluster.state(P0).leader).log
+    log = replica_of(cluster, cluster.state(P0).leader, P0).log
     assert [extent.base_offset for extent in log.extents()] == [0, 2, 4]
 
 
@@ -256,10 +238,9 @@ async def test_a_partition_that_is_deleted_while_retention_looks_at_others_is_le
             await admin.create_topic("second", partitions=1, replication_factor=1)
 
     await world.process.run(client())
-    replicas = cluster.broker(0)._replicas
-    assert replicas is not None
+    replicas = replicas_of(cluster, 0)
     looking = asyncio.create_task(replicas._retention.run_once(LOG_DIR))
-    await asyncio.sleep(0)  # the first partition has had its turn
+    await asyncio.sleep(0)  # until the first partition has been handled
     second = replicas.partitions.pop(TopicPartition("second", 0))
     await second.log.close()
     await looking

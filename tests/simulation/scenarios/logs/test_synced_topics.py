@@ -1,4 +1,4 @@
-"""Topics with durability=synced: what is acknowledged, or read, is on the disks of all replicas in sync."""
+"""Topics with durability=synced: records that are acknowledged or read are on the disks of all in-sync replicas."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Literal
 
 import pytest
 
-from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.running import run_by
 from tests.simulation.mutants import planted
+from tests.simulation.scenarios.helpers import as_admin, replica_of, send_numbers, unclean_elections
 from tests.simulation.seeds import every_seed
 from tests.simulation.simulator.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
 from tests.simulation.simulator.loop import run
@@ -35,33 +35,17 @@ def _simulate(
     async def main() -> None:
         cluster = VirtualCluster(Simulation(), settings={"replica.lag.time.max.ms": str(LAG_MS)} | NO_OFFSETS_TOPIC)
         await cluster.start()
-        world = cluster.client("admin")
-
-        async def create() -> None:
-            configs = {"durability": durability} | (settings or {})
-            async with Admin(cluster.bootstrap, world=world) as admin:
-                await admin.create_topic(TOPIC, partitions=1, replication_factor=3, configs=configs)
-
-        await world.process.run(create())
+        configs = {"durability": durability} | (settings or {})
+        await as_admin(
+            cluster, lambda admin: admin.create_topic(TOPIC, partitions=1, replication_factor=3, configs=configs)
+        )
         await scenario(cluster)
 
     run(main(), seed=seed)
 
 
-async def _send(cluster: VirtualCluster, numbers: range) -> None:
-    """Returns once all are acknowledged."""
-    world = cluster.client("producer")
-
-    async def produce() -> None:
-        async with Producer(cluster.bootstrap, world=world) as producer:
-            for number in numbers:
-                await producer.send(TOPIC, b"%d" % number)
-
-    await world.process.run(produce())
-
-
 async def _send_until_cut(cluster: VirtualCluster, acknowledged: list[int], acks: Literal["all", 1] = "all") -> None:
-    """Until it is cancelled: one after the other, several at a time."""
+    """Send numbers from several tasks, each one at a time, until cancelled; append those acknowledged to the list."""
     world = cluster.client("producer")
 
     async def one_of(producer: Producer, numbers: range) -> None:
@@ -92,25 +76,12 @@ async def _read_all(cluster: VirtualCluster) -> list[int]:
         return await world.process.run(consume())
 
 
-def _high_watermark(cluster: VirtualCluster, broker_id: int) -> int:
-    replicas = cluster.broker(broker_id)._replicas
-    assert replicas is not None
-    partition = replicas.partitions.get(PARTITION)
-    assert partition is not None
-    return partition.high_watermark
-
-
-def _unclean_elections(cluster: VirtualCluster) -> int:
-    controllers = [cluster.broker(broker_id).controller for broker_id in cluster.living()]
-    return sum(controller.unclean_elections for controller in controllers if controller is not None)
-
-
 def _hang_fsync(cluster: VirtualCluster, broker_id: int, seconds: float) -> None:
     cluster.simulation.host(host_name(broker_id)).disk.faults.sync_delay_s = seconds
 
 
 async def _lost_by_a_power_cut_of_all(cluster: VirtualCluster, seed: int) -> tuple[list[int], int]:
-    """What was acknowledged and is not there any more; and how many elections were a last resort."""
+    """Return the acknowledged records that are lost after a power cut of all, and the number of unclean elections."""
     random = Random(seed)
     acknowledged: list[int] = []
     for broker_id in cluster.broker_ids:
@@ -128,7 +99,7 @@ async def _lost_by_a_power_cut_of_all(cluster: VirtualCluster, seed: int) -> tup
     await cluster.start()
     await cluster.until(lambda: cluster.state(PARTITION).leader != NO_LEADER)
     found = set(await _read_all(cluster))
-    return [number for number in known if number not in found], _unclean_elections(cluster)
+    return [number for number in known if number not in found], unclean_elections(cluster)
 
 
 @every_seed(range(10))
@@ -145,7 +116,7 @@ def test_a_power_cut_of_all_loses_acknowledged_records_of_a_replicated_topic() -
     async def scenario(cluster: VirtualCluster) -> None:
         of_this_one, last_resorts = await _lost_by_a_power_cut_of_all(cluster, 1)
         lost.extend(of_this_one)
-        assert last_resorts, "nobody is trusted, and the longest log leads"
+        assert last_resorts, "no replica is trusted, so the longest log leads"
 
     for seed in range(5):
         _simulate(scenario, seed, durability="replicated")
@@ -189,7 +160,7 @@ async def test_records_a_consumer_has_read_survive_a_power_cut_of_all_even_if_un
 async def test_after_a_power_cut_of_all_the_first_returning_in_sync_replica_has_everything(
     cluster: VirtualCluster, /, seed: int
 ) -> None:
-    await _send(cluster, range(30))
+    await send_numbers(cluster, TOPIC, range(30))
     for broker_id in cluster.broker_ids:
         cluster.power_cut(broker_id)
     first = cluster.state(PARTITION).isr[-1]
@@ -198,9 +169,9 @@ async def test_after_a_power_cut_of_all_the_first_returning_in_sync_replica_has_
     for broker_id in cluster.broker_ids:
         if broker_id != first:
             await cluster.start_broker(broker_id)
-    await _send(cluster, range(30, 40))
+    await send_numbers(cluster, TOPIC, range(30, 40))
     assert await _read_all(cluster) == list(range(40))
-    assert _unclean_elections(cluster) == 0
+    assert unclean_elections(cluster) == 0
 
 
 @every_seed(range(6))
@@ -219,7 +190,7 @@ async def test_kills_and_power_cuts_of_any_number_of_brokers_keep_acknowledged_r
                 random.choice((cluster.kill_broker, cluster.power_cut))(broker_id)
             await asyncio.sleep(random.choice((0, 0, random.uniform(0, 2))))
         dead = [broker_id for broker_id in cluster.broker_ids if broker_id not in cluster.living()]
-        # Those that stay down for a while make the others lead, and are led themselves when they are back.
+        # Brokers that stay down for a while make the others lead, and follow them when they return.
         for broker_id in random.sample(dead, random.randint(1, len(dead))):
             await cluster.start_broker(broker_id)
             await asyncio.sleep(random.choice((0, random.uniform(0, 4))))
@@ -236,22 +207,22 @@ async def test_kills_and_power_cuts_of_any_number_of_brokers_keep_acknowledged_r
     assert len(found) == len(set(found))
     assert set(known) <= set(found)
     assert len(known) > 50
-    assert _unclean_elections(cluster) == 0
+    assert unclean_elections(cluster) == 0
 
 
 @run_by(_simulate)
 async def test_a_follower_whose_fsync_hangs_leaves_the_isr_and_acknowledgements_continue(
     cluster: VirtualCluster, /
 ) -> None:
-    await _send(cluster, range(5))
+    await send_numbers(cluster, TOPIC, range(5))
     hung = cluster.state(PARTITION).isr[-1]
     _hang_fsync(cluster, hung, 60)
-    sending = asyncio.create_task(_send(cluster, range(5, 15)))
+    sending = asyncio.create_task(send_numbers(cluster, TOPIC, range(5, 15)))
     await asyncio.sleep(LAG_MS / 2_000)
     assert not sending.done()
     await cluster.until(lambda: hung not in cluster.state(PARTITION).isr, within_s=2 * LAG_MS / 1_000)
     await asyncio.wait_for(sending, 2)
-    # What it is asked to write once it is well must be on its disk before it is back.
+    # The records that it appends after its recovery must be on its disk before it rejoins the ISR.
     _hang_fsync(cluster, hung, 0.3)
     await cluster.until(lambda: hung in cluster.state(PARTITION).isr, within_s=120)
     log = cluster.broker(hung)._logs.get(PARTITION)
@@ -263,20 +234,20 @@ async def test_a_follower_whose_fsync_hangs_leaves_the_isr_and_acknowledgements_
 async def test_a_leader_whose_fsync_hangs_acknowledges_and_shows_nothing_and_logs_that(
     cluster: VirtualCluster, /, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await _send(cluster, range(5))
+    await send_numbers(cluster, TOPIC, range(5))
     leader = cluster.state(PARTITION).leader
     _hang_fsync(cluster, leader, 20)
-    sending = asyncio.create_task(_send(cluster, range(5, 6)))
+    sending = asyncio.create_task(send_numbers(cluster, TOPIC, range(5, 6)))
     await asyncio.sleep(15)
     assert not sending.done()
-    assert _high_watermark(cluster, leader) == 5
+    assert replica_of(cluster, leader, PARTITION).high_watermark == 5
     assert await _read_all(cluster) == list(range(5))
     log = cluster.broker(leader)._logs.get(PARTITION)
     assert log is not None
     assert 14 < log.flushing_for_s < 16
     assert "orders-0: the disk has been flushing it for" in caplog.text
     await sending
-    assert _high_watermark(cluster, leader) == 6
+    assert replica_of(cluster, leader, PARTITION).high_watermark == 6
 
 
 # --- Planted bugs ------------------------------------------------------------------------------------------------
@@ -369,7 +340,7 @@ def test_acknowledged_records_are_on_every_in_sync_disk_and_planted_bugs_are_see
 async def test_a_broker_that_lost_its_data_directory_is_not_trusted_for_a_synced_topic(
     cluster: VirtualCluster, /
 ) -> None:
-    await _send(cluster, range(10))
+    await send_numbers(cluster, TOPIC, range(10))
     first, *others = cluster.state(PARTITION).isr
     for broker_id in cluster.broker_ids:
         cluster.power_cut(broker_id)

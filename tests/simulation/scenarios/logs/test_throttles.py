@@ -1,4 +1,4 @@
-"""Replicas that catch up at the rate that they are given, and replicas in sync that are not held up by it."""
+"""Replicas catch up at the configured rate, and replicas in sync are not delayed by it."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def play(
 
 
 async def produce(cluster: VirtualCluster, world: VirtualWorld, size: int) -> None:
-    """Acknowledged by all in sync."""
+    """Send records with acks=all; return once all are acknowledged."""
     async with Producer(cluster.bootstrap, world=world) as producer:
         for _ in range(size // 1_000):
             await producer.send("orders", b"x" * 900, partition=0)
 
 
 async def catch_up(cluster: VirtualCluster, world: VirtualWorld) -> float:
-    """In seconds, of a replica that was away while much was written."""
+    """Return the seconds that a replica needs to catch up after it was down while much was written."""
     cluster.kill_broker(2)
     await cluster.until(lambda: 2 not in cluster.state(P0).isr)
     await produce(cluster, world, BACKLOG)
@@ -129,7 +129,7 @@ async def test_an_in_sync_replica_fetches_from_a_new_leader_at_once_though_the_r
     catching_up = asyncio.create_task(catch_up(cluster, world))
     await cluster.until(lambda: 2 not in cluster.state(P0).isr)
     await cluster.until(lambda: 2 in cluster.state(other).isr)
-    await asyncio.sleep(1)  # all that was missed came in one answer, and counts for twenty seconds
+    await asyncio.sleep(1)  # all missed records came in one answer, which uses up the rate for twenty seconds
     cluster.kill_broker(1)
     await cluster.until(lambda: cluster.state(other).leader == 0)
     for _ in range(3 * LAG_S):

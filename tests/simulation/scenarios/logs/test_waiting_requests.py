@@ -1,4 +1,4 @@
-"""Requests of Kafka's clients that wait: large batches for their turn, Metadata for an election."""
+"""Requests of Kafka's clients that wait: large batches for their check, Metadata for an election."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from tests.simulation.scenarios.clients.test_kafka_dialect import (
     produce,
     with_cluster,
 )
+from tests.simulation.scenarios.helpers import replicas_of
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.simulator.world import VirtualWorld
 
 
 @asynccontextmanager
 async def turn_is_taken(replicas: ReplicaManager) -> AsyncIterator[None]:
-    """Somebody else's large batch is being looked at."""
+    """Occupy the check of large batches, as another producer's batch would."""
     async with replicas.appender._check_turns:
         yield
 
@@ -52,8 +53,7 @@ def rests(cluster: VirtualCluster, node: int) -> int:
 
 async def leader_and_replicas(cluster: VirtualCluster, world: VirtualWorld) -> tuple[int, ReplicaManager]:
     leader, _, _ = await of_leader_and_others(cluster, world)
-    replicas = cluster.broker(leader)._replicas
-    assert replicas is not None
+    replicas = replicas_of(cluster, leader)
     return leader, replicas
 
 
@@ -61,7 +61,7 @@ async def leader_and_replicas(cluster: VirtualCluster, world: VirtualWorld) -> t
 async def test_no_later_batch_is_appended_before_one_dropped_because_its_producer_left(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
-    """It comes again: if what was sent behind it had been appended, it would be out of order for ever."""
+    """Its producer retries it: if later batches had been appended, it would be out of order for ever."""
 
     leader, replicas = await leader_and_replicas(cluster, world)
     first, second = memoryview(of_producer(0, 2_000)), memoryview(of_producer(2_000, 1))
